@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a backend may know of its machine: a value, taken by the shell, the same in tests.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use weft_subnet::cidr::Family;
+
+use crate::state::{Mac, Name};
+
+/// The external interface: what carries the traffic between nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uplink {
+    /// Its name.
+    pub name: Name,
+    /// Bytes.
+    pub mtu: u32,
+    /// Its IPv4 address, if that family is in use.
+    pub v4: Option<Ipv4Addr>,
+    /// Its IPv6 address, if that family is in use.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl Uplink {
+    /// The address of one family.
+    pub fn address(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => self.v4.map(IpAddr::V4),
+            Family::V6 => self.v6.map(IpAddr::V6),
+        }
+    }
+}
+
+/// Facts about the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// The external interface.
+    pub uplink: Uplink,
+    /// What we publish as PublicIP (the uplink's address, or `--public-ip`).
+    pub public_v4: Option<Ipv4Addr>,
+    /// What we publish as PublicIPv6.
+    pub public_v6: Option<Ipv6Addr>,
+    /// MAC of the vxlan device of each family; chosen once by the shell.
+    pub vtep_mac_v4: Mac,
+    /// See `vtep_mac_v4`.
+    pub vtep_mac_v6: Mac,
+    /// Who is on the link.
+    pub routes: OnLink,
+}
+
+/// How the kernel would reach a prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Directly on this interface.
+    Link(Name),
+    /// Through a gateway, or not at all (blackhole, unreachable, multipath).
+    Gateway,
+}
+
+/// The host's own routes (ours left out), for the question whether an address is on the link: longest prefix wins,
+/// lowest metric among equals. Prefixes are truncated.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OnLink {
+    /// By prefix length (descending lookups), then network address.
+    pub table: BTreeMap<(u8, IpAddr), Reach>,
+}
+
+impl OnLink {
+    /// Builds the table from (prefix, metric, reach); among equal prefixes the lowest metric counts.
+    pub fn new(routes: impl IntoIterator<Item = (IpNet, u32, Reach)>) -> OnLink {
+        let mut best: BTreeMap<(u8, IpAddr), (u32, Reach)> = BTreeMap::new();
+        for (net, metric, reach) in routes {
+            let key = (net.prefix_len(), net.network());
+            if best.get(&key).is_none_or(|(m, _)| metric < *m) {
+                best.insert(key, (metric, reach));
+            }
+        }
+        OnLink {
+            table: best.into_iter().map(|(k, (_, r))| (k, r)).collect(),
+        }
+    }
+
+    /// The interface on whose link this address is, if it is on one: at most 33 or 129 look-ups.
+    pub fn on_link(&self, ip: IpAddr) -> Option<Name> {
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        for len in (0..=bits).rev() {
+            let net = IpNet::new(ip, len).ok()?.network();
+            match self.table.get(&(len, net)) {
+                Some(Reach::Link(name)) => return Some(*name),
+                Some(Reach::Gateway) => return None,
+                None => {}
+            }
+        }
+        None
+    }
+}

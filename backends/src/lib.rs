@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pure plans: host facts and leases in, kernel entries out. No I/O, no clock, no randomness; the manifest enforces it.
+
+pub mod backend;
+pub mod diff;
+pub mod host;
+pub mod host_gw;
+pub mod index;
+pub mod ipip;
+pub mod overhead;
+pub mod owner;
+pub mod state;
+pub mod vxlan;

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Names here, interface indexes only in the shell.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+/// Metric of blackhole and unreachable routes: any connected or peer route wins over them.
+pub const LAST_METRIC: u32 = 4_294_967_294;
+
+/// Name of a network interface: at most 15 bytes, stored inline so that keys are small and `Copy`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name([u8; 16]);
+
+impl Name {
+    /// A valid interface name (1 to 15 bytes, no `/`, no white space, not `.` or `..`), else `None`.
+    /// Rule: Linux `dev_valid_name` in net/core/dev.c.
+    pub fn new(name: &str) -> Option<Name> {
+        let bytes = name.as_bytes();
+        let bad = |b: &u8| *b == b'/' || *b == b':' || *b == 0 || b.is_ascii_whitespace();
+        if bytes.is_empty()
+            || bytes.len() > 15
+            || name == "."
+            || name == ".."
+            || bytes.iter().any(bad)
+        {
+            return None;
+        }
+        let mut inline = [0; 16];
+        inline[..bytes.len()].copy_from_slice(bytes);
+        Some(Name(inline))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        let end = self.0.iter().position(|b| *b == 0).unwrap_or(16);
+        std::str::from_utf8(&self.0[..end]).unwrap_or("?")
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Identity of an entry in the kernel (IPv4 and IPv6 alike, main table). Variant order is creation order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// A network interface.
+    Link(Name),
+    /// An address on an interface, with its prefix length (host bits kept).
+    Addr(Name, IpNet),
+    /// A forwarding entry of a vxlan device: inner destination MAC.
+    Fdb(Name, Mac),
+    /// A permanent neighbour on an interface.
+    Neigh(Name, IpAddr),
+    /// A route in the main table: truncated prefix and metric (IPv4 0 = none; IPv6 as in the kernel, 1024 by default).
+    Route(IpNet, u32),
+}
+
+/// What an entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Value {
+    /// See [`Link`].
+    Link(Link),
+    /// An address has no value but its being there.
+    Addr,
+    /// Outer destination of the MAC.
+    Fdb(IpAddr),
+    /// Link-layer address of the neighbour.
+    Neigh(Mac),
+    /// See [`Route`].
+    Route(Route),
+}
+
+/// A device of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// Type and the attributes that only a re-creation can change.
+    pub kind: LinkKind,
+    /// Bytes. Changed in place.
+    pub mtu: u32,
+    /// Changed in place; `None` where the type has none (ipip).
+    pub mac: Option<Mac>,
+    /// Administratively up. Changed in place.
+    pub up: bool,
+    /// vxlan learning. Changed in place; false for others.
+    pub learning: bool,
+}
+
+/// The fixed attributes of a device: another value means re-creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LinkKind {
+    /// A vxlan tunnel end point.
+    Vxlan {
+        /// VNI, 24 bits.
+        vni: u32,
+        /// UDP port, host order; 8472 is the kernel's default.
+        port: u16,
+        /// Outer device.
+        parent: Name,
+        /// Outer source address.
+        local: IpAddr,
+        /// Group based policy extension.
+        gbp: bool,
+    },
+    /// An IPv4-in-IPv4 tunnel with an open remote end.
+    Ipip {
+        /// Outer device.
+        parent: Name,
+        /// Outer source address.
+        local: IpAddr,
+    },
+    /// Anything else that bears the name of a device of ours: never desired, always re-created.
+    Other,
+}
+
+/// Where a route leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// Through a gateway.
+    Unicast {
+        /// Gateway, of the prefix's family.
+        via: IpAddr,
+        /// Outgoing interface.
+        dev: Name,
+        /// The gateway is believed to be on the link.
+        onlink: bool,
+    },
+    /// To everyone on an interface.
+    Device {
+        /// Outgoing interface.
+        dev: Name,
+    },
+    /// Dropped silently.
+    Blackhole,
+    /// Dropped with an ICMP error.
+    Unreachable,
+    /// A form that we never write (multipath, another type): observed only.
+    Other,
+}
+
+/// What should be, or is, in the kernel.
+pub type State = BTreeMap<Key, Value>;
+
+/// An observed entry: its value and, for routes, the protocol number that wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// What it says.
+    pub value: Value,
+    /// `rtm_protocol` of a route; 0 for other entries.
+    pub protocol: u8,
+    /// For links: the ifalias says that weft made it. For routes: a plain route (false) or through a nexthop object (true).
+    pub mark: bool,
+}
+
+/// What is in the kernel, with what is needed to tell whose it is.
+pub type Observed = BTreeMap<Key, Seen>;

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+//! weft: parse, log, runtime, one call, exit code.
+mod kernel;
+mod options;
+mod status;
+fn main() {}

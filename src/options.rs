@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the agent is told to do: a plain value, made by `cli.rs` alone.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Options of `weft agent`.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where leases are.
+    pub store: Store,
+    /// Choice of the external interface.
+    pub uplink: UplinkChoice,
+    /// `--subnet-file`.
+    pub subnet_file: PathBuf,
+    /// `--socket`.
+    pub socket: PathBuf,
+    /// `--healthz-ip`, `--healthz-port` (port 0 = off).
+    pub health: Option<std::net::SocketAddr>,
+    /// `--resync`: shortest time between audits.
+    pub resync: Duration,
+    /// `--no-nexthop-objects` turns it off.
+    pub nexthop_objects: bool,
+    /// `--hold-removals`; zero = off.
+    pub hold_removals: Duration,
+    /// `--on-lost-lease`.
+    pub on_lost_lease: OnLostLease,
+    /// `--manage-sysctls`.
+    pub manage_sysctls: bool,
+}
+
+/// Which store.
+#[derive(Debug, Clone)]
+pub enum Store {
+    /// `--etcd-*`.
+    Etcd(weft_subnet::etcd::EtcdOptions),
+    /// `--store dir:PATH`.
+    Dir(PathBuf),
+}
+
+/// `--iface*` and `--public-ip*` (flannel-compat.md section 6).
+#[derive(Debug, Clone, Default)]
+pub struct UplinkChoice {
+    /// `--iface`, in order: names or addresses.
+    pub ifaces: Vec<String>,
+    /// `--iface-regex`, in order.
+    pub regexes: Vec<String>,
+    /// `--iface-can-reach`.
+    pub can_reach: Option<IpAddr>,
+    /// `--public-ip`.
+    pub public_ip: Option<Ipv4Addr>,
+    /// `--public-ipv6`.
+    pub public_ipv6: Option<Ipv6Addr>,
+}
+
+/// What to do when another node owns our subnet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLostLease {
+    /// Keep forwarding, not ready.
+    Hold,
+    /// Take a new subnet, rewrite subnet.env.
+    Reacquire,
+    /// End with an exit code that is not 0.
+    Exit,
+}

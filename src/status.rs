@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `weft status` shows: the agent fills it on request, the socket carries it as JSON, the client prints it.
+
+use serde::{Deserialize, Serialize};
+
+/// The whole answer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the agent.
+    pub version: String,
+    /// Host name.
+    pub node: String,
+    /// True when /readyz says 200.
+    pub ready: bool,
+    /// Why it is not ready, and what else is wrong (degraded), as sentences.
+    pub problems: Vec<String>,
+    /// Own subnets, `10.5.1.0/24,fd00::/64`; empty before there is a lease.
+    pub subnet: String,
+    /// Seconds until the lease ends if nobody renews; `None` = does not expire.
+    pub lease_ttl_s: Option<u64>,
+    /// Public addresses as published.
+    pub public: Vec<String>,
+    /// Cluster networks.
+    pub network: String,
+    /// Backend type.
+    pub backend: String,
+    /// MTU of subnet.env, bytes.
+    pub mtu: u32,
+    /// Name, addresses and MTU of the external interface.
+    pub uplink: String,
+    /// The store, for people.
+    pub store: String,
+    /// Seconds since the store's last word.
+    pub store_silent_s: u64,
+    /// Trouble with the store, if any.
+    pub store_trouble: Option<String>,
+    /// Every peer, sorted by subnet.
+    pub peers: Vec<Peer>,
+    /// The last full pass or event pass that wrote something.
+    pub last_pass: Option<Pass>,
+    /// The last error, with its time.
+    pub last_error: Option<String>,
+    /// Seconds between audits now (stretched on large nodes).
+    pub audit_interval_s: f64,
+    /// Removals held because emptiness came suddenly.
+    pub held: usize,
+}
+
+/// One peer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Subnets, or the record's id when they could not be read.
+    pub subnet: String,
+    /// Public addresses.
+    pub public: String,
+    /// Backend type.
+    pub backend: String,
+    /// State.
+    pub state: PeerState,
+    /// Why, for all but `programmed`.
+    pub reason: Option<String>,
+}
+
+/// How far a peer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerState {
+    /// All entries are in the kernel.
+    Programmed,
+    /// Some entry waits for a retry or the carrier.
+    Pending,
+    /// The kernel refused an entry.
+    Failed,
+    /// The lease is not believed, or the backend cannot reach it.
+    SetAside,
+    /// Gone from the store all of a sudden: kept for the grace time.
+    Held,
+}
+
+/// A pass.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pass {
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// Microseconds it took.
+    pub took_us: u64,
+    /// Writes.
+    pub writes: usize,
+    /// Writes that failed.
+    pub failed: usize,
+    /// Why it ran: `start`, `lease`, `kernel`, `audit`, `retry`.
+    pub cause: String,
+}

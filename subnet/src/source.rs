@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The store seam: one trait that etcd, the directory and Kubernetes implement, and one contract test suite run against each.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::attrs::Attrs;
+use crate::cidr::Subnets;
+use crate::lease::{Id, Lease, Record};
+use crate::network::Network;
+
+/// A future on the current thread.
+pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// What a store can do; the contract suite and the agent read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Leases end by themselves when their owner is silent.
+    pub expires: bool,
+    /// Compare-and-swap holds between machines, not only between processes of one.
+    pub fenced: bool,
+    /// The subnet is assigned by someone else (Kubernetes pod CIDR); acquire waits for it.
+    pub assigned: bool,
+}
+
+/// Why a store said no.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The store cannot be reached or answered with a fault; trying again may help.
+    #[error("{what}")]
+    Unavailable {
+        /// Operation and object, e.g. `read /coreos.com/network/config from http://10.0.0.1:2379`.
+        what: String,
+        /// The cause.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// Nothing is stored there (config missing, lease gone).
+    #[error("{0} does not exist")]
+    Missing(String),
+    /// Another node owns the subnet now: a write was refused by its compare-and-swap.
+    #[error("subnet {subnet} belongs to {owner} now")]
+    Taken {
+        /// The subnet.
+        subnet: Subnets,
+        /// Public address of the owner, for people.
+        owner: String,
+    },
+    /// No free subnet between SubnetMin and SubnetMax.
+    #[error("out of subnets: every subnet between {min} and {max} is leased")]
+    OutOfSubnets {
+        /// First.
+        min: String,
+        /// Last.
+        max: String,
+    },
+    /// The request itself cannot be fulfilled by this store (say why and the remedy).
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// What a node asks of its store.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The validated net-conf.
+    pub network: Network,
+    /// What the lease shall say. `public_ip` (v4; v6 where there is no v4) identifies the node.
+    pub attrs: Attrs,
+    /// What subnet.env said before this start: taken again when free and compatible.
+    pub previous: Option<Subnets>,
+}
+
+/// What the watch of a store reports, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The complete set of records, at start and whenever events may have been missed. `reset` says that this is another
+    /// store than before (wiped and restored, another cluster id, revision went backwards).
+    Snapshot {
+        /// All of them, unparsable ones included.
+        records: Vec<Record>,
+        /// Another store than before.
+        reset: bool,
+    },
+    /// These changed together (one watch response): `Ok` a record put, `Err` the id of one deleted.
+    Changes(Vec<Result<Record, Id>>),
+    /// The net-conf changed: its raw JSON text.
+    Config(String),
+    /// The store answered or the watch showed a sign of life: resets "seconds since the last word".
+    Word,
+    /// The store does not answer; said when it starts, and at most once a minute after.
+    Trouble(String),
+    /// Our lease was kept alive and has now this many seconds to live; `None` does not expire (reservation, directory).
+    Kept(Option<Duration>),
+}
+
+/// A store of leases. All methods may be called again after an error; none blocks without a time limit except
+/// [`Source::watch`] (runs until dropped) and [`Source::acquire`] where [`Capabilities::assigned`] (waits for the assignment).
+pub trait Source {
+    /// For people: `etcd http://127.0.0.1:2379 /coreos.com/network`, `dir /var/lib/weft`.
+    fn describe(&self) -> String;
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+    /// The raw JSON of net-conf. `Missing` when there is none.
+    fn config(&self) -> Local<'_, Result<String, Error>>;
+    /// The lease that the node with this public address holds already, if any: asked before `advertise`, for the VTEP MAC.
+    fn own<'a>(&'a self, attrs: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>>;
+    /// Takes a lease in flannel's order (flannel-compat.md section 1), every write fenced by what was read.
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
+    /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours
+    /// (same public address), else `Taken`. Used when the own lease was deleted, or the store was wiped, and to publish
+    /// changed attributes. `was` is the public identity under which we held it so far.
+    fn retake<'a>(
+        &'a self,
+        subnets: &'a Subnets,
+        was: &'a Attrs,
+        attrs: &'a Attrs,
+    ) -> Local<'a, Result<Lease, Error>>;
+    /// Gives our lease back: deletes it if it is still ours, else `Taken` or `Missing`.
+    fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>>;
+    /// All records, for `weft lease ls`.
+    fn list(&self) -> Local<'_, Result<Vec<Record>, Error>>;
+    /// Deletes any record by id, for `weft lease rm`.
+    fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>>;
+    /// Reports everything into `out`, beginning with a snapshot, and re-lists, re-opens and backs off by itself. Ends when `out` closes.
+    fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()>;
+    /// Keeps our lease alive until dropped: re-reads which store lease the key has now before each renewal. Reports `Event::Kept`.
+    /// A lease that is gone or another's is not its business: the watch shows that to the agent.
+    fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
+}
