@@ -1,6 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0
 //! weft: parse, log, runtime, one call, exit code.
-mod kernel;
-mod options;
-mod status;
 fn main() {}

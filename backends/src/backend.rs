@@ -41,11 +41,7 @@ pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
 }
 
 /// The backend of a peer's type with that type's defaults (mixed clusters); `{}` as options.
-pub fn make_kind(
-    kind: &str,
-    options: &str,
-    network: &Network,
-) -> Result<Box<dyn Backend>, BadOption> {
+pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     let _ = (kind, options, network);
     Err(BadOption(String::new()))
 }

@@ -76,9 +76,7 @@ impl OnLink {
                 best.insert(key, (metric, reach));
             }
         }
-        OnLink {
-            table: best.into_iter().map(|(k, (_, r))| (k, r)).collect(),
-        }
+        OnLink { table: best.into_iter().map(|(k, (_, r))| (k, r)).collect() }
     }
 
     /// The interface on whose link this address is, if it is on one: at most 33 or 129 look-ups.

@@ -13,12 +13,7 @@ pub struct Index {}
 impl Index {
     /// Replaces what this contributor wants (empty = removes it) and returns the keys whose winning value changed,
     /// with the value before and after.
-    pub fn set(
-        &mut self,
-        id: &Id,
-        age: &Age,
-        state: State,
-    ) -> Vec<(Key, Option<Value>, Option<Value>)> {
+    pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<(Key, Option<Value>, Option<Value>)> {
         let _ = (id, age, state);
         Vec::new()
     }

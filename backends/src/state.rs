@@ -20,12 +20,7 @@ impl Name {
     pub fn new(name: &str) -> Option<Name> {
         let bytes = name.as_bytes();
         let bad = |b: &u8| *b == b'/' || *b == b':' || *b == 0 || b.is_ascii_whitespace();
-        if bytes.is_empty()
-            || bytes.len() > 15
-            || name == "."
-            || name == ".."
-            || bytes.iter().any(bad)
-        {
+        if bytes.is_empty() || bytes.len() > 15 || name == "." || name == ".." || bytes.iter().any(bad) {
             return None;
         }
         let mut inline = [0; 16];

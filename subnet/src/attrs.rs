@@ -32,23 +32,11 @@ struct Wire {
     public_ip: Option<Ipv4Addr>,
     #[serde(rename = "PublicIPv6", default)]
     public_ipv6: Option<Ipv6Addr>,
-    #[serde(
-        rename = "BackendType",
-        default,
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(rename = "BackendType", default, skip_serializing_if = "String::is_empty")]
     backend_type: String,
-    #[serde(
-        rename = "BackendData",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "BackendData", default, skip_serializing_if = "Option::is_none")]
     backend_data: Option<Box<RawValue>>,
-    #[serde(
-        rename = "BackendV6Data",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(rename = "BackendV6Data", default, skip_serializing_if = "Option::is_none")]
     backend_v6_data: Option<Box<RawValue>>,
 }
 

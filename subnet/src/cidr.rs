@@ -36,10 +36,7 @@ pub struct Subnets {
 impl Subnets {
     /// The networks that are there, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> + use<> {
-        self.v4
-            .map(IpNet::V4)
-            .into_iter()
-            .chain(self.v6.map(IpNet::V6))
+        self.v4.map(IpNet::V4).into_iter().chain(self.v6.map(IpNet::V6))
     }
 
     /// The network of one family.
@@ -64,11 +61,7 @@ impl Subnets {
             if len.is_empty() || len.len() > 3 || !len.bytes().all(|b| b.is_ascii_digit()) {
                 return None;
             }
-            Some(
-                IpNet::new(addr.parse().ok()?, len.parse().ok()?)
-                    .ok()?
-                    .trunc(),
-            )
+            Some(IpNet::new(addr.parse().ok()?, len.parse().ok()?).ok()?.trunc())
         };
         let mut subnets = Subnets::default();
         let (first, second) = match key.split_once('&') {
@@ -86,8 +79,7 @@ impl Subnets {
 
     /// True when one of ours and one of theirs share an address.
     pub fn overlaps(&self, other: &Subnets) -> bool {
-        self.iter()
-            .any(|a| other.iter().any(|b| a.contains(&b) || b.contains(&a)))
+        self.iter().any(|a| other.iter().any(|b| a.contains(&b) || b.contains(&a)))
     }
 }
 

@@ -6,11 +6,7 @@ use crate::network::Network;
 
 /// Up to 100 free subnets of each family between SubnetMin and SubnetMax, one of each chosen by `random` (any 64 bits,
 /// called once a family). `None` when a family that is on has none left. `taken`: all subnets leased now.
-pub fn pick(
-    network: &Network,
-    taken: &[Subnets],
-    random: &mut dyn FnMut() -> u64,
-) -> Option<Subnets> {
+pub fn pick(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
     let _ = (network, taken, random);
     None
 }

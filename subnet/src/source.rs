@@ -112,12 +112,7 @@ pub trait Source {
     /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours
     /// (same public address), else `Taken`. Used when the own lease was deleted, or the store was wiped, and to publish
     /// changed attributes. `was` is the public identity under which we held it so far.
-    fn retake<'a>(
-        &'a self,
-        subnets: &'a Subnets,
-        was: &'a Attrs,
-        attrs: &'a Attrs,
-    ) -> Local<'a, Result<Lease, Error>>;
+    fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>>;
     /// Gives our lease back: deletes it if it is still ours, else `Taken` or `Missing`.
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>>;
     /// All records, for `weft lease ls`.
