@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent: wires store, kernel and reporting together, and runs the loop. Every event only says where to look again;
+//! [`crate::node`] looks.
+
+use std::future::Future;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::path::Path;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+use weft_backends::owner::PROTOCOL;
+use weft_subnet::dir::DirStore;
+use weft_subnet::etcd::EtcdStore;
+use weft_subnet::source::{Event, Source};
+
+use crate::admin::{self, Admin};
+use crate::files::FileWatch;
+use crate::health::{self, Readiness};
+use crate::kernel::linux::{LinuxKernel, LinuxOptions};
+use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
+use crate::kernel::{Kernel, Monitor};
+use crate::metrics::Metrics;
+use crate::node::{Node, Verdict, World};
+use crate::notify::Notify;
+use crate::options::{Options, Store};
+use crate::own::{Answer, Keeper};
+use crate::pass::{Cause, Passer};
+use crate::start;
+
+/// Events of the store that may wait while a pass runs.
+const QUEUE: usize = 1024;
+/// The longest sleep of the loop: clocks of status and watchdog are read at least so often.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Opens the store that the options name.
+pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
+    Ok(match store {
+        Store::Etcd(options) => Box::new(EtcdStore::new(options.clone()).context("etcd store")?),
+        Store::Dir(path) => Box::new(DirStore::new(path.clone())),
+    })
+}
+
+/// Opens the kernel of this network namespace, with nexthop objects. The instance is named after the subnet file.
+pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
+    LinuxKernel::open(kernel_options(subnet_file, true)).context("open netlink (are you root?)")
+}
+
+fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
+    // DefaultHasher::new() has fixed keys: the same file gives the same instance after every restart.
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(subnet_file.as_os_str().as_encoded_bytes());
+    let instance = hash.to_be_bytes()[0];
+    LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: format!("weft {}", subnet_file.display()) }
+}
+
+/// Runs the agent until `shutdown`. Returns an error only when it cannot begin at all (options, netlink, socket taken).
+pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
+    let store: Rc<dyn Source> = Rc::from(open_store(&options.store)?);
+    let kernel = LinuxKernel::open(kernel_options(&options.subnet_file, options.nexthop_objects))
+        .context("open netlink (are you root?)")?;
+    let monitor =
+        LinuxMonitor::open(MonitorOptions::new(PROTOCOL, kernel.shared())).context("open the netlink monitor")?;
+    LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
+}
+
+/// The agent around its world: everything it touches is handed in.
+async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
+    options: Options,
+    store: Rc<dyn Source>,
+    mut kernel: K,
+    monitor: M,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<ExitCode> {
+    let mut shutdown = pin!(shutdown);
+    let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
+    let admin = Admin::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
+    let (requests, mut asked) = mpsc::channel(16);
+    let mut helpers = tokio::task::JoinSet::new();
+    if let Some(address) = options.health {
+        helpers.spawn_local(health::serve(address, readiness.clone(), metrics.clone()));
+    }
+    helpers.spawn_local(async move { admin.serve(requests).await });
+    let mut notify = Notify::new();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
+
+    let started = {
+        let starting = start::start(&*store, &mut kernel, &options.uplink, &options.subnet_file, &mut notify);
+        let mut starting = pin!(starting);
+        loop {
+            tokio::select! {
+                () = &mut shutdown => return Ok(ExitCode::SUCCESS),
+                started = &mut starting => break started,
+                Some(request) = asked.recv() => answer_early(request, &*store),
+            }
+        }
+    };
+    let (events, received) = mpsc::channel(QUEUE);
+    let (keeper, answers) = Keeper::new(store.clone(), events.clone());
+    let watcher = store.clone();
+    helpers.spawn_local(async move { watcher.watch(events).await });
+    let world = World { options, store, readiness, metrics, notify };
+    let node = Node::new(world, Passer::new(kernel), keeper, started);
+    turn(node, monitor, Inputs { received, answers, asked }, shutdown).await
+}
+
+/// What reaches the loop from other tasks.
+struct Inputs {
+    received: mpsc::Receiver<Event>,
+    answers: mpsc::UnboundedReceiver<Answer>,
+    asked: mpsc::Receiver<admin::Request>,
+}
+
+/// The loop: dirty, tick or shutdown, then a pass.
+async fn turn<K: Kernel, M: Monitor>(
+    mut node: Node<K>,
+    mut monitor: M,
+    mut inputs: Inputs,
+    mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+) -> anyhow::Result<ExitCode> {
+    let mut file = FileWatch::new(node.subnet_file()).context("watch subnet.env")?;
+    node.full(Cause::Start).await;
+    loop {
+        let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
+        tokio::select! {
+            () = &mut shutdown => {
+                node.stopping();
+                return Ok(ExitCode::SUCCESS);
+            }
+            notices = monitor.next() => match notices {
+                Ok(notices) => node.noticed(notices).await,
+                Err(error) => {
+                    tracing::error!(%error, "read the netlink monitor");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    node.full(Cause::Kernel).await;
+                }
+            },
+            Some(event) = inputs.received.recv() => {
+                let mut events = vec![event];
+                while let Ok(event) = inputs.received.try_recv() {
+                    events.push(event);
+                }
+                node.stored(events).await;
+            }
+            Some(answer) = inputs.answers.recv() => if node.answered(answer).await == Verdict::Exit {
+                return Ok(ExitCode::FAILURE);
+            },
+            Some(request) = inputs.asked.recv() => node.answer(request),
+            changed = file.changed() => match changed {
+                Ok(()) => node.publish_env(),
+                Err(error) => {
+                    tracing::warn!(%error, "watch subnet.env");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            },
+            () = tokio::time::sleep_until(wake.into()) => node.tick().await,
+        }
+        node.report();
+    }
+}
+
+/// Before there is a lease, status says what is known.
+fn answer_early(request: admin::Request, store: &dyn Source) {
+    let admin::Request::Status(reply) = request;
+    let status = crate::status::Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: crate::report::node_name(),
+        problems: vec!["the agent is starting: its log says what it waits for".to_owned()],
+        store: store.describe(),
+        ..Default::default()
+    };
+    // The client may be gone already.
+    drop(reply.send(status));
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pass: observe, diff, apply, report. The only caller of [`Kernel::apply`]; what failed is pending and tried again with back-off.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::time::{Duration, Instant};
+
+use weft_backends::diff::{self, Op};
+use weft_backends::host::OnLink;
+use weft_backends::index::Changed;
+use weft_backends::state::{Key, Name, Observed, Seen, State, Value};
+
+use crate::fights::Fights;
+use crate::kernel::{Kernel, Outcome};
+use crate::plan::Plan;
+
+/// Operations between two looks at the rest of the world (health, signals).
+const SLICE: usize = 2048;
+/// A pass that re-creates links runs again, at most so often.
+const ROUNDS: usize = 3;
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+
+/// Why a pass ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The first one, or after a change of our own lease, host or configuration.
+    Start,
+    /// Leases changed.
+    Lease,
+    /// The kernel changed.
+    Kernel,
+    /// The timer.
+    Audit,
+    /// Something pending was due.
+    Retry,
+}
+
+impl Cause {
+    /// As in metrics and status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Cause::Start => "start",
+            Cause::Lease => "lease",
+            Cause::Kernel => "kernel",
+            Cause::Audit => "audit",
+            Cause::Retry => "retry",
+        }
+    }
+}
+
+/// What a pass did.
+#[derive(Debug)]
+pub struct Report {
+    /// Why it ran.
+    pub cause: Cause,
+    /// How long it took.
+    pub took: Duration,
+    /// Operations and their outcome, by kind: `route`, `fdb`, ...; `true` = done.
+    pub operations: HashMap<(&'static str, bool), usize>,
+    /// The last failure's text.
+    pub error: Option<String>,
+}
+
+impl Report {
+    fn new(cause: Cause) -> Report {
+        Report { cause, took: Duration::ZERO, operations: HashMap::new(), error: None }
+    }
+
+    /// Operations tried.
+    pub fn writes(&self) -> usize {
+        self.operations.values().sum()
+    }
+
+    /// Operations that failed.
+    pub fn failed(&self) -> usize {
+        self.operations.iter().filter(|((_, done), _)| !done).map(|(_, count)| count).sum()
+    }
+}
+
+/// An entry that could not be written.
+#[derive(Debug, Clone)]
+pub struct Pending {
+    /// What the kernel said.
+    pub reason: String,
+    /// Trying again soon may help; else only the audit tries.
+    pub retry: bool,
+    tries: u32,
+    due: Instant,
+}
+
+/// Carries passes out, and remembers what failed.
+pub struct Passer<K> {
+    kernel: K,
+    pending: HashMap<Key, Pending>,
+    fights: Fights,
+    /// Removals of peers' leftovers wait until then: the store came up empty.
+    pub keep_stale_until: Option<Instant>,
+    keep_all: bool,
+    /// subnet.env, as found at start, named this Network.
+    pub flannel_was_here: bool,
+    /// Devices that carry our mark: from the last dump.
+    marked: BTreeSet<Name>,
+}
+
+impl<K: Kernel> Passer<K> {
+    /// Around a kernel.
+    pub fn new(kernel: K) -> Passer<K> {
+        Passer {
+            kernel,
+            pending: HashMap::new(),
+            fights: Fights::default(),
+            keep_stale_until: None,
+            keep_all: false,
+            flannel_was_here: false,
+            marked: BTreeSet::new(),
+        }
+    }
+
+    /// While true nothing is removed: nothing says yet which peers are stale.
+    pub fn keep_all(&mut self, keep: bool) {
+        self.keep_all = keep;
+    }
+
+    /// The kernel, for snapshots of the machine.
+    pub fn kernel(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// What failed, by key.
+    pub fn pending(&self) -> &HashMap<Key, Pending> {
+        &self.pending
+    }
+
+    /// When the first pending entry is due.
+    pub fn next_retry(&self) -> Option<Instant> {
+        self.pending.values().filter(|pending| pending.retry).map(|pending| pending.due).min()
+    }
+
+    /// Compares everything with a dump and writes the difference.
+    pub async fn full(&mut self, plan: &Plan, cause: Cause) -> io::Result<Report> {
+        let started = Instant::now();
+        let mut report = Report::new(cause);
+        for _ in 0..ROUNDS {
+            let desired = plan.state();
+            let observed = self.observe(plan)?;
+            let ownership = plan.ownership(self.marked.iter().copied(), self.flannel_was_here);
+            let on_link = &plan.host().routes;
+            let ops = diff::diff(&desired, &observed, |key, seen| ownership.ours(key, seen, on_link));
+            let ops = self.without_kept(ops, started);
+            let again = ops.iter().any(|op| matches!(op, Op::Recreate(..)));
+            self.pending.retain(|key, _| desired.contains_key(key) || observed.contains_key(key));
+            self.write_in_stages(ops, &desired, &mut report).await;
+            if !again {
+                break;
+            }
+        }
+        report.took = started.elapsed();
+        Ok(report)
+    }
+
+    /// Writes what changed in the plan, without a dump.
+    pub async fn changed(&mut self, changed: Vec<Changed>) -> Report {
+        let started = Instant::now();
+        let mut report = Report::new(Cause::Lease);
+        // One key may have changed twice: the first "before" and the last "after" count.
+        let mut net: HashMap<Key, (Option<Value>, Option<Value>)> = HashMap::with_capacity(changed.len());
+        for (key, before, after) in changed {
+            net.entry(key).and_modify(|entry| entry.1 = after).or_insert((before, after));
+        }
+        let mut ensure = Vec::with_capacity(net.len());
+        let mut remove = Vec::new();
+        for (key, change) in net {
+            match change {
+                (before, Some(after)) if before != Some(after) => ensure.push(Op::Ensure(key, after)),
+                (Some(before), None) => remove.push(Op::Remove(key, before)),
+                _ => {}
+            }
+            self.pending.remove(&key);
+        }
+        ensure.sort_unstable_by_key(op_key);
+        remove.sort_unstable_by_key(|op| std::cmp::Reverse(op_key(op)));
+        self.write(&ensure, &mut report).await;
+        self.write(&remove, &mut report).await;
+        report.took = started.elapsed();
+        report
+    }
+
+    /// Compares entries that the kernel announced (`None` = gone) with the plan, and mends them. Returns `None` when all is well.
+    pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<Seen>>) -> Option<Report> {
+        let started = Instant::now();
+        let ownership = plan.ownership(self.marked.iter().copied(), self.flannel_was_here);
+        let mut ops = Vec::new();
+        for (key, seen) in seen {
+            let ours = seen.is_some_and(|seen| ownership.ours(&key, &seen, &plan.host().routes));
+            let Some(op) = diff::change(key, plan.desired(&key), seen, ours) else { continue };
+            if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
+                continue;
+            }
+            if self.fights.allow(key, seen, started) {
+                ops.push(op);
+            }
+        }
+        if ops.is_empty() {
+            return None;
+        }
+        let mut report = Report::new(Cause::Kernel);
+        ops.sort_unstable_by_key(op_key);
+        self.write(&ops, &mut report).await;
+        report.took = started.elapsed();
+        Some(report)
+    }
+
+    /// Tries again what is due. `None` when nothing is. `Some(Err)` asks for a full pass: a link is pending, or removals are.
+    pub async fn retry(&mut self, plan: &Plan) -> Option<Result<Report, NeedsFull>> {
+        let started = Instant::now();
+        let due = |pending: &Pending| pending.retry && pending.due <= started;
+        let keys: Vec<Key> = self.pending.iter().filter(|(_, p)| due(p)).map(|(key, _)| *key).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let mut ops = Vec::with_capacity(keys.len());
+        for key in keys {
+            match (key, plan.desired(&key)) {
+                (Key::Link(_) | Key::Addr(..), _) | (_, None) => {
+                    self.postpone(&key, started);
+                    return Some(Err(NeedsFull));
+                }
+                (_, Some(value)) => ops.push(Op::Ensure(key, value)),
+            }
+        }
+        ops.sort_unstable_by_key(op_key);
+        let mut report = Report::new(Cause::Retry);
+        self.write(&ops, &mut report).await;
+        report.took = started.elapsed();
+        Some(Ok(report))
+    }
+
+    fn postpone(&mut self, key: &Key, now: Instant) {
+        if let Some(pending) = self.pending.get_mut(key) {
+            pending.tries += 1;
+            pending.due = now + back_off(pending.tries);
+        }
+    }
+
+    fn observe(&mut self, plan: &Plan) -> io::Result<Observed> {
+        let mut devices: BTreeSet<Name> = plan.devices().collect();
+        devices.extend(self.marked.iter());
+        let observed = self.kernel.observe(&devices.iter().copied().collect::<Vec<_>>())?;
+        let marked = |(key, seen): (&Key, &Seen)| match key {
+            Key::Link(name) if seen.mark => Some(*name),
+            _ => None,
+        };
+        let now: BTreeSet<Name> = observed.iter().filter_map(marked).collect();
+        let unseen = now.iter().any(|name| !devices.contains(name));
+        self.marked = now;
+        // A device of ours that nobody wants any more was not in the list asked for: look at its entries too.
+        if unseen {
+            devices.extend(self.marked.iter());
+            return self.kernel.observe(&devices.iter().copied().collect::<Vec<_>>());
+        }
+        Ok(observed)
+    }
+
+    fn without_kept(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
+        if self.keep_stale_until.is_some_and(|until| now >= until) {
+            self.keep_stale_until = None;
+        }
+        if self.keep_all || self.keep_stale_until.is_some() {
+            ops.retain(|op| !matches!(op, Op::Remove(..)));
+        }
+        ops
+    }
+
+    /// Links and addresses first; entries on a device that could not be made are left out: the retry of the link brings them.
+    async fn write_in_stages(&mut self, ops: Vec<Op>, desired: &State, report: &mut Report) {
+        let on_device = |op: &Op| matches!(op_key(op), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
+        let (devices, entries): (Vec<Op>, Vec<Op>) = ops.into_iter().partition(on_device);
+        self.write(&devices, report).await;
+        let broken: BTreeSet<Name> = devices
+            .iter()
+            .filter_map(|op| match op_key(op) {
+                Key::Link(name) if self.pending.contains_key(&Key::Link(name)) => Some(name),
+                _ => None,
+            })
+            .filter(|name| desired.contains_key(&Key::Link(*name)))
+            .collect();
+        if broken.is_empty() {
+            return self.write(&entries, report).await;
+        }
+        let stands = |op: &Op| matches!(op, Op::Remove(..)) || device(op).is_none_or(|name| !broken.contains(&name));
+        let entries: Vec<Op> = entries.into_iter().filter(stands).collect();
+        self.write(&entries, report).await;
+    }
+
+    async fn write(&mut self, ops: &[Op], report: &mut Report) {
+        for slice in ops.chunks(SLICE) {
+            let outcomes = self.kernel.apply(slice);
+            let now = Instant::now();
+            for (op, outcome) in slice.iter().zip(outcomes) {
+                self.note(op, outcome, now, report);
+            }
+            if ops.len() > SLICE {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn note(&mut self, op: &Op, outcome: Outcome, now: Instant, report: &mut Report) {
+        let key = op_key(op);
+        let done = outcome == Outcome::Done;
+        *report.operations.entry((kind(&key), done)).or_default() += 1;
+        let (retry, reason) = match outcome {
+            Outcome::Done => {
+                if !self.pending.is_empty() {
+                    self.pending.remove(&key);
+                }
+                tracing::trace!(%op, "done");
+                return;
+            }
+            Outcome::Retry(reason) => (true, reason),
+            Outcome::Fatal(reason) => (false, reason),
+        };
+        let tries = self.pending.get(&key).map_or(0, |pending| pending.tries + 1);
+        if tries == 0 {
+            tracing::warn!(%op, retry, reason, "kernel refused");
+        }
+        report.error = Some(reason.clone());
+        self.pending.insert(key, Pending { reason, retry, tries, due: now + back_off(tries) });
+    }
+}
+
+/// A pending entry can only be mended by a full pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeedsFull;
+
+fn back_off(tries: u32) -> Duration {
+    (FIRST_RETRY * 2u32.saturating_pow(tries.min(16))).min(LAST_RETRY)
+}
+
+fn op_key(op: &Op) -> Key {
+    match op {
+        Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _) => *key,
+    }
+}
+
+fn device(op: &Op) -> Option<Name> {
+    let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
+    diff::device(key, value)
+}
+
+/// Kind of an entry, as in metrics.
+pub fn kind(key: &Key) -> &'static str {
+    match key {
+        Key::Link(_) => "link",
+        Key::Addr(..) => "address",
+        Key::Fdb(..) => "fdb",
+        Key::Neigh(..) => "neighbour",
+        Key::Route(..) => "route",
+    }
+}
+
+/// The table of what is on the link, from a machine's routes.
+pub fn on_link(machine: &crate::kernel::Machine) -> OnLink {
+    OnLink::new(machine.routes.iter().map(|route| (route.net, route.metric, route.reach)))
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What this node wants in its kernel, kept up to date lease by lease. No effects: leases and host facts in, keys to look at out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use weft_backends::backend::{self, Backend, BadOption, Skip};
+use weft_backends::host::Host;
+use weft_backends::index::{Changed, Index, OWN};
+use weft_backends::owner::Ownership;
+use weft_backends::state::{Key, Name, State, Value};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::{Family, Subnets, family};
+use weft_subnet::env::SubnetEnv;
+use weft_subnet::lease::{Age, Id, Lease, Record};
+use weft_subnet::network::Network;
+use weft_subnet::peers::{Change, Peers, Us};
+
+/// The desired state of one node.
+pub struct Plan {
+    network: Network,
+    backend: Box<dyn Backend>,
+    /// Backends of peers of another type, with that type's defaults; `Err` says why there is none.
+    others: BTreeMap<String, Result<Box<dyn Backend>, BadOption>>,
+    host: Host,
+    own: Lease,
+    peers: Peers,
+    index: Index,
+    /// How many planned peers use a type that is not ours: for the MTU.
+    foreign_types: BTreeMap<String, usize>,
+    skipped: HashMap<Id, String>,
+    devices: BTreeSet<Name>,
+}
+
+impl Plan {
+    /// A plan without peers.
+    pub fn new(network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) -> Plan {
+        let peers = Peers::new(us(&network, &host, &own));
+        let mut plan = Plan {
+            network,
+            backend,
+            others: BTreeMap::new(),
+            host,
+            own,
+            peers,
+            index: Index::default(),
+            foreign_types: BTreeMap::new(),
+            skipped: HashMap::new(),
+            devices: BTreeSet::new(),
+        };
+        plan.plan_devices();
+        plan
+    }
+
+    /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
+    pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) {
+        (self.network, self.backend, self.host, self.own) = (network, backend, host, own);
+        self.others.clear();
+        self.peers.judge_for(us(&self.network, &self.host, &self.own));
+        self.index = Index::default();
+        self.foreign_types.clear();
+        self.skipped.clear();
+        self.devices.clear();
+        self.plan_devices();
+        let believed: Vec<Lease> = self.peers.believed().cloned().collect();
+        for lease in believed {
+            self.plan_peer(&lease);
+        }
+    }
+
+    /// A record was put into the store.
+    pub fn put(&mut self, record: Record) -> Vec<Changed> {
+        let changes = self.peers.put(record);
+        self.follow(changes)
+    }
+
+    /// A record left the store.
+    pub fn remove(&mut self, id: &Id) -> Vec<Changed> {
+        let changes = self.peers.remove(id);
+        self.follow(changes)
+    }
+
+    /// What is wanted at this key.
+    pub fn desired(&self, key: &Key) -> Option<Value> {
+        self.index.desired(key)
+    }
+
+    /// Everything that is wanted.
+    pub fn state(&self) -> State {
+        self.index.state()
+    }
+
+    /// The devices in the plan.
+    pub fn devices(&self) -> impl Iterator<Item = Name> {
+        self.devices.iter().copied()
+    }
+
+    /// True for the entries of our own device, without which the node is not ready.
+    pub fn is_own_device(&self, key: &Key) -> bool {
+        self.index.owner(key).is_some_and(|id| &**id == OWN)
+    }
+
+    /// The leases, judged.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// Why a believed lease has no or not all entries.
+    pub fn skipped(&self, id: &Id) -> Option<&str> {
+        self.skipped.get(id).map(String::as_str)
+    }
+
+    /// The keys of one peer.
+    pub fn keys(&self, id: &Id) -> Vec<Key> {
+        self.index.keys(id)
+    }
+
+    /// Whose entry this is.
+    pub fn owner(&self, key: &Key) -> Option<&Id> {
+        self.index.owner(key)
+    }
+
+    /// Believed leases that no backend can reach, wholly or in part.
+    pub fn skipped_count(&self) -> usize {
+        self.skipped.len()
+    }
+
+    /// Leases set aside, by judgement or by a backend.
+    pub fn set_aside_count(&self) -> usize {
+        self.peers.set_aside_len() + self.skipped.len()
+    }
+
+    /// True while peers of another backend type are reached: paths may be asymmetric.
+    pub fn is_mixed(&self) -> bool {
+        !self.foreign_types.is_empty()
+    }
+
+    /// Our lease.
+    pub fn own(&self) -> &Lease {
+        &self.own
+    }
+
+    /// The facts planned with.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The net-conf planned with.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// What our lease should say now.
+    pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        self.backend.advertise(host)
+    }
+
+    /// What tells our leftovers from other people's entries.
+    pub fn ownership(&self, marked: impl IntoIterator<Item = Name>, flannel_was_here: bool) -> Ownership {
+        Ownership {
+            devices: self.devices.iter().copied().chain(marked).collect(),
+            networks: self.network.networks,
+            own: self.own.subnets,
+            flannel_was_here,
+        }
+    }
+
+    /// The smallest MTU over the families and backends in use, bytes.
+    pub fn mtu(&self) -> u32 {
+        let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
+        let others = self.foreign_types.keys().filter_map(|kind| self.others.get(kind)?.as_ref().ok());
+        let backends = std::iter::once(&self.backend).chain(others);
+        backends
+            .flat_map(|backend| families.iter().map(|family| backend.mtu(&self.host, *family)))
+            .min()
+            .unwrap_or(self.host.uplink.mtu)
+    }
+
+    /// What subnet.env should say. `ipmasq` stays false until the agent has rules of its own.
+    pub fn env(&self) -> SubnetEnv {
+        SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
+    }
+
+    fn follow(&mut self, changes: Vec<Change>) -> Vec<Changed> {
+        let mut changed = Vec::new();
+        for change in changes {
+            if let Some(before) = &change.before {
+                self.forget_type(before);
+            }
+            match &change.after {
+                Some(lease) => changed.extend(self.plan_peer(lease)),
+                None => {
+                    self.skipped.remove(&change.id);
+                    let age = change.before.map(|lease| lease.age).unwrap_or_default();
+                    changed.extend(self.index.set(&change.id, &age, State::new()));
+                }
+            }
+        }
+        self.note_devices(&changed);
+        changed
+    }
+
+    fn forget_type(&mut self, lease: &Lease) {
+        if let Some(count) = self.foreign_types.get_mut(&lease.attrs.backend_type) {
+            *count -= 1;
+            if *count == 0 {
+                self.foreign_types.remove(&lease.attrs.backend_type);
+            }
+        }
+    }
+
+    fn plan_devices(&mut self) {
+        let state = self.backend.device(&self.host, &self.own);
+        let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
+        self.note_devices(&changed);
+    }
+
+    fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
+        let kind = &lease.attrs.backend_type;
+        let backend = if kind == self.backend.kind() {
+            Ok(&self.backend)
+        } else {
+            *self.foreign_types.entry(kind.clone()).or_default() += 1;
+            let network = &self.network;
+            let other = self.others.entry(kind.clone());
+            other.or_insert_with(|| backend::make_kind(kind, "{}", network)).as_ref()
+        };
+        let mut state = State::new();
+        let mut reasons: Vec<String> = Vec::new();
+        match backend {
+            Ok(backend) => {
+                let planned = backend.plan(&self.host, &self.own, lease);
+                state = planned.state;
+                reasons.extend(planned.skipped.into_iter().map(|skip| skip.0));
+            }
+            Err(bad) => reasons.push(bad.0.clone()),
+        }
+        if reasons.is_empty() {
+            self.skipped.remove(&lease.id);
+        } else {
+            let reason = reasons.join("; ");
+            if self.skipped.get(&lease.id) != Some(&reason) {
+                tracing::warn!(subnet = %lease.subnets, lease = %lease.id, reason, "lease set aside");
+            }
+            self.skipped.insert(lease.id.clone(), reason);
+        }
+        let changed = self.index.set(&lease.id, &lease.age, state);
+        self.note_devices(&changed);
+        changed
+    }
+
+    fn note_devices(&mut self, changed: &[Changed]) {
+        for (key, _, after) in changed {
+            if let Key::Link(name) = key {
+                match after {
+                    Some(_) => self.devices.insert(*name),
+                    None => self.devices.remove(name),
+                };
+            }
+        }
+    }
+}
+
+fn us(network: &Network, host: &Host, own: &Lease) -> Us {
+    let v4 = [host.public_v4, host.uplink.v4].into_iter().flatten().map(IpAddr::V4);
+    let v6 = [host.public_v6, host.uplink.v6].into_iter().flatten().map(IpAddr::V6);
+    let networks: Subnets = network.networks;
+    Us { networks, id: Some(own.id.clone()), own: own.subnets, public: v4.chain(v6).collect() }
+}

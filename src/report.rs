@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a node says of itself: readiness and its reasons, metrics, the answer to `weft status`.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use weft_backends::host::Host;
+use weft_backends::state::Key;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::lease::{Id, Lease};
+
+use crate::kernel::{Kernel, Machine};
+use crate::node::Node;
+use crate::options::UplinkChoice;
+use crate::pass;
+use crate::status::{Pass, Peer, PeerState, Status};
+
+/// The host's name, for people.
+pub fn node_name() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Without flags the uplink stays what it is while it has its address: losing the default route for a moment (carrier, DHCP)
+/// must not move a node to another interface.
+pub fn sticky(choice: &UplinkChoice, machine: &Machine, host: &Host) -> UplinkChoice {
+    let told = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
+    let there = machine.links.iter().find(|link| link.name == host.uplink.name);
+    let addressed = there.is_some_and(|link| machine.addrs.iter().any(|addr| addr.index == link.index && addr.scope == 0));
+    match there {
+        Some(link) if !told && addressed => {
+            UplinkChoice { ifaces: vec![link.name.as_str().to_owned()], ..choice.clone() }
+        }
+        _ => choice.clone(),
+    }
+}
+
+/// Why our own device is not there, if it is not.
+pub fn device_problem<K: Kernel>(node: &Node<K>) -> Option<String> {
+    let pending = node.passer.pending();
+    if pending.is_empty() {
+        return None;
+    }
+    let own = pending.iter().find(|(key, _)| matches!(key, Key::Link(_) | Key::Addr(..)) && node.plan.is_own_device(key));
+    own.map(|(key, pending)| format!("{key}: {}", pending.reason))
+}
+
+/// Why the node is not ready.
+fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
+    let snapshot = (!node.snapshot_applied).then(|| "no complete list of leases from the store yet".to_owned());
+    [
+        snapshot,
+        device_problem(node),
+        node.kernel_problem.clone(),
+        node.env_problem.clone(),
+        node.host_problem.as_ref().map(|problem| format!("uplink: {problem}")),
+        node.lost.clone(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Brings readiness, metrics and systemd's status up to date. Costs nothing per peer unless something is wrong.
+pub fn publish<K: Kernel>(node: &mut Node<K>) {
+    let blockers = blockers(node);
+    let ready = blockers.is_empty();
+    let text = blockers.first().cloned().unwrap_or_else(|| {
+        format!("subnet {}, {} peers, {}", node.plan.own().subnets, node.plan.peers().len(), node.plan.network().backend_type)
+    });
+    if node.world.readiness.set(blockers) {
+        if ready {
+            tracing::info!(subnet = %node.plan.own().subnets, peers = node.plan.peers().len(), "ready");
+            node.world.notify.ready();
+        } else {
+            tracing::warn!(reason = text, "not ready");
+        }
+    }
+    node.world.notify.status(&text);
+    let (pending, failed) = troubled(node);
+    let count = |state, count| node.world.metrics.peers(state, count);
+    count(PeerState::Pending, pending.len());
+    count(PeerState::Failed, failed.len());
+    let held = node.hold.held().count();
+    count(PeerState::Held, held);
+    let aside = node.plan.set_aside_count();
+    count(PeerState::SetAside, aside);
+    let believed = node.plan.peers().len();
+    let unwell = pending.len() + failed.len() + held + node.plan.skipped_count();
+    count(PeerState::Programmed, believed.saturating_sub(unwell));
+}
+
+/// Peers with an entry that waits, and peers with one that the kernel refused.
+fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
+    let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
+    for (key, entry) in node.passer.pending() {
+        let Some(id) = node.plan.owner(key) else { continue };
+        if entry.retry {
+            pending.insert(id.clone());
+        } else {
+            failed.insert(id.clone(), entry.reason.clone());
+        }
+    }
+    pending.retain(|id| !failed.contains_key(id));
+    (pending, failed)
+}
+
+/// A pass, for status.
+pub fn pass(report: &pass::Report) -> Pass {
+    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Pass {
+        at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        took_us: u64::try_from(report.took.as_micros()).unwrap_or(u64::MAX),
+        writes: report.writes(),
+        failed: report.failed(),
+        cause: report.cause.as_str().to_owned(),
+    }
+}
+
+/// The answer to `weft status`.
+pub fn status<K: Kernel>(node: &Node<K>) -> Status {
+    let now = Instant::now();
+    let (own, host) = (node.plan.own(), node.plan.host());
+    let mut problems = blockers(node);
+    let ready = problems.is_empty();
+    problems.extend(node.restart_wanted.clone());
+    problems.extend(node.sysctl_problems.iter().cloned());
+    let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
+        .into_iter()
+        .flatten()
+        .collect();
+    Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: node_name(),
+        ready,
+        problems,
+        subnet: own.subnets.to_string(),
+        lease_ttl_s: node.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
+        public: public(&own.attrs),
+        network: node.plan.network().networks.to_string(),
+        backend: node.plan.network().backend_type.clone(),
+        mtu: node.plan.mtu(),
+        uplink: format!("{} {} mtu {}", host.uplink.name, addresses.join(" "), host.uplink.mtu),
+        store: node.world.store.describe(),
+        store_silent_s: (now - node.last_word).as_secs(),
+        store_trouble: node.store_trouble.clone(),
+        peers: peers(node),
+        last_pass: node.last_pass.clone(),
+        last_error: node.last_error.clone(),
+        audit_interval_s: node.audit_interval.as_secs_f64(),
+        held: node.hold.held().count(),
+    }
+}
+
+fn public(attrs: &Attrs) -> Vec<String> {
+    [attrs.public_ip.map(|ip| ip.to_string()), attrs.public_ipv6.map(|ip| ip.to_string())].into_iter().flatten().collect()
+}
+
+fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {
+    let (pending, failed) = troubled(node);
+    let held: HashSet<&Id> = node.hold.held().collect();
+    let state = |lease: &Lease| -> (PeerState, Option<String>) {
+        if let Some(reason) = failed.get(&lease.id) {
+            (PeerState::Failed, Some(reason.clone()))
+        } else if pending.contains(&lease.id) {
+            let first = node.plan.keys(&lease.id).into_iter().find_map(|key| node.passer.pending().get(&key));
+            (PeerState::Pending, first.map(|pending| pending.reason.clone()))
+        } else if held.contains(&lease.id) {
+            (PeerState::Held, Some("gone from the store all of a sudden; kept for the grace time".to_owned()))
+        } else if let Some(reason) = node.plan.skipped(&lease.id) {
+            (PeerState::SetAside, Some(reason.to_owned()))
+        } else {
+            (PeerState::Programmed, None)
+        }
+    };
+    let mut rows: BTreeMap<_, Peer> = BTreeMap::new();
+    for lease in node.plan.peers().believed() {
+        let (state, reason) = state(lease);
+        rows.insert((lease.subnets, lease.id.clone()), row(lease, state, reason));
+    }
+    for (id, reason, lease) in node.plan.peers().set_aside() {
+        let reason = Some(reason.to_owned());
+        let peer = match lease {
+            Some(lease) => row(lease, PeerState::SetAside, reason),
+            None => Peer {
+                subnet: id.to_string(),
+                public: String::new(),
+                backend: String::new(),
+                state: PeerState::SetAside,
+                reason,
+            },
+        };
+        rows.insert((lease.map(|lease| lease.subnets).unwrap_or_default(), id.clone()), peer);
+    }
+    rows.into_values().collect()
+}
+
+fn row(lease: &Lease, state: PeerState, reason: Option<String>) -> Peer {
+    let public = public(&lease.attrs).join(",");
+    Peer { subnet: lease.subnets.to_string(), public, backend: lease.attrs.backend_type.clone(), state, reason }
+}
