@@ -109,6 +109,11 @@ impl Subnets {
         Some(subnets)
     }
 
+    /// The same networks without host bits.
+    pub fn trunc(&self) -> Subnets {
+        Subnets { v4: self.v4.map(|net| net.trunc()), v6: self.v6.map(|net| net.trunc()) }
+    }
+
     /// True when one of ours and one of theirs share an address.
     pub fn overlaps(&self, other: &Subnets) -> bool {
         self.iter().any(|a| other.iter().any(|b| a.contains(&b) || b.contains(&a)))

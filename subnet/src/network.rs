@@ -58,7 +58,9 @@ pub enum BadNetwork {
         example: &'static str,
     },
     /// Subnets of one or two addresses.
-    #[error("{key} {len} is too long: it must be less than /{limit}, so that a subnet has room for a node and its pods")]
+    #[error(
+        "{key} {len} is too long: it must be less than /{limit}, so that a subnet has room for a node and its pods"
+    )]
     SubnetTooSmall {
         /// `SubnetLen` or `IPv6SubnetLen`.
         key: &'static str,
