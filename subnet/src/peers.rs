@@ -153,14 +153,14 @@ impl Peers {
         self.slots.values().filter_map(|slot| self.entries[*slot as usize].believed())
     }
 
-    /// Set aside, with the reason, by id: a lease that parsed is given along.
+    /// Set aside, with the reason, by id: a lease that parsed is given along. Our own record never is, readable or not.
     pub fn set_aside(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
         self.slots.iter().filter_map(|(id, slot)| match &self.entries[*slot as usize] {
-            Entry::Unread(reason) => Some((id, &**reason, None)),
+            Entry::Unread(reason) if self.us.id.as_ref() != Some(id) => Some((id, &**reason, None)),
             Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Beaten(Some((_, reason)))) => {
                 Some((id, &**reason, Some(&**lease)))
             }
-            Entry::Free | Entry::Read(..) => None,
+            Entry::Free | Entry::Unread(_) | Entry::Read(..) => None,
         })
     }
 
