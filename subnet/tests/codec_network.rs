@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! net-conf: what is accepted, what is refused and how, what two net-confs have apart; and the choice of a free subnet.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -78,6 +80,7 @@ fn no_backend_is_udp() {
 
 /// One row per variant and key: the text, the variant, a part of the message that names key and remedy.
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn refusals() {
     type Check = fn(&BadNetwork) -> bool;
     let rows: &[(&str, Check, &str)] = &[

@@ -144,12 +144,12 @@ fn env_as_others_write_it() {
 
 fn any_subnets() -> impl Strategy<Value = Subnets> {
     let v4 = proptest::option::of((any::<u32>(), 1u8..=32));
-    // Neither a cluster nor a node has IPv4-mapped subnets.
+    // The top bit is set: neither a cluster nor a node has IPv4-mapped subnets.
     let v6 = proptest::option::of((any::<u128>(), 1u8..=128));
     (v4, v6).prop_filter_map("no subnet", |(v4, v6)| {
-        let v4 = v4.map(|(a, l)| Ipv4Net::new(Ipv4Addr::from(a), l).unwrap().trunc());
-        let v6 = v6.map(|(a, l)| Ipv6Net::new(Ipv6Addr::from(a | 1 << 127), l).unwrap().trunc());
-        (v4.is_some() || v6.is_some()).then_some(Subnets { v4, v6 })
+        let v4 = v4.and_then(|(a, l)| Ipv4Net::new(Ipv4Addr::from(a), l).ok());
+        let v6 = v6.and_then(|(a, l)| Ipv6Net::new(Ipv6Addr::from(a | 1 << 127), l).ok());
+        (v4.is_some() || v6.is_some()).then_some(Subnets { v4, v6 }.trunc())
     })
 }
 

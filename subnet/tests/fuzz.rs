@@ -6,6 +6,8 @@
 //! --test fuzz` is the 60 s smoke; `cargo bolero test -p weft-subnet --test fuzz fuzz_net_conf` (nightly, cargo-bolero) guides
 //! the same targets by coverage.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
+
 use std::time::Duration;
 
 use bolero::check;

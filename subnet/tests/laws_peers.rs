@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What may be believed: each reason to set a lease aside, and the laws that hold for any set of records in any order.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
