@@ -3,8 +3,10 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
+
+use crate::network::members::Members;
 
 /// What a node publishes about itself in its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,50 +28,53 @@ pub struct Attrs {
 #[error("value is not a lease: {0}")]
 pub struct BadAttrs(#[from] serde_json::Error);
 
-#[derive(Serialize, Deserialize)]
-struct Wire {
-    #[serde(rename = "PublicIP", default)]
-    public_ip: Option<Ipv4Addr>,
-    #[serde(rename = "PublicIPv6", default)]
+/// Field order, and which fields are left out when empty, are flannel's.
+#[derive(Serialize)]
+struct Wire<'a> {
+    /// Never `null`: flannel cannot read that, and writes 0.0.0.0 for none.
+    #[serde(rename = "PublicIP")]
+    public_ip: Ipv4Addr,
+    #[serde(rename = "PublicIPv6")]
     public_ipv6: Option<Ipv6Addr>,
-    #[serde(rename = "BackendType", default, skip_serializing_if = "String::is_empty")]
-    backend_type: String,
-    #[serde(rename = "BackendData", default, skip_serializing_if = "Option::is_none")]
-    backend_data: Option<Box<RawValue>>,
-    #[serde(rename = "BackendV6Data", default, skip_serializing_if = "Option::is_none")]
-    backend_v6_data: Option<Box<RawValue>>,
+    #[serde(rename = "BackendType", skip_serializing_if = "str::is_empty")]
+    backend_type: &'a str,
+    #[serde(rename = "BackendData", skip_serializing_if = "Option::is_none")]
+    backend_data: Option<&'a RawValue>,
+    #[serde(rename = "BackendV6Data", skip_serializing_if = "Option::is_none")]
+    backend_v6_data: Option<&'a RawValue>,
 }
 
-fn raw(text: &str) -> Option<Box<RawValue>> {
-    RawValue::from_string(text.to_owned()).ok()
+fn raw(text: &Option<Box<str>>) -> Option<&RawValue> {
+    text.as_deref().and_then(|text| serde_json::from_str(text).ok())
 }
 
-fn text(raw: Box<RawValue>) -> Option<Box<str>> {
-    (raw.get() != "null").then(|| raw.get().into())
+fn text(members: &Members, name: &str) -> Option<Box<str>> {
+    members.raw(name).filter(|text| *text != "null").map(Into::into)
 }
 
 impl Attrs {
-    /// The wire value, fields in flannel's order.
+    /// The wire value, fields in flannel's order. Backend data that is not JSON is left out.
     pub fn to_wire(&self) -> String {
         let wire = Wire {
-            public_ip: self.public_ip,
+            public_ip: self.public_ip.unwrap_or(Ipv4Addr::UNSPECIFIED),
             public_ipv6: self.public_ipv6,
-            backend_type: self.backend_type.clone(),
-            backend_data: self.backend_data.as_deref().and_then(raw),
-            backend_v6_data: self.backend_v6_data.as_deref().and_then(raw),
+            backend_type: &self.backend_type,
+            backend_data: raw(&self.backend_data),
+            backend_v6_data: raw(&self.backend_v6_data),
         };
+        // Only a map with keys that are no strings, or a failing writer, could make this fail.
         serde_json::to_string(&wire).unwrap_or_default()
     }
 
-    /// Reads a wire value; unknown members are ignored.
+    /// Reads a wire value; unknown members are ignored, names compared without regard to case (as flannel does).
     pub fn from_wire(value: &[u8]) -> Result<Attrs, BadAttrs> {
-        let wire: Wire = serde_json::from_slice(value)?;
+        let wire: Members = serde_json::from_slice(value)?;
         Ok(Attrs {
-            public_ip: wire.public_ip,
-            public_ipv6: wire.public_ipv6,
-            backend_type: wire.backend_type.to_lowercase(),
-            backend_data: wire.backend_data.and_then(text),
-            backend_v6_data: wire.backend_v6_data.and_then(text),
+            public_ip: wire.get("PublicIP")?.filter(|ip: &Ipv4Addr| !ip.is_unspecified()),
+            public_ipv6: wire.get("PublicIPv6")?,
+            backend_type: wire.get("BackendType")?.map(|kind: String| kind.to_lowercase()).unwrap_or_default(),
+            backend_data: text(&wire, "BackendData"),
+            backend_v6_data: text(&wire, "BackendV6Data"),
         })
     }
 }

@@ -2,6 +2,7 @@
 //! Address families, and the pair of subnets (one of each family at most) that a lease grants.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,31 @@ pub fn family(net: &IpNet) -> Family {
         IpNet::V4(_) => Family::V4,
         IpNet::V6(_) => Family::V6,
     }
+}
+
+/// An address as a number.
+pub(crate) fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+/// The address that has this number (the low 32 bits of it in IPv4).
+pub(crate) fn address(family: Family, bits: u128) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(bits as u32)),
+        Family::V6 => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+    }
+}
+
+/// How many addresses a network of this length has; at most 2^127, so a length of 0 is out of range in IPv6.
+pub(crate) fn size(family: Family, len: u8) -> u128 {
+    let all = match family {
+        Family::V4 => 32,
+        Family::V6 => 128,
+    };
+    1 << (all - len).min(127)
 }
 
 /// One network of each family at most: what a lease grants, or what a cluster spans. Always truncated (host bits zero).
@@ -54,14 +80,20 @@ impl Subnets {
         self.iter().map(part).collect::<Vec<_>>().join("&")
     }
 
-    /// Reads a key back; `None` when it is no key of ours (flannel: anchored at the end, IPv4 first).
+    /// Reads a key back; `None` when it is no key of ours (flannel's pattern: IPv4 first, IPv6 in lower case). Host bits are
+    /// cut off.
     pub fn from_key(key: &str) -> Option<Subnets> {
         let part = |text: &str| -> Option<IpNet> {
             let (addr, len) = text.rsplit_once('-')?;
             if len.is_empty() || len.len() > 3 || !len.bytes().all(|b| b.is_ascii_digit()) {
                 return None;
             }
-            Some(IpNet::new(addr.parse().ok()?, len.parse().ok()?).ok()?.trunc())
+            let addr: IpAddr = addr.parse().ok()?;
+            // flannel's pattern for IPv6 is [a-f0-9:]+: what it would not match is another key to it, so it is to us.
+            if addr.is_ipv6() && text.bytes().any(|b| b == b'.' || b.is_ascii_uppercase()) {
+                return None;
+            }
+            Some(IpNet::new(addr, len.parse().ok()?).ok()?.trunc())
         };
         let mut subnets = Subnets::default();
         let (first, second) = match key.split_once('&') {
@@ -75,6 +107,11 @@ impl Subnets {
             _ => return None,
         }
         Some(subnets)
+    }
+
+    /// The same networks without host bits.
+    pub fn trunc(&self) -> Subnets {
+        Subnets { v4: self.v4.map(|net| net.trunc()), v6: self.v6.map(|net| net.trunc()) }
     }
 
     /// True when one of ours and one of theirs share an address.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! net-conf: the configuration of the whole network (flannel-compat.md section 4).
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::cidr::Subnets;
+use crate::cidr::{Family, Subnets, address, bits, size};
+use members::Members;
+
+pub(crate) mod members;
 
 /// A validated net-conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,11 +46,302 @@ pub enum BadNetwork {
     /// Not JSON, or a value of the wrong type.
     #[error("net-conf is not valid: {0}")]
     Json(String),
+    /// `EnableIPv4` and `EnableIPv6` are both false.
+    #[error("none defined stack: set EnableIPv4 or EnableIPv6 to true in net-conf")]
+    NoFamily,
+    /// A family is on without its network (or with all addresses there are, which flannel takes for none).
+    #[error("{key} is missing: set it in net-conf to the range that pods get their addresses from, e.g. {example}")]
+    Missing {
+        /// `Network` or `IPv6Network`.
+        key: &'static str,
+        /// A network of that family.
+        example: &'static str,
+    },
+    /// Subnets of one or two addresses.
+    #[error(
+        "{key} {len} is too long: it must be less than /{limit}, so that a subnet has room for a node and its pods"
+    )]
+    SubnetTooSmall {
+        /// `SubnetLen` or `IPv6SubnetLen`.
+        key: &'static str,
+        /// As configured.
+        len: u64,
+        /// 31 or 127.
+        limit: u8,
+    },
+    /// Fewer than four subnets.
+    #[error("{key} {len} is too short: {network} must hold at least four subnets, so it must be /{shortest} or longer")]
+    TooFewSubnets {
+        /// `SubnetLen` or `IPv6SubnetLen`.
+        key: &'static str,
+        /// As configured.
+        len: u64,
+        /// The network.
+        network: IpNet,
+        /// Network length + 2.
+        shortest: u8,
+    },
+    /// No room for four subnets of four addresses.
+    #[error("{key} {network} is too small: it must be a /{longest} or larger")]
+    NetworkTooSmall {
+        /// `Network` or `IPv6Network`.
+        key: &'static str,
+        /// The network.
+        network: IpNet,
+        /// 28 or 124.
+        longest: u8,
+    },
+    /// `SubnetMin` or `SubnetMax` lies elsewhere.
+    #[error("{key} {address} is outside {network}: set it to a subnet's first address inside, or leave it out")]
+    OutOfNetwork {
+        /// The key.
+        key: &'static str,
+        /// As configured.
+        address: IpAddr,
+        /// The network.
+        network: IpNet,
+    },
+    /// `SubnetMin` or `SubnetMax` is not the first address of a subnet.
+    #[error("{key} {address} is not on a /{len} boundary: the subnet that holds it begins at {boundary}")]
+    NotOnBoundary {
+        /// The key.
+        key: &'static str,
+        /// As configured.
+        address: IpAddr,
+        /// Subnet length in force.
+        len: u8,
+        /// What it could be.
+        boundary: IpAddr,
+    },
+    /// No subnet lies between them. flannel accepts this and then never finds a subnet.
+    #[error("{min_key} {min} is behind {max_key} {max}: swap them, or leave one out")]
+    Reversed {
+        /// `SubnetMin` or `IPv6SubnetMin`.
+        min_key: &'static str,
+        /// As in force.
+        min: IpAddr,
+        /// `SubnetMax` or `IPv6SubnetMax`.
+        max_key: &'static str,
+        /// As in force.
+        max: IpAddr,
+    },
+    /// `Backend` has no `Type`.
+    #[error("unknown backend type: set Backend.Type in net-conf, e.g. {{\"Type\": \"vxlan\"}}")]
+    NoBackendType,
 }
+
+impl From<serde_json::Error> for BadNetwork {
+    fn from(cause: serde_json::Error) -> BadNetwork {
+        BadNetwork::Json(cause.to_string())
+    }
+}
+
+/// What distinguishes the families in net-conf.
+struct Keys {
+    family: Family,
+    network: &'static str,
+    example: &'static str,
+    len: &'static str,
+    min: &'static str,
+    max: &'static str,
+    /// Length of a subnet where the network has room for four of them.
+    usual_len: u8,
+}
+
+const V4: Keys = Keys {
+    family: Family::V4,
+    network: "Network",
+    example: "10.244.0.0/16",
+    len: "SubnetLen",
+    min: "SubnetMin",
+    max: "SubnetMax",
+    usual_len: 24,
+};
+
+const V6: Keys = Keys {
+    family: Family::V6,
+    network: "IPv6Network",
+    example: "fd00:10:244::/48",
+    len: "IPv6SubnetLen",
+    min: "IPv6SubnetMin",
+    max: "IPv6SubnetMax",
+    usual_len: 64,
+};
 
 impl Network {
     /// Reads and validates net-conf as in etcd mode (keys case-insensitive, unknown keys ignored, defaults filled in).
     pub fn parse(text: &str) -> Result<Network, BadNetwork> {
-        Err(BadNetwork::Json(text.to_owned()))
+        let conf: Members = serde_json::from_str(text)?;
+        let on = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
+        let (on4, on6, nftables) = (on("EnableIPv4", true)?, on("EnableIPv6", false)?, on("EnableNFTables", false)?);
+        let v4 = read::<Ipv4Net, Ipv4Addr>(&conf, &V4)?;
+        let v6 = read::<Ipv6Net, Ipv6Addr>(&conf, &V6)?;
+        let (backend_type, backend) = read_backend(&conf)?;
+        if !on4 && !on6 {
+            return Err(BadNetwork::NoFamily);
+        }
+        let v4 = if on4 { Some(v4.validate(&V4)?) } else { None };
+        let v6 = if on6 { Some(v6.validate(&V6)?) } else { None };
+        let networks = Subnets { v4: v4.as_ref().map(|r| r.network), v6: v6.as_ref().map(|r| r.network) };
+        if backend_type.is_empty() {
+            return Err(BadNetwork::NoBackendType);
+        }
+        Ok(Network { networks, v4, v6, nftables, backend_type, backend })
+    }
+
+    /// The names of the keys in which two net-confs differ; options of the backend as `Backend.Port`. Empty when both mean the
+    /// same, however they are written.
+    pub fn same_except(&self, other: &Network) -> Vec<String> {
+        let mut keys: Vec<String> = Vec::new();
+        let mut differ = |key: &str, yes: bool| {
+            if yes {
+                keys.push(key.to_owned());
+            }
+        };
+        differ("EnableIPv4", self.v4.is_some() != other.v4.is_some());
+        if let (Some(a), Some(b)) = (&self.v4, &other.v4) {
+            a.compare(b, &V4, &mut differ);
+        }
+        differ("EnableIPv6", self.v6.is_some() != other.v6.is_some());
+        if let (Some(a), Some(b)) = (&self.v6, &other.v6) {
+            a.compare(b, &V6, &mut differ);
+        }
+        differ("EnableNFTables", self.nftables != other.nftables);
+        differ("Backend.Type", self.backend_type != other.backend_type);
+        keys.extend(options_that_differ(&self.backend, &other.backend));
+        keys
+    }
+}
+
+impl<N: PartialEq, A: PartialEq> Range<N, A> {
+    fn compare(&self, other: &Range<N, A>, keys: &Keys, differ: &mut impl FnMut(&str, bool)) {
+        differ(keys.network, self.network != other.network);
+        differ(keys.len, self.len != other.len);
+        differ(keys.min, self.min != other.min);
+        differ(keys.max, self.max != other.max);
+    }
+}
+
+/// `Backend.Type` (lower case, empty when there is none) and the whole object.
+fn read_backend(conf: &Members) -> Result<(String, Box<str>), BadNetwork> {
+    match conf.raw("Backend") {
+        None => Ok(("udp".to_owned(), "{}".into())),
+        Some("null") => Ok((String::new(), "{}".into())),
+        Some(raw) => {
+            let named = |cause| BadNetwork::Json(format!("Backend: {cause}"));
+            let options: Members = serde_json::from_str(raw).map_err(named)?;
+            let kind: Option<String> = options.get("Type").map_err(named)?;
+            Ok((kind.unwrap_or_default().to_lowercase(), raw.into()))
+        }
+    }
+}
+
+/// Options of two `Backend` objects that differ, `Type` left out.
+fn options_that_differ(ours: &str, theirs: &str) -> Vec<String> {
+    let (Ok(a), Ok(b)) = (serde_json::from_str::<Members>(ours), serde_json::from_str::<Members>(theirs)) else {
+        return if ours == theirs { Vec::new() } else { vec!["Backend".to_owned()] };
+    };
+    let (a_values, b_values) = (a.canonical(), b.canonical());
+    let value = |text: Option<&&str>| text.and_then(|t| serde_json::from_str::<serde_json::Value>(t).ok());
+    let names: std::collections::BTreeSet<&String> = a_values.keys().chain(b_values.keys()).collect();
+    names
+        .into_iter()
+        .filter(|name| *name != "type" && value(a_values.get(*name)) != value(b_values.get(*name)))
+        .filter_map(|name| Some(format!("Backend.{}", a.spelling(name).or_else(|| b.spelling(name))?)))
+        .collect()
+}
+
+/// One family as it is written, types checked, nothing else.
+struct Written<N, A> {
+    network: Option<N>,
+    len: Option<u64>,
+    min: Option<A>,
+    max: Option<A>,
+}
+
+fn read<N, A>(conf: &Members, keys: &Keys) -> Result<Written<N, A>, BadNetwork>
+where
+    N: serde::de::DeserializeOwned,
+    A: serde::de::DeserializeOwned,
+{
+    Ok(Written {
+        network: conf.get(keys.network)?,
+        len: conf.get(keys.len)?,
+        min: conf.get(keys.min)?,
+        max: conf.get(keys.max)?,
+    })
+}
+
+impl Written<Ipv4Net, Ipv4Addr> {
+    fn validate(self, keys: &Keys) -> Result<Range<Ipv4Net, Ipv4Addr>, BadNetwork> {
+        let network = self.network.unwrap_or_default().trunc();
+        let bounds = (self.min.map(IpAddr::V4), self.max.map(IpAddr::V4));
+        let (len, min, max) = validate(keys, IpNet::V4(network), self.len, bounds)?;
+        // Values came from 32 bits and stay inside the network.
+        let v4 = |bits: u128| Ipv4Addr::from(bits as u32);
+        Ok(Range { network, len, min: v4(min), max: v4(max) })
+    }
+}
+
+impl Written<Ipv6Net, Ipv6Addr> {
+    fn validate(self, keys: &Keys) -> Result<Range<Ipv6Net, Ipv6Addr>, BadNetwork> {
+        let network = self.network.unwrap_or_default().trunc();
+        let bounds = (self.min.map(IpAddr::V6), self.max.map(IpAddr::V6));
+        let (len, min, max) = validate(keys, IpNet::V6(network), self.len, bounds)?;
+        Ok(Range { network, len, min: Ipv6Addr::from(min), max: Ipv6Addr::from(max) })
+    }
+}
+
+/// Subnet length, first and last subnet of a family: flannel's checks in flannel's order.
+fn validate(
+    keys: &Keys,
+    network: IpNet,
+    len: Option<u64>,
+    (min, max): (Option<IpAddr>, Option<IpAddr>),
+) -> Result<(u8, u128, u128), BadNetwork> {
+    if network.prefix_len() == 0 {
+        return Err(BadNetwork::Missing { key: keys.network, example: keys.example });
+    }
+    let len = subnet_len(keys, network, len.unwrap_or(0))?;
+    let step = size(keys.family, len);
+    let bound = |key, address: Option<IpAddr>, default: u128| {
+        // An unspecified address stands for none, as in flannel.
+        let Some(address) = address.filter(|a| !a.is_unspecified()) else { return Ok(default) };
+        if !network.contains(&address) {
+            return Err(BadNetwork::OutOfNetwork { key, address, network });
+        }
+        Ok(bits(address))
+    };
+    // The first subnet is left out: its first address is the network's own, once a broadcast address.
+    let first = bound(keys.min, min, bits(network.network()) + step)?;
+    let last = bound(keys.max, max, bits(network.broadcast()) - (step - 1))?;
+    for (key, value) in [(keys.min, first), (keys.max, last)] {
+        if value % step != 0 {
+            let (address, boundary) = (address(keys.family, value), address(keys.family, value - value % step));
+            return Err(BadNetwork::NotOnBoundary { key, address, len, boundary });
+        }
+    }
+    if first > last {
+        let (min, max) = (address(keys.family, first), address(keys.family, last));
+        return Err(BadNetwork::Reversed { min_key: keys.min, min, max_key: keys.max, max });
+    }
+    Ok((len, first, last))
+}
+
+fn subnet_len(keys: &Keys, network: IpNet, len: u64) -> Result<u8, BadNetwork> {
+    let (prefix, all) = (network.prefix_len(), network.max_prefix_len());
+    if len == 0 {
+        return if prefix > all - 4 {
+            Err(BadNetwork::NetworkTooSmall { key: keys.network, network, longest: all - 4 })
+        } else {
+            Ok(keys.usual_len.max(prefix + 2))
+        };
+    }
+    match u8::try_from(len) {
+        Ok(short) if short < prefix.saturating_add(2) && short <= all - 2 => {
+            Err(BadNetwork::TooFewSubnets { key: keys.len, len, network, shortest: prefix + 2 })
+        }
+        Ok(fits) if fits <= all - 2 => Ok(fits),
+        _ => Err(BadNetwork::SubnetTooSmall { key: keys.len, len, limit: all - 1 }),
     }
 }

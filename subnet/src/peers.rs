@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leases from the store are input, not truth: every record is judged alone, and what may not be believed is set aside with its
 //! reason. Incremental: one change costs the logarithm of the number of peers.
+//!
+//! Two questions decide. Is the lease possible at all (`judge.rs`: our Network, our subnet, its addresses)? That depends on the
+//! lease and on us. If so, it has a claim (`claims.rs`), and claims are settled by age: a claim is believed when no older claim
+//! that is believed overlaps it. A change re-judges younger claims that overlap the changed one, oldest first, and goes on
+//! only where a verdict turned. Invariant: between two calls every claim is settled, so the outcome depends on the set of
+//! records alone, never on the order in which they came.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::cidr::Subnets;
-use crate::lease::{Id, Lease, Record};
+use crate::lease::{Age, Id, Lease, Record};
+use claims::{Claims, Slot};
+
+mod claims;
+mod judge;
 
 /// Against what leases are judged.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Us {
     /// Our Network: leases outside are set aside.
     pub networks: Subnets,
@@ -33,61 +44,303 @@ pub struct Change {
 
 /// All records, believed or set aside.
 #[derive(Debug, Default)]
-pub struct Peers {}
+pub struct Peers {
+    us: Us,
+    slots: BTreeMap<Id, Slot>,
+    entries: Vec<Entry>,
+    free: Vec<Slot>,
+    claims: Claims,
+    believed: usize,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Free,
+    Unread(Box<str>),
+    Read(Box<Lease>, Verdict),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    /// It is our own lease.
+    Own,
+    /// Not possible: has no claim.
+    Impossible(Box<str>),
+    /// Has a claim that this older one beats; `None` only while it waits for its judgement.
+    Beaten(Option<(Slot, Box<str>)>),
+    /// Has a claim, and no older one that is believed overlaps it.
+    Believed,
+}
+
+/// Claims to be settled, oldest first.
+type Dirty = BTreeSet<(Age, Id, Slot)>;
+
+/// What was believed of each touched slot before this call.
+type Before = BTreeMap<Slot, (Id, Option<Lease>)>;
 
 impl Peers {
     /// An empty set.
     pub fn new(us: Us) -> Peers {
-        let _ = us;
-        Peers {}
+        Peers { us, ..Peers::default() }
     }
 
-    /// We have another subnet, address or network now: judges all again.
+    /// We have another subnet, address or network now: judges all again. Changes are only made where a verdict turned.
     pub fn judge_for(&mut self, us: Us) -> Vec<Change> {
-        let _ = us;
-        Vec::new()
+        if us == self.us {
+            return Vec::new();
+        }
+        let was: Vec<bool> = self.entries.iter().map(Entry::is_believed).collect();
+        self.us = us;
+        self.claims = Claims::default();
+        let (mut dirty, mut unused) = (Dirty::new(), Before::new());
+        for slot in self.slots.values().copied().collect::<Vec<_>>() {
+            self.enter(slot, &mut dirty);
+        }
+        self.settle(dirty, &mut unused);
+        self.believed = self.believed().count();
+        let mut changes = Vec::new();
+        for (id, slot) in &self.slots {
+            let (entry, was) = (&self.entries[*slot as usize], was[*slot as usize]);
+            let Entry::Read(lease, _) = entry else { continue };
+            if entry.is_believed() != was {
+                let lease = Some(Lease::clone(lease));
+                let (before, after) = if was { (lease, None) } else { (None, lease) };
+                changes.push(Change { id: id.clone(), before, after });
+            }
+        }
+        in_order(changes)
     }
 
     /// A record was put. Our own id yields no change.
     pub fn put(&mut self, record: Record) -> Vec<Change> {
-        let _ = record;
-        Vec::new()
+        let Record { id, lease } = record;
+        // The store's identity counts, whatever the lease says of itself.
+        let lease = lease.map(|lease| Lease { id: id.clone(), subnets: lease.subnets.trunc(), ..lease });
+        let (mut dirty, mut before) = (Dirty::new(), Before::new());
+        let slot = match self.slots.get(&id).copied() {
+            Some(slot) => {
+                let Some(lease) = self.renewed(slot, lease, &mut before) else { return self.changes(before) };
+                self.leave(slot, &mut dirty, &mut before);
+                self.entries[slot as usize] = Entry::new(lease);
+                slot
+            }
+            None => {
+                let slot = self.place(Entry::new(lease));
+                before.insert(slot, (id.clone(), None));
+                self.slots.insert(id, slot);
+                slot
+            }
+        };
+        self.enter(slot, &mut dirty);
+        self.settle(dirty, &mut before);
+        self.changes(before)
     }
 
     /// A record is gone. Leases that it had pushed aside may come back.
     pub fn remove(&mut self, id: &Id) -> Vec<Change> {
-        let _ = id;
-        Vec::new()
+        let Some(slot) = self.slots.remove(id) else { return Vec::new() };
+        let (mut dirty, mut before) = (Dirty::new(), Before::new());
+        self.leave(slot, &mut dirty, &mut before);
+        self.entries[slot as usize] = Entry::Free;
+        self.settle(dirty, &mut before);
+        let changes = self.changes(before);
+        self.free.push(slot);
+        changes
     }
 
     /// Believed leases, by id.
     pub fn believed(&self) -> impl Iterator<Item = &Lease> {
-        std::iter::empty()
+        self.slots.values().filter_map(|slot| self.entries[*slot as usize].believed())
     }
 
-    /// Set aside, with the reason, by id: a lease that parsed is given along.
+    /// Set aside, with the reason, by id: a lease that parsed is given along. Our own record never is, readable or not.
     pub fn set_aside(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
-        std::iter::empty()
+        self.slots.iter().filter_map(|(id, slot)| match &self.entries[*slot as usize] {
+            Entry::Unread(reason) if self.us.id.as_ref() != Some(id) => Some((id, &**reason, None)),
+            Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Beaten(Some((_, reason)))) => {
+                Some((id, &**reason, Some(&**lease)))
+            }
+            Entry::Free | Entry::Unread(_) | Entry::Read(..) => None,
+        })
     }
 
     /// One believed lease.
     pub fn get(&self, id: &Id) -> Option<&Lease> {
-        let _ = id;
-        None
+        self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
     }
 
     /// All ids known, believed or not, our own left out.
     pub fn ids(&self) -> impl Iterator<Item = &Id> {
-        std::iter::empty()
+        self.slots.keys().filter(|id| self.us.id.as_ref() != Some(id))
     }
 
     /// How many are believed.
     pub fn len(&self) -> usize {
-        0
+        self.believed
     }
 
     /// True when none is believed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// A free slot for an entry.
+    fn place(&mut self, entry: Entry) -> Slot {
+        if let Some(slot) = self.free.pop() {
+            self.entries[slot as usize] = entry;
+            return slot;
+        }
+        self.entries.push(entry);
+        // 2^32 records would not fit into memory.
+        (self.entries.len() - 1) as Slot
+    }
+
+    /// The short way for the usual put: the lease is the same, or only what its owner says of itself changed, and its claim
+    /// stays as it is. Gives the record back when the long way is needed, `None` when nothing is left to do.
+    fn renewed(
+        &mut self,
+        slot: Slot,
+        new: Result<Lease, String>,
+        before: &mut Before,
+    ) -> Option<Result<Lease, String>> {
+        let entry = &mut self.entries[slot as usize];
+        match (&mut *entry, &new) {
+            (Entry::Unread(old), Err(reason)) if **old == **reason => return None,
+            (Entry::Read(old, _), Ok(lease)) if **old == *lease => return None,
+            _ => {}
+        }
+        let (Entry::Read(old, verdict), Ok(lease)) = (entry, &new) else { return Some(new) };
+        let same_claim = old.subnets == lease.subnets && old.age == lease.age;
+        let possible = matches!(verdict, Verdict::Believed | Verdict::Beaten(_));
+        if !same_claim || !possible || judge::impossible(&self.us, lease).is_some() {
+            return Some(new);
+        }
+        let was = Lease::clone(old);
+        **old = lease.clone();
+        if *verdict == Verdict::Believed {
+            before.insert(slot, (was.id.clone(), Some(was)));
+        }
+        None
+    }
+
+    /// Takes a slot's claim away; those that it had beaten must be settled again.
+    fn leave(&mut self, slot: Slot, dirty: &mut Dirty, before: &mut Before) {
+        let entry = &self.entries[slot as usize];
+        let Entry::Read(lease, verdict) = entry else { return };
+        before.insert(slot, (lease.id.clone(), entry.believed().cloned()));
+        if !matches!(verdict, Verdict::Believed | Verdict::Beaten(_)) {
+            return;
+        }
+        let (subnets, believed) = (lease.subnets, entry.is_believed());
+        self.claims.remove(&subnets, slot);
+        if believed {
+            self.believed -= 1;
+            for other in self.claims.overlapping(&subnets) {
+                if self.entries[other as usize].beaten_by() == Some(slot) {
+                    self.entries[other as usize].queue(other, dirty);
+                }
+            }
+        }
+    }
+
+    /// First judgement of a slot's entry; a possible lease gets its claim.
+    fn enter(&mut self, slot: Slot, dirty: &mut Dirty) {
+        let Entry::Read(lease, verdict) = &mut self.entries[slot as usize] else { return };
+        *verdict = if self.us.id.as_ref() == Some(&lease.id) {
+            Verdict::Own
+        } else if let Some(reason) = judge::impossible(&self.us, lease) {
+            Verdict::Impossible(reason.into())
+        } else {
+            self.claims.insert(&lease.subnets, slot);
+            dirty.insert((lease.age.clone(), lease.id.clone(), slot));
+            Verdict::Beaten(None)
+        };
+    }
+
+    /// Judges what is dirty, oldest first, and whatever turns because of it. A verdict depends on older claims alone, so none
+    /// is judged twice.
+    fn settle(&mut self, mut dirty: Dirty, before: &mut Before) {
+        while let Some((age, id, slot)) = dirty.pop_first() {
+            let Entry::Read(lease, old) = &self.entries[slot as usize] else { continue };
+            let (subnets, was) = (lease.subnets, *old == Verdict::Believed);
+            let verdict = match self.blocker(&subnets, (&age, &id)) {
+                None => Verdict::Believed,
+                Some((other, lease)) => {
+                    let reason = format!("overlaps {} of the older lease {}", lease.subnets, lease.id);
+                    Verdict::Beaten(Some((other, reason.into())))
+                }
+            };
+            let now = verdict == Verdict::Believed;
+            before.entry(slot).or_insert_with(|| (id.clone(), was.then(|| Lease::clone(lease))));
+            if let Entry::Read(_, old) = &mut self.entries[slot as usize] {
+                *old = verdict;
+            }
+            if now == was {
+                continue;
+            }
+            self.believed = if now { self.believed + 1 } else { self.believed - 1 };
+            for other in self.claims.overlapping(&subnets) {
+                let entry = &self.entries[other as usize];
+                let concerned = if now { entry.is_believed() } else { entry.beaten_by() == Some(slot) };
+                if concerned && other != slot {
+                    entry.queue(other, &mut dirty);
+                }
+            }
+        }
+    }
+
+    /// The believed claim that beats this one.
+    fn blocker(&self, subnets: &Subnets, rank: (&Age, &Id)) -> Option<(Slot, &Lease)> {
+        self.claims.overlapping(subnets).find_map(|slot| {
+            let lease = self.entries[slot as usize].believed()?;
+            ((&lease.age, &lease.id) < rank).then_some((slot, lease))
+        })
+    }
+
+    fn changes(&self, before: Before) -> Vec<Change> {
+        let change = |(slot, (id, before)): (Slot, (Id, Option<Lease>))| {
+            let after = self.entries[slot as usize].believed();
+            (before.as_ref() != after).then(|| Change { id, before, after: after.cloned() })
+        };
+        in_order(before.into_iter().filter_map(change).collect())
+    }
+}
+
+impl Entry {
+    fn new(lease: Result<Lease, String>) -> Entry {
+        match lease {
+            Ok(lease) => Entry::Read(Box::new(lease), Verdict::Beaten(None)),
+            Err(reason) => Entry::Unread(reason.into()),
+        }
+    }
+
+    fn believed(&self) -> Option<&Lease> {
+        match self {
+            Entry::Read(lease, Verdict::Believed) => Some(lease),
+            _ => None,
+        }
+    }
+
+    fn is_believed(&self) -> bool {
+        self.believed().is_some()
+    }
+
+    fn beaten_by(&self) -> Option<Slot> {
+        match self {
+            Entry::Read(_, Verdict::Beaten(Some((slot, _)))) => Some(*slot),
+            _ => None,
+        }
+    }
+
+    fn queue(&self, slot: Slot, dirty: &mut Dirty) {
+        if let Entry::Read(lease, _) = self {
+            dirty.insert((lease.age.clone(), lease.id.clone(), slot));
+        }
+    }
+}
+
+/// What is believed no longer comes first, so that a subnet is given up before it is taken; by id within.
+fn in_order(mut changes: Vec<Change>) -> Vec<Change> {
+    changes.sort_by(|a, b| (a.after.is_some(), &a.id).cmp(&(b.after.is_some(), &b.id)));
+    changes
 }

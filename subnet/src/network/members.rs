@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Members of a JSON object the way flannel reads them: names without regard to case, the last of equal names counts, `null` is
+//! as good as absent. (Rule: Go's encoding/json, which flannel uses for net-conf and for lease values.)
+
+use std::fmt;
+
+use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// The members of one object, in document order, values unread.
+pub(crate) struct Members(Vec<(String, Box<RawValue>)>);
+
+struct Collect;
+
+impl<'de> Visitor<'de> for Collect {
+    type Value = Members;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Members, M::Error> {
+        let mut members = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            members.push(entry);
+        }
+        Ok(Members(members))
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members, D::Error> {
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+impl Members {
+    /// The raw text of a member, `null` included.
+    pub(crate) fn raw(&self, name: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.get())
+    }
+
+    /// A member's value; the error names the member.
+    pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
+        match self.raw(name) {
+            None | Some("null") => Ok(None),
+            Some(text) => {
+                let named = |cause| serde_json::Error::custom(format_args!("{name} = {text}: {cause}"));
+                serde_json::from_str(text).map(Some).map_err(named)
+            }
+        }
+    }
+
+    /// Every member once, names in lower case, sorted: for comparing two objects.
+    pub(crate) fn canonical(&self) -> std::collections::BTreeMap<String, &str> {
+        self.0.iter().map(|(key, value)| (key.to_ascii_lowercase(), value.get())).collect()
+    }
+
+    /// A member's name as it is written in the document.
+    pub(crate) fn spelling(&self, lower: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(lower)).map(|(key, _)| key.as_str())
+    }
+}

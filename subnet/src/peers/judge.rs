@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Is a lease possible at all? Depends on the lease and on us, not on other leases.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use super::Us;
+use crate::cidr::{Family, Subnets, family};
+use crate::lease::Lease;
+
+/// Why this lease cannot be: names the field and its content. `None` when it can.
+pub(super) fn impossible(us: &Us, lease: &Lease) -> Option<String> {
+    if lease.subnets == Subnets::default() {
+        return Some("grants no subnet".to_owned());
+    }
+    lease
+        .subnets
+        .iter()
+        .find_map(|net| misplaced(us, net))
+        .or_else(|| {
+            let own = &us.own;
+            own.overlaps(&lease.subnets).then(|| format!("subnet {} overlaps our own {own}", lease.subnets))
+        })
+        .or_else(|| unreachable(us, lease))
+}
+
+fn misplaced(us: &Us, net: IpNet) -> Option<String> {
+    match us.networks.of(family(&net)) {
+        Some(network) if network.contains(&net) => None,
+        Some(network) => Some(format!("subnet {net} is outside our Network {network}")),
+        None => Some(format!("subnet {net} is of a family that net-conf does not enable")),
+    }
+}
+
+/// Public addresses are judged in the families that the network uses; what a flannel node says in the other is noise (an
+/// IPv6-only one says 0.0.0.0).
+fn unreachable(us: &Us, lease: &Lease) -> Option<String> {
+    let v4 = lease.attrs.public_ip.map(IpAddr::V4).filter(|_| us.networks.of(Family::V4).is_some());
+    let v6 = lease.attrs.public_ipv6.map(IpAddr::V6).filter(|_| us.networks.of(Family::V6).is_some());
+    if v4.is_none() && v6.is_none() {
+        return Some("has no public address of a family in use".to_owned());
+    }
+    let fault = |(field, ip): (&str, IpAddr)| {
+        let what = if us.public.contains(&ip) { "our own address" } else { unusable(ip)? };
+        Some(format!("{field} {ip} is {what}"))
+    };
+    v4.map(|ip| ("PublicIP", ip)).into_iter().chain(v6.map(|ip| ("PublicIPv6", ip))).find_map(fault)
+}
+
+/// What kind of address it is that no other node can have.
+fn unusable(ip: IpAddr) -> Option<&'static str> {
+    let link_local = |v6: Ipv6Addr| v6.is_unicast_link_local();
+    match ip {
+        _ if ip.is_unspecified() => Some("the unspecified address"),
+        _ if ip.is_loopback() => Some("a loopback address"),
+        _ if ip.is_multicast() => Some("a multicast address"),
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
+        IpAddr::V6(v6) if link_local(v6) => Some("a link-local address"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("an IPv4-mapped address"),
+        _ => None,
+    }
+}

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What may be believed: each reason to set a lease aside, and the laws that hold for any set of records in any order.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use proptest::prelude::*;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Age, Id, Lease, Record};
+use weft_subnet::peers::{Change, Peers, Us};
+
+fn age(stamp: u64) -> Age {
+    Age { stamp, ..Age::default() }
+}
+
+/// A lease whose id is its key.
+fn lease(key: &str, ip: &str, stamp: u64) -> Lease {
+    let public_ip = ip.parse().ok();
+    let attrs = Attrs { public_ip, backend_type: "vxlan".into(), ..Attrs::default() };
+    Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap_or_default(), attrs, age: age(stamp) }
+}
+
+fn record(lease: Lease) -> Record {
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+fn us() -> Us {
+    Us {
+        networks: Subnets { v4: "10.5.0.0/16".parse().ok(), v6: None },
+        id: Some("10.5.1.0-24".into()),
+        own: Subnets::from_key("10.5.1.0-24").unwrap(),
+        public: vec!["192.168.0.1".parse().unwrap()],
+    }
+}
+
+fn dual() -> Us {
+    let mut us = us();
+    us.networks.v6 = "fd00::/48".parse().ok();
+    us.own.v6 = "fd00:0:0:1::/64".parse().ok();
+    us
+}
+
+fn ids(peers: &Peers) -> Vec<&str> {
+    peers.believed().map(|lease| &*lease.id).collect()
+}
+
+fn reason(peers: &Peers) -> String {
+    let mut all = peers.set_aside();
+    let (_, reason, _) = all.next().expect("nothing is set aside");
+    assert!(all.next().is_none(), "only one was put");
+    reason.to_owned()
+}
+
+#[test]
+fn reasons_of_a_lease_alone() {
+    let v6 = |text: &str| text.parse::<Ipv6Addr>().ok();
+    let with_v6 = |mut lease: Lease, ip: &str| {
+        lease.attrs.public_ipv6 = v6(ip);
+        lease
+    };
+    let rows = [
+        (us(), lease("10.6.1.0-24", "192.168.0.2", 1), "subnet 10.6.1.0/24 is outside our Network 10.5.0.0/16"),
+        (us(), lease("10.0.0.0-8", "192.168.0.2", 1), "subnet 10.0.0.0/8 is outside our Network 10.5.0.0/16"),
+        (us(), lease("no subnet", "192.168.0.2", 1), "grants no subnet"),
+        (us(), lease("10.5.2.0-24&fd00:0:0:2::-64", "192.168.0.2", 1), "family that net-conf does not enable"),
+        (us(), lease("10.5.1.128-25", "192.168.0.2", 1), "overlaps our own 10.5.1.0/24"),
+        (us(), lease("10.5.0.0-23", "192.168.0.2", 1), "overlaps our own 10.5.1.0/24"),
+        (dual(), lease("10.5.2.0-24&fd00:0:0:1::-64", "192.168.0.2", 1), "overlaps our own"),
+        (dual(), lease("10.5.2.0-24&fd01::-64", "192.168.0.2", 1), "fd01::/64 is outside our Network fd00::/48"),
+        (us(), lease("10.5.2.0-24", "", 1), "no public address"),
+        (us(), with_v6(lease("10.5.2.0-24", "", 1), "fd99::2"), "no public address of a family in use"),
+        (us(), lease("10.5.2.0-24", "192.168.0.1", 1), "PublicIP 192.168.0.1 is our own address"),
+        (us(), lease("10.5.2.0-24", "127.0.0.1", 1), "PublicIP 127.0.0.1 is a loopback address"),
+        (us(), lease("10.5.2.0-24", "224.0.0.5", 1), "a multicast address"),
+        (us(), lease("10.5.2.0-24", "0.0.0.0", 1), "the unspecified address"),
+        (us(), lease("10.5.2.0-24", "255.255.255.255", 1), "the broadcast address"),
+        (dual(), with_v6(lease("10.5.2.0-24", "192.168.0.2", 1), "::1"), "PublicIPv6 ::1 is a loopback address"),
+        (dual(), with_v6(lease("10.5.2.0-24", "192.168.0.2", 1), "fe80::2"), "a link-local address"),
+        (dual(), with_v6(lease("10.5.2.0-24", "192.168.0.2", 1), "ff02::2"), "a multicast address"),
+        (dual(), with_v6(lease("10.5.2.0-24", "192.168.0.2", 1), "::"), "the unspecified address"),
+        (dual(), with_v6(lease("10.5.2.0-24", "192.168.0.2", 1), "::ffff:1.2.3.4"), "an IPv4-mapped address"),
+    ];
+    for (us, bad, expected) in rows {
+        let mut peers = Peers::new(us);
+        assert_eq!(peers.put(record(bad.clone())), [], "{bad:?}");
+        assert!(reason(&peers).contains(expected), "{:?} instead of {expected}", reason(&peers));
+        assert_eq!((peers.len(), peers.get(&bad.id)), (0, None));
+        assert_eq!(peers.set_aside().next().and_then(|(_, _, lease)| lease), Some(&bad));
+        assert_eq!(peers.ids().count(), 1);
+    }
+}
+
+#[test]
+fn what_is_fine() {
+    for (us, good) in [
+        (us(), lease("10.5.2.0-24", "192.168.0.2", 1)),
+        (
+            us(),
+            Lease {
+                attrs: Attrs { public_ipv6: "::1".parse().ok(), ..lease("", "192.168.0.2", 1).attrs },
+                ..lease("10.5.2.0-24", "", 1)
+            },
+        ),
+        (dual(), lease("10.5.2.0-24", "192.168.0.2", 1)),
+        (dual(), lease("10.5.2.0-24&fd00:0:0:2::-64", "192.168.0.2", 1)),
+    ] {
+        let mut peers = Peers::new(us);
+        let change = Change { id: good.id.clone(), before: None, after: Some(good.clone()) };
+        assert_eq!(peers.put(record(good.clone())), [change]);
+        assert_eq!(peers.get(&good.id), Some(&good));
+        assert_eq!(peers.put(record(good)), [], "the same again changes nothing");
+    }
+}
+
+#[test]
+fn unread_records_come_and_go() {
+    let mut peers = Peers::new(us());
+    let good = lease("10.5.2.0-24", "192.168.0.2", 1);
+    let bad = Record { id: good.id.clone(), lease: Err("value is not a lease".into()) };
+    assert_eq!(peers.put(bad.clone()), []);
+    assert_eq!(reason(&peers), "value is not a lease");
+    assert_eq!(peers.put(record(good.clone())).len(), 1);
+    assert_eq!(peers.set_aside().count(), 0);
+    assert_eq!(peers.put(bad), [Change { id: good.id.clone(), before: Some(good.clone()), after: None }]);
+    assert_eq!((peers.len(), reason(&peers).as_str()), (0, "value is not a lease"));
+    assert_eq!(peers.remove(&good.id), []);
+    assert_eq!((peers.ids().count(), peers.set_aside().count(), peers.is_empty()), (0, 0, true));
+    assert_eq!(peers.remove(&good.id), []);
+}
+
+#[test]
+fn renewal_with_another_address_is_one_change() {
+    let mut peers = Peers::new(us());
+    let (old, new) = (lease("10.5.2.0-24", "192.168.0.2", 1), lease("10.5.2.0-24", "192.168.0.3", 1));
+    peers.put(record(old.clone()));
+    let change = Change { id: old.id.clone(), before: Some(old.clone()), after: Some(new.clone()) };
+    assert_eq!(peers.put(record(new.clone())), [change]);
+    let impossible = lease("10.5.2.0-24", "127.0.0.1", 1);
+    assert_eq!(peers.put(record(impossible)), [Change { id: old.id.clone(), before: Some(new), after: None }]);
+    assert_eq!(peers.put(record(old.clone())).len(), 1);
+    assert_eq!(peers.len(), 1);
+}
+
+#[test]
+fn our_own_lease_is_no_peer() {
+    let mut peers = Peers::new(us());
+    let own = lease("10.5.1.0-24", "192.168.0.1", 1);
+    assert_eq!(peers.put(record(own.clone())), []);
+    assert_eq!((peers.len(), peers.ids().count(), peers.set_aside().count()), (0, 0, 0));
+    // We moved: what was ours is another's lease now.
+    let moved =
+        Us { id: Some("10.5.9.0-24".into()), own: Subnets::from_key("10.5.9.0-24").unwrap(), public: vec![], ..us() };
+    assert_eq!(peers.judge_for(moved), [Change { id: own.id.clone(), before: None, after: Some(own.clone()) }]);
+    assert_eq!(peers.judge_for(us()), [Change { id: own.id.clone(), before: Some(own.clone()), after: None }]);
+    assert_eq!(peers.judge_for(us()), []);
+    assert_eq!(peers.remove(&own.id), []);
+}
+
+#[test]
+fn the_older_lease_keeps_the_subnet() {
+    let mut peers = Peers::new(us());
+    peers.put(record(lease("10.5.4.0-22", "192.168.0.9", 5)));
+    assert_eq!(peers.put(record(lease("10.5.5.0-24", "192.168.0.2", 7))), []);
+    assert_eq!(reason(&peers), "overlaps 10.5.4.0/22 of the older lease 10.5.4.0-22");
+    // An older one inside pushes the big one aside, which lets the other in: a set-aside lease blocks nobody.
+    let changes = peers.put(record(lease("10.5.6.0-24", "192.168.0.3", 3)));
+    let seen: Vec<_> = changes.iter().map(|c| (&*c.id, c.before.is_some(), c.after.is_some())).collect();
+    assert_eq!(seen, [("10.5.4.0-22", true, false), ("10.5.5.0-24", false, true), ("10.5.6.0-24", false, true)]);
+    assert_eq!(ids(&peers), ["10.5.5.0-24", "10.5.6.0-24"]);
+    let changes = peers.remove(&"10.5.6.0-24".into());
+    let seen: Vec<_> = changes.iter().map(|c| (&*c.id, c.after.is_some())).collect();
+    assert_eq!(seen, [("10.5.5.0-24", false), ("10.5.6.0-24", false), ("10.5.4.0-22", true)]);
+    assert_eq!(ids(&peers), ["10.5.4.0-22"]);
+    // Same age: the id decides.
+    peers.put(record(lease("10.5.4.0-23", "192.168.0.4", 5)));
+    assert_eq!(ids(&peers), ["10.5.4.0-22"]);
+    // Deleted and created anew under the same id: younger now.
+    peers.put(record(lease("10.5.4.0-22", "192.168.0.9", 20)));
+    assert_eq!(ids(&peers), ["10.5.4.0-23"]);
+}
+
+#[test]
+fn a_dual_stack_lease_stands_or_falls_as_a_whole() {
+    let mut peers = Peers::new(dual());
+    peers.put(record(lease("10.5.2.0-24&fd00:0:0:2::-64", "192.168.0.2", 1)));
+    assert_eq!(peers.put(record(lease("10.5.3.0-24&fd00:0:0:2::-64", "192.168.0.3", 2))), []);
+    peers.put(record(lease("10.5.3.0-24", "192.168.0.4", 3)));
+    assert_eq!(ids(&peers), ["10.5.2.0-24&fd00:0:0:2::-64", "10.5.3.0-24"]);
+}
+
+fn many(n: u32) -> impl Iterator<Item = Lease> {
+    (0..n).map(|n| {
+        let net = Ipv4Net::new(Ipv4Addr::from(0x0a00_0000 + n * 256), 24).unwrap();
+        let subnets = Subnets { v4: Some(net), v6: None };
+        Lease { id: subnets.to_key().into(), subnets, ..lease("", "192.168.0.2", u64::from(n) + 100) }
+    })
+}
+
+/// Not a benchmark: bounds that only a walk over all leases for each put would miss.
+#[test]
+fn fifty_thousand() {
+    let us = Us { networks: Subnets { v4: "10.0.0.0/8".parse().ok(), v6: None }, ..Us::default() };
+    let mut peers = Peers::new(us);
+    let start = Instant::now();
+    // One bogus lease over everything, younger than most, must not make each event slow either.
+    peers.put(record(lease("10.0.0.0-8", "192.168.0.9", 40_000)));
+    for lease in many(50_000) {
+        peers.put(record(lease));
+    }
+    assert_eq!(peers.len(), 50_000);
+    for lease in many(50_000) {
+        let renewed = Lease { attrs: Attrs { backend_data: Some("{}".into()), ..lease.attrs }, ..lease };
+        assert_eq!(peers.put(record(renewed)).len(), 1);
+    }
+    for lease in many(50_000).skip(1) {
+        assert_eq!(peers.remove(&lease.id).len(), 1);
+    }
+    assert!(start.elapsed() < Duration::from_secs(15), "a put walks all: {:?}", start.elapsed());
+    assert_eq!(peers.len(), 1);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put(Record),
+    Remove(Id),
+}
+
+/// Few ids, few ages, few prefixes of many lengths: everything collides.
+fn any_record() -> impl Strategy<Value = Record> {
+    let v4 =
+        (0u32..64, 20u8..=28).prop_map(|(n, len)| Ipv4Net::new((0x0a05_0000 + n * 64).into(), len).unwrap().trunc());
+    let v6 = (0u128..16, 58u8..=66)
+        .prop_map(|(n, len)| Ipv6Net::new(((0xfd00 << 112) + (n << 63)).into(), len).unwrap().trunc());
+    let subnets = (proptest::option::weighted(0.9, v4), proptest::option::weighted(0.3, v6));
+    (0u8..12, subnets, 0u64..4, 0u8..12).prop_map(|(id, (v4, v6), stamp, ip)| {
+        let id: Id = format!("n{id}").into();
+        if ip == 11 {
+            return Record { id, lease: Err("unread".into()) };
+        }
+        let public_ip = Some(Ipv4Addr::new(192, 168, 0, ip));
+        let attrs = Attrs { public_ip, ..Attrs::default() };
+        let age = Age { stamp, tie: Arc::from("") };
+        Record { lease: Ok(Lease { id: id.clone(), subnets: Subnets { v4, v6 }, attrs, age }), id }
+    })
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => any_record().prop_map(Step::Put),
+        1 => (0u8..12).prop_map(|id| Step::Remove(format!("n{id}").into())),
+    ]
+}
+
+fn any_us() -> impl Strategy<Value = Us> {
+    (0u8..3, 0u32..64, 0u8..12, any::<bool>()).prop_map(|(id, own, ip, dual)| Us {
+        networks: Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd00::/60".parse().ok().filter(|_| dual) },
+        id: Some(format!("n{id}").into()),
+        own: Subnets { v4: Some(Ipv4Net::new((0x0a05_0000 + own * 64).into(), 26).unwrap()), v6: None },
+        public: vec![IpAddr::V4(Ipv4Addr::new(192, 168, 0, ip))],
+    })
+}
+
+/// The definition, as simple as it can be said: possible leases, oldest first, each taken if nothing taken overlaps it. What
+/// is possible is asked of a set that holds this record alone.
+fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
+    let possible = |record: &&Record| {
+        let mut alone = Peers::new(us.clone());
+        alone.put(Record::clone(record));
+        alone.len() == 1
+    };
+    let mut leases: Vec<&Lease> = records.values().filter(possible).filter_map(|r| r.lease.as_ref().ok()).collect();
+    leases.sort_by_key(|lease| (lease.age.clone(), lease.id.clone()));
+    let mut taken: Vec<&Lease> = Vec::new();
+    for lease in leases {
+        if taken.iter().all(|other| !other.subnets.overlaps(&lease.subnets)) {
+            taken.push(lease);
+        }
+    }
+    taken.into_iter().map(|lease| lease.id.clone()).collect()
+}
+
+fn believed(peers: &Peers) -> BTreeMap<Id, Lease> {
+    peers.believed().map(|lease| (lease.id.clone(), lease.clone())).collect()
+}
+
+/// A follower that knows nothing but the changes.
+fn follow(known: &mut BTreeMap<Id, Lease>, changes: Vec<Change>) {
+    for change in changes {
+        assert_ne!(change.before, change.after, "a change that is none");
+        assert_eq!(known.get(&change.id), change.before.as_ref(), "before is what was believed");
+        match change.after {
+            Some(lease) => known.insert(change.id, lease),
+            None => known.remove(&change.id),
+        };
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// After every step: as the model says, and as the changes said; believed leases never overlap.
+    #[test]
+    fn every_step_ends_as_defined(
+        first in any_us(), second in any_us(), steps in proptest::collection::vec(any_step(), 1..40), switch in 0usize..40,
+    ) {
+        let mut us = first;
+        let mut peers = Peers::new(us.clone());
+        let (mut records, mut known) = (BTreeMap::new(), BTreeMap::new());
+        for (at, step) in steps.into_iter().enumerate() {
+            if at == switch {
+                us = second.clone();
+                follow(&mut known, peers.judge_for(us.clone()));
+            }
+            follow(&mut known, match step {
+                Step::Put(record) => {
+                    records.insert(record.id.clone(), record.clone());
+                    let changes = peers.put(record.clone());
+                    prop_assert_eq!(peers.put(record), vec![], "the same again");
+                    changes
+                }
+                Step::Remove(id) => {
+                    records.remove(&id);
+                    peers.remove(&id)
+                }
+            });
+            prop_assert_eq!(&known, &believed(&peers));
+            prop_assert_eq!(known.keys().cloned().collect::<BTreeSet<_>>(), model(&us, &records));
+            prop_assert_eq!(peers.len(), known.len());
+            let own = usize::from(us.id.as_ref().is_some_and(|id| records.contains_key(id)));
+            prop_assert_eq!(peers.ids().count(), records.len() - own);
+            prop_assert_eq!(peers.set_aside().count() + peers.len(), records.len() - own, "believed or set aside");
+            for (id, a) in &known {
+                prop_assert_eq!(peers.get(id), Some(a));
+                prop_assert!(known.values().all(|b| a.id == b.id || !a.subnets.overlaps(&b.subnets)));
+            }
+        }
+    }
+
+    /// Any order of the same records ends in the same set.
+    #[test]
+    fn order_free(
+        us in any_us(),
+        (records, shuffled) in proptest::collection::btree_map(0u8..12, any_record(), 0..12).prop_flat_map(|records| {
+            let records: Vec<Record> = records.into_iter().map(|(n, r)| {
+                let id: Id = format!("n{n}").into();
+                Record { lease: r.lease.map(|l| Lease { id: id.clone(), ..l }), id }
+            }).collect();
+            (Just(records.clone()), Just(records).prop_shuffle())
+        }),
+    ) {
+        let all = |records: Vec<Record>| {
+            let mut peers = Peers::new(us.clone());
+            for record in records {
+                peers.put(record);
+            }
+            believed(&peers)
+        };
+        prop_assert_eq!(all(records), all(shuffled));
+    }
+
+    /// Put, then remove, is nothing: the set and what the changes add up to.
+    #[test]
+    fn put_then_remove_is_nothing(us in any_us(), records in proptest::collection::vec(any_record(), 0..12), new in any_record()) {
+        let mut peers = Peers::new(us);
+        for record in records.into_iter().filter(|r| r.id != new.id) {
+            peers.put(record);
+        }
+        let before = believed(&peers);
+        let mut known = before.clone();
+        let id = new.id.clone();
+        follow(&mut known, peers.put(new));
+        follow(&mut known, peers.remove(&id));
+        prop_assert_eq!(&known, &before);
+        prop_assert_eq!(&believed(&peers), &before);
+    }
+}
