@@ -3,10 +3,12 @@
 
 pub mod backend;
 pub mod diff;
+pub mod family;
 pub mod host;
 pub mod host_gw;
 pub mod index;
 pub mod ipip;
+pub mod options;
 pub mod overhead;
 pub mod owner;
 pub mod state;
