@@ -94,7 +94,9 @@ pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn
         "vxlan" => Ok(Box::new(Vxlan::new(&options, network)?)),
         "host-gw" => Ok(Box::new(HostGw::new(network))),
         "ipip" => Ok(Box::new(Ipip::new(&options, network)?)),
-        "" => Err(BadOption(format!("the backend type is missing: give Backend a Type in net-conf; {SUPPORTED}"))),
+        "" => Err(BadOption(format!(
+            "no backend type is given (Backend.Type in net-conf, BackendType in a lease); {SUPPORTED}"
+        ))),
         _ if NOT_YET.contains(&kind) => {
             Err(BadOption(format!("backend type {kind} is not supported by weft yet; {SUPPORTED}")))
         }

@@ -121,24 +121,32 @@ impl Vxlan {
             return Ok(How::Direct { via: to, dev });
         }
         let dev = device_name(data.vni, family).map_err(|reason| format!("{}: {reason}", data_member(family)))?;
-        let tunnel = self.tunnel(host, own, data.vni, family).ok_or_else(|| {
-            format!("this node has no {} address on {} or no {} subnet", label(family), host.uplink.name, label(family))
+        let device = if self.own == Some(data.vni) {
+            (host.uplink.address(family).is_some() && own.subnets.of(family).is_some()).then(State::new)
+        } else {
+            self.tunnel(host, own, data.vni, family)
+        };
+        let device = device.ok_or_else(|| {
+            let label = label(family);
+            format!("this node has no {label} address on {}, or no {label} subnet", host.uplink.name)
         })?;
-        let device = if self.own == Some(data.vni) { State::new() } else { tunnel };
         Ok(How::Tunnel { to, data, dev, device })
     }
 
-    /// Reads `BackendData` of one family, names in any case, as Go does. A missing VNI is 0 in flannel; here it is unreadable.
+    /// Reads `BackendData` of one family, names in any case, as Go does. flannel ignores a peer's VNI, and early
+    /// versions wrote none: then it is ours.
     fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, String> {
         let member = data_member(family);
         let raw = data(attrs, family).ok_or_else(|| format!("the lease has no {member}, which vxlan needs"))?;
         let members: Members = serde_json::from_str(raw).map_err(|e| format!("{member} is not a JSON object ({e})"))?;
-        let vni = members.get("VNI").ok_or_else(|| format!("{member} has no VNI"))?;
-        let vni = vni
-            .as_u64()
-            .and_then(|n| u32::try_from(n).ok())
-            .filter(|n| *n <= MAX_VNI)
-            .ok_or_else(|| format!("VNI {vni} in {member} is not a number of 24 bits"))?;
+        let vni = match members.get("VNI") {
+            None => self.vni,
+            Some(vni) => vni
+                .as_u64()
+                .and_then(|n| u32::try_from(n).ok())
+                .filter(|n| *n <= MAX_VNI)
+                .ok_or_else(|| format!("VNI {vni} in {member} is not a number of 24 bits"))?,
+        };
         let mac = members.get("VtepMAC").ok_or_else(|| format!("{member} has no VtepMAC"))?;
         let mac = mac
             .as_str()
