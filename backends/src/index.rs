@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use weft_subnet::lease::{Age, Id};
 
-use crate::state::{Key, Link, Route, State, Value};
+use crate::packed::{Names, PackedKey, PackedValue};
+use crate::state::{Key, State, Value};
 
 /// The contributor of what is not a peer's: our own device, addresses and routes. It wins links and addresses. The slash keeps it
 /// apart from every id of a store.
@@ -24,7 +25,8 @@ type Rank = (bool, Age, Id);
 /// `Key -> contributions, ordered by lease age`.
 #[derive(Debug, Default)]
 pub struct Index {
-    slots: HashMap<Key, Slot>,
+    slots: HashMap<PackedKey, Slot>,
+    names: Names,
     contributors: Contributors,
 }
 
@@ -39,48 +41,14 @@ struct Contributors {
 #[derive(Debug)]
 struct Contributor {
     rank: Rank,
-    keys: Box<[Key]>,
+    keys: Box<[PackedKey]>,
 }
 
 #[derive(Debug)]
 enum Slot {
-    One(u32, Compact),
+    One(u32, PackedValue),
     /// Two or more; a shared device has as many as there are peers on it.
-    Many(BTreeMap<Rank, (u32, Compact)>),
-}
-
-/// A [`Value`] with the big and rare one boxed.
-#[derive(Debug, Clone, PartialEq)]
-enum Compact {
-    Link(Box<Link>),
-    Addr,
-    Fdb(std::net::IpAddr),
-    Neigh(crate::state::Mac),
-    Route(Route),
-}
-
-impl From<Value> for Compact {
-    fn from(value: Value) -> Compact {
-        match value {
-            Value::Link(link) => Compact::Link(Box::new(link)),
-            Value::Addr => Compact::Addr,
-            Value::Fdb(ip) => Compact::Fdb(ip),
-            Value::Neigh(mac) => Compact::Neigh(mac),
-            Value::Route(route) => Compact::Route(route),
-        }
-    }
-}
-
-impl From<&Compact> for Value {
-    fn from(compact: &Compact) -> Value {
-        match compact {
-            Compact::Link(link) => Value::Link(**link),
-            Compact::Addr => Value::Addr,
-            Compact::Fdb(ip) => Value::Fdb(*ip),
-            Compact::Neigh(mac) => Value::Neigh(*mac),
-            Compact::Route(route) => Value::Route(*route),
-        }
-    }
+    Many(BTreeMap<Rank, (u32, PackedValue)>),
 }
 
 impl Contributors {
@@ -113,16 +81,13 @@ impl Contributors {
 
 impl Slot {
     /// The contribution that counts.
-    fn winner(&self, key: &Key) -> Option<(u32, &Compact)> {
+    fn winner(&self, key: &PackedKey) -> Option<(u32, &PackedValue)> {
         let all = match self {
             Slot::One(number, value) => return Some((*number, value)),
             Slot::Many(all) => all,
         };
-        let (number, value) = match key {
-            Key::Fdb(..) | Key::Neigh(..) => all.last_key_value()?.1,
-            Key::Route(..) | Key::Link(_) | Key::Addr(..) => all.first_key_value()?.1,
-        };
-        Some((*number, value))
+        let best = if key.newest_wins() { all.last_key_value() } else { all.first_key_value() };
+        best.map(|(_, (number, value))| (*number, value))
     }
 }
 
@@ -132,21 +97,25 @@ impl Index {
     pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<Changed> {
         let rank = (**id != *OWN, age.clone(), id.clone());
         let old_keys = self.contributors.row(id).map(|row| row.keys.clone()).unwrap_or_default();
+        let old = old_keys.iter().filter_map(|key| self.names.unpack(key));
         let mut before: BTreeMap<Key, Option<Value>> =
-            old_keys.iter().chain(state.keys()).map(|key| (*key, self.desired(key))).collect();
+            old.chain(state.keys().copied()).map(|key| (key, self.desired(&key))).collect();
         self.withdraw(id, &old_keys);
         if !state.is_empty() {
-            let keys = state.keys().copied().collect();
+            let keys = state.keys().filter_map(|key| self.names.key(key)).collect();
             let number = self.contributors.add(Contributor { rank, keys });
             for (key, value) in state {
-                self.contribute(number, key, value.into());
+                let value = self.names.value(value);
+                if let Some(key) = self.names.find(&key) {
+                    self.contribute(number, key, value);
+                }
             }
         }
         before.retain(|key, value| *value != self.desired(key));
         before.into_iter().map(|(key, value)| (key, value, self.desired(&key))).collect()
     }
 
-    fn withdraw(&mut self, id: &Id, keys: &[Key]) {
+    fn withdraw(&mut self, id: &Id, keys: &[PackedKey]) {
         let Some(row) = self.contributors.remove(id) else { return };
         for key in keys {
             let Entry::Occupied(mut slot) = self.slots.entry(*key) else { continue };
@@ -163,7 +132,7 @@ impl Index {
         }
     }
 
-    fn contribute(&mut self, number: u32, key: Key, value: Compact) {
+    fn contribute(&mut self, number: u32, key: PackedKey, value: PackedValue) {
         let contributors = &self.contributors;
         let rank_of = |number: u32| contributors.rank(number).cloned().unwrap_or_default();
         match self.slots.entry(key) {
@@ -175,7 +144,7 @@ impl Index {
                     all.insert(rank_of(number), (number, value));
                 }
                 Slot::One(other, theirs) => {
-                    let theirs = (*other, std::mem::replace(theirs, Compact::Addr));
+                    let theirs = (*other, std::mem::replace(theirs, PackedValue::Addr));
                     let both = BTreeMap::from([(rank_of(theirs.0), theirs), (rank_of(number), (number, value))]);
                     slot.insert(Slot::Many(both));
                 }
@@ -185,23 +154,30 @@ impl Index {
 
     /// The winning value of a key.
     pub fn desired(&self, key: &Key) -> Option<Value> {
-        self.slots.get(key)?.winner(key).map(|(_, value)| value.into())
+        let key = self.names.find(key)?;
+        let (_, value) = self.slots.get(&key)?.winner(&key)?;
+        self.names.unpack_value(value)
     }
 
     /// Who wins this key: for status and errors.
     pub fn owner(&self, key: &Key) -> Option<&Id> {
-        let (number, _) = self.slots.get(key)?.winner(key)?;
+        let key = self.names.find(key)?;
+        let (number, _) = self.slots.get(&key)?.winner(&key)?;
         self.contributors.rank(number).map(|(_, _, id)| id)
     }
 
     /// All keys that this contributor wants.
     pub fn keys(&self, id: &Id) -> Vec<Key> {
-        self.contributors.row(id).map(|row| row.keys.to_vec()).unwrap_or_default()
+        let Some(row) = self.contributors.row(id) else { return Vec::new() };
+        row.keys.iter().filter_map(|key| self.names.unpack(key)).collect()
     }
 
     /// Everything, in key order.
     pub fn state(&self) -> State {
-        self.slots.iter().filter_map(|(key, slot)| Some((*key, slot.winner(key)?.1.into()))).collect()
+        let entry = |(key, slot): (&PackedKey, &Slot)| {
+            Some((self.names.unpack(key)?, self.names.unpack_value(slot.winner(key)?.1)?))
+        };
+        self.slots.iter().filter_map(entry).collect()
     }
 }
 

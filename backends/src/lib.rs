@@ -11,5 +11,6 @@ pub mod ipip;
 pub mod options;
 pub mod overhead;
 pub mod owner;
+mod packed;
 pub mod state;
 pub mod vxlan;

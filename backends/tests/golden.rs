@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leases in, plan out: every `golden/*.json` against the `.plan` beside it. `UPDATE_GOLDEN=1` writes the plans anew.
 
+// Helpers outside test functions panic like the tests themselves.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Laws of the pure core: idempotent, converging, order-free, own-only, add then remove = nothing.
 
+// Helpers outside test functions panic like the tests themselves.
+#![allow(clippy::unwrap_used)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -75,3 +75,29 @@ fn the_same_again_changes_nothing() {
     assert_eq!(index.set(&id("a"), &age(1), state.clone()), []);
     assert_eq!(index.set(&id("a"), &age(7), state), [], "another age alone, too");
 }
+
+#[test]
+fn fifty_thousand_peers_stay_small() {
+    let dev = name("flannel.1");
+    let mut index = Index::default();
+    for n in 0..50_000u32 {
+        let subnet = std::net::Ipv4Addr::from(0x0a00_0000 + (n << 8));
+        let mac = Mac([2, 0, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
+        let net = ipnet::IpNet::new(subnet.into(), 24).unwrap();
+        let via = Route::Unicast { via: subnet.into(), dev, onlink: true };
+        let state = State::from([
+            (Key::Fdb(dev, mac), Value::Fdb([192, 168, 0, 1].into())),
+            (Key::Neigh(dev, subnet.into()), Value::Neigh(mac)),
+            (Key::Route(net, 0), Value::Route(via)),
+        ]);
+        assert_eq!(index.set(&id(&net.to_string()), &age(n.into()), state).len(), 3);
+    }
+    assert_eq!(index.state().len(), 150_000);
+    // Hash tables keep an eighth free and double: count what is allocated, not what is used.
+    let slots = index.slots.capacity() / 7 * 8 * (size_of::<(super::PackedKey, super::Slot)>() + 1);
+    let rows = index.contributors.rows.len() * size_of::<Option<super::Contributor>>();
+    let numbers = index.contributors.numbers.capacity() / 7 * 8 * (size_of::<(Id, u32)>() + 1);
+    let keys = 150_000 * size_of::<super::PackedKey>();
+    let total = slots + rows + numbers + keys;
+    assert!(total <= 25_000_000, "{total} bytes: slots {slots}, rows {rows}, numbers {numbers}, keys {keys}");
+}
