@@ -1,2 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TODO.
+//! host-gw: the peer itself is the gateway of its subnet. No device, no overhead; all nodes must share a link.
+//! Behaviour: flannel-compat.md section 5.
+
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Family;
+use weft_subnet::lease::Lease;
+use weft_subnet::network::Network;
+
+use crate::backend::{Backend, Planned, Skip, families, of_kind};
+use crate::family::{label, public, public_member, publish, published, route};
+use crate::host::Host;
+use crate::state::State;
+
+/// `BackendType` on the wire.
+const KIND: &str = "host-gw";
+
+/// The host-gw backend. It has no options.
+#[derive(Debug)]
+pub struct HostGw {
+    families: Vec<Family>,
+}
+
+impl HostGw {
+    /// For the families of this network.
+    pub fn new(network: &Network) -> HostGw {
+        HostGw { families: families(network) }
+    }
+
+    fn half(&self, host: &Host, peer: &Lease, family: Family) -> Option<Result<State, Skip>> {
+        let subnet = peer.subnets.of(family)?;
+        let Some(via) = public(&peer.attrs, family) else {
+            let member = public_member(family);
+            return Some(Err(Skip(format!("{subnet}: the lease has no {member}, which host-gw needs as gateway"))));
+        };
+        let Some(dev) = host.routes.on_link(via) else {
+            return Some(Err(Skip(format!(
+                "{via} is not on a link of this node: host-gw needs all nodes on one link (vxlan with DirectRouting does not)"
+            ))));
+        };
+        Some(Ok(route(subnet, via, dev, false)))
+    }
+}
+
+impl Backend for HostGw {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn mtu(&self, host: &Host, _family: Family) -> u32 {
+        host.uplink.mtu
+    }
+
+    fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
+        for family in self.families.iter().copied() {
+            let name = host.uplink.name;
+            let Some(address) = host.uplink.address(family) else {
+                return Err(Skip(format!("{name} has no {} address, which host-gw needs as gateway", label(family))));
+            };
+            match published(host, family) {
+                Some(ours) if ours != address => {
+                    let member = public_member(family);
+                    return Err(Skip(format!(
+                        "{member} {ours} is not the address of {name} ({address}): peers cannot use it as gateway; \
+                         choose the interface that has it (--iface), or another backend (vxlan)"
+                    )));
+                }
+                _ => publish(&mut attrs, address),
+            }
+        }
+        Ok(attrs)
+    }
+
+    fn device(&self, _host: &Host, _own: &Lease) -> State {
+        State::new()
+    }
+
+    fn plan(&self, host: &Host, _own: &Lease, peer: &Lease) -> Planned {
+        if let Err(reason) = of_kind(KIND, peer) {
+            return Planned::none(reason);
+        }
+        let mut planned = Planned::default();
+        self.families.iter().filter_map(|family| self.half(host, peer, *family)).for_each(|half| planned.take(half));
+        planned
+    }
+}

@@ -1,2 +1,112 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TODO.
+//! ipip: IPv4 in IPv4, 20 bytes. One device with an open remote end; the route's gateway is the outer destination.
+//! Behaviour: flannel-compat.md section 5; the device's attributes are flannel's, so that a takeover keeps it.
+
+use std::net::IpAddr;
+
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Family;
+use weft_subnet::lease::Lease;
+use weft_subnet::network::Network;
+
+use crate::backend::{Backend, BadOption, Planned, Skip, of_kind};
+use crate::family::{host_address, route};
+use crate::host::Host;
+use crate::options::Options;
+use crate::overhead;
+use crate::state::{Key, Link, LinkKind, Name, State, Value};
+
+/// `BackendType` on the wire.
+const KIND: &str = "ipip";
+/// The device, one per host: flannel's name.
+const DEVICE: &str = "flannel.ipip";
+
+/// The ipip backend.
+#[derive(Debug)]
+pub struct Ipip {
+    direct_routing: bool,
+    /// False in a mixed cluster where we are of another type: then the peers bring the device.
+    own: bool,
+    /// IPv6 is on: peers' IPv6 subnets are reported, not silently dropped.
+    has_v6: bool,
+    device: Name,
+}
+
+impl Ipip {
+    /// Reads the options. Fails in a network without IPv4.
+    pub fn new(options: &Options, network: &Network) -> Result<Ipip, BadOption> {
+        if network.networks.v4.is_none() {
+            return Err(BadOption("backend type ipip carries IPv4 only: use vxlan or host-gw for IPv6".to_owned()));
+        }
+        let device = Name::new(DEVICE).ok_or_else(|| BadOption(format!("{DEVICE} is no interface name")))?;
+        Ok(Ipip {
+            direct_routing: options.flag("DirectRouting")?,
+            own: network.backend_type == KIND,
+            has_v6: network.networks.v6.is_some(),
+            device,
+        })
+    }
+
+    fn half(&self, host: &Host, own: &Lease, peer: &Lease) -> Option<Result<State, Skip>> {
+        let subnet = peer.subnets.of(Family::V4)?;
+        let Some(via) = peer.attrs.public_ip.map(IpAddr::V4) else {
+            return Some(Err(Skip(format!("{subnet}: the lease has no PublicIP, which ipip needs"))));
+        };
+        if self.direct_routing
+            && let Some(dev) = host.routes.on_link(via)
+        {
+            return Some(Ok(route(subnet, via, dev, false)));
+        }
+        if host.uplink.v4.is_none() || own.subnets.v4.is_none() {
+            return Some(Err(Skip(format!(
+                "{subnet}: this node has no IPv4 address on {} for ipip",
+                host.uplink.name
+            ))));
+        }
+        let mut state = if self.own { State::new() } else { self.device(host, own) };
+        state.extend(route(subnet, via, self.device, true));
+        Some(Ok(state))
+    }
+}
+
+impl Backend for Ipip {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn mtu(&self, host: &Host, _family: Family) -> u32 {
+        host.uplink.mtu.saturating_sub(overhead::ipip())
+    }
+
+    fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        if host.uplink.v4.is_none() {
+            return Err(Skip(format!("{} has no IPv4 address, which ipip needs", host.uplink.name)));
+        }
+        let public_ip = host.public_v4.or(host.uplink.v4);
+        Ok(Attrs { public_ip, backend_type: KIND.to_owned(), ..Attrs::default() })
+    }
+
+    fn device(&self, host: &Host, own: &Lease) -> State {
+        let (Some(local), Some(subnet)) = (host.uplink.v4, own.subnets.of(Family::V4)) else { return State::new() };
+        let kind = LinkKind::Ipip { parent: host.uplink.name, local: IpAddr::V4(local) };
+        let link = Link { kind, mtu: self.mtu(host, Family::V4), mac: None, up: true, learning: false };
+        State::from([
+            (Key::Link(self.device), Value::Link(link)),
+            (Key::Addr(self.device, host_address(subnet)), Value::Addr),
+        ])
+    }
+
+    fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned {
+        if let Err(reason) = of_kind(KIND, peer) {
+            return Planned::none(reason);
+        }
+        let mut planned = Planned::default();
+        if let Some(half) = self.half(host, own, peer) {
+            planned.take(half);
+        }
+        if let Some(subnet) = peer.subnets.of(Family::V6).filter(|_| self.has_v6) {
+            planned.take(Err(Skip(format!("{subnet}: ipip carries IPv4 only"))));
+        }
+        planned
+    }
+}

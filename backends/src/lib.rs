@@ -3,11 +3,14 @@
 
 pub mod backend;
 pub mod diff;
+pub mod family;
 pub mod host;
 pub mod host_gw;
 pub mod index;
 pub mod ipip;
+pub mod options;
 pub mod overhead;
 pub mod owner;
+mod packed;
 pub mod state;
 pub mod vxlan;

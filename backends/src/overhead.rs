@@ -1,2 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TODO.
+//! What an encapsulation costs per packet, in bytes: the one place for these numbers.
+//! Invariant: a pod packet of `mtu` bytes plus the overhead fits the underlay's MTU exactly.
+
+use weft_subnet::cidr::Family;
+
+/// Outer IPv4 header without options.
+const IPV4: u32 = 20;
+/// Outer IPv6 header without extensions.
+const IPV6: u32 = 40;
+/// UDP header.
+const UDP: u32 = 8;
+/// VXLAN header (RFC 7348).
+const VXLAN: u32 = 8;
+/// Inner Ethernet header: vxlan carries frames.
+const ETHERNET: u32 = 14;
+
+/// Bytes that vxlan adds over an underlay of this family: 50 over IPv4, 70 over IPv6.
+pub fn vxlan(underlay: Family) -> u32 {
+    let outer = match underlay {
+        Family::V4 => IPV4,
+        Family::V6 => IPV6,
+    };
+    outer + UDP + VXLAN + ETHERNET
+}
+
+/// Bytes that ipip adds: one more IPv4 header, 20.
+pub fn ipip() -> u32 {
+    IPV4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Family, ipip, vxlan};
+
+    #[test]
+    fn documented_numbers() {
+        assert_eq!((vxlan(Family::V4), vxlan(Family::V6), ipip()), (50, 70, 20));
+    }
+}

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_subnet::cidr::family;
 
 /// Metric of blackhole and unreachable routes: any connected or peer route wins over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
@@ -161,6 +162,16 @@ pub enum Route {
     Other,
 }
 
+impl Route {
+    /// The outgoing interface, if it has exactly one.
+    pub fn dev(&self) -> Option<Name> {
+        match self {
+            Route::Unicast { dev, .. } | Route::Device { dev } => Some(*dev),
+            Route::Blackhole | Route::Unreachable | Route::Other => None,
+        }
+    }
+}
+
 /// What should be, or is, in the kernel.
 pub type State = BTreeMap<Key, Value>;
 
@@ -177,3 +188,62 @@ pub struct Seen {
 
 /// What is in the kernel, with what is needed to tell whose it is.
 pub type Observed = BTreeMap<Key, Seen>;
+
+impl fmt::Display for Key {
+    /// As `ip` and `bridge` say it: `route 10.5.1.0/24`; a metric only where it is not the family's default.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Link(name) => write!(f, "link {name}"),
+            Key::Addr(name, net) => write!(f, "addr {net} dev {name}"),
+            Key::Fdb(name, mac) => write!(f, "fdb {mac} dev {name}"),
+            Key::Neigh(name, ip) => write!(f, "neigh {ip} dev {name}"),
+            Key::Route(net, metric) if *metric == crate::family::metric(family(net)) => write!(f, "route {net}"),
+            Key::Route(net, metric) => write!(f, "route {net} metric {metric}"),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Link(link) => link.fmt(f),
+            Value::Addr => Ok(()),
+            Value::Fdb(to) => write!(f, "dst {to}"),
+            Value::Neigh(mac) => write!(f, "lladdr {mac}"),
+            Value::Route(route) => route.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            LinkKind::Vxlan { vni, port, parent, local, gbp } => {
+                let gbp = if gbp { " gbp" } else { "" };
+                write!(f, "vxlan id {vni} local {local} dev {parent} dstport {port}{gbp}")?;
+                f.write_str(if self.learning { " learning" } else { " nolearning" })?;
+            }
+            LinkKind::Ipip { parent, local } => write!(f, "ipip local {local} dev {parent}")?,
+            LinkKind::Other => f.write_str("of another type")?,
+        }
+        write!(f, " mtu {}", self.mtu)?;
+        if let Some(mac) = self.mac {
+            write!(f, " address {mac}")?;
+        }
+        f.write_str(if self.up { " up" } else { " down" })
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Route::Unicast { via, dev, onlink } => {
+                write!(f, "via {via} dev {dev}{}", if *onlink { " onlink" } else { "" })
+            }
+            Route::Device { dev } => write!(f, "dev {dev}"),
+            Route::Blackhole => f.write_str("blackhole"),
+            Route::Unreachable => f.write_str("unreachable"),
+            Route::Other => f.write_str("of another form"),
+        }
+    }
+}

@@ -1,2 +1,271 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TODO.
+//! vxlan: Ethernet over UDP, one device per family and VNI; per peer a neighbour, a forwarding entry and a route.
+//! Behaviour and wire format: flannel-compat.md sections 1 and 5, except that an IPv6 underlay costs 70 bytes.
+
+use std::net::IpAddr;
+
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Family;
+use weft_subnet::lease::Lease;
+use weft_subnet::network::Network;
+
+use crate::backend::{Backend, BadOption, Planned, Skip, families, of_kind};
+use crate::family::{
+    data, data_member, host_address, label, public, public_member, publish, published, route, vtep_mac,
+};
+use crate::host::Host;
+use crate::options::{Members, Options};
+use crate::overhead;
+use crate::state::{Key, Link, LinkKind, Mac, Name, State, Value};
+
+/// `BackendType` on the wire.
+const KIND: &str = "vxlan";
+/// 24 bits.
+const MAX_VNI: u32 = 0x00ff_ffff;
+/// What Linux takes for port 0 (its own number, older than IANA's 4789).
+const LINUX_PORT: u32 = 8472;
+/// A smaller underlay leaves less than the 68 bytes that IPv4 asks for, with the overhead of an IPv6 underlay.
+const MIN_MTU: u32 = 138;
+
+/// The vxlan backend.
+#[derive(Debug)]
+pub struct Vxlan {
+    families: Vec<Family>,
+    vni: u32,
+    port: u16,
+    /// MTU of the underlay, bytes; `None` = the uplink's.
+    mtu: Option<u32>,
+    gbp: bool,
+    learning: bool,
+    direct_routing: bool,
+    /// VNI of the device that `device` plans; `None` in a mixed cluster where we are of another type. Peers bring any other device.
+    own: Option<u32>,
+}
+
+/// `BackendData`.
+struct Data {
+    vni: u32,
+    mac: Mac,
+}
+
+impl Vxlan {
+    /// Reads the options.
+    pub fn new(options: &Options, network: &Network) -> Result<Vxlan, BadOption> {
+        let port = match options.number("Port", 0..=65535, 0)? {
+            0 => LINUX_PORT,
+            port => port,
+        };
+        let mtu = match options.number("MTU", 0..=65535, 0)? {
+            0 => None,
+            mtu if mtu < MIN_MTU => {
+                return Err(BadOption(format!(
+                    "Backend.MTU in net-conf is {mtu}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's"
+                )));
+            }
+            mtu => Some(mtu),
+        };
+        let vni = options.number("VNI", 0..=MAX_VNI, 1)?;
+        let vxlan = Vxlan {
+            families: families(network),
+            vni,
+            port: u16::try_from(port).unwrap_or_default(),
+            mtu,
+            gbp: options.flag("GBP")?,
+            learning: options.flag("Learning")?,
+            direct_routing: options.flag("DirectRouting")?,
+            own: (network.backend_type == KIND).then_some(vni),
+        };
+        for family in vxlan.families.iter().copied() {
+            device_name(vxlan.vni, family)
+                .map_err(|reason| BadOption(format!("Backend.VNI in net-conf: {reason}; give a smaller one")))?;
+        }
+        Ok(vxlan)
+    }
+
+    /// The device of this VNI and family, with our subnet's first address.
+    fn tunnel(&self, host: &Host, own: &Lease, vni: u32, family: Family) -> Option<State> {
+        let name = device_name(vni, family).ok()?;
+        let local = host.uplink.address(family)?;
+        let subnet = own.subnets.of(family)?;
+        let kind = LinkKind::Vxlan { vni, port: self.port, parent: host.uplink.name, local, gbp: self.gbp };
+        let mac = Some(vtep_mac(host, family));
+        let link = Link { kind, mtu: self.mtu(host, family), mac, up: true, learning: self.learning };
+        Some(State::from([(Key::Link(name), Value::Link(link)), (Key::Addr(name, host_address(subnet)), Value::Addr)]))
+    }
+
+    fn half(&self, host: &Host, own: &Lease, peer: &Lease, family: Family) -> Option<Result<State, Skip>> {
+        let subnet = peer.subnets.of(family)?;
+        let result = self.reach(host, own, &peer.attrs, family).map_err(|reason| Skip(format!("{subnet}: {reason}")));
+        Some(result.map(|how| match how {
+            How::Direct { via, dev } => route(subnet, via, dev, false),
+            How::Tunnel { to, data, dev, mut device } => {
+                let first = subnet.network();
+                device.insert(Key::Fdb(dev, data.mac), Value::Fdb(to));
+                device.insert(Key::Neigh(dev, first), Value::Neigh(data.mac));
+                device.extend(route(subnet, first, dev, true));
+                device
+            }
+        }))
+    }
+
+    fn reach(&self, host: &Host, own: &Lease, attrs: &Attrs, family: Family) -> Result<How, String> {
+        let to = public(attrs, family)
+            .ok_or_else(|| format!("the lease has no {}, which vxlan needs", public_member(family)))?;
+        let data = self.data(attrs, family)?;
+        if data.mac == vtep_mac(host, family) {
+            return Err(format!("VtepMAC {} in {} is our own: two nodes share it", data.mac, data_member(family)));
+        }
+        if self.direct_routing
+            && let Some(dev) = host.routes.on_link(to)
+        {
+            return Ok(How::Direct { via: to, dev });
+        }
+        let dev = device_name(data.vni, family).map_err(|reason| format!("{}: {reason}", data_member(family)))?;
+        let device = if self.own == Some(data.vni) {
+            (host.uplink.address(family).is_some() && own.subnets.of(family).is_some()).then(State::new)
+        } else {
+            self.tunnel(host, own, data.vni, family)
+        };
+        let device = device.ok_or_else(|| {
+            let label = label(family);
+            format!("this node has no {label} address on {}, or no {label} subnet", host.uplink.name)
+        })?;
+        Ok(How::Tunnel { to, data, dev, device })
+    }
+
+    /// Reads `BackendData` of one family, names in any case, as Go does. flannel ignores a peer's VNI, and early
+    /// versions wrote none: then it is ours.
+    fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, String> {
+        let member = data_member(family);
+        let raw = data(attrs, family).ok_or_else(|| format!("the lease has no {member}, which vxlan needs"))?;
+        let members: Members = serde_json::from_str(raw).map_err(|e| format!("{member} is not a JSON object ({e})"))?;
+        let vni = match members.get("VNI") {
+            None => self.vni,
+            Some(vni) => vni
+                .as_u64()
+                .and_then(|n| u32::try_from(n).ok())
+                .filter(|n| *n <= MAX_VNI)
+                .ok_or_else(|| format!("VNI {vni} in {member} is not a number of 24 bits"))?,
+        };
+        let mac = members.get("VtepMAC").ok_or_else(|| format!("{member} has no VtepMAC"))?;
+        let mac = mac
+            .as_str()
+            .and_then(parse_mac)
+            .ok_or_else(|| format!("VtepMAC {mac} in {member} is not an Ethernet address"))?;
+        if mac == Mac([0; 6]) {
+            return Err(format!("VtepMAC {mac} in {member} is zero"));
+        }
+        if mac.0[0] & 1 == 1 {
+            return Err(format!("VtepMAC {mac} in {member} is a multicast address"));
+        }
+        Ok(Data { vni, mac })
+    }
+}
+
+/// How a peer is reached.
+enum How {
+    /// On the link: no tunnel.
+    Direct { via: IpAddr, dev: Name },
+    /// Through a tunnel; `device` is what the peer brings along, empty for our own device.
+    Tunnel { to: IpAddr, data: Data, dev: Name, device: State },
+}
+
+/// flannel's names. A VNI of eight digits (five with IPv6) makes a name that Linux does not take: flannel fails there, too.
+fn device_name(vni: u32, family: Family) -> Result<Name, String> {
+    let name = match family {
+        Family::V4 => format!("flannel.{vni}"),
+        Family::V6 => format!("flannel-v6.{vni}"),
+    };
+    Name::new(&name).ok_or_else(|| format!("VNI {vni} makes the device name {name} longer than 15 bytes"))
+}
+
+/// Six bytes of two hexadecimal digits, with colons or hyphens, or three groups of four with dots (Go's net.ParseMAC).
+fn parse_mac(text: &str) -> Option<Mac> {
+    let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
+    let width = match separator {
+        ':' | '-' => 2,
+        '.' => 4,
+        _ => return None,
+    };
+    let groups: Vec<&str> = text.split(separator).collect();
+    let whole = |group: &&str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
+    if groups.len() * width != 12 || !groups.iter().all(whole) {
+        return None;
+    }
+    let number = u64::from_str_radix(&groups.concat(), 16).ok()?;
+    let [_, _, mac @ ..] = number.to_be_bytes();
+    Some(Mac(mac))
+}
+
+impl Backend for Vxlan {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn mtu(&self, host: &Host, family: Family) -> u32 {
+        self.mtu.unwrap_or(host.uplink.mtu).saturating_sub(overhead::vxlan(family))
+    }
+
+    fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
+        for family in self.families.iter().copied() {
+            let Some(local) = host.uplink.address(family) else {
+                let (name, label) = (host.uplink.name, label(family));
+                return Err(Skip(format!("{name} has no {label} address, which vxlan needs for its {label} device")));
+            };
+            publish(&mut attrs, published(host, family).unwrap_or(local));
+            let data = format!("{{\"VNI\":{},\"VtepMAC\":\"{}\"}}", self.vni, vtep_mac(host, family)).into_boxed_str();
+            match family {
+                Family::V4 => attrs.backend_data = Some(data),
+                Family::V6 => attrs.backend_v6_data = Some(data),
+            }
+        }
+        Ok(attrs)
+    }
+
+    fn device(&self, host: &Host, own: &Lease) -> State {
+        self.families.iter().filter_map(|family| self.tunnel(host, own, self.vni, *family)).flatten().collect()
+    }
+
+    fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned {
+        if let Err(reason) = of_kind(KIND, peer) {
+            return Planned::none(reason);
+        }
+        let mut planned = Planned::default();
+        let halves = self.families.iter().filter_map(|family| self.half(host, own, peer, *family));
+        halves.for_each(|half| planned.take(half));
+        planned
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Family, Mac, device_name, parse_mac};
+
+    #[test]
+    fn macs_as_go_reads_them() {
+        let mac = Mac([0xc6, 0xd2, 0x32, 0x6f, 0x8f, 0x44]);
+        for text in ["c6:d2:32:6f:8f:44", "C6-D2-32-6F-8F-44", "c6d2.326f.8f44"] {
+            assert_eq!(parse_mac(text), Some(mac), "{text}");
+        }
+        for text in [
+            "",
+            "c6d2326f8f44",
+            "c6:d2:32:6f:8f",
+            "c6:d2:32:6f:8f:4",
+            "c6:d2-32:6f:8f:44",
+            "c6:d2:32:6f:8f:44:00:01",
+            "+6:d2:32:6f:8f:44",
+        ] {
+            assert_eq!(parse_mac(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_fit_fifteen_bytes() {
+        assert!(device_name(9_999_999, Family::V4).is_ok());
+        assert!(device_name(10_000_000, Family::V4).is_err());
+        assert!(device_name(9_999, Family::V6).is_ok());
+        assert!(device_name(10_000, Family::V6).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Single rules of the difference; its laws are in `tests/laws.rs`.
+
+use super::{Op, change, diff};
+use crate::owner::PROTOCOL;
+use crate::state::{Key, Link, LinkKind, Mac, Name, Observed, Route, Seen, State, Value};
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn tunnel() -> Link {
+    let kind = LinkKind::Vxlan {
+        vni: 1,
+        port: 8472,
+        parent: name("eth0"),
+        local: "192.168.64.1".parse().unwrap(),
+        gbp: false,
+    };
+    Link { kind, mtu: 1450, mac: Some(Mac([2, 0, 0, 0, 0, 1])), up: true, learning: false }
+}
+
+fn route(net: &str, dev: &str) -> (Key, Value) {
+    let net: ipnet::IpNet = net.parse().unwrap();
+    let route = Route::Unicast { via: net.network(), dev: name(dev), onlink: true };
+    (Key::Route(net, 0), Value::Route(route))
+}
+
+fn seen(value: Value) -> Seen {
+    Seen { value, protocol: if matches!(value, Value::Route(_)) { PROTOCOL } else { 0 }, mark: false }
+}
+
+#[test]
+fn each_attribute_of_a_link_counts() {
+    let (key, want) = (Key::Link(name("flannel.1")), tunnel());
+    let op = |have: Link| change(key, Some(Value::Link(want)), Some(seen(Value::Link(have))), true);
+    assert_eq!(op(want), None);
+    let ensure = Some(Op::Ensure(key, Value::Link(want)));
+    assert_eq!(op(Link { mtu: 1500, ..want }), ensure);
+    assert_eq!(op(Link { mac: Some(Mac([2; 6])), ..want }), ensure);
+    assert_eq!(op(Link { mac: None, ..want }), ensure);
+    assert_eq!(op(Link { up: false, ..want }), ensure);
+    assert_eq!(op(Link { learning: true, ..want }), ensure);
+    let recreate = Some(Op::Recreate(key, Value::Link(want)));
+    assert_eq!(op(Link { kind: LinkKind::Other, ..want }), recreate);
+    assert_eq!(op(Link { kind: LinkKind::Other, mtu: 1, ..want }), recreate);
+}
+
+#[test]
+fn flannels_ipip_device_without_parent_is_kept() {
+    let key = Key::Link(name("flannel.ipip"));
+    let ipip = |parent, local: &str, mac| {
+        let kind = LinkKind::Ipip { parent: name(parent), local: local.parse().unwrap() };
+        Value::Link(Link { kind, mtu: 1480, mac, up: true, learning: false })
+    };
+    let want = ipip("eth0", "192.168.64.1", None);
+    let op = |have| change(key, Some(want), Some(seen(have)), true);
+    assert_eq!(op(ipip("flannel.ipip", "192.168.64.1", Some(Mac([9; 6])))), None);
+    assert_eq!(op(ipip("eth0", "192.168.64.2", None)), Some(Op::Recreate(key, want)));
+}
+
+#[test]
+fn a_route_under_another_number_is_taken_over() {
+    let (key, value) = route("10.5.2.0/24", "flannel.1");
+    let op = |protocol, mark| change(key, Some(value), Some(Seen { value, protocol, mark }), false);
+    assert_eq!(op(3, false), Some(Op::Ensure(key, value)));
+    assert_eq!(op(PROTOCOL, false), None, "plain instead of nexthop object is no difference");
+    assert_eq!(op(PROTOCOL, true), None);
+}
+
+#[test]
+fn removal_asks_who_owns_it() {
+    let (key, value) = route("10.5.2.0/24", "flannel.1");
+    assert_eq!(change(key, None, Some(seen(value)), false), None);
+    assert_eq!(change(key, None, Some(seen(value)), true), Some(Op::Remove(key, value)));
+    assert_eq!(change(key, None, None, true), None);
+}
+
+#[test]
+fn upwards_then_downwards() {
+    let dev = name("flannel.1");
+    let link = (Key::Link(dev), Value::Link(tunnel()));
+    let addr = (Key::Addr(dev, "10.5.1.0/32".parse().unwrap()), Value::Addr);
+    let fdb = (Key::Fdb(dev, Mac([2; 6])), Value::Fdb("192.168.64.2".parse().unwrap()));
+    let neigh = (Key::Neigh(dev, "10.5.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
+    let state = State::from([route("10.5.2.0/24", "flannel.1"), neigh, fdb, addr, link]);
+    let text = |ops: Vec<Op>| ops.iter().map(Op::to_string).collect::<Vec<_>>();
+    let added = text(diff(&state, &Observed::new(), |_, _| true));
+    assert_eq!(
+        added,
+        [
+            "add link flannel.1 vxlan id 1 local 192.168.64.1 dev eth0 dstport 8472 nolearning mtu 1450 address 02:00:00:00:00:01 up",
+            "add addr 10.5.1.0/32 dev flannel.1",
+            "add fdb 02:02:02:02:02:02 dev flannel.1 dst 192.168.64.2",
+            "add neigh 10.5.2.0 dev flannel.1 lladdr 02:02:02:02:02:02",
+            "add route 10.5.2.0/24 via 10.5.2.0 dev flannel.1 onlink",
+        ]
+    );
+    let observed: Observed = state.iter().map(|(key, value)| (*key, seen(*value))).collect();
+    let removed = text(diff(&State::new(), &observed, |_, _| true));
+    let mirrored: Vec<String> = added.iter().rev().map(|line| line.replacen("add", "remove", 1)).collect();
+    assert_eq!(removed, mirrored);
+}
+
+#[test]
+fn what_a_recreated_link_takes_along_is_not_removed() {
+    let dev = name("flannel.1");
+    let desired = State::from([(Key::Link(dev), Value::Link(tunnel()))]);
+    let other = Value::Link(Link { kind: LinkKind::Other, ..tunnel() });
+    let (gone, stays) = (route("10.5.2.0/24", "flannel.1"), route("10.5.3.0/24", "flannel.2"));
+    let observed = Observed::from([(Key::Link(dev), seen(other)), (gone.0, seen(gone.1)), (stays.0, seen(stays.1))]);
+    let ops = diff(&desired, &observed, |_, _| true);
+    assert_eq!(ops, [Op::Recreate(Key::Link(dev), Value::Link(tunnel())), Op::Remove(stays.0, stays.1)]);
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What differs between IPv4 and IPv6, as data: so that each backend has one code for both.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::{Family, family};
+
+use crate::host::Host;
+use crate::state::{Key, Mac, Name, Route, State, Value};
+
+/// Name of the lease's member that carries the public address.
+pub fn public_member(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "PublicIP",
+        Family::V6 => "PublicIPv6",
+    }
+}
+
+/// Name of the lease's member that carries the backend's data.
+pub fn data_member(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "BackendData",
+        Family::V6 => "BackendV6Data",
+    }
+}
+
+/// For people.
+pub fn label(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
+    }
+}
+
+/// Where a lease's owner is reached over this family.
+pub fn public(attrs: &Attrs, family: Family) -> Option<IpAddr> {
+    match family {
+        Family::V4 => attrs.public_ip.map(IpAddr::V4),
+        Family::V6 => attrs.public_ipv6.map(IpAddr::V6),
+    }
+}
+
+/// The backend's data of this family, raw JSON.
+pub fn data(attrs: &Attrs, family: Family) -> Option<&str> {
+    match family {
+        Family::V4 => attrs.backend_data.as_deref(),
+        Family::V6 => attrs.backend_v6_data.as_deref(),
+    }
+}
+
+/// The address that we publish for this family.
+pub fn published(host: &Host, family: Family) -> Option<IpAddr> {
+    match family {
+        Family::V4 => host.public_v4.map(IpAddr::V4),
+        Family::V6 => host.public_v6.map(IpAddr::V6),
+    }
+}
+
+/// Puts our public address of one family into the lease.
+pub fn publish(attrs: &mut Attrs, address: IpAddr) {
+    match address {
+        IpAddr::V4(v4) => attrs.public_ip = Some(v4),
+        IpAddr::V6(v6) => attrs.public_ipv6 = Some(v6),
+    }
+}
+
+/// MAC of our vxlan device of this family.
+pub fn vtep_mac(host: &Host, family: Family) -> Mac {
+    match family {
+        Family::V4 => host.vtep_mac_v4,
+        Family::V6 => host.vtep_mac_v6,
+    }
+}
+
+/// Metric that the kernel gives a route written without one: flannel's routes have it, so a takeover replaces in place.
+pub fn metric(family: Family) -> u32 {
+    match family {
+        Family::V4 => 0,
+        Family::V6 => 1024,
+    }
+}
+
+/// The subnet's first address alone: a tunnel device has it, with no broadcast or connected routes around.
+pub fn host_address(subnet: IpNet) -> IpNet {
+    IpNet::from(subnet.network())
+}
+
+/// One route to a peer's subnet.
+pub fn route(subnet: IpNet, via: IpAddr, dev: Name, onlink: bool) -> State {
+    let key = Key::Route(subnet, metric(family(&subnet)));
+    State::from([(key, Value::Route(Route::Unicast { via, dev, onlink }))])
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who wins; the index's laws are in `tests/laws.rs`.
+
+use weft_subnet::lease::{Age, Id};
+
+use super::{Index, OWN};
+use crate::state::{Key, Link, LinkKind, Mac, Name, Route, State, Value};
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn age(stamp: u64) -> Age {
+    Age { stamp, ..Age::default() }
+}
+
+fn id(text: &str) -> Id {
+    text.into()
+}
+
+fn link(mtu: u32) -> Value {
+    Value::Link(Link { kind: LinkKind::Other, mtu, mac: None, up: true, learning: false })
+}
+
+#[test]
+fn newest_wins_the_link_layer_oldest_the_route() {
+    let dev = name("flannel.1");
+    let (fdb, subnet) = (Key::Fdb(dev, Mac([2; 6])), Key::Route("10.5.2.0/24".parse().unwrap(), 0));
+    let to = |last: u8| Value::Fdb([192, 168, 0, last].into());
+    let via = |last: u8| Value::Route(Route::Unicast { via: [192, 168, 0, last].into(), dev, onlink: true });
+    let mut index = Index::default();
+    assert_eq!(index.set(&id("old"), &age(1), State::from([(fdb, to(1)), (subnet, via(1))])).len(), 2);
+    let changed = index.set(&id("new"), &age(2), State::from([(fdb, to(2)), (subnet, via(2))]));
+    assert_eq!(changed, [(fdb, Some(to(1)), Some(to(2)))]);
+    assert_eq!((index.owner(&fdb), index.owner(&subnet)), (Some(&id("new")), Some(&id("old"))));
+    assert_eq!(index.keys(&id("new")), [fdb, subnet]);
+    let changed = index.set(&id("old"), &age(1), State::new());
+    assert_eq!(changed, [(subnet, Some(via(1)), Some(via(2)))]);
+    let changed = index.set(&id("new"), &age(2), State::new());
+    assert_eq!(changed, [(fdb, Some(to(2)), None), (subnet, Some(via(2)), None)]);
+    assert_eq!((index.state(), index.keys(&id("new"))), (State::new(), vec![]));
+}
+
+#[test]
+fn our_own_device_wins_a_link() {
+    let key = Key::Link(name("flannel.1"));
+    let mut index = Index::default();
+    index.set(&id("peer"), &age(0), State::from([(key, link(1400))]));
+    let changed = index.set(&id(OWN), &age(9), State::from([(key, link(1450))]));
+    assert_eq!(changed, [(key, Some(link(1400)), Some(link(1450)))]);
+    assert_eq!(index.owner(&key).map(|id| &**id), Some(OWN));
+    assert_eq!(index.set(&id("peer"), &age(0), State::new()), []);
+}
+
+#[test]
+fn a_shared_device_goes_with_its_last_peer() {
+    let key = Key::Link(name("flannel.2"));
+    let mut index = Index::default();
+    for n in 0..1000 {
+        let changed = index.set(&id(&format!("peer{n}")), &age(n), State::from([(key, link(1450))]));
+        assert_eq!(changed.len(), usize::from(n == 0));
+    }
+    for n in 0..1000 {
+        let changed = index.set(&id(&format!("peer{n}")), &age(n), State::new());
+        assert_eq!(changed.len(), usize::from(n == 999));
+    }
+    assert!(index.state().is_empty());
+}
+
+#[test]
+fn the_same_again_changes_nothing() {
+    let state = State::from([(Key::Link(name("flannel.2")), link(1450))]);
+    let mut index = Index::default();
+    index.set(&id("a"), &age(1), state.clone());
+    assert_eq!(index.set(&id("a"), &age(1), state.clone()), []);
+    assert_eq!(index.set(&id("a"), &age(7), state), [], "another age alone, too");
+}
+
+#[test]
+fn fifty_thousand_peers_stay_small() {
+    let dev = name("flannel.1");
+    let mut index = Index::default();
+    for n in 0..50_000u32 {
+        let subnet = std::net::Ipv4Addr::from(0x0a00_0000 + (n << 8));
+        let mac = Mac([2, 0, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
+        let net = ipnet::IpNet::new(subnet.into(), 24).unwrap();
+        let via = Route::Unicast { via: subnet.into(), dev, onlink: true };
+        let state = State::from([
+            (Key::Fdb(dev, mac), Value::Fdb([192, 168, 0, 1].into())),
+            (Key::Neigh(dev, subnet.into()), Value::Neigh(mac)),
+            (Key::Route(net, 0), Value::Route(via)),
+        ]);
+        assert_eq!(index.set(&id(&net.to_string()), &age(n.into()), state).len(), 3);
+    }
+    assert_eq!(index.state().len(), 150_000);
+    // Hash tables keep an eighth free and double: count what is allocated, not what is used.
+    let slots = index.slots.capacity() / 7 * 8 * (size_of::<(super::PackedKey, super::Slot)>() + 1);
+    let rows = index.contributors.rows.len() * size_of::<Option<super::Contributor>>();
+    let numbers = index.contributors.numbers.capacity() / 7 * 8 * (size_of::<(Id, u32)>() + 1);
+    let keys = 150_000 * size_of::<super::PackedKey>();
+    let total = slots + rows + numbers + keys;
+    assert!(total <= 25_000_000, "{total} bytes: slots {slots}, rows {rows}, numbers {numbers}, keys {keys}");
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The members of the `Backend` object in net-conf, read as Go reads them: names in any case, the last of several wins, `null`
+//! is absent, unknown names are ignored. A known name with an impossible value is refused with the remedy.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::backend::BadOption;
+
+/// A JSON object as it was written: order and duplicates kept, because Go lets the last spelling of a name win.
+#[derive(Debug, Default)]
+pub struct Members(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+impl Members {
+    /// The last member of this name that is not `null`, in any case.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        let same = |(key, value): &&(String, Value)| key.eq_ignore_ascii_case(name) && !value.is_null();
+        self.0.iter().rev().find(same).map(|(_, value)| value)
+    }
+}
+
+/// The options of one backend.
+#[derive(Debug)]
+pub struct Options(Members);
+
+impl Options {
+    /// Reads a `Backend` object; empty text is an empty object.
+    pub fn parse(raw: &str) -> Result<Options, BadOption> {
+        if raw.trim().is_empty() {
+            return Ok(Options(Members::default()));
+        }
+        let members = serde_json::from_str(raw)
+            .map_err(|e| BadOption(format!("Backend in net-conf cannot be read ({e}): write it as a JSON object")))?;
+        Ok(Options(members))
+    }
+
+    /// A whole number within `range`, or `default` when the option is absent.
+    pub fn number(&self, name: &str, range: RangeInclusive<u32>, default: u32) -> Result<u32, BadOption> {
+        let Some(value) = self.0.get(name) else { return Ok(default) };
+        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        number.filter(|n| range.contains(n)).ok_or_else(|| {
+            let (low, high) = range.into_inner();
+            BadOption(format!(
+                "Backend.{name} in net-conf is {value}: give a whole number from {low} to {high}, without quotes"
+            ))
+        })
+    }
+
+    /// A truth value, false when the option is absent.
+    pub fn flag(&self, name: &str) -> Result<bool, BadOption> {
+        let Some(value) = self.0.get(name) else { return Ok(false) };
+        value.as_bool().ok_or_else(|| {
+            BadOption(format!("Backend.{name} in net-conf is {value}: give true or false, without quotes"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Options;
+
+    #[test]
+    fn any_case_last_wins_null_is_absent() {
+        let options =
+            Options::parse(r#"{"Type":"vxlan","vni":5,"VNI":7,"Vni":null,"Directrouting":true,"other":[]}"#).unwrap();
+        assert_eq!(options.number("VNI", 0..=100, 1), Ok(7));
+        assert_eq!(options.flag("DirectRouting"), Ok(true));
+        assert_eq!(options.flag("GBP"), Ok(false));
+        assert_eq!(options.number("Port", 0..=65535, 9), Ok(9));
+    }
+
+    #[test]
+    fn refusals_name_the_option_and_the_remedy() {
+        let options = Options::parse(r#"{"VNI":"1","Port":65536,"MTU":-1,"GBP":1,"Learning":1.5}"#).unwrap();
+        for name in ["VNI", "Port", "MTU", "Learning"] {
+            let said = options.number(name, 0..=65535, 0).unwrap_err().0;
+            assert!(said.contains(&format!("Backend.{name} ")) && said.contains("from 0 to 65535"), "{said}");
+        }
+        let said = options.flag("GBP").unwrap_err().0;
+        assert!(said.contains("Backend.GBP") && said.contains("true or false"), "{said}");
+        assert!(Options::parse("[]").unwrap_err().0.contains("JSON object"));
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keys and values of the index in half the space: device names are numbered, rare values boxed.
+//! Invariant: packing and unpacking gives the same back.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use crate::state::{Key, Mac, Name, Route, Value};
+
+/// Device names, numbered; a handful, so they are never forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    numbers: HashMap<Name, u32>,
+    names: Vec<Name>,
+}
+
+impl Names {
+    fn number(&mut self, name: Name) -> u32 {
+        *self.numbers.entry(name).or_insert_with(|| {
+            self.names.push(name);
+            self.names.len() as u32 - 1
+        })
+    }
+
+    fn name(&self, number: u32) -> Option<Name> {
+        self.names.get(number as usize).copied()
+    }
+
+    /// The packed key; `None` when its device was never seen, so that nothing can be stored under it.
+    pub(crate) fn find(&self, key: &Key) -> Option<PackedKey> {
+        let number = |name: &Name| self.numbers.get(name).copied();
+        Some(match key {
+            Key::Link(name) => PackedKey { tag: LINK, extra: number(name)?, ..PackedKey::default() },
+            Key::Addr(name, net) => PackedKey::net(ADDR, net, number(name)?),
+            Key::Fdb(name, mac) => PackedKey { tag: FDB, bytes: wide(*mac), extra: number(name)?, len: 0 },
+            Key::Neigh(name, ip) => PackedKey::net(NEIGH, &IpNet::from(*ip), number(name)?),
+            Key::Route(net, metric) => PackedKey::net(ROUTE, net, *metric),
+        })
+    }
+
+    /// The packed key; numbers its device.
+    pub(crate) fn key(&mut self, key: &Key) -> Option<PackedKey> {
+        if let Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _) = key {
+            self.number(*name);
+        }
+        self.find(key)
+    }
+
+    /// The key back.
+    pub(crate) fn unpack(&self, packed: &PackedKey) -> Option<Key> {
+        let name = || self.name(packed.extra);
+        Some(match packed.tag & !V6 {
+            LINK => Key::Link(name()?),
+            ADDR => Key::Addr(name()?, packed.to_net()?),
+            FDB => {
+                let [a, b, c, d, e, f, ..] = packed.bytes;
+                Key::Fdb(name()?, Mac([a, b, c, d, e, f]))
+            }
+            NEIGH => Key::Neigh(name()?, packed.ip()),
+            _ => Key::Route(packed.to_net()?, packed.extra),
+        })
+    }
+
+    /// The packed value.
+    pub(crate) fn value(&mut self, value: Value) -> PackedValue {
+        match value {
+            Value::Addr => PackedValue::Addr,
+            Value::Fdb(ip) => PackedValue::Fdb(ip),
+            Value::Neigh(mac) => PackedValue::Neigh(mac),
+            Value::Route(Route::Unicast { via, dev, onlink }) => PackedValue::Via(via, onlink, self.number(dev)),
+            rare => PackedValue::Rare(Box::new(rare)),
+        }
+    }
+
+    /// The value back.
+    pub(crate) fn unpack_value(&self, packed: &PackedValue) -> Option<Value> {
+        Some(match packed {
+            PackedValue::Addr => Value::Addr,
+            PackedValue::Fdb(ip) => Value::Fdb(*ip),
+            PackedValue::Neigh(mac) => Value::Neigh(*mac),
+            PackedValue::Via(via, onlink, dev) => {
+                Value::Route(Route::Unicast { via: *via, dev: self.name(*dev)?, onlink: *onlink })
+            }
+            PackedValue::Rare(value) => **value,
+        })
+    }
+}
+
+const LINK: u8 = 0;
+const ADDR: u8 = 1;
+const FDB: u8 = 2;
+const NEIGH: u8 = 3;
+const ROUTE: u8 = 4;
+/// Added to a tag.
+const V6: u8 = 0x80;
+
+/// A [`Key`] in 24 bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct PackedKey {
+    /// Address (IPv4 in the first four) or MAC.
+    bytes: [u8; 16],
+    /// Number of the device; metric of a route.
+    extra: u32,
+    tag: u8,
+    /// Prefix length.
+    len: u8,
+}
+
+impl PackedKey {
+    fn net(tag: u8, net: &IpNet, extra: u32) -> PackedKey {
+        let len = net.prefix_len();
+        match net.addr() {
+            IpAddr::V4(v4) => {
+                let mut bytes = [0; 16];
+                bytes[..4].copy_from_slice(&v4.octets());
+                PackedKey { bytes, extra, tag, len }
+            }
+            IpAddr::V6(v6) => PackedKey { bytes: v6.octets(), extra, tag: tag | V6, len },
+        }
+    }
+
+    fn ip(&self) -> IpAddr {
+        let [a, b, c, d, ..] = self.bytes;
+        if self.tag & V6 == 0 { Ipv4Addr::new(a, b, c, d).into() } else { Ipv6Addr::from(self.bytes).into() }
+    }
+
+    fn to_net(self) -> Option<IpNet> {
+        IpNet::new(self.ip(), self.len).ok()
+    }
+
+    /// True where the newest contribution wins: link-layer entries.
+    pub(crate) fn newest_wins(&self) -> bool {
+        matches!(self.tag & !V6, FDB | NEIGH)
+    }
+}
+
+fn wide(mac: Mac) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..6].copy_from_slice(&mac.0);
+    bytes
+}
+
+/// A [`Value`] in 24 bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum PackedValue {
+    Addr,
+    Fdb(IpAddr),
+    Neigh(Mac),
+    /// Gateway, onlink, number of the device.
+    Via(IpAddr, bool, u32),
+    Rare(Box<Value>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Names, PackedKey, PackedValue};
+    use crate::state::{Key, Mac, Name};
+
+    #[test]
+    fn small_and_lossless() {
+        assert_eq!((size_of::<PackedKey>(), size_of::<PackedValue>()), (24, 24));
+        let dev = Name::new("flannel.1").unwrap();
+        let mut names = Names::default();
+        for key in [
+            Key::Link(dev),
+            Key::Addr(dev, "10.5.1.7/24".parse().unwrap()),
+            Key::Addr(dev, "fd00::1/64".parse().unwrap()),
+            Key::Fdb(dev, Mac([1, 2, 3, 4, 5, 6])),
+            Key::Neigh(dev, "10.5.1.0".parse().unwrap()),
+            Key::Neigh(dev, "fd00::2".parse().unwrap()),
+            Key::Route("10.5.1.0/24".parse().unwrap(), 0),
+            Key::Route("fd00::/64".parse().unwrap(), 1024),
+            Key::Route("0.0.0.0/0".parse().unwrap(), 0),
+            Key::Route("::/0".parse().unwrap(), 0),
+        ] {
+            let packed = names.key(&key).unwrap();
+            assert_eq!(names.unpack(&packed), Some(key));
+            assert_eq!(names.find(&key), Some(packed));
+        }
+        assert_eq!(names.find(&Key::Link(Name::new("eth9").unwrap())), None);
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Leases in, plan out: every `golden/*.json` against the `.plan` beside it. `UPDATE_GOLDEN=1` writes the plans anew.
+
+// Helpers outside test functions panic like the tests themselves.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use weft_backends::backend::{Backend, make, make_kind};
+use weft_backends::diff::{Op, diff};
+use weft_backends::host::{Host, OnLink, Reach, Uplink};
+use weft_backends::index::{Index, OWN};
+use weft_backends::state::{Mac, Name, Observed};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::{Family, Subnets};
+use weft_subnet::lease::{Age, Id, Lease};
+use weft_subnet::network::Network;
+
+#[derive(Deserialize)]
+struct Case {
+    networks: Vec<IpNet>,
+    backend: Box<RawValue>,
+    host: HostIn,
+    own: String,
+    peers: Vec<(String, Box<RawValue>)>,
+}
+
+#[derive(Deserialize)]
+struct HostIn {
+    mtu: u32,
+    v4: Option<std::net::Ipv4Addr>,
+    v6: Option<std::net::Ipv6Addr>,
+    public_v4: Option<std::net::Ipv4Addr>,
+    routes: Vec<(IpNet, Option<String>)>,
+}
+
+fn networks(nets: &[IpNet]) -> Subnets {
+    let mut subnets = Subnets::default();
+    for net in nets {
+        match net {
+            IpNet::V4(v4) => subnets.v4 = Some(*v4),
+            IpNet::V6(v6) => subnets.v6 = Some(*v6),
+        }
+    }
+    subnets
+}
+
+fn network(case: &Case) -> Network {
+    let head: serde_json::Value = serde_json::from_str(case.backend.get()).unwrap();
+    Network {
+        networks: networks(&case.networks),
+        v4: None,
+        v6: None,
+        nftables: false,
+        backend_type: head["Type"].as_str().unwrap().to_lowercase(),
+        backend: case.backend.get().into(),
+    }
+}
+
+fn host(case: &Case) -> Host {
+    let reach =
+        |dev: &Option<String>| dev.as_deref().map_or(Reach::Gateway, |dev| Reach::Link(Name::new(dev).unwrap()));
+    let HostIn { mtu, v4, v6, public_v4, ref routes } = case.host;
+    Host {
+        uplink: Uplink { name: Name::new("eth0").unwrap(), mtu, v4, v6 },
+        public_v4: public_v4.or(v4),
+        public_v6: v6,
+        vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
+        vtep_mac_v6: Mac([2, 0, 0, 0, 6, 1]),
+        routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
+    }
+}
+
+fn lease(key: &str, value: &str, stamp: u64) -> Lease {
+    Lease {
+        id: key.into(),
+        subnets: Subnets::from_key(key).unwrap(),
+        attrs: Attrs::from_wire(value.as_bytes()).unwrap(),
+        age: Age { stamp, ..Age::default() },
+    }
+}
+
+/// The plan of one case, as text.
+fn render(case: &Case) -> String {
+    let (network, host) = (network(case), host(case));
+    let mut text = String::new();
+    let own_backend = match make(&network) {
+        Ok(backend) => backend,
+        Err(refused) => return format!("refused: {refused}\n"),
+    };
+    for net in &case.networks {
+        let family = weft_subnet::cidr::family(net);
+        let label = if family == Family::V4 { "IPv4" } else { "IPv6" };
+        writeln!(text, "mtu {label} {}", own_backend.mtu(&host, family)).unwrap();
+    }
+    let wire = match own_backend.advertise(&host) {
+        Ok(attrs) => attrs.to_wire(),
+        Err(skip) => return format!("{text}refused: {skip}\n"),
+    };
+    writeln!(text, "advertise {wire}").unwrap();
+    let own = lease(&case.own, &wire, 0);
+    let mut index = Index::default();
+    index.set(&Id::from(OWN), &Age::default(), own_backend.device(&host, &own));
+    let mut others: BTreeMap<String, Box<dyn Backend>> = BTreeMap::new();
+    for (stamp, (key, value)) in (1..).zip(&case.peers) {
+        let peer = lease(key, value.get(), stamp);
+        let kind = peer.attrs.backend_type.clone();
+        let backend = if kind == own_backend.kind() {
+            &own_backend
+        } else {
+            match make_kind(&kind, "{}", &network) {
+                Ok(backend) => others.entry(kind).or_insert(backend),
+                Err(refused) => {
+                    writeln!(text, "skip {key}: {refused}").unwrap();
+                    continue;
+                }
+            }
+        };
+        let planned = backend.plan(&host, &own, &peer);
+        for skip in &planned.skipped {
+            writeln!(text, "skip {key}: {skip}").unwrap();
+        }
+        assert_eq!(backend.plan(&host, &own, &peer), planned, "a plan depends on its input alone");
+        index.set(&peer.id, &peer.age, planned.state);
+    }
+    for op in diff(&index.state(), &Observed::new(), |_, _| true) {
+        assert!(matches!(op, Op::Ensure(..)));
+        writeln!(text, "{op}").unwrap();
+    }
+    text
+}
+
+fn check(path: &Path) -> Result<(), String> {
+    let name = path.display();
+    let case: Case =
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).map_err(|e| format!("{name}: {e}"))?;
+    let (plan, got) = (path.with_extension("plan"), render(&case));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&plan, &got).unwrap();
+    }
+    let want = std::fs::read_to_string(&plan).map_err(|e| format!("{}: {e}", plan.display()))?;
+    if want == got { Ok(()) } else { Err(format!("{name}: the plan differs\n--- expected\n{want}--- got\n{got}")) }
+}
+
+#[test]
+fn golden() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    cases.retain(|path| path.extension().is_some_and(|e| e == "json"));
+    cases.sort();
+    assert!(cases.len() >= 12, "only {} cases", cases.len());
+    let wrong: Vec<String> = cases.iter().filter_map(|path| check(path).err()).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

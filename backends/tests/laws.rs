@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Laws of the pure core: idempotent, converging, order-free, own-only, add then remove = nothing.
+
+// Helpers outside test functions panic like the tests themselves.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+use proptest::collection::{btree_map, vec};
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
+use proptest::{prop_assert, prop_assert_eq};
+use weft_backends::diff::{Op, change, device, diff};
+use weft_backends::host::OnLink;
+use weft_backends::index::{Index, OWN};
+use weft_backends::owner::{Ownership, PROTOCOL};
+use weft_backends::state::{Key, Link, LinkKind, Mac, Name, Observed, Route, Seen, State, Value};
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Age, Id};
+
+fn name() -> impl Strategy<Value = Name> {
+    prop_oneof![Just("flannel.1"), Just("flannel.2"), Just("eth0")].prop_map(|text| Name::new(text).unwrap())
+}
+
+fn ip() -> impl Strategy<Value = IpAddr> {
+    (0..4u8, 0..4u8).prop_map(|(a, b)| IpAddr::V4(Ipv4Addr::new(10, 4 + a, b, 0)))
+}
+
+fn net() -> impl Strategy<Value = IpNet> {
+    (ip(), prop_oneof![Just(16), Just(24), Just(32)]).prop_map(|(ip, len)| IpNet::new(ip, len).unwrap().trunc())
+}
+
+fn mac() -> impl Strategy<Value = Mac> {
+    (0..4u8).prop_map(|last| Mac([2, 0, 0, 0, 0, last]))
+}
+
+fn link() -> impl Strategy<Value = Value> {
+    let vxlan = (1..3u32, ip(), any::<bool>(), name()).prop_map(|(vni, local, gbp, parent)| LinkKind::Vxlan {
+        vni,
+        port: 8472,
+        parent,
+        local,
+        gbp,
+    });
+    let kind = prop_oneof![vxlan, Just(LinkKind::Other)];
+    (kind, 1449..1451u32, mac(), any::<bool>(), any::<bool>())
+        .prop_map(|(kind, mtu, mac, up, learning)| Value::Link(Link { kind, mtu, mac: Some(mac), up, learning }))
+}
+
+fn route() -> impl Strategy<Value = Value> {
+    let unicast = (ip(), name(), any::<bool>()).prop_map(|(via, dev, onlink)| Route::Unicast { via, dev, onlink });
+    let device = name().prop_map(|dev| Route::Device { dev });
+    prop_oneof![unicast, device, Just(Route::Blackhole), Just(Route::Unreachable)].prop_map(Value::Route)
+}
+
+fn entry() -> impl Strategy<Value = (Key, Value)> {
+    prop_oneof![
+        (name(), link()).prop_map(|(dev, link)| (Key::Link(dev), link)),
+        (name(), net()).prop_map(|(dev, net)| (Key::Addr(dev, net), Value::Addr)),
+        (name(), mac(), ip()).prop_map(|(dev, mac, to)| (Key::Fdb(dev, mac), Value::Fdb(to))),
+        (name(), ip(), mac()).prop_map(|(dev, ip, mac)| (Key::Neigh(dev, ip), Value::Neigh(mac))),
+        (net(), 0..2u32, route()).prop_map(|(net, metric, route)| (Key::Route(net, metric), route)),
+    ]
+}
+
+fn state(most: usize) -> impl Strategy<Value = State> {
+    vec(entry(), 0..most).prop_map(State::from_iter)
+}
+
+fn observed() -> impl Strategy<Value = Observed> {
+    vec((entry(), prop_oneof![Just(PROTOCOL), Just(2), Just(3), Just(4)], any::<bool>()), 0..24).prop_map(|entries| {
+        let seen = |((key, value), protocol, mark)| (key, Seen { value, protocol, mark });
+        entries.into_iter().map(seen).collect()
+    })
+}
+
+/// A kernel of a few lines: a link that is re-created or removed takes along what is on it.
+fn apply(kernel: &mut Observed, ops: &[Op]) {
+    for op in ops {
+        match *op {
+            Op::Ensure(key, value) => {
+                kernel.insert(key, Seen { value, protocol: PROTOCOL, mark: true });
+            }
+            Op::Recreate(key, value) => {
+                drop_link(kernel, key);
+                kernel.insert(key, Seen { value, protocol: PROTOCOL, mark: true });
+            }
+            Op::Remove(key, _) => {
+                kernel.remove(&key);
+                drop_link(kernel, key);
+            }
+        }
+    }
+}
+
+fn drop_link(kernel: &mut Observed, key: Key) {
+    if let Key::Link(gone) = key {
+        kernel.retain(|key, seen| device(key, &seen.value) != Some(gone));
+    }
+}
+
+fn us() -> Ownership {
+    Ownership {
+        devices: BTreeSet::from([Name::new("flannel.1").unwrap()]),
+        networks: Subnets { v4: Some("10.5.0.0/16".parse::<Ipv4Net>().unwrap()), v6: None },
+        own: Subnets { v4: Some("10.5.1.0/24".parse::<Ipv4Net>().unwrap()), v6: None },
+        flannel_was_here: false,
+    }
+}
+
+/// Contributions: id, age, state. Ids are unique; ages may tie.
+fn leases() -> impl Strategy<Value = BTreeMap<String, (u64, State)>> {
+    btree_map(prop_oneof!["[a-h]", Just(OWN.to_owned())], (0..4u64, state(6)), 0..8)
+}
+
+fn put(index: &mut Index, id: &str, stamp: u64, state: State) -> Vec<(Key, Option<Value>, Option<Value>)> {
+    index.set(&Id::from(id), &Age { stamp, ..Age::default() }, state)
+}
+
+fn all(leases: &BTreeMap<String, (u64, State)>) -> Index {
+    let mut index = Index::default();
+    for (id, (stamp, state)) in leases {
+        put(&mut index, id, *stamp, state.clone());
+    }
+    index
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_to_do_writes_nothing(desired in state(24)) {
+        let kernel: Observed =
+            desired.iter().map(|(key, value)| (*key, Seen { value: *value, protocol: PROTOCOL, mark: false })).collect();
+        prop_assert_eq!(diff(&desired, &kernel, |_, _| true), vec![]);
+    }
+
+    #[test]
+    fn two_passes_converge(desired in state(24), mut kernel in observed()) {
+        let ours = |key: &Key, seen: &Seen| us().ours(key, seen, &OnLink::default());
+        for _ in 0..2 {
+            let ops = diff(&desired, &kernel, ours);
+            apply(&mut kernel, &ops);
+        }
+        prop_assert_eq!(diff(&desired, &kernel, ours), vec![]);
+        for (key, value) in &desired {
+            prop_assert_eq!(kernel.get(key).map(|seen| seen.value), Some(*value));
+        }
+    }
+
+    #[test]
+    fn only_ours_is_removed(desired in state(24), kernel in observed()) {
+        let us = us();
+        for op in diff(&desired, &kernel, |key, seen| us.ours(key, seen, &OnLink::default())) {
+            let Op::Remove(key, value) = op else { continue };
+            let seen = kernel[&key];
+            prop_assert!(!desired.contains_key(&key) && seen.value == value);
+            let on_ours = device(&key, &value) == Name::new("flannel.1");
+            let tagged = matches!(key, Key::Route(net, _) if seen.protocol == PROTOCOL
+                && "10.5.0.0/16".parse::<IpNet>().unwrap().contains(&net));
+            prop_assert!(on_ours || tagged, "{}", op);
+            prop_assert!(!matches!(key, Key::Route(..)) || seen.protocol != 2);
+        }
+    }
+
+    #[test]
+    fn one_key_follows_the_same_rules(desired in state(24), kernel in observed()) {
+        let whole: BTreeSet<String> = diff(&desired, &kernel, |_, _| true).iter().map(Op::to_string).collect();
+        let keys: BTreeSet<Key> = desired.keys().chain(kernel.keys()).copied().collect();
+        let single: BTreeSet<String> = keys
+            .into_iter()
+            .filter_map(|key| change(key, desired.get(&key).copied(), kernel.get(&key).copied(), true))
+            .map(|op| op.to_string())
+            .collect();
+        // The whole leaves out what a re-created link takes along.
+        prop_assert!(whole.is_subset(&single));
+        let extra = single.difference(&whole).all(|op| op.starts_with("remove ") && whole.iter().any(|op| op.starts_with("recreate ")));
+        prop_assert!(extra);
+    }
+
+    #[test]
+    fn order_of_arrival_decides_nothing(leases in leases()) {
+        let forward = all(&leases);
+        let mut backward = Index::default();
+        for (id, (stamp, state)) in leases.iter().rev() {
+            put(&mut backward, id, *stamp, state.clone());
+        }
+        prop_assert_eq!(forward.state(), backward.state());
+        for key in forward.state().keys() {
+            prop_assert_eq!(forward.owner(key), backward.owner(key));
+        }
+    }
+
+    #[test]
+    fn add_then_remove_is_nothing(leases in leases(), stamp in 0..4u64, wanted in state(6), other in state(6)) {
+        let mut index = all(&leases);
+        let before = index.state();
+        let put_in = put(&mut index, "x", stamp, wanted);
+        put(&mut index, "x", stamp + 1, other);
+        let taken = put(&mut index, "x", stamp + 1, State::new());
+        prop_assert_eq!(index.state(), before);
+        prop_assert!(index.keys(&Id::from("x")).is_empty());
+        for (_, before, after) in put_in.into_iter().chain(taken) {
+            prop_assert!(before != after);
+        }
+    }
+
+    #[test]
+    fn changes_told_are_changes_made(leases in leases()) {
+        let (mut index, mut mirror) = (Index::default(), State::new());
+        for (id, (stamp, state)) in &leases {
+            for (key, before, after) in put(&mut index, id, *stamp, state.clone()) {
+                prop_assert_eq!(mirror.remove(&key), before);
+                after.and_then(|value| mirror.insert(key, value));
+            }
+            prop_assert_eq!(&mirror, &index.state());
+        }
+    }
+}
