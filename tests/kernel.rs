@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel adapter against the real kernel: each test in a network namespace of its own, which ends with its thread.
+
+#[path = "kernel/adapter.rs"]
+mod adapter;
+#[path = "kernel/adapter_monitor.rs"]
+mod adapter_monitor;
+#[path = "kernel/adapter_net.rs"]
+mod adapter_net;
