@@ -82,8 +82,8 @@ struct Run<'a> {
     /// Operations whose nexthop id turned out to be taken.
     taken: Vec<usize>,
     writer: Writer,
-    first: u32,
-    owners: Vec<(usize, Step)>,
+    /// Of each message in the datagram: its number, operation and step. Numbers have gaps: looking up a device takes some.
+    owners: Vec<(u32, usize, Step)>,
 }
 
 impl LinuxKernel {
@@ -147,11 +147,7 @@ impl LinuxKernel {
                 let index = self.resolve(op, name)?;
                 let mut shared = self.index.borrow_mut();
                 if add {
-                    if shared.crowded.remove(&(index, mac)) {
-                        encode::fdb(&mut run.writer, index, mac, None);
-                        run.push(&mut self.netlink, i, Step::Clear);
-                    }
-                    shared.fdb.insert((index, mac), *dst);
+                    shared.fdb.insert((index, mac));
                 } else {
                     shared.fdb.remove(&(index, mac));
                 }
@@ -228,19 +224,15 @@ impl LinuxKernel {
     }
 
     fn flush(&mut self, run: &mut Run<'_>) {
-        if run.owners.is_empty() {
-            return;
-        }
+        let Some((last, _, _)) = run.owners.last().copied() else { return };
         run.writer.flag_last(NLM_F_ACK);
-        let last = run.first.wrapping_add(u32::try_from(run.owners.len() - 1).unwrap_or(0));
         let answer = self.netlink.exchange(run.writer.bytes(), last);
         let owners = std::mem::take(&mut run.owners);
         run.writer.clear();
         let lost = match answer {
             Ok(replies) => {
                 for refusal in &replies.refused {
-                    let at = usize::try_from(refusal.seq.wrapping_sub(run.first)).unwrap_or(usize::MAX);
-                    if let Some((op, step)) = owners.get(at) {
+                    if let Some((_, op, step)) = owners.iter().find(|o| o.0 == refusal.seq) {
                         run.refuse(*op, *step, refusal);
                     }
                 }
@@ -249,7 +241,7 @@ impl LinuxKernel {
             Err(e) => Some(e.to_string()),
         };
         if let Some(cause) = lost {
-            for (op, _) in owners {
+            for (_, op, _) in owners {
                 if run.outcomes[op] == Outcome::Done {
                     run.outcomes[op] = errno::retry(&run.ops[op], &cause);
                 }
@@ -299,7 +291,7 @@ impl LinuxKernel {
 
     fn run(&mut self, ops: &[Op]) -> (Vec<Outcome>, Vec<usize>) {
         let (writer, outcomes) = (Writer::default(), vec![Outcome::Done; ops.len()]);
-        let mut run = Run { ops, outcomes, moves: Vec::new(), taken: Vec::new(), writer, first: 0, owners: Vec::new() };
+        let mut run = Run { ops, outcomes, moves: Vec::new(), taken: Vec::new(), writer, owners: Vec::new() };
         self.devices.clear();
         for (i, op) in ops.iter().enumerate() {
             let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
@@ -328,11 +320,8 @@ impl Run<'_> {
     /// Ends the message begun last and notes whose it is.
     fn push(&mut self, netlink: &mut Netlink, op: usize, step: Step) {
         let seq = netlink.next_seq();
-        if self.owners.is_empty() {
-            self.first = seq;
-        }
         self.writer.end(seq);
-        self.owners.push((op, step));
+        self.owners.push((seq, op, step));
     }
 
     /// The first refusal of an operation is its cause; the others follow from it.

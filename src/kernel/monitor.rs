@@ -90,7 +90,7 @@ impl LinuxMonitor {
         if let Err(e) = socket.add_membership(GROUP_NEXTHOP) {
             tracing::debug!(error = %e, "no notifications of nexthop objects");
         }
-        let (socket, dumps) = (AsyncFd::register(socket)?, Netlink::open()?);
+        let (socket, dumps) = (wait_on(socket)?, Netlink::open()?);
         let (links, addrs, buffer) = (Links::new(), HashMap::new(), vec![0; DATAGRAM]);
         let mut monitor = LinuxMonitor { socket, dumps, options, links, addrs, buffer, more: false };
         monitor.take_down()?;
@@ -190,18 +190,14 @@ impl LinuxMonitor {
             return batch.put(Key::Neigh(name, dst), value.map(|value| Seen { value, protocol: 0, mark: false }));
         }
         let Some(mac) = n.mac else { return };
-        let mut shared = self.options.shared.borrow_mut();
-        let written = shared.fdb.get(&(n.index, mac)).copied();
+        let known = self.options.shared.borrow().fdb.contains(&(n.index, mac));
         match (here, m.kind == libc::RTM_DELNEIGH) {
             (true, _) => {
-                if written.is_some() && written != n.dst {
-                    shared.crowded.insert((n.index, mac));
-                }
                 let value = n.dst.map(Value::Fdb);
                 batch.put(Key::Fdb(name, mac), value.map(|value| Seen { value, protocol: 0, mark: false }));
             }
             // Learned, not written: of interest only where it took the place of an entry that we know.
-            (false, false) if written.is_none() => {}
+            (false, false) if !known => {}
             (false, _) => batch.put(Key::Fdb(name, mac), None),
         }
     }
@@ -226,6 +222,15 @@ impl LinuxMonitor {
             }
         }
     }
+}
+
+/// Registers the socket with the runtime.
+///
+/// The successor of this function is unsafe, and this program forbids unsafe code. What it would make us promise holds: the
+/// socket owns its descriptor, closes it only when dropped, and nothing takes it out of the `AsyncFd`.
+#[expect(deprecated, reason = "the replacement needs an unsafe block")]
+fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
+    AsyncFd::new(socket)
 }
 
 impl Batch {

@@ -5,7 +5,6 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
 use std::rc::Rc;
 
 use weft_backends::state::{Key, Mac};
@@ -26,10 +25,8 @@ pub struct Index {
     ids: HashMap<u32, Key>,
     routes: HashMap<Key, u32>,
     reserved: HashSet<u32>,
-    /// Destination of each FDB entry as last written or observed, by device index.
-    pub fdb: HashMap<(u32, Mac), IpAddr>,
-    /// FDB entries that were seen with another destination, perhaps a further one: replacing is not enough.
-    pub crowded: HashSet<(u32, Mac)>,
+    /// FDB entries that were written or observed, by device index.
+    pub fdb: HashSet<(u32, Mac)>,
 }
 
 impl Index {
@@ -42,8 +39,7 @@ impl Index {
             ids: HashMap::new(),
             routes: HashMap::new(),
             reserved: HashSet::new(),
-            fdb: HashMap::new(),
-            crowded: HashSet::new(),
+            fdb: HashSet::new(),
         }
     }
 

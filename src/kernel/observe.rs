@@ -133,17 +133,13 @@ impl LinuxKernel {
     fn fdb(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
         let data = self.netlink.dump(libc::RTM_GETNEIGH, |w, _, flags| dump::fdb(w, flags, index))?;
         let mut shared = self.index.borrow_mut();
-        shared.fdb.retain(|(i, _), _| *i != index);
-        shared.crowded.retain(|(i, _)| *i != index);
+        shared.fdb.retain(|(i, _)| *i != index);
         for n in messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| decode::neighbour(m.payload)) {
             let (true, true, true, Some(mac)) = (n.fdb, n.lasting, n.index == index, n.mac) else { continue };
             let dst = n.dst.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
-            let mut value = Value::Fdb(dst);
-            if shared.fdb.insert((index, mac), dst).is_some() {
-                shared.crowded.insert((index, mac));
-                value = Value::Fdb(std::net::Ipv4Addr::UNSPECIFIED.into());
-            }
-            found.push((Key::Fdb(name, mac), seen(value)));
+            // One destination per MAC: the kernel appends further ones to multicast and zero addresses only.
+            shared.fdb.insert((index, mac));
+            found.push((Key::Fdb(name, mac), seen(Value::Fdb(dst))));
         }
         Ok(())
     }
