@@ -313,3 +313,44 @@ pub fn nexthop(payload: &[u8]) -> Nexthop {
     }
     nexthop
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::encode;
+    use super::super::wire::{Writer, messages};
+    use super::*;
+
+    fn created(kind: LinkKind) -> LinkFacts {
+        let link = Link { kind, mtu: 1480, mac: None, up: true, learning: false };
+        let mut w = Writer::default();
+        encode::create_link(&mut w, "flannel.ipip", &link, 5);
+        w.end(1);
+        messages(w.bytes()).find_map(|m| super::link(m.payload)).unwrap()
+    }
+
+    /// The machine that runs the kernel tests may lack the ipip module: at least the two directions agree.
+    #[test]
+    fn an_ipip_device_reads_as_it_was_written() {
+        let (parent, local) = (Name::new("eth0").unwrap(), "10.0.0.1".parse().unwrap());
+        let mut facts = created(LinkKind::Ipip { parent, local });
+        assert_eq!(facts.tunnel, Tunnel::Ipip { parent: 5, local });
+        let info = LinkInfo { index: 5, name: parent, ..facts.info.clone() };
+        let outer = LinkFacts { info, tunnel: Tunnel::None, learning: false, alias: String::new() };
+        let links: Links = HashMap::from([(5, outer)]);
+        assert_eq!(facts.value(&links, &[]).kind, LinkKind::Ipip { parent, local });
+        // flannel's: bound to the address alone.
+        facts.tunnel = Tunnel::Ipip { parent: 0, local };
+        assert_eq!(facts.value(&links, &[]).kind, LinkKind::Other);
+        let addr = AddrInfo { index: 5, net: "10.0.0.1/24".parse().unwrap(), scope: 0, flags: 0 };
+        assert_eq!(facts.value(&links, &[addr]).kind, LinkKind::Ipip { parent, local });
+    }
+
+    #[test]
+    fn short_messages_are_no_values() {
+        for len in 0..12 {
+            let bytes = vec![0; len];
+            assert!(super::link(&bytes).is_none() && address(&bytes).is_none() && neighbour(&bytes).is_none());
+            assert!(route(&bytes).is_none());
+        }
+    }
+}

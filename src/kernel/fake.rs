@@ -168,3 +168,33 @@ impl Monitor for FakeKernel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_backends::state::{Mac, Route};
+
+    #[tokio::test]
+    async fn it_records_fails_loses_and_tells() {
+        let mut fake = FakeKernel::new(Machine::default(), 90);
+        let dev = Name::new("flannel.1").unwrap();
+        let neigh = (Key::Neigh(dev, "10.1.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
+        let route = (Key::Route("10.1.2.0/24".parse().unwrap(), 0), Value::Route(Route::Device { dev }));
+        fake.fail(route.0, Some(Outcome::Retry("not now".into())));
+        let ops = [Op::Ensure(neigh.0, neigh.1), Op::Ensure(route.0, route.1)];
+        assert_eq!(fake.apply(&ops), [Outcome::Done, Outcome::Retry("not now".into())]);
+        assert_eq!(fake.take_ops(), ops);
+        assert_eq!(fake.observe(&[]).unwrap().len(), 0);
+        assert_eq!(fake.observe(&[dev]).unwrap()[&neigh.0].value, neigh.1);
+        fake.fail(route.0, None);
+        fake.apply(&ops);
+        assert_eq!(fake.entries()[&route.0].protocol, 90);
+        fake.disturb(neigh.0, None, true);
+        assert_eq!(fake.next().await.unwrap(), [Notice::Entry(neigh.0, None)]);
+        fake.disturb(Key::Link(dev), None, true);
+        assert_eq!(fake.next().await.unwrap(), [Notice::Links]);
+        assert!(fake.entries().is_empty());
+        fake.break_dumps(Some(io::ErrorKind::Interrupted));
+        assert!(fake.observe(&[]).is_err() && fake.machine().is_err());
+    }
+}

@@ -270,3 +270,41 @@ fn the_machine_shows_links_addresses_and_foreign_routes() {
         assert!(m.routes.iter().all(|r| r.protocol != PROTOCOL && r.dev != Some(name("flannel.1"))));
     });
 }
+
+#[test]
+fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let path = "net/ipv4/nexthop_compat_mode";
+        assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Changed));
+        assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Same));
+        let route = via("10.1.2.0/24", "10.0.0.2", "up0");
+        put(&mut k, &[route]);
+        let seen = k.observe(&[]).unwrap()[&route.0];
+        assert_eq!((seen.value, seen.mark), (route.1, true));
+    });
+}
+
+#[test]
+fn foreign_values_are_replaced_whatever_their_form() {
+    for (family, net, gw, metric) in [("-4", "10.1.2.0/24", "10.0.0.2", 0), ("-6", "fd00:2::/64", "fd00::2", 1024)] {
+        in_namespace(move || async move {
+            let mut k = kernel(true);
+            let other = gw.replace('2', "8");
+            let route = via(net, gw, "up0");
+            for form in [
+                "dev up0".to_owned(),
+                format!("via {other} dev up0 proto static"),
+                format!("nexthop via {gw} dev up0 nexthop via {other} dev up0"),
+            ] {
+                ip(&format!("{family} route replace {net} {form}"));
+                let key = Key::Route(net.parse().unwrap(), metric);
+                assert_ne!(k.observe(&[]).unwrap()[&key].value, route.1, "{form}");
+                put(&mut k, &[route]);
+                let seen = k.observe(&[]).unwrap()[&key];
+                assert_eq!((seen.value, seen.protocol), (route.1, PROTOCOL), "{form}");
+                assert_eq!(json("ip", &format!("-j {family} route show {net}")).as_array().unwrap().len(), 1, "{form}");
+            }
+        });
+    }
+}

@@ -98,3 +98,22 @@ fn an_overflow_is_told_and_the_monitor_goes_on() {
         told(&mut m, "after the overflow", is_now(key, value)).await;
     });
 }
+
+#[test]
+fn what_matters_to_nobody_is_not_told() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        let mut m = monitor(&k);
+        // Each of these makes the kernel notify: a link as it was, an address renewed, a neighbour that is not permanent,
+        // a route of another table.
+        ip("link set up0 txqueuelen 500");
+        ip("addr change fd00::1/64 dev up0 nodad");
+        ip("neigh replace 10.0.0.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
+        ip("route add 10.77.0.0/16 dev up0 table 77");
+        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
+        put(&mut k, &[(key, value)]);
+        let first = m.next().await.unwrap();
+        assert!(first.len() == 1 && is_now(key, value)(&first[0]), "{first:?}");
+    });
+}
