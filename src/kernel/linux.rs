@@ -245,6 +245,8 @@ impl LinuxKernel {
                 if run.outcomes[op] == Outcome::Done {
                     run.outcomes[op] = errno::retry(&run.ops[op], &cause);
                 }
+                // The route may stand on the old nexthop or on the new one: both stay, the next look clears the orphan.
+                run.moves.retain(|m| m.op != op);
             }
         }
     }
