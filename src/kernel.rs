@@ -1,6 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The only seam to the OS: observe, apply, and a monitor that says where to look again.
 
+pub mod decode;
+pub mod encode;
+pub mod errno;
+pub mod fake;
+mod links;
+pub mod linux;
+pub mod monitor;
+pub mod nexthop;
+mod observe;
+pub mod socket;
+pub mod sysctl;
+pub mod wire;
+
+pub use linux::{LinuxKernel, LinuxOptions};
+pub use monitor::{LinuxMonitor, MonitorOptions};
+
 use std::io;
 use std::net::IpAddr;
 

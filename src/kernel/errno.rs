@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The meaning of an errno, for the whole program: done, not now, or never.
+
+use std::fmt::Write;
+
+use nix::errno::Errno;
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Route, Value};
+
+use super::Outcome;
+use super::socket::Refusal;
+
+/// What an errno means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The entry is as wanted all the same.
+    Done,
+    /// It may work later.
+    Retry,
+    /// It will not.
+    Fatal,
+}
+
+/// The meaning of a refused operation. `said` is the kernel's text: EINVAL is used for things that pass, too.
+pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
+    let (removal, key) = match op {
+        Op::Remove(key, _) => (true, key),
+        Op::Ensure(key, _) | Op::Recreate(key, _) => (false, key),
+    };
+    match errno {
+        // The entry, or the device under it, is gone already.
+        Errno::ENOENT | Errno::ESRCH | Errno::ENODEV | Errno::ENXIO | Errno::EADDRNOTAVAIL if removal => Verdict::Done,
+        Errno::EEXIST if matches!(key, Key::Addr(..)) => Verdict::Done,
+        // A link or route that someone else has put there meanwhile: the next look will tell.
+        Errno::EEXIST | Errno::ENOENT | Errno::ESRCH => Verdict::Retry,
+        // ENETDOWN: device down, or, for a nexthop, without carrier. ENETUNREACH: the gateway is not on the link yet.
+        Errno::ENODEV | Errno::ENXIO | Errno::ENETDOWN | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Verdict::Retry,
+        Errno::EADDRNOTAVAIL | Errno::ENONET => Verdict::Retry,
+        Errno::ENOBUFS | Errno::ENOMEM | Errno::EAGAIN | Errno::EBUSY | Errno::EINTR => Verdict::Retry,
+        // The device's index, or the nexthop, went away between our question and our request.
+        Errno::EINVAL if said.contains("device index") || said.contains("id does not exist") => Verdict::Retry,
+        _ => Verdict::Fatal,
+    }
+}
+
+/// The outcome of a refused operation: its meaning with the text for people.
+pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
+    let said = refusal.text.as_str();
+    let mut cause = format!("{:?}, {}", refusal.errno, refusal.errno.desc());
+    if !said.is_empty() {
+        let _ = write!(cause, " ({said})");
+    }
+    match meaning(op, refusal.errno, said) {
+        Verdict::Done => Outcome::Done,
+        Verdict::Retry => Outcome::Retry(format!("{}: {cause}", describe(op))),
+        Verdict::Fatal => Outcome::Fatal(format!("{}: {cause}", describe(op))),
+    }
+}
+
+/// Not now, for a reason of our own.
+pub fn retry(op: &Op, cause: &str) -> Outcome {
+    Outcome::Retry(format!("{}: {cause}", describe(op)))
+}
+
+/// Never, for a reason of our own.
+pub fn fatal(op: &Op, cause: &str) -> Outcome {
+    Outcome::Fatal(format!("{}: {cause}", describe(op)))
+}
+
+/// Operation and object, the way `ip` would spell it.
+pub fn describe(op: &Op) -> String {
+    let (verb, key, value) = match op {
+        Op::Ensure(key, value) => ("set", key, value),
+        Op::Recreate(key, value) => ("re-create", key, value),
+        Op::Remove(key, value) => ("remove", key, value),
+    };
+    match (key, value) {
+        (Key::Link(name), _) => format!("{verb} link {name}"),
+        (Key::Addr(name, net), _) => format!("{verb} address {net} dev {name}"),
+        (Key::Fdb(name, mac), Value::Fdb(dst)) => format!("{verb} fdb {mac} dst {dst} dev {name}"),
+        (Key::Fdb(name, mac), _) => format!("{verb} fdb {mac} dev {name}"),
+        (Key::Neigh(name, ip), Value::Neigh(mac)) => format!("{verb} neighbour {ip} lladdr {mac} dev {name}"),
+        (Key::Neigh(name, ip), _) => format!("{verb} neighbour {ip} dev {name}"),
+        (Key::Route(net, metric), value) => format!("{verb} {}", route(*net, *metric, value)),
+    }
+}
+
+fn route(net: ipnet::IpNet, metric: u32, value: &Value) -> String {
+    let mut text = match value {
+        Value::Route(Route::Unicast { via, dev, onlink }) => {
+            format!("route {net} via {via} dev {dev}{}", if *onlink { " onlink" } else { "" })
+        }
+        Value::Route(Route::Device { dev }) => format!("route {net} dev {dev}"),
+        Value::Route(Route::Blackhole) => format!("route blackhole {net}"),
+        Value::Route(Route::Unreachable) => format!("route unreachable {net}"),
+        _ => format!("route {net}"),
+    };
+    if metric != 0 {
+        let _ = write!(text, " metric {metric}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_backends::state::{Mac, Name};
+
+    fn route_op(removal: bool) -> Op {
+        let dev = Name::new("flannel.1").unwrap();
+        let key = Key::Route("10.1.2.0/24".parse().unwrap(), 0);
+        let value = Value::Route(Route::Unicast { via: "10.1.2.0".parse().unwrap(), dev, onlink: true });
+        if removal { Op::Remove(key, value) } else { Op::Ensure(key, value) }
+    }
+
+    #[test]
+    fn each_errno_has_one_meaning() {
+        let rows = [
+            ("gone before removal", true, Errno::ESRCH, "", Verdict::Done),
+            ("device gone before removal", true, Errno::ENODEV, "", Verdict::Done),
+            ("device gone before add", false, Errno::ENODEV, "", Verdict::Retry),
+            ("no carrier", false, Errno::ENETDOWN, "Carrier for nexthop device is down", Verdict::Retry),
+            ("gateway not on link", false, Errno::ENETUNREACH, "", Verdict::Retry),
+            ("no memory", false, Errno::ENOBUFS, "", Verdict::Retry),
+            ("forbidden", false, Errno::EPERM, "", Verdict::Fatal),
+            ("forbidden removal", true, Errno::EPERM, "", Verdict::Fatal),
+            ("not supported", false, Errno::EOPNOTSUPP, "", Verdict::Fatal),
+            ("invalid", false, Errno::EINVAL, "", Verdict::Fatal),
+            ("index gone", false, Errno::EINVAL, "Invalid device index", Verdict::Retry),
+            ("nexthop gone", false, Errno::EINVAL, "Nexthop id does not exist", Verdict::Retry),
+        ];
+        for (name, removal, errno, said, want) in rows {
+            assert_eq!(meaning(&route_op(removal), errno, said), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn text_names_operation_object_cause_and_the_kernels_words() {
+        let refusal = Refusal { seq: 1, errno: Errno::ENETDOWN, text: "Carrier is down".into() };
+        assert_eq!(
+            outcome(&route_op(false), &refusal),
+            Outcome::Retry(
+                "set route 10.1.2.0/24 via 10.1.2.0 dev flannel.1 onlink: ENETDOWN, Network is down (Carrier is down)"
+                    .into()
+            )
+        );
+        let key = Key::Fdb(Name::new("flannel.1").unwrap(), Mac([2, 0, 0, 0, 0, 1]));
+        let op = Op::Remove(key, Value::Fdb("10.0.0.1".parse().unwrap()));
+        assert_eq!(describe(&op), "remove fdb 02:00:00:00:00:01 dst 10.0.0.1 dev flannel.1");
+    }
+}

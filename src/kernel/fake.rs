@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A kernel in memory, for tests of the agent: records what it was told, fails where told to, loses entries and says so.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::rc::Rc;
+
+use tokio::sync::Notify;
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Name, Observed, Seen, Value};
+
+use super::{Kernel, Machine, Monitor, Notice, Outcome};
+
+/// The contents, shared by all handles.
+#[derive(Debug, Default)]
+struct Inside {
+    machine: Machine,
+    entries: Observed,
+    ops: Vec<Op>,
+    failing: HashMap<Key, Outcome>,
+    broken: Option<io::ErrorKind>,
+    looks: usize,
+    notices: VecDeque<Notice>,
+}
+
+/// A kernel and the monitor on it; clones share one content.
+#[derive(Debug, Clone, Default)]
+pub struct FakeKernel {
+    inside: Rc<RefCell<Inside>>,
+    rings: Rc<Notify>,
+    protocol: u8,
+}
+
+impl FakeKernel {
+    /// An empty kernel on this machine; routes that are applied carry this protocol.
+    pub fn new(machine: Machine, protocol: u8) -> FakeKernel {
+        let inside = Inside { machine, ..Inside::default() };
+        FakeKernel { inside: Rc::new(RefCell::new(inside)), rings: Rc::default(), protocol }
+    }
+
+    /// What is in the kernel.
+    pub fn entries(&self) -> Observed {
+        self.inside.borrow().entries.clone()
+    }
+
+    /// The operations since the last call.
+    pub fn take_ops(&self) -> Vec<Op> {
+        std::mem::take(&mut self.inside.borrow_mut().ops)
+    }
+
+    /// How often `observe` was called.
+    pub fn looks(&self) -> usize {
+        self.inside.borrow().looks
+    }
+
+    /// Answers every operation on this key so; `None`: works again.
+    pub fn fail(&self, key: Key, outcome: Option<Outcome>) {
+        let failing = &mut self.inside.borrow_mut().failing;
+        match outcome {
+            Some(outcome) => failing.insert(key, outcome),
+            None => failing.remove(&key),
+        };
+    }
+
+    /// Makes `machine` and `observe` fail; `None`: they work again.
+    pub fn break_dumps(&self, kind: Option<io::ErrorKind>) {
+        self.inside.borrow_mut().broken = kind;
+    }
+
+    /// Someone else writes (`Some`) or deletes (`None`) an entry; with `say`, the monitor tells. A link takes along what
+    /// stands on it, and is told as [`Notice::Links`], as in Linux.
+    pub fn disturb(&self, key: Key, seen: Option<Seen>, say: bool) {
+        {
+            let entries = &mut self.inside.borrow_mut().entries;
+            match (seen, key) {
+                (Some(seen), _) => {
+                    entries.insert(key, seen);
+                }
+                (None, Key::Link(name)) => entries.retain(|k, s| device(k, &s.value) != Some(name)),
+                (None, _) => {
+                    entries.remove(&key);
+                }
+            }
+        }
+        let is_link = matches!(key, Key::Link(_) | Key::Addr(..));
+        if say {
+            self.say(if is_link { Notice::Links } else { Notice::Entry(key, seen) });
+        }
+    }
+
+    /// The machine changes; the monitor tells of links and of routes.
+    pub fn set_machine(&self, machine: Machine) {
+        self.inside.borrow_mut().machine = machine;
+        self.say(Notice::Links);
+        self.say(Notice::Routes);
+    }
+
+    /// The monitor tells this.
+    pub fn say(&self, notice: Notice) {
+        self.inside.borrow_mut().notices.push_back(notice);
+        self.rings.notify_one();
+    }
+}
+
+/// The device that an entry stands on.
+fn device(key: &Key, value: &Value) -> Option<Name> {
+    use weft_backends::state::Route;
+    match (key, value) {
+        (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
+        (Key::Route(..), Value::Route(Route::Unicast { dev, .. } | Route::Device { dev })) => Some(*dev),
+        (Key::Route(..), _) => None,
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn machine(&mut self) -> io::Result<Machine> {
+        let inside = self.inside.borrow();
+        inside.broken.map_or_else(|| Ok(inside.machine.clone()), |kind| Err(kind.into()))
+    }
+
+    fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {
+        let mut inside = self.inside.borrow_mut();
+        inside.looks += 1;
+        if let Some(kind) = inside.broken {
+            return Err(kind.into());
+        }
+        let wanted = |k: &Key, s: &Seen| {
+            matches!(k, Key::Route(..)) || device(k, &s.value).is_some_and(|name| devices.contains(&name))
+        };
+        Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, *s)).collect())
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let mut inside = self.inside.borrow_mut();
+        let mut outcomes = Vec::with_capacity(ops.len());
+        for op in ops {
+            inside.ops.push(*op);
+            let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
+            if let Some(outcome) = inside.failing.get(&key) {
+                outcomes.push(outcome.clone());
+                continue;
+            }
+            if let (Op::Remove(..) | Op::Recreate(..), Key::Link(name)) = (op, key) {
+                inside.entries.retain(|k, s| device(k, &s.value) != Some(name));
+            }
+            let is_route = matches!(key, Key::Route(..));
+            if matches!(op, Op::Remove(..)) {
+                inside.entries.remove(&key);
+            } else {
+                let (protocol, mark) = (if is_route { self.protocol } else { 0 }, matches!(key, Key::Link(_)));
+                inside.entries.insert(key, Seen { value, protocol, mark });
+            }
+            outcomes.push(Outcome::Done);
+        }
+        outcomes
+    }
+}
+
+impl Monitor for FakeKernel {
+    async fn next(&mut self) -> io::Result<Vec<Notice>> {
+        loop {
+            let notices: Vec<Notice> = self.inside.borrow_mut().notices.drain(..).collect();
+            if !notices.is_empty() {
+                return Ok(notices);
+            }
+            self.rings.notified().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_backends::state::{Mac, Route};
+
+    #[tokio::test]
+    async fn it_records_fails_loses_and_tells() {
+        let mut fake = FakeKernel::new(Machine::default(), 90);
+        let dev = Name::new("flannel.1").unwrap();
+        let neigh = (Key::Neigh(dev, "10.1.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
+        let route = (Key::Route("10.1.2.0/24".parse().unwrap(), 0), Value::Route(Route::Device { dev }));
+        fake.fail(route.0, Some(Outcome::Retry("not now".into())));
+        let ops = [Op::Ensure(neigh.0, neigh.1), Op::Ensure(route.0, route.1)];
+        assert_eq!(fake.apply(&ops), [Outcome::Done, Outcome::Retry("not now".into())]);
+        assert_eq!(fake.take_ops(), ops);
+        assert_eq!(fake.observe(&[]).unwrap().len(), 0);
+        assert_eq!(fake.observe(&[dev]).unwrap()[&neigh.0].value, neigh.1);
+        fake.fail(route.0, None);
+        fake.apply(&ops);
+        assert_eq!(fake.entries()[&route.0].protocol, 90);
+        fake.disturb(neigh.0, None, true);
+        assert_eq!(fake.next().await.unwrap(), [Notice::Entry(neigh.0, None)]);
+        fake.disturb(Key::Link(dev), None, true);
+        assert_eq!(fake.next().await.unwrap(), [Notice::Links]);
+        assert!(fake.entries().is_empty());
+        fake.break_dumps(Some(io::ErrorKind::Interrupted));
+        assert!(fake.observe(&[]).is_err() && fake.machine().is_err());
+    }
+}

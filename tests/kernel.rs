@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel adapter against the real kernel: each test in a network namespace of its own, which ends with its thread.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+#[path = "kernel/adapter.rs"]
+mod adapter;
+#[path = "kernel/adapter_monitor.rs"]
+mod adapter_monitor;
+#[path = "kernel/adapter_net.rs"]
+mod adapter_net;

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is written is what `ip` and `bridge` show, and what `observe` reads.
+
+use weft::kernel::{Kernel, Outcome};
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, LAST_METRIC, LinkKind, Route, Value};
+
+use super::adapter_net::{
+    ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, nexthops, put, remove,
+    via, vxlan,
+};
+
+#[test]
+fn vxlan_devices_have_every_attribute() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false), vxlan(true)]);
+        let got = &json("ip", "-j -d link show dev flannel.1")[0];
+        assert_eq!(
+            (&got["mtu"], &got["address"], &got["ifalias"]),
+            (&1450.into(), &"02:00:00:00:00:04".into(), &ALIAS.into())
+        );
+        let data = &got["linkinfo"]["info_data"];
+        assert_eq!(
+            (&data["id"], &data["link"], &data["local"], &data["port"], &data["learning"], &data["gbp"]),
+            (&1.into(), &"up0".into(), &"10.0.0.1".into(), &8472.into(), &false.into(), &true.into())
+        );
+        assert_eq!(got["inet6_addr_gen_mode"], "none");
+        let six = &json("ip", "-j -d link show dev flannel-v6.1")[0];
+        assert_eq!(six["linkinfo"]["info_data"]["local6"], "fd00::1");
+        assert_eq!(six["mtu"], 1430);
+        let seen = k.observe(&[name("flannel.1"), name("flannel-v6.1")]).unwrap();
+        for (key, value) in [vxlan(false), vxlan(true)] {
+            assert_eq!((seen[&key].value, seen[&key].mark), (value, true));
+        }
+    });
+}
+
+#[test]
+fn links_change_in_place_and_are_recreated() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, Value::Link(mut link)) = vxlan(false) else { panic!() };
+        put(
+            &mut k,
+            &[(key, Value::Link(link)), (Key::Addr(name("flannel.1"), "10.1.0.0/32".parse().unwrap()), Value::Addr)],
+        );
+        let index = json("ip", "-j link show dev flannel.1")[0]["ifindex"].clone();
+        (link.mtu, link.mac, link.learning) = (1400, Some(mac(9)), true);
+        put(&mut k, &[(key, Value::Link(link))]);
+        assert_eq!(k.observe(&[name("flannel.1")]).unwrap()[&key].value, Value::Link(link));
+        assert_eq!(json("ip", "-j link show dev flannel.1")[0]["ifindex"], index);
+        if let LinkKind::Vxlan { port, .. } = &mut link.kind {
+            *port = 4789;
+        }
+        let refused = k.apply(&[Op::Ensure(key, Value::Link(link))]);
+        assert!(matches!(&refused[0], Outcome::Retry(t) if t.contains("other fixed attributes")), "{refused:?}");
+        let ops = [Op::Recreate(key, Value::Link(link))];
+        all_done(&ops, k.apply(&ops));
+        let seen = k.observe(&[name("flannel.1")]).unwrap();
+        assert_eq!(seen[&key].value, Value::Link(link));
+        assert!(!seen.keys().any(|k| matches!(k, Key::Addr(..))));
+        remove(&mut k, &[(key, Value::Link(link))]);
+        remove(&mut k, &[(key, Value::Link(link))]);
+        assert!(!k.observe(&[name("flannel.1")]).unwrap().contains_key(&key));
+    });
+}
+
+fn everything(v6: bool) -> Vec<(Key, Value)> {
+    let (dev, a, b) = if v6 { ("flannel-v6.1", "fd00::2", "fd00:2::") } else { ("flannel.1", "10.0.0.2", "10.1.2.0") };
+    let (net, host, hole, no) = if v6 {
+        ("fd00:2::/64", "fd00:1::/128", "fd00:8::/64", "fd00:9::/64")
+    } else {
+        ("10.1.2.0/24", "10.1.0.0/32", "10.8.0.0/16", "10.9.0.0/16")
+    };
+    let metric = if v6 { 1024 } else { 0 };
+    let direct = if v6 { "fd00:5::/64" } else { "10.5.0.0/16" };
+    vec![
+        vxlan(v6),
+        (Key::Addr(name(dev), host.parse().unwrap()), Value::Addr),
+        fdb(dev, 77, a),
+        neigh(dev, b, 77),
+        via(net, b, dev),
+        (Key::Route(direct.parse().unwrap(), metric), Value::Route(Route::Device { dev: name("up0") })),
+        (Key::Route(hole.parse().unwrap(), LAST_METRIC), Value::Route(Route::Blackhole)),
+        (Key::Route(no.parse().unwrap(), LAST_METRIC), Value::Route(Route::Unreachable)),
+    ]
+}
+
+#[test]
+fn what_is_applied_is_observed_then_moved_then_gone() {
+    for (v6, objects) in [(false, true), (false, false), (true, true)] {
+        in_namespace(move || async move {
+            let mut k = kernel(objects);
+            let all = everything(v6);
+            let dev = if v6 { "flannel-v6.1" } else { "flannel.1" };
+            put(&mut k, &all);
+            let seen = k.observe(&[name(dev)]).unwrap();
+            for (key, value) in &all {
+                assert_eq!(seen.get(key).map(|s| s.value), Some(*value), "{key:?}");
+                if let Key::Route(..) = key {
+                    assert_eq!(seen[key].protocol, PROTOCOL);
+                }
+            }
+            let own = |k: &&Key| !matches!(k, Key::Route(..));
+            assert_eq!(seen.keys().filter(own).count(), 4, "{seen:?}");
+            assert_eq!(nexthops(), usize::from(objects && !v6));
+            let (x, y) = if v6 { ("fd00::3", "fd00:2::3") } else { ("10.0.0.3", "10.1.2.3") };
+            let net = if v6 { "fd00:2::/64" } else { "10.1.2.0/24" };
+            let moved = [fdb(dev, 77, x), neigh(dev, &all[3].0.address(), 78), via(net, y, dev)];
+            put(&mut k, &moved);
+            let seen = k.observe(&[name(dev)]).unwrap();
+            for (key, value) in &moved {
+                assert_eq!(seen[key].value, *value);
+            }
+            assert_eq!(nexthops(), usize::from(objects && !v6));
+            let mut down: Vec<_> = all[2..].to_vec();
+            (down[0], down[1], down[2]) = (moved[0], moved[1], moved[2]);
+            remove(&mut k, &down);
+            remove(&mut k, &down);
+            let seen = k.observe(&[name(dev)]).unwrap();
+            assert!(down.iter().all(|(key, _)| !seen.contains_key(key)));
+            assert_eq!(nexthops(), 0);
+        });
+    }
+}
+
+trait Address {
+    fn address(&self) -> String;
+}
+
+impl Address for Key {
+    fn address(&self) -> String {
+        let Key::Neigh(_, ip) = self else { panic!("not a neighbour") };
+        ip.to_string()
+    }
+}
+
+#[test]
+fn doubled_routes_are_seen_and_made_one() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &everything(false));
+        bridge("fdb append 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.66 self permanent");
+        ip("route append 10.1.2.0/24 via 10.0.0.9");
+        let seen = k.observe(&[name("flannel.1")]).unwrap();
+        // A MAC of one host never has two destinations in the kernel: the append is ignored there.
+        assert_eq!(seen[&everything(false)[2].0].value, everything(false)[2].1);
+        let wanted = [everything(false)[4]];
+        assert!(wanted.iter().all(|(key, value)| seen[key].value != *value), "{seen:?}");
+        put(&mut k, &wanted);
+        let seen = k.observe(&[name("flannel.1")]).unwrap();
+        assert!(wanted.iter().all(|(key, value)| seen[key].value == *value), "{seen:?}");
+        assert!(!bridge("fdb show dev flannel.1").contains("10.0.0.66"));
+        assert_eq!(json("ip", "-j route show 10.1.2.0/24").as_array().unwrap().len(), 1);
+        assert_eq!(nexthops(), 1);
+    });
+}
+
+#[test]
+fn a_plain_route_of_flannel_is_taken_over_in_place() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        ip("route add 10.1.2.0/24 via 10.1.2.0 dev flannel.1 onlink");
+        let route = via("10.1.2.0/24", "10.1.2.0", "flannel.1");
+        assert!(!k.observe(&[]).unwrap()[&route.0].mark);
+        put(&mut k, &[route]);
+        let shown = json("ip", "-j route show 10.1.2.0/24");
+        assert_eq!(shown.as_array().unwrap().len(), 1);
+        assert!(shown[0]["nhid"].is_u64(), "{shown}");
+        // An agent without nexthop objects takes it back, and an earlier agent's nexthops are adopted or cleared away.
+        ip(&format!(
+            "nexthop add id {} via 10.0.0.9 dev up0 protocol {PROTOCOL}",
+            shown[0]["nhid"].as_u64().unwrap() + 9
+        ));
+        let mut plain = kernel(false);
+        assert_eq!(plain.observe(&[]).unwrap()[&route.0].value, route.1);
+        assert_eq!(nexthops(), 1);
+        put(&mut plain, &[route]);
+        assert!(json("ip", "-j route show 10.1.2.0/24")[0]["nhid"].is_null());
+        assert_eq!(nexthops(), 0);
+    });
+}
+
+#[test]
+fn a_foreign_nexthop_in_our_range_is_left_alone() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let first = 0x5700_0000_u32 + (7 << 18);
+        ip(&format!("nexthop add id {first} via 10.0.0.9 dev up0 protocol static"));
+        let route = via("10.1.2.0/24", "10.0.0.2", "up0");
+        put(&mut k, &[route]);
+        assert_eq!(k.observe(&[]).unwrap()[&route.0].value, route.1);
+        assert_eq!(nexthops(), 2);
+        remove(&mut k, &[route]);
+        assert_eq!(json("ip", "-j nexthop")[0]["id"], first);
+    });
+}
+
+#[test]
+fn no_nexthop_is_left_over() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let route =
+            |n: usize, gw: usize| via(&format!("10.{}.{}.0/24", 64 + n / 256, n % 256), &format!("10.0.0.{gw}"), "up0");
+        let all = |gw| (0..1000).map(|n| route(n, gw)).collect::<Vec<_>>();
+        put(&mut k, &all(2));
+        put(&mut k, &all(3));
+        assert_eq!(nexthops(), 1000);
+        let seen = k.observe(&[]).unwrap();
+        assert!(all(3).iter().all(|(key, value)| seen[key].value == *value && seen[key].mark));
+        ip("route del 10.64.0.0/24");
+        k.observe(&[]).unwrap();
+        assert_eq!(nexthops(), 999);
+        remove(&mut k, &all(3));
+        assert_eq!(nexthops(), 0);
+    });
+}
+
+#[test]
+fn without_carrier_a_nexthop_waits() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        ip("link set far0 down");
+        let (key, value) = via("10.1.2.0/24", "10.0.0.2", "up0");
+        let outcome = k.apply(&[Op::Ensure(key, value)]).remove(0);
+        let Outcome::Retry(text) = outcome else { panic!("{outcome:?}") };
+        assert!(text.contains("10.1.2.0/24 via 10.0.0.2 dev up0 onlink: ENETDOWN"), "{text}");
+        assert!(text.contains("(Carrier for nexthop device is down)"), "{text}");
+        let missing = k.apply(&[Op::Ensure(fdb("gone0", 1, "10.0.0.2").0, fdb("gone0", 1, "10.0.0.2").1)]).remove(0);
+        assert!(matches!(&missing, Outcome::Retry(t) if t.contains("no link gone0")), "{missing:?}");
+        ip("link set far0 up");
+        put(&mut k, &[(key, value)]);
+        assert_eq!(nexthops(), 1);
+    });
+}
+
+#[test]
+fn five_thousand_peers_are_observed() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let mut all = vec![vxlan(false)];
+        for n in 0..5000_u32 {
+            let gw = format!("10.{}.{}.0", 64 + n / 256, n % 256);
+            all.push(fdb("flannel.1", 1000 + n, "10.0.0.2"));
+            all.push(neigh("flannel.1", &gw, 1000 + n));
+            all.push(via(&format!("{gw}/24"), &gw, "flannel.1"));
+        }
+        put(&mut k, &all);
+        let seen = k.observe(&[name("flannel.1")]).unwrap();
+        for (key, value) in &all {
+            assert_eq!(seen.get(key).map(|s| s.value), Some(*value), "{key:?}");
+        }
+    });
+}
+
+#[test]
+fn the_machine_shows_links_addresses_and_foreign_routes() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        ip("route add default via 10.0.0.254");
+        put(&mut k, &everything(false));
+        let m = k.machine().unwrap();
+        let up0 = m.links.iter().find(|l| l.name == name("up0")).unwrap();
+        assert!(up0.up && up0.carrier && !up0.loopback && up0.mac.is_some());
+        assert!(m.addrs.iter().any(|a| a.index == up0.index && a.net == "10.0.0.1/24".parse().unwrap()));
+        let default = m.routes.iter().find(|r| r.net == "0.0.0.0/0".parse().unwrap()).unwrap();
+        assert_eq!((default.via, default.dev), (Some("10.0.0.254".parse().unwrap()), Some(name("up0"))));
+        assert!(m.routes.iter().all(|r| r.protocol != PROTOCOL && r.dev != Some(name("flannel.1"))));
+    });
+}
+
+#[test]
+fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let path = "net/ipv4/nexthop_compat_mode";
+        assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Changed));
+        assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Same));
+        let route = via("10.1.2.0/24", "10.0.0.2", "up0");
+        put(&mut k, &[route]);
+        let seen = k.observe(&[]).unwrap()[&route.0];
+        assert_eq!((seen.value, seen.mark), (route.1, true));
+    });
+}
+
+#[test]
+fn foreign_values_are_replaced_whatever_their_form() {
+    for (family, net, gw, metric) in [("-4", "10.1.2.0/24", "10.0.0.2", 0), ("-6", "fd00:2::/64", "fd00::2", 1024)] {
+        in_namespace(move || async move {
+            let mut k = kernel(true);
+            let other = gw.replace('2', "8");
+            let route = via(net, gw, "up0");
+            for form in [
+                "dev up0".to_owned(),
+                format!("via {other} dev up0 proto static"),
+                format!("nexthop via {gw} dev up0 nexthop via {other} dev up0"),
+            ] {
+                ip(&format!("{family} route replace {net} {form}"));
+                let key = Key::Route(net.parse().unwrap(), metric);
+                assert_ne!(k.observe(&[]).unwrap()[&key].value, route.1, "{form}");
+                put(&mut k, &[route]);
+                let seen = k.observe(&[]).unwrap()[&key];
+                assert_eq!((seen.value, seen.protocol), (route.1, PROTOCOL), "{form}");
+                assert_eq!(json("ip", &format!("-j {family} route show {net}")).as_array().unwrap().len(), 1, "{form}");
+            }
+        });
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Each way in which an entry goes wrong is told.
+
+use std::time::Duration;
+
+use weft::kernel::{LinuxKernel, LinuxMonitor, Monitor, MonitorOptions, Notice};
+use weft_backends::state::{Key, Value};
+
+use super::adapter_net::{PROTOCOL, bridge, fdb, in_namespace, ip, kernel, neigh, put, via, vxlan};
+
+fn monitor(k: &LinuxKernel) -> LinuxMonitor {
+    LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared())).unwrap()
+}
+
+/// Waits until this notice was told.
+async fn told(m: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> bool) {
+    let mut all = Vec::new();
+    let wait = async {
+        loop {
+            let notices = m.next().await.unwrap();
+            if notices.iter().any(&is) {
+                return;
+            }
+            all.extend(notices);
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok();
+    assert!(in_time, "{what}: only {all:?}");
+}
+
+fn gone(key: Key) -> impl Fn(&Notice) -> bool {
+    move |n| *n == Notice::Entry(key, None)
+}
+
+fn is_now(key: Key, value: Value) -> impl Fn(&Notice) -> bool {
+    move |n| matches!(n, Notice::Entry(k, Some(s)) if *k == key && s.value == value)
+}
+
+#[test]
+fn every_deletion_and_change_is_told() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let mut m = monitor(&k);
+        let (link, f, n) = (vxlan(false), fdb("flannel.1", 77, "10.0.0.2"), neigh("flannel.1", "10.1.2.0", 77));
+        let (r, plain) = (via("10.1.2.0/24", "10.1.2.0", "flannel.1"), via("10.1.3.0/24", "10.1.3.0", "flannel.1"));
+        put(&mut k, &[link, f, n, r]);
+        told(&mut m, "own route", is_now(r.0, r.1)).await;
+        bridge("fdb replace 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.9 self permanent");
+        told(&mut m, "fdb changed", is_now(f.0, fdb("flannel.1", 77, "10.0.0.9").1)).await;
+        bridge("fdb del 02:00:00:00:00:4d dev flannel.1 self");
+        told(&mut m, "fdb deleted", gone(f.0)).await;
+        ip("neigh replace 10.1.2.0 lladdr 02:00:00:00:00:09 dev flannel.1 nud permanent");
+        told(&mut m, "neighbour changed", is_now(n.0, neigh("flannel.1", "10.1.2.0", 9).1)).await;
+        ip("neigh del 10.1.2.0 dev flannel.1");
+        told(&mut m, "neighbour deleted", gone(n.0)).await;
+        ip("route del 10.1.2.0/24");
+        told(&mut m, "route deleted", gone(r.0)).await;
+        put(&mut k, &[r]);
+        told(&mut m, "route back", is_now(r.0, r.1)).await;
+        ip("nexthop flush");
+        told(&mut m, "nexthop flushed", gone(r.0)).await;
+        ip("route add 10.1.3.0/24 via 10.1.3.0 dev flannel.1 onlink");
+        told(&mut m, "foreign route", is_now(plain.0, plain.1)).await;
+        ip("route del 10.1.3.0/24");
+        told(&mut m, "foreign routes", |n| *n == Notice::Routes).await;
+        ip("-6 route add blackhole fd00:77::/64");
+        told(&mut m, "IPv6", |n| matches!(n, Notice::Entry(Key::Route(net, 1024), Some(_)) if net.addr().is_ipv6()))
+            .await;
+        for change in [
+            "link set flannel.1 mtu 1300",
+            "link set flannel.1 address 02:00:00:00:00:55",
+            "link set up0 down",
+            "link set up0 up",
+            "addr add 10.0.7.1/24 dev up0",
+            "addr del 10.0.7.1/24 dev up0",
+            "link set far0 down",
+            "link del flannel.1",
+        ] {
+            ip(change);
+            told(&mut m, change, |n| *n == Notice::Links).await;
+        }
+    });
+}
+
+#[test]
+fn an_overflow_is_told_and_the_monitor_goes_on() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        let mut options = MonitorOptions::new(PROTOCOL, k.shared());
+        options.buffer = 4096;
+        let mut m = LinuxMonitor::open(options).unwrap();
+        let many: Vec<_> = (0..500).map(|n| fdb("flannel.1", 1000 + n, "10.0.0.2")).collect();
+        put(&mut k, &many);
+        told(&mut m, "overflow", |n| *n == Notice::Lost).await;
+        put(&mut k, &[fdb("flannel.1", 1, "10.0.0.2")]);
+        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
+        told(&mut m, "after the overflow", is_now(key, value)).await;
+    });
+}
+
+#[test]
+fn what_matters_to_nobody_is_not_told() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        let mut m = monitor(&k);
+        // Each of these makes the kernel notify: a link as it was, an address renewed, a neighbour that is not permanent,
+        // a route of another table.
+        ip("link set up0 txqueuelen 500");
+        ip("addr change fd00::1/64 dev up0 nodad");
+        ip("neigh replace 10.0.0.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
+        ip("route add 10.77.0.0/16 dev up0 table 77");
+        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
+        put(&mut k, &[(key, value)]);
+        let first = m.next().await.unwrap();
+        assert!(first.len() == 1 && is_now(key, value)(&first[0]), "{first:?}");
+    });
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A namespace with an uplink, and the values that the tests write into it.
+
+use std::future::Future;
+use std::process::Command;
+
+use nix::sched::{CloneFlags, unshare};
+use serde_json::Value as Json;
+use weft::kernel::{Kernel, LinuxKernel, LinuxOptions, Outcome};
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Link, LinkKind, Mac, Name, Route, Value};
+
+pub const PROTOCOL: u8 = 90;
+pub const ALIAS: &str = "weft test";
+
+/// Runs a test in a thread with a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+        for line in [
+            "link set lo up",
+            "link add up0 type veth peer name far0",
+            "link set up0 up",
+            "link set far0 up",
+            "addr add 10.0.0.1/24 dev up0",
+            "addr add fd00::1/64 dev up0 nodad",
+        ] {
+            ip(line);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+pub fn run(program: &str, line: &str) -> String {
+    let out = Command::new(program).args(line.split_whitespace()).output().unwrap();
+    assert!(out.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+pub fn ip(line: &str) -> String {
+    run("ip", line)
+}
+
+pub fn bridge(line: &str) -> String {
+    run("bridge", line)
+}
+
+pub fn json(program: &str, line: &str) -> Json {
+    let text = run(program, line);
+    if text.trim().is_empty() { Json::Array(Vec::new()) } else { serde_json::from_str(&text).unwrap() }
+}
+
+pub fn kernel(nexthop_objects: bool) -> LinuxKernel {
+    let options = LinuxOptions { nexthop_objects, instance: 7, protocol: PROTOCOL, alias: ALIAS.into() };
+    LinuxKernel::open(options).unwrap()
+}
+
+pub fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+pub fn mac(n: u32) -> Mac {
+    let [a, b, c, d] = n.to_be_bytes();
+    Mac([2, 0, a, b, c, d])
+}
+
+pub fn vxlan(v6: bool) -> (Key, Value) {
+    let local = if v6 { "fd00::1" } else { "10.0.0.1" }.parse().unwrap();
+    let kind = LinkKind::Vxlan { vni: 1, port: 8472, parent: name("up0"), local, gbp: !v6 };
+    let mtu = if v6 { 1430 } else { 1450 };
+    let link = Link { kind, mtu, mac: Some(mac(if v6 { 6 } else { 4 })), up: true, learning: false };
+    (Key::Link(name(if v6 { "flannel-v6.1" } else { "flannel.1" })), Value::Link(link))
+}
+
+pub fn fdb(dev: &str, n: u32, dst: &str) -> (Key, Value) {
+    (Key::Fdb(name(dev), mac(n)), Value::Fdb(dst.parse().unwrap()))
+}
+
+pub fn neigh(dev: &str, addr: &str, n: u32) -> (Key, Value) {
+    (Key::Neigh(name(dev), addr.parse().unwrap()), Value::Neigh(mac(n)))
+}
+
+pub fn via(net: &str, gateway: &str, dev: &str) -> (Key, Value) {
+    let metric = if net.contains(':') { 1024 } else { 0 };
+    let route = Route::Unicast { via: gateway.parse().unwrap(), dev: name(dev), onlink: true };
+    (Key::Route(net.parse().unwrap(), metric), Value::Route(route))
+}
+
+/// Ensures all and asserts that all was done.
+pub fn put(kernel: &mut LinuxKernel, entries: &[(Key, Value)]) {
+    let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Ensure(*k, *v)).collect();
+    all_done(&ops, kernel.apply(&ops));
+}
+
+pub fn remove(kernel: &mut LinuxKernel, entries: &[(Key, Value)]) {
+    let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Remove(*k, *v)).collect();
+    all_done(&ops, kernel.apply(&ops));
+}
+
+pub fn all_done(ops: &[Op], outcomes: Vec<Outcome>) {
+    assert_eq!(ops.len(), outcomes.len());
+    for (op, outcome) in ops.iter().zip(outcomes) {
+        assert_eq!(outcome, Outcome::Done, "{op:?}");
+    }
+}
+
+pub fn nexthops() -> usize {
+    json("ip", "-j nexthop").as_array().unwrap().len()
+}
