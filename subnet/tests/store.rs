@@ -3,6 +3,8 @@
 
 #[path = "store/contract.rs"]
 mod contract;
+#[path = "store/dir.rs"]
+mod dir;
 #[path = "store/etcd.rs"]
 mod etcd;
 #[path = "store/secure.rs"]
@@ -25,6 +27,7 @@ contract!(
     runs_out_of_subnets,
     incompatible_lease_is_deleted,
     racers_get_distinct_subnets,
+    dual_stack_racers_share_neither_half,
     retakes_what_was_deleted,
     retakes_only_what_is_ours,
     releases_only_what_is_ours,

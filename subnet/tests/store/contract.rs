@@ -161,6 +161,25 @@ pub async fn racers_get_distinct_subnets(kind: &Kind) {
     assert_eq!(kind.open().list().await.unwrap().len(), 20);
 }
 
+pub async fn dual_stack_racers_share_neither_half(kind: &Kind) {
+    let net = "fd00:12::/48".parse().unwrap();
+    let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
+    let tasks = tokio::task::LocalSet::new();
+    for last in 1..=12 {
+        let store = kind.open();
+        let mut claim = Claim { network: network(24, "10.5.24.0"), ..claim(last) };
+        claim.network.networks.v6 = Some(net);
+        claim.network.v6 = Some(Range { network: net, len: 64, min, max });
+        tasks.spawn_local(async move { store.acquire(&claim).await.unwrap() });
+    }
+    tasks.await;
+    let leases: Vec<_> = kind.open().list().await.unwrap().into_iter().map(|record| record.lease.unwrap()).collect();
+    assert_eq!(leases.len(), 12);
+    for (at, one) in leases.iter().enumerate() {
+        assert!(leases[..at].iter().all(|other| !other.subnets.overlaps(&one.subnets)), "{}", one.id);
+    }
+}
+
 pub async fn retakes_what_was_deleted(kind: &Kind) {
     let store = kind.open();
     let lease = store.acquire(&claim(1)).await.unwrap();
