@@ -1,2 +1,208 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TODO.
+//! The directory store: `config.json`, and one `subnets/<key>.json` for each lease with the value that etcd would hold
+//! plus a `Created` member (nanoseconds since 1970; flannel ignores it).
+//!
+//! Compare-and-swap holds within one file system: every write happens under a lock on `.lock`, aside and renamed. Leases do
+//! not expire.
+
+mod files;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use crate::attrs::Attrs;
+use crate::cidr::Subnets;
+use crate::lease::{Lease, Record};
+use crate::pick;
+use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
+
+use files::{Files, random};
+
+/// How often the keeper says that it is there: nothing is to be renewed.
+const KEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Leases in a directory.
+#[derive(Debug)]
+pub struct DirStore {
+    files: Files,
+}
+
+/// True when these name the same node: by IPv4 where there is one, else by IPv6.
+fn same_node(one: &Attrs, other: &Attrs) -> bool {
+    match (one.public_ip, other.public_ip) {
+        (Some(one), Some(other)) => one == other,
+        (None, None) => one.public_ipv6.is_some() && one.public_ipv6 == other.public_ipv6,
+        _ => false,
+    }
+}
+
+fn owner(lease: &Lease) -> String {
+    match (lease.attrs.public_ip, lease.attrs.public_ipv6) {
+        (Some(v4), _) => v4.to_string(),
+        (None, Some(v6)) => v6.to_string(),
+        (None, None) => "an unnamed node".to_owned(),
+    }
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn out_of_subnets(claim: &Claim) -> Error {
+    let (v4, v6) = (claim.network.v4.as_ref(), claim.network.v6.as_ref());
+    let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
+    Error::OutOfSubnets {
+        min: join(v4.map(|range| range.min.to_string()), v6.map(|range| range.min.to_string())),
+        max: join(v4.map(|range| range.max.to_string()), v6.map(|range| range.max.to_string())),
+    }
+}
+
+impl DirStore {
+    /// The store in this directory, which is created (0755) with the first use when it is missing.
+    pub fn new(path: PathBuf) -> DirStore {
+        DirStore { files: Files::new(path) }
+    }
+
+    async fn acquire_locked(&self, claim: &Claim) -> Result<Lease, Error> {
+        let _lock = self.files.lock().await?;
+        let records = self.files.scan()?;
+        let leases: Vec<&Lease> = records.iter().filter_map(|record| record.lease.as_ref().ok()).collect();
+        let mut ours: Vec<&Lease> =
+            leases.iter().copied().filter(|lease| same_node(&lease.attrs, &claim.attrs)).collect();
+        ours.sort_by(|one, other| one.age.cmp(&other.age));
+        if let Some(own) = ours.iter().find(|own| pick::compatible(&claim.network, &own.subnets)) {
+            return self.rewrite(own, &claim.attrs);
+        }
+        for own in &ours {
+            self.files.delete(&own.id)?;
+        }
+        // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
+        let inside = |subnets: &Subnets| {
+            subnets.iter().any(|net| claim.network.networks.iter().any(|network| network.contains(&net)))
+        };
+        let taken: Vec<Subnets> = records
+            .iter()
+            .filter(|record| !ours.iter().any(|own| own.id == record.id))
+            .filter_map(|record| Subnets::from_key(&record.id))
+            .filter(inside)
+            .collect();
+        let previous = claim.previous.filter(|subnets| {
+            pick::compatible(&claim.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
+        });
+        let chosen = match previous.or_else(|| pick::pick(&claim.network, &taken, &mut random)) {
+            Some(chosen) => chosen,
+            None => return Err(out_of_subnets(claim)),
+        };
+        self.files.create(&chosen.to_key(), &claim.attrs, now())
+    }
+
+    fn rewrite(&self, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
+        if own.attrs == *attrs {
+            return Ok(own.clone());
+        }
+        // A file without `Created` stays the youngest until someone writes it: now.
+        let created = if own.age.stamp == u64::MAX { now() } else { own.age.stamp };
+        self.files.replace(&own.id, attrs, created)
+    }
+
+    async fn retake_locked(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
+        let _lock = self.files.lock().await?;
+        let id = subnets.to_key();
+        let mine = |lease: &Lease| same_node(&lease.attrs, attrs) || same_node(&lease.attrs, was);
+        match self.files.read(&id)?.map(|record| record.lease) {
+            Some(Ok(own)) if mine(&own) => self.rewrite(&own, attrs),
+            Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: owner(&other) }),
+            // A value that nobody can read belongs to nobody, and the file was ours.
+            Some(Err(_)) => self.files.replace(&id, attrs, now()),
+            None => {
+                let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
+                let rival = self.files.scan()?.into_iter().filter_map(|record| record.lease.ok()).find(|lease| {
+                    // Only equals: a stray file over a whole range is set aside by every node.
+                    lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !mine(lease)
+                });
+                match rival {
+                    Some(other) => Err(Error::Taken { subnet: *subnets, owner: owner(&other) }),
+                    None => self.files.create(&id, attrs, now()),
+                }
+            }
+        }
+    }
+
+    async fn release_locked(&self, lease: &Lease) -> Result<(), Error> {
+        let _lock = self.files.lock().await?;
+        match self.files.read(&lease.id)?.map(|record| record.lease) {
+            None => Err(self.files.missing(&lease.id)),
+            Some(Ok(own)) if same_node(&own.attrs, &lease.attrs) => self.files.delete(&lease.id),
+            Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: owner(&other) }),
+            Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: "an unreadable value".to_owned() }),
+        }
+    }
+
+    async fn find_own(&self, attrs: &Attrs) -> Result<Option<Lease>, Error> {
+        let leases = self.files.scan()?.into_iter().filter_map(|record| record.lease.ok());
+        Ok(leases.filter(|lease| same_node(&lease.attrs, attrs)).min_by(|one, other| one.age.cmp(&other.age)))
+    }
+
+    async fn remove_locked(&self, id: &str) -> Result<(), Error> {
+        let _lock = self.files.lock().await?;
+        self.files.delete(id)
+    }
+}
+
+impl Source for DirStore {
+    fn describe(&self) -> String {
+        format!("dir {}", self.files.path().display())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { expires: false, fenced: false, assigned: false }
+    }
+
+    fn config(&self) -> Local<'_, Result<String, Error>> {
+        Box::pin(async { self.files.config()?.ok_or_else(|| self.files.missing_config()) })
+    }
+
+    fn own<'a>(&'a self, attrs: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(self.find_own(attrs))
+    }
+
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(self.acquire_locked(claim))
+    }
+
+    fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(self.retake_locked(subnets, was, attrs))
+    }
+
+    fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
+        Box::pin(self.release_locked(lease))
+    }
+
+    fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
+        Box::pin(async { self.files.scan() })
+    }
+
+    fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>> {
+        Box::pin(self.remove_locked(id))
+    }
+
+    fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()> {
+        Box::pin(watch::run(&self.files, out))
+    }
+
+    fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
+        Box::pin(async move {
+            while out.send(Event::Kept(None)).await.is_ok() {
+                tokio::select! {
+                    () = sleep(KEEP_EVERY) => {}
+                    () = out.closed() => return,
+                }
+            }
+        })
+    }
+}

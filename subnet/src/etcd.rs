@@ -1,8 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The etcd v3 store, byte-compatible with flannel (flannel-compat.md section 1).
+//!
+//! Every write is a transaction on what was read; a key is never written to keep it alive.
 
+mod acquire;
+mod client;
+mod keep;
+mod keys;
+mod tls;
+mod watch;
+
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+
+use crate::attrs::Attrs;
+use crate::cidr::Subnets;
+use crate::lease::{Id, Lease, Record};
+use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
+
+use client::Pool;
+use keys::Keys;
 
 /// How to reach etcd.
 #[derive(Debug, Clone)]
@@ -25,4 +45,104 @@ pub struct EtcdOptions {
     pub lease_ttl: Duration,
     /// `--subnet-lease-renew-margin`: renewed at the latest this long before expiry.
     pub renew_margin: Duration,
+}
+
+/// Leases in etcd.
+pub struct EtcdStore {
+    pool: Pool,
+    keys: Keys,
+    lease_ttl: Duration,
+    renew_margin: Duration,
+    /// The net-conf that was last handed out: the watch reports any other.
+    config_seen: RefCell<Option<String>>,
+    /// The key that is kept alive; an event on it wakes the keeper.
+    kept: RefCell<Option<Id>>,
+    wake: Notify,
+}
+
+impl EtcdStore {
+    /// Checks the options and reads the files; does not connect yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], naming the flag and the remedy.
+    pub fn new(options: EtcdOptions) -> Result<EtcdStore, Error> {
+        let pool = Pool::new(tls::endpoints(&options)?);
+        Ok(EtcdStore {
+            pool,
+            keys: Keys::new(&options.prefix),
+            lease_ttl: options.lease_ttl,
+            renew_margin: options.renew_margin,
+            config_seen: RefCell::new(None),
+            kept: RefCell::new(None),
+            wake: Notify::new(),
+        })
+    }
+
+    async fn read_config(&self) -> Result<String, Error> {
+        let key = self.keys.config();
+        let what = format!("read {key}");
+        let answer = self.pool.get(&what, &key, None).await?;
+        let Some(kv) = answer.kvs().first() else { return Err(Error::Missing(key)) };
+        let text = String::from_utf8_lossy(kv.value()).into_owned();
+        *self.config_seen.borrow_mut() = Some(text.clone());
+        Ok(text)
+    }
+
+    async fn delete(&self, id: &str) -> Result<(), Error> {
+        let key = self.keys.lease(id);
+        let answer = self
+            .pool
+            .call(&format!("delete {key}"), |mut client| {
+                let key = key.clone();
+                async move { client.delete(key, None).await }
+            })
+            .await?;
+        if answer.deleted() == 0 { Err(Error::Missing(key)) } else { Ok(()) }
+    }
+}
+
+impl Source for EtcdStore {
+    fn describe(&self) -> String {
+        format!("etcd {} {}", self.pool.urls(), self.keys.prefix())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { expires: true, fenced: true, assigned: false }
+    }
+
+    fn config(&self) -> Local<'_, Result<String, Error>> {
+        Box::pin(self.read_config())
+    }
+
+    fn own<'a>(&'a self, attrs: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(self.find_own(attrs))
+    }
+
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(self.acquire_fenced(claim))
+    }
+
+    fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(self.retake_fenced(subnets, was, attrs))
+    }
+
+    fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
+        Box::pin(self.release_fenced(lease))
+    }
+
+    fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
+        Box::pin(async { Ok(self.read_all().await?.stored.into_iter().map(|stored| stored.record).collect()) })
+    }
+
+    fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>> {
+        Box::pin(self.delete(id))
+    }
+
+    fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()> {
+        Box::pin(watch::run(self, out))
+    }
+
+    fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
+        Box::pin(keep::run(self, lease, out))
+    }
 }

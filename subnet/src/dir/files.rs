@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files of the directory store: names, reading, atomic writing, the lock.
+
+use std::cell::{Cell, RefCell};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use tempfile::NamedTempFile;
+use tokio::time::{Instant, sleep};
+
+use crate::attrs::Attrs;
+use crate::cidr::Subnets;
+use crate::lease::{Age, Id, Lease, Record};
+use crate::source::Error;
+
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+const LOCK_EVERY: Duration = Duration::from_millis(10);
+const SUFFIX: &str = ".json";
+
+/// Any 64 bits.
+pub(super) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// A directory with leases.
+#[derive(Debug)]
+pub(super) struct Files {
+    path: PathBuf,
+    subnets: PathBuf,
+    /// Created once only: a directory that vanished later may be an unmounted file system, and must not be made anew.
+    made: Cell<bool>,
+    /// The net-conf that was last handed out: the watch reports any other.
+    pub(super) config_seen: RefCell<Option<String>>,
+}
+
+fn failed(op: &str, path: &Path, error: std::io::Error) -> Error {
+    Error::Unavailable { what: format!("{op} {}", path.display()), source: Some(Box::new(error)) }
+}
+
+#[derive(serde::Deserialize)]
+struct Created {
+    #[serde(rename = "Created", default)]
+    created: Option<u64>,
+}
+
+/// The id that a file name stands for; `None` for temporary, hidden and foreign files.
+pub(super) fn id(name: &str) -> Option<Id> {
+    if name.starts_with('.') { None } else { name.strip_suffix(SUFFIX).map(Id::from) }
+}
+
+fn record(id: Id, value: &[u8]) -> Record {
+    let lease = match Subnets::from_key(&id) {
+        None => Err(format!("file {id}{SUFFIX} is not named after a subnet")),
+        Some(subnets) => Attrs::from_wire(value).map_err(|error| error.to_string()).map(|attrs| {
+            let created = serde_json::from_slice::<Created>(value).ok().and_then(|file| file.created);
+            // Of unknown age = the youngest: it must not push older leases aside.
+            let age = match created {
+                Some(stamp) => Age { stamp, tie: "".into() },
+                None => Age { stamp: u64::MAX, tie: id.clone() },
+            };
+            Lease { id: id.clone(), subnets, attrs, age }
+        }),
+    };
+    Record { id, lease }
+}
+
+impl Files {
+    pub(super) fn new(path: PathBuf) -> Files {
+        let subnets = path.join("subnets");
+        Files { path, subnets, made: Cell::new(false), config_seen: RefCell::new(None) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn subnets(&self) -> &Path {
+        &self.subnets
+    }
+
+    fn file(&self, id: &str) -> PathBuf {
+        self.subnets.join(format!("{id}{SUFFIX}"))
+    }
+
+    fn config_file(&self) -> PathBuf {
+        self.path.join("config.json")
+    }
+
+    pub(super) fn missing(&self, id: &str) -> Error {
+        Error::Missing(self.file(id).display().to_string())
+    }
+
+    pub(super) fn missing_config(&self) -> Error {
+        Error::Missing(self.config_file().display().to_string())
+    }
+
+    /// Makes the directory with the first use.
+    pub(super) fn make(&self) -> Result<(), Error> {
+        if !self.made.get() {
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(&self.subnets);
+            made.map_err(|error| failed("create", &self.subnets, error))?;
+            self.made.set(true);
+        }
+        Ok(())
+    }
+
+    /// Held until dropped; other processes wait, at most 5 s.
+    pub(super) async fn lock(&self) -> Result<Flock<File>, Error> {
+        self.make()?;
+        let path = self.path.join(".lock");
+        let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let mut file = open.map_err(|error| failed("open", &path, error))?;
+        let until = Instant::now() + LOCK_LIMIT;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((back, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < until => file = back,
+                Err((_, errno)) => return Err(failed("lock", &path, errno.into())),
+            }
+            sleep(LOCK_EVERY + Duration::from_millis(random() % 10)).await;
+        }
+    }
+
+    /// net-conf; `None` when there is none.
+    pub(super) fn config(&self) -> Result<Option<String>, Error> {
+        let text = self.peek_config()?;
+        if text.is_some() {
+            self.config_seen.borrow_mut().clone_from(&text);
+        }
+        Ok(text)
+    }
+
+    /// The same, without handing it out.
+    pub(super) fn peek_config(&self) -> Result<Option<String>, Error> {
+        self.make()?;
+        let path = self.config_file();
+        match fs::read(&path) {
+            Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
+            Err(error) if error.kind() == ErrorKind::NotFound && self.subnets.is_dir() => Ok(None),
+            Err(error) => Err(failed("read", &path, error)),
+        }
+    }
+
+    /// One record; `None` when it is not there.
+    pub(super) fn read(&self, id: &str) -> Result<Option<Record>, Error> {
+        let path = self.file(id);
+        match fs::read(&path) {
+            Ok(value) => Ok(Some(record(id.into(), &value))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            // A file that cannot be read says nothing about the others.
+            Err(error) => {
+                Ok(Some(Record { id: id.into(), lease: Err(format!("cannot read {}: {error}", path.display())) }))
+            }
+        }
+    }
+
+    /// All records, by id. Fails as a whole when the directory cannot be listed.
+    pub(super) fn scan(&self) -> Result<Vec<Record>, Error> {
+        self.make()?;
+        let entries = fs::read_dir(&self.subnets).map_err(|error| failed("list", &self.subnets, error))?;
+        let mut records = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| failed("list", &self.subnets, error))?;
+            let Some(id) = id(&entry.file_name().to_string_lossy()) else { continue };
+            records.extend(self.read(&id)?);
+        }
+        records.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(records)
+    }
+
+    /// Writes aside; the file has no name yet that anyone reads.
+    fn aside(&self, attrs: &Attrs, created: u64) -> Result<NamedTempFile, Error> {
+        let write = || -> std::io::Result<NamedTempFile> {
+            let mut file = tempfile::Builder::new()
+                .prefix(".lease-")
+                .permissions(Permissions::from_mode(0o644))
+                .tempfile_in(&self.subnets)?;
+            let value = attrs.to_wire();
+            let open = value.strip_suffix('}').unwrap_or(&value);
+            writeln!(file, "{open},\"Created\":{created}}}")?;
+            file.as_file().sync_all()?;
+            Ok(file)
+        };
+        write().map_err(|error| failed("write a lease in", &self.subnets, error))
+    }
+
+    fn written(&self, id: &str) -> Result<Lease, Error> {
+        let synced = File::open(&self.subnets).and_then(|dir| dir.sync_all());
+        synced.map_err(|error| failed("sync", &self.subnets, error))?;
+        let lease = self.read(id)?.ok_or_else(|| self.missing(id))?.lease;
+        lease.map_err(|reason| Error::Invalid(format!("{}: {reason}", self.file(id).display())))
+    }
+
+    /// Writes a new file; one that is there already is `Taken`, whoever put it without the lock.
+    pub(super) fn create(&self, id: &str, attrs: &Attrs, created: u64) -> Result<Lease, Error> {
+        match self.aside(attrs, created)?.persist_noclobber(self.file(id)) {
+            Ok(_) => self.written(id),
+            Err(error) if error.error.kind() == ErrorKind::AlreadyExists => Err(Error::Taken {
+                subnet: Subnets::from_key(id).unwrap_or_default(),
+                owner: "a file that was put there meanwhile".to_owned(),
+            }),
+            Err(error) => Err(failed("create", &self.file(id), error.error)),
+        }
+    }
+
+    /// Replaces a file.
+    pub(super) fn replace(&self, id: &str, attrs: &Attrs, created: u64) -> Result<Lease, Error> {
+        let persisted = self.aside(attrs, created)?.persist(self.file(id));
+        persisted.map_err(|error| failed("replace", &self.file(id), error.error))?;
+        self.written(id)
+    }
+
+    /// Deletes a file.
+    pub(super) fn delete(&self, id: &str) -> Result<(), Error> {
+        let path = self.file(id);
+        if id.contains('/') {
+            return Err(Error::Invalid(format!("{id} is not the id of a lease")));
+        }
+        fs::remove_file(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => self.missing(id),
+            _ => failed("delete", &path, error),
+        })
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The watch of a directory: inotify says when to look again, a slow poll is the net (NFS, synchronised trees), and what is
+//! reported is the difference of two complete looks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::lease::{Id, Record};
+use crate::source::{Error, Event};
+
+use super::files::Files;
+
+const POLL: Duration = Duration::from_secs(30);
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+const SAY_EVERY: Duration = Duration::from_secs(60);
+
+struct Fd(Inotify);
+
+impl AsRawFd for Fd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+/// Device and inode of both directories: others = another store.
+type Identity = [(u64, u64); 2];
+
+fn identity(files: &Files) -> Result<Identity, Error> {
+    let of = |path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).map_err(unavailable(files));
+    Ok([of(files.path())?, of(files.subnets())?])
+}
+
+fn unavailable(files: &Files) -> impl Fn(io::Error) -> Error {
+    let what = format!("watch {}", files.path().display());
+    move |error| Error::Unavailable { what: what.clone(), source: Some(Box::new(error)) }
+}
+
+// tokio's replacement for `new` is an unsafe function; what `new` asks is kept: `Fd` owns its descriptor and never swaps it.
+#[allow(deprecated)]
+fn open(files: &Files) -> io::Result<AsyncFd<Fd>> {
+    let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+    let flags = AddWatchFlags::IN_CLOSE_WRITE
+        | AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_MOVED_FROM
+        | AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_DELETE_SELF
+        | AddWatchFlags::IN_MOVE_SELF
+        | AddWatchFlags::IN_ONLYDIR;
+    inotify.add_watch(files.path(), flags)?;
+    inotify.add_watch(files.subnets(), flags)?;
+    AsyncFd::new(Fd(inotify))
+}
+
+/// Waits for events or the slow poll, and takes all that are there: each look is complete anyway.
+async fn wait(watch: &AsyncFd<Fd>) -> io::Result<()> {
+    let Ok(ready) = timeout(POLL, watch.readable()).await else { return Ok(()) };
+    let mut guard = ready?;
+    loop {
+        match watch.get_ref().0.read_events() {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => {
+                guard.clear_ready();
+                return Ok(());
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// What was reported so far.
+#[derive(Default)]
+struct Known {
+    records: BTreeMap<Id, Record>,
+    identity: Option<Identity>,
+}
+
+/// See [`crate::source::Source::watch`].
+pub(super) async fn run(files: &Files, out: mpsc::Sender<Event>) {
+    tokio::select! {
+        () = out.closed() => {}
+        () = follow(files, &out) => {}
+    }
+}
+
+async fn follow(files: &Files, out: &mpsc::Sender<Event>) {
+    let mut known = Known::default();
+    let (mut retry, mut said) = (RETRY_FIRST, None::<Instant>);
+    loop {
+        let began = Instant::now();
+        let error = match session(files, out, &mut known).await {
+            Ok(()) => return,
+            Err(error) => error,
+        };
+        // A session that lived for a while was a recovery.
+        if began.elapsed() > RETRY_MAX {
+            (retry, said) = (RETRY_FIRST, None);
+        }
+        if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
+            said = Some(Instant::now());
+            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            if out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
+                return;
+            }
+        }
+        sleep(retry).await;
+        retry = (retry * 2).min(RETRY_MAX);
+    }
+}
+
+/// Watches first, then looks: nothing falls between. `Ok` = nobody listens.
+async fn session(files: &Files, out: &mpsc::Sender<Event>, known: &mut Known) -> Result<(), Error> {
+    files.make()?;
+    let watch = open(files).map_err(unavailable(files))?;
+    let mine = identity(files)?;
+    let records = files.scan()?;
+    let reset = known.identity.is_some_and(|before| before != mine);
+    known.identity = Some(mine);
+    known.records = records.iter().map(|record| (record.id.clone(), record.clone())).collect();
+    if out.send(Event::Snapshot { records, reset }).await.is_err() || !config(files, out).await? {
+        return Ok(());
+    }
+    loop {
+        wait(&watch).await.map_err(unavailable(files))?;
+        if identity(files)? != mine {
+            let moved = io::Error::other("the directory was replaced");
+            return Err(unavailable(files)(moved));
+        }
+        let changes = difference(&mut known.records, files.scan()?);
+        if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
+            return Ok(());
+        }
+        if !config(files, out).await? || out.send(Event::Word).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn difference(known: &mut BTreeMap<Id, Record>, records: Vec<Record>) -> Vec<Result<Record, Id>> {
+    let now: BTreeMap<Id, Record> = records.into_iter().map(|record| (record.id.clone(), record)).collect();
+    let gone = known.keys().filter(|id| !now.contains_key(*id)).cloned().map(Err);
+    let put = now.values().filter(|record| known.get(&record.id) != Some(record)).cloned().map(Ok);
+    let changes = gone.chain(put).collect();
+    *known = now;
+    changes
+}
+
+/// Reports net-conf when it is another than the one handed out. False = nobody listens.
+async fn config(files: &Files, out: &mpsc::Sender<Event>) -> Result<bool, Error> {
+    let Some(text) = files.peek_config()? else { return Ok(true) };
+    let before = files.config_seen.borrow_mut().replace(text.clone());
+    Ok(match before {
+        Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
+        _ => true,
+    })
+}

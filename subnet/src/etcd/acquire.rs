@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Taking, re-taking and giving back a lease: flannel's order, every write fenced by what was read.
+//!
+//! Two nodes that race for one key: the transaction lets one through. Two that create different keys which overlap
+//! (dual-stack keys that share one half, other lengths) are both let through; each then reads what was created between
+//! its list and its own key, and the younger deletes its own and picks again. A guard over the whole range inside the
+//! transaction would do the same, but then of N nodes that start together N-1 fail in each round.
+
+use std::time::Duration;
+
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, TxnOp};
+use tokio::time::sleep;
+
+use crate::attrs::Attrs;
+use crate::cidr::Subnets;
+use crate::lease::{Id, Lease};
+use crate::pick;
+use crate::source::{Claim, Error};
+
+use super::EtcdStore;
+use super::client::{jitter, random};
+use super::keys::{Stored, same_node};
+
+/// Conflicts with other nodes before giving up.
+const ATTEMPTS: u32 = 30;
+
+/// An etcd lease that was granted and is not attached to a key yet: one for all attempts.
+type Granted = Option<i64>;
+
+async fn back_off(attempt: u32) {
+    sleep(jitter(Duration::from_millis(20 * u64::from(attempt.min(10)) + 5))).await;
+}
+
+fn contended(what: &str) -> Error {
+    Error::Unavailable { what: format!("{what}: other nodes changed it {ATTEMPTS} times in a row"), source: None }
+}
+
+impl EtcdStore {
+    pub(super) async fn find_own(&self, attrs: &Attrs) -> Result<Option<Lease>, Error> {
+        let all = self.read_all().await?;
+        let own = all.stored.iter().filter(|stored| stored.belongs_to(attrs)).min_by_key(|stored| stored.created);
+        Ok(own.and_then(Stored::lease).cloned())
+    }
+
+    pub(super) async fn acquire_fenced(&self, claim: &Claim) -> Result<Lease, Error> {
+        let mut granted = None;
+        let result = self.acquire_attempts(claim, &mut granted).await;
+        self.give_up(granted).await;
+        result
+    }
+
+    async fn acquire_attempts(&self, claim: &Claim, granted: &mut Granted) -> Result<Lease, Error> {
+        for attempt in 1..=ATTEMPTS {
+            if let Some(lease) = self.acquire_once(claim, granted).await? {
+                return Ok(lease);
+            }
+            back_off(attempt).await;
+        }
+        Err(contended("acquire a subnet"))
+    }
+
+    /// `None` = someone was faster: read again.
+    async fn acquire_once(&self, claim: &Claim, granted: &mut Granted) -> Result<Option<Lease>, Error> {
+        let all = self.read_all().await?;
+        let fits = |stored: &Stored| stored.subnets.is_some_and(|subnets| pick::compatible(&claim.network, &subnets));
+        let mut ours: Vec<&Stored> = all.stored.iter().filter(|stored| stored.belongs_to(&claim.attrs)).collect();
+        ours.sort_by_key(|stored| stored.created);
+        // An older lease of another node over the same addresses: ours came second in a race and its deletion was cut off.
+        let beaten = |own: &Stored| {
+            all.stored.iter().any(|other| {
+                other.created < own.created
+                    && fits(other)
+                    && other.lease().is_some()
+                    && overlap(own, other)
+                    && !other.belongs_to(&claim.attrs)
+            })
+        };
+        if let Some(own) = ours.iter().find(|own| fits(own) && !beaten(own)) {
+            return self.rewrite(own, &claim.attrs, granted).await;
+        }
+        for own in &ours {
+            if !self.delete_fenced(own).await? {
+                return Ok(None);
+            }
+        }
+        // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
+        let inside = |subnets: &Subnets| {
+            subnets.iter().any(|net| claim.network.networks.iter().any(|network| network.contains(&net)))
+        };
+        let gone = |stored: &Stored| ours.iter().any(|own| own.record.id == stored.record.id);
+        let taken: Vec<Subnets> = all
+            .stored
+            .iter()
+            .filter(|stored| !gone(stored))
+            .filter_map(|stored| stored.subnets)
+            .filter(inside)
+            .collect();
+        let previous = claim.previous.filter(|subnets| {
+            pick::compatible(&claim.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
+        });
+        let chosen = match previous.or_else(|| pick::pick(&claim.network, &taken, &mut random)) {
+            Some(chosen) => chosen,
+            None => return Err(out_of_subnets(claim)),
+        };
+        self.create(&chosen, &claim.attrs, all.revision, granted).await
+    }
+
+    /// Creates the key, unless anyone else did or an older one overlaps it.
+    async fn create(
+        &self,
+        subnets: &Subnets,
+        attrs: &Attrs,
+        listed: i64,
+        granted: &mut Granted,
+    ) -> Result<Option<Lease>, Error> {
+        let id: Id = subnets.to_key().into();
+        let key = self.keys.lease(&id);
+        let etcd_lease = self.grant(granted).await?;
+        let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
+        let free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
+        let answer = self.pool.swap(&format!("create {key}"), free, put).await?;
+        if !answer.succeeded() {
+            return Ok(None);
+        }
+        *granted = None;
+        let created = answer.header().map_or(0, |header| header.revision());
+        let (first, end) = self.keys.leases();
+        let between = GetOptions::new()
+            .with_range(end)
+            .with_min_create_revision(listed + 1)
+            .with_max_create_revision(created - 1);
+        let older = self.pool.get(&format!("check {key}"), first, Some(between)).await?;
+        let rival = older.kvs().iter().filter_map(|kv| self.keys.stored(kv)).any(|other| {
+            other.lease().is_some_and(|lease| lease.subnets.overlaps(subnets)) && !other.belongs_to(attrs)
+        });
+        let (own, _) = self.read_one(&id).await?;
+        match own {
+            Some(own) if rival => self.delete_fenced(&own).await.map(|_| None),
+            Some(own) => Ok(own.lease().cloned()),
+            None => Ok(None),
+        }
+    }
+
+    /// Our key as it stands gets our value; nothing is written when it has it. Its etcd lease stays (`ignore_lease`), and
+    /// so a key without one stays a reservation. `None` = it changed meanwhile.
+    async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Option<Lease>, Error> {
+        let alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
+        let value = attrs.to_wire();
+        if alive && value.as_bytes() == own.value {
+            return Ok(own.lease().cloned());
+        }
+        let options = if alive {
+            PutOptions::new().with_ignore_lease()
+        } else {
+            PutOptions::new().with_lease(self.grant(granted).await?)
+        };
+        let key = self.keys.lease(&own.record.id);
+        let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
+        let put = TxnOp::put(key.as_str(), value, Some(options));
+        let answer = self.pool.swap(&format!("rewrite {key}"), unchanged, put).await?;
+        if !answer.succeeded() {
+            return Ok(None);
+        }
+        if !alive {
+            *granted = None;
+        }
+        Ok(self.read_one(&own.record.id).await?.0.and_then(|stored| stored.lease().cloned()))
+    }
+
+    /// True when the key as it was read is gone.
+    async fn delete_fenced(&self, stored: &Stored) -> Result<bool, Error> {
+        let key = self.keys.lease(&stored.record.id);
+        let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
+        let delete = TxnOp::delete(key.as_str(), None);
+        Ok(self.pool.swap(&format!("delete {key}"), unchanged, delete).await?.succeeded())
+    }
+
+    async fn grant(&self, granted: &mut Granted) -> Result<i64, Error> {
+        if let Some(id) = *granted {
+            return Ok(id);
+        }
+        let ttl = i64::try_from(self.lease_ttl.as_secs().max(1)).unwrap_or(i64::MAX);
+        let answer =
+            self.pool.call("grant a lease", |mut client| async move { client.lease_grant(ttl, None).await }).await?;
+        *granted = Some(answer.id());
+        Ok(answer.id())
+    }
+
+    /// An etcd lease that nothing was attached to would only linger; failure to revoke it harms nobody.
+    async fn give_up(&self, granted: Granted) {
+        if let Some(id) = granted {
+            let revoked =
+                self.pool.call("revoke a lease", |mut client| async move { client.lease_revoke(id).await }).await;
+            if let Err(error) = revoked {
+                tracing::debug!(%error, "an unused etcd lease is left to expire");
+            }
+        }
+    }
+
+    pub(super) async fn retake_fenced(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
+        let mut granted = None;
+        let result = self.retake_attempts(subnets, was, attrs, &mut granted).await;
+        self.give_up(granted).await;
+        result
+    }
+
+    async fn retake_attempts(
+        &self,
+        subnets: &Subnets,
+        was: &Attrs,
+        attrs: &Attrs,
+        granted: &mut Granted,
+    ) -> Result<Lease, Error> {
+        let id = subnets.to_key();
+        for attempt in 1..=ATTEMPTS {
+            let done = match self.read_one(&id).await? {
+                // A value that nobody can read belongs to nobody, and the key was ours.
+                (Some(own), _) if own.belongs_to(attrs) || own.belongs_to(was) || own.lease().is_none() => {
+                    self.rewrite(&own, attrs, granted).await?
+                }
+                (Some(other), _) => return Err(Error::Taken { subnet: *subnets, owner: other.owner() }),
+                (None, revision) => {
+                    self.refuse_overlap(subnets, was, attrs).await?;
+                    self.create(subnets, attrs, revision, granted).await?
+                }
+            };
+            if let Some(lease) = done {
+                return Ok(lease);
+            }
+            back_off(attempt).await;
+        }
+        Err(contended(&format!("retake {subnets}")))
+    }
+
+    /// Another key may have taken our addresses while ours was gone.
+    async fn refuse_overlap(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<(), Error> {
+        let all = self.read_all().await?;
+        let rival = all.stored.iter().filter_map(|stored| Some((stored, stored.lease()?))).find(|(_, lease)| {
+            // Only equals: a stray key over a whole range is set aside by every node and must not keep us out.
+            let same_length =
+                lease.subnets.iter().map(|net| net.prefix_len()).eq(subnets.iter().map(|net| net.prefix_len()));
+            let mine = same_node(&lease.attrs, attrs) || same_node(&lease.attrs, was);
+            same_length && !mine && lease.subnets.overlaps(subnets)
+        });
+        match rival {
+            Some((stored, _)) => Err(Error::Taken { subnet: *subnets, owner: stored.owner() }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
+        for attempt in 1..=ATTEMPTS {
+            let Some(stored) = self.read_one(&lease.id).await?.0 else {
+                return Err(Error::Missing(self.keys.lease(&lease.id)));
+            };
+            if !stored.belongs_to(&lease.attrs) {
+                return Err(Error::Taken { subnet: lease.subnets, owner: stored.owner() });
+            }
+            if self.delete_fenced(&stored).await? {
+                return Ok(());
+            }
+            back_off(attempt).await;
+        }
+        Err(contended(&format!("release {}", lease.subnets)))
+    }
+}
+
+fn overlap(one: &Stored, other: &Stored) -> bool {
+    matches!((one.subnets, other.subnets), (Some(one), Some(other)) if one.overlaps(&other))
+}
+
+/// Names the range that is full.
+fn out_of_subnets(claim: &Claim) -> Error {
+    let (v4, v6) = (claim.network.v4.as_ref(), claim.network.v6.as_ref());
+    let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
+    Error::OutOfSubnets {
+        min: join(v4.map(|range| range.min.to_string()), v6.map(|range| range.min.to_string())),
+        max: join(v4.map(|range| range.max.to_string()), v6.map(|range| range.max.to_string())),
+    }
+}

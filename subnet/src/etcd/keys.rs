@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Names of keys, and what stands under them. Each key and value is judged alone.
+
+use etcd_client::{GetOptions, KeyValue};
+
+use crate::attrs::Attrs;
+use crate::cidr::Subnets;
+use crate::lease::{Age, Id, Lease, Record};
+use crate::source::Error;
+
+use super::EtcdStore;
+
+/// Keys in one answer.
+const PAGE: i64 = 5_000;
+
+/// The names of our keys.
+pub(super) struct Keys {
+    prefix: String,
+    subnets: String,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Keys {
+        let prefix = prefix.trim_end_matches('/').to_owned();
+        let subnets = format!("{prefix}/subnets/");
+        Keys { prefix, subnets }
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn config(&self) -> String {
+        format!("{}/config", self.prefix)
+    }
+
+    pub(super) fn lease(&self, id: &str) -> String {
+        format!("{}{id}", self.subnets)
+    }
+
+    /// All leases: first key and the one after the last (`0` follows `/`).
+    pub(super) fn leases(&self) -> (&str, String) {
+        (&self.subnets, format!("{}/subnets0", self.prefix))
+    }
+
+    /// The record's id; `None` for keys that are no lease's.
+    pub(super) fn id(&self, key: &[u8]) -> Option<Id> {
+        let rest = key.strip_prefix(self.subnets.as_bytes())?;
+        Some(String::from_utf8_lossy(rest).into())
+    }
+
+    /// What stands under a key.
+    pub(super) fn stored(&self, kv: &KeyValue) -> Option<Stored> {
+        let id = self.id(kv.key())?;
+        let subnets = Subnets::from_key(&id);
+        let age = Age { stamp: u64::try_from(kv.create_revision()).unwrap_or(0), tie: "".into() };
+        let lease = match subnets {
+            None => Err(format!("key {id} is not a subnet")),
+            Some(subnets) => Attrs::from_wire(kv.value())
+                .map(|attrs| Lease { id: id.clone(), subnets, attrs, age })
+                .map_err(|error| error.to_string()),
+        };
+        Some(Stored {
+            record: Record { id, lease },
+            subnets,
+            value: kv.value().to_vec(),
+            created: kv.create_revision(),
+            modified: kv.mod_revision(),
+            etcd_lease: kv.lease(),
+        })
+    }
+}
+
+/// One record with all that its fences need.
+#[derive(Debug, Clone)]
+pub(super) struct Stored {
+    pub(super) record: Record,
+    /// What the key grants, whatever its value says.
+    pub(super) subnets: Option<Subnets>,
+    pub(super) value: Vec<u8>,
+    pub(super) created: i64,
+    pub(super) modified: i64,
+    /// 0 = none: a reservation.
+    pub(super) etcd_lease: i64,
+}
+
+/// True when these name the same node: by IPv4 where there is one, else by IPv6.
+pub(super) fn same_node(one: &Attrs, other: &Attrs) -> bool {
+    match (one.public_ip, other.public_ip) {
+        (Some(one), Some(other)) => one == other,
+        (None, None) => one.public_ipv6.is_some() && one.public_ipv6 == other.public_ipv6,
+        _ => false,
+    }
+}
+
+impl Stored {
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        self.record.lease.as_ref().ok()
+    }
+
+    pub(super) fn belongs_to(&self, attrs: &Attrs) -> bool {
+        self.lease().is_some_and(|lease| same_node(&lease.attrs, attrs))
+    }
+
+    /// The owner's public address, for people.
+    pub(super) fn owner(&self) -> String {
+        let address = |lease: &Lease| match (lease.attrs.public_ip, lease.attrs.public_ipv6) {
+            (Some(v4), _) => v4.to_string(),
+            (None, Some(v6)) => v6.to_string(),
+            (None, None) => "an unnamed node".to_owned(),
+        };
+        self.lease().map_or_else(|| "an unreadable value".to_owned(), address)
+    }
+}
+
+/// Every lease at one revision.
+pub(super) struct All {
+    pub(super) stored: Vec<Stored>,
+    pub(super) revision: i64,
+    pub(super) cluster: u64,
+}
+
+impl EtcdStore {
+    /// All leases, in pages at one revision: 50,000 do not fit one message.
+    pub(super) async fn read_all(&self) -> Result<All, Error> {
+        let (first, end) = self.keys.leases();
+        let what = format!("list {first}");
+        let mut all = All { stored: Vec::new(), revision: 0, cluster: 0 };
+        let mut from = first.to_owned().into_bytes();
+        loop {
+            let mut options = GetOptions::new().with_range(end.as_str()).with_limit(PAGE);
+            if all.revision > 0 {
+                options = options.with_revision(all.revision);
+            }
+            let answer = self
+                .pool
+                .call(&what, |client| {
+                    let (from, options) = (from.clone(), options.clone());
+                    async move { super::client::kv(&client).get(from, Some(options)).await }
+                })
+                .await?;
+            let header = answer.header().map_or((0, 0), |header| (header.revision(), header.cluster_id()));
+            if all.revision == 0 {
+                (all.revision, all.cluster) = header;
+            } else if all.cluster != header.1 {
+                let what = format!("{what}: another cluster answered half-way");
+                return Err(Error::Unavailable { what, source: None });
+            }
+            all.stored.extend(answer.kvs().iter().filter_map(|kv| self.keys.stored(kv)));
+            match answer.kvs().last() {
+                Some(last) if answer.more() => {
+                    from = last.key().to_vec();
+                    from.push(0);
+                }
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// One lease, and the revision of the answer.
+    pub(super) async fn read_one(&self, id: &str) -> Result<(Option<Stored>, i64), Error> {
+        let key = self.keys.lease(id);
+        let answer = self.pool.get(&format!("read {key}"), &key, None).await?;
+        let revision = answer.header().map_or(0, |header| header.revision());
+        Ok((answer.kvs().first().and_then(|kv| self.keys.stored(kv)), revision))
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The stores: one contract, run against each, and what is etcd's alone.
+
+// The exemption of tests in .clippy.toml does not reach their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "store/contract.rs"]
+mod contract;
+#[path = "store/dir.rs"]
+mod dir;
+#[path = "store/etcd.rs"]
+mod etcd;
+#[path = "store/secure.rs"]
+mod secure;
+#[path = "store/server.rs"]
+mod server;
+
+use contract::Kind;
+
+macro_rules! contract {
+    ($($name:ident),* $(,)?) => {
+        mod in_dir { $(#[tokio::test] async fn $name() { super::contract::$name(&super::Kind::dir()).await; })* }
+        mod in_etcd { $(#[tokio::test] async fn $name() { super::contract::$name(&super::Kind::etcd().await).await; })* }
+    };
+}
+
+contract!(
+    creates_and_takes_over,
+    previous_is_taken_again,
+    runs_out_of_subnets,
+    incompatible_lease_is_deleted,
+    racers_get_distinct_subnets,
+    dual_stack_racers_share_neither_half,
+    retakes_what_was_deleted,
+    retakes_only_what_is_ours,
+    releases_only_what_is_ours,
+    watch_tells_in_order,
+    bad_entries_stand_alone,
+    config_change_is_told,
+);

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every store owes the agent.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::dir::DirStore;
+use weft_subnet::network::{Network, Range};
+use weft_subnet::source::{Claim, Error, Event, Source};
+
+use super::server::{PREFIX, Server};
+
+/// A store to be opened many times, and a way behind its back.
+pub enum Kind {
+    Dir(tempfile::TempDir),
+    Etcd(Box<Server>),
+}
+
+impl Kind {
+    pub fn dir() -> Kind {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("subnets")).unwrap();
+        Kind::Dir(dir)
+    }
+
+    pub async fn etcd() -> Kind {
+        Kind::Etcd(Box::new(Server::start().await))
+    }
+
+    fn open(&self) -> Box<dyn Source> {
+        match self {
+            Kind::Dir(dir) => Box::new(DirStore::new(dir.path().into())),
+            Kind::Etcd(server) => Box::new(server.store()),
+        }
+    }
+
+    /// Writes as a foreign hand would; `name` is `config` or `subnets/<key>`.
+    async fn put(&self, name: &str, value: &str) {
+        match self {
+            Kind::Dir(dir) => std::fs::write(dir.path().join(format!("{name}.json")), value).unwrap(),
+            Kind::Etcd(server) => {
+                server.client().await.put(format!("{PREFIX}/{name}"), value, None).await.unwrap();
+            }
+        }
+    }
+}
+
+pub fn network(len: u8, max: &str) -> Network {
+    let net = "10.5.0.0/16".parse().unwrap();
+    Network {
+        networks: Subnets { v4: Some(net), v6: None },
+        v4: Some(Range { network: net, len, min: "10.5.1.0".parse().unwrap(), max: max.parse().unwrap() }),
+        v6: None,
+        nftables: false,
+        backend_type: "vxlan".into(),
+        backend: "{}".into(),
+    }
+}
+
+pub fn attrs(last: u8) -> Attrs {
+    Attrs {
+        public_ip: Some([192, 0, 2, last].into()),
+        backend_type: "vxlan".into(),
+        backend_data: Some(r#"{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into()),
+        ..Attrs::default()
+    }
+}
+
+pub fn claim(last: u8) -> Claim {
+    Claim { network: network(24, "10.5.255.0"), attrs: attrs(last), previous: None }
+}
+
+pub fn subnet(text: &str) -> Subnets {
+    Subnets { v4: Some(text.parse().unwrap()), v6: None }
+}
+
+/// The next event that is news.
+pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
+    loop {
+        match tokio::time::timeout(Duration::from_secs(20), events.recv()).await.expect("an event within 20 s") {
+            Some(Event::Word | Event::Trouble(_) | Event::Kept(_)) => {}
+            Some(event) => return event,
+            None => panic!("the watch ended"),
+        }
+    }
+}
+
+/// Runs a body beside a watch.
+pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnOnce(mpsc::Receiver<Event>) -> F) {
+    let (out, events) = mpsc::channel(64);
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body(events) => {}
+    }
+}
+
+pub async fn creates_and_takes_over(kind: &Kind) {
+    let store = kind.open();
+    assert!(store.own(&attrs(1)).await.unwrap().is_none());
+    let first = store.acquire(&claim(1)).await.unwrap();
+    assert_eq!(first.attrs, attrs(1));
+    assert_eq!(&*first.id, first.subnets.to_key());
+    let mut other = claim(1);
+    other.attrs.backend_data = Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into());
+    let again = kind.open().acquire(&other).await.unwrap();
+    assert_eq!((again.subnets, &again.attrs, &again.age), (first.subnets, &other.attrs, &first.age));
+    assert_eq!(store.own(&attrs(1)).await.unwrap(), Some(again));
+    assert_eq!(store.list().await.unwrap().len(), 1);
+}
+
+pub async fn previous_is_taken_again(kind: &Kind) {
+    let store = kind.open();
+    let wanted = subnet("10.5.77.0/24");
+    let mine = store.acquire(&Claim { previous: Some(wanted), ..claim(1) }).await.unwrap();
+    assert_eq!(mine.subnets, wanted);
+    let other = store.acquire(&Claim { previous: Some(wanted), ..claim(2) }).await.unwrap();
+    assert_ne!(other.subnets, wanted, "taken by another");
+    let unfit = store.acquire(&Claim { previous: Some(subnet("10.5.88.0/25")), ..claim(3) }).await.unwrap();
+    assert_eq!(unfit.subnets.v4.unwrap().prefix_len(), 24);
+}
+
+pub async fn runs_out_of_subnets(kind: &Kind) {
+    let store = kind.open();
+    let small = |last| Claim { network: network(24, "10.5.2.0"), ..claim(last) };
+    store.acquire(&small(1)).await.unwrap();
+    store.acquire(&small(2)).await.unwrap();
+    let error = store.acquire(&small(3)).await.unwrap_err();
+    assert_eq!(error.to_string(), "out of subnets: every subnet between 10.5.1.0 and 10.5.2.0 is leased");
+}
+
+pub async fn incompatible_lease_is_deleted(kind: &Kind) {
+    let store = kind.open();
+    let old = store.acquire(&claim(1)).await.unwrap();
+    let longer = Claim { network: network(26, "10.5.255.0"), ..claim(1) };
+    let new = store.acquire(&longer).await.unwrap();
+    assert_eq!(new.subnets.v4.unwrap().prefix_len(), 26);
+    let left: Vec<_> = store.list().await.unwrap().into_iter().map(|record| record.id).collect();
+    assert_eq!(left, [new.id]);
+    assert_ne!(old.subnets, new.subnets);
+}
+
+pub async fn racers_get_distinct_subnets(kind: &Kind) {
+    let tasks = tokio::task::LocalSet::new();
+    // 24 subnets for 20 nodes: collisions are certain.
+    let racers: Vec<_> = (1..=20)
+        .map(|last| {
+            let store = kind.open();
+            let claim = Claim { network: network(24, "10.5.24.0"), ..claim(last) };
+            tasks.spawn_local(async move { store.acquire(&claim).await.unwrap().subnets })
+        })
+        .collect();
+    tasks.await;
+    let mut got = BTreeSet::new();
+    for racer in racers {
+        got.insert(racer.await.unwrap());
+    }
+    assert_eq!(got.len(), 20);
+    assert_eq!(kind.open().list().await.unwrap().len(), 20);
+}
+
+pub async fn dual_stack_racers_share_neither_half(kind: &Kind) {
+    let net = "fd00:12::/48".parse().unwrap();
+    let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
+    let tasks = tokio::task::LocalSet::new();
+    for last in 1..=12 {
+        let store = kind.open();
+        let mut claim = Claim { network: network(24, "10.5.24.0"), ..claim(last) };
+        claim.network.networks.v6 = Some(net);
+        claim.network.v6 = Some(Range { network: net, len: 64, min, max });
+        tasks.spawn_local(async move { store.acquire(&claim).await.unwrap() });
+    }
+    tasks.await;
+    let leases: Vec<_> = kind.open().list().await.unwrap().into_iter().map(|record| record.lease.unwrap()).collect();
+    assert_eq!(leases.len(), 12);
+    for (at, one) in leases.iter().enumerate() {
+        assert!(leases[..at].iter().all(|other| !other.subnets.overlaps(&one.subnets)), "{}", one.id);
+    }
+}
+
+pub async fn retakes_what_was_deleted(kind: &Kind) {
+    let store = kind.open();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    store.remove(&lease.id).await.unwrap();
+    assert!(matches!(store.remove(&lease.id).await, Err(Error::Missing(_))));
+    let again = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
+    assert_eq!((again.subnets, again.attrs), (lease.subnets, attrs(1)));
+}
+
+pub async fn retakes_only_what_is_ours(kind: &Kind) {
+    let store = kind.open();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let moved = store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
+    assert_eq!(moved.attrs, attrs(7));
+    assert_eq!(moved.age, lease.age, "a rewrite does not make it younger");
+    let error = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap_err();
+    assert!(matches!(&error, Error::Taken { owner, .. } if owner == "192.0.2.7"), "{error}");
+}
+
+pub async fn releases_only_what_is_ours(kind: &Kind) {
+    let store = kind.open();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
+    assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
+    let lease = store.own(&attrs(2)).await.unwrap().unwrap();
+    store.release(&lease).await.unwrap();
+    assert!(matches!(store.release(&lease).await, Err(Error::Missing(_))));
+    assert!(store.list().await.unwrap().is_empty());
+}
+
+pub async fn watch_tells_in_order(kind: &Kind) {
+    let (store, other) = (kind.open(), kind.open());
+    let first = other.acquire(&claim(1)).await.unwrap();
+    watching(&*store, |mut events| async move {
+        let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("a snapshot comes first") };
+        assert!(!reset);
+        assert_eq!(records.iter().map(|record| &record.id).collect::<Vec<_>>(), [&first.id]);
+        let second = other.acquire(&claim(2)).await.unwrap();
+        let Event::Changes(changes) = next(&mut events).await else { panic!("a change") };
+        assert_eq!(changes.len(), 1);
+        assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap(), &second);
+        other.remove(&second.id).await.unwrap();
+        assert_eq!(next(&mut events).await, Event::Changes(vec![Err(second.id)]));
+        other.remove(&first.id).await.unwrap();
+        assert_eq!(next(&mut events).await, Event::Changes(vec![Err(first.id)]));
+    })
+    .await;
+}
+
+pub async fn bad_entries_stand_alone(kind: &Kind) {
+    let store = kind.open();
+    let good = store.acquire(&claim(1)).await.unwrap();
+    kind.put("subnets/garbage", "{}").await;
+    kind.put("subnets/10.5.200.0-24", "no json").await;
+    watching(&*store, |mut events| async move {
+        let Event::Snapshot { records, .. } = next(&mut events).await else { panic!("a snapshot comes first") };
+        assert_eq!(records.len(), 3);
+        for record in records {
+            assert_eq!(record.lease.is_ok(), record.id == good.id, "{record:?}");
+        }
+    })
+    .await;
+    let other = store.acquire(&claim(2)).await.unwrap();
+    assert_ne!(other.subnets, subnet("10.5.200.0/24"));
+}
+
+pub async fn config_change_is_told(kind: &Kind) {
+    let store = kind.open();
+    assert!(matches!(store.config().await, Err(Error::Missing(_))));
+    kind.put("config", r#"{"Network":"10.5.0.0/16"}"#).await;
+    assert_eq!(store.config().await.unwrap(), r#"{"Network":"10.5.0.0/16"}"#);
+    watching(&*store, |mut events| async move {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        kind.put("config", r#"{"Network":"10.6.0.0/16"}"#).await;
+        loop {
+            // A plain write of a file may be seen half-way.
+            match next(&mut events).await {
+                Event::Config(text) if text.is_empty() => {}
+                event => {
+                    assert_eq!(event, Event::Config(r#"{"Network":"10.6.0.0/16"}"#.into()));
+                    break;
+                }
+            }
+        }
+    })
+    .await;
+}

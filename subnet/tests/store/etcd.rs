@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is etcd's alone: bytes, leases, failures.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use etcd_client::{PutOptions, Txn, TxnOp};
+use nix::sys::signal::Signal;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use weft_subnet::etcd::EtcdStore;
+use weft_subnet::source::{Claim, Event, Source};
+
+use super::contract::{attrs, claim, next, subnet, watching};
+use super::server::{PREFIX, Server, free_port, options};
+
+fn key(id: &str) -> String {
+    format!("{PREFIX}/subnets/{id}")
+}
+
+#[tokio::test]
+async fn bytes_are_flannels() {
+    let server = Server::start().await;
+    let wanted = Some(subnet("10.5.52.0/24"));
+    server.store().acquire(&Claim { previous: wanted, ..claim(3) }).await.unwrap();
+    let out = server.etcdctl(&["get", "--prefix", PREFIX]);
+    let value = r#"{"PublicIP":"192.0.2.3","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:44"}}"#;
+    assert_eq!(String::from_utf8(out).unwrap(), format!("{PREFIX}/subnets/10.5.52.0-24\n{value}\n"));
+}
+
+#[tokio::test]
+async fn reservation_stays_one() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    client.put(key("10.5.9.0-24"), r#"{"PublicIP":"192.0.2.1"}"#, None).await.unwrap();
+    let store = server.store();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    assert_eq!((lease.subnets, &lease.attrs), (subnet("10.5.9.0/24"), &attrs(1)));
+    let answer = client.get(key("10.5.9.0-24"), None).await.unwrap();
+    assert_eq!(answer.kvs()[0].lease(), 0);
+    let (out, mut events) = mpsc::channel(4);
+    tokio::select! {
+        () = store.keep(&lease, out) => panic!("the keeper ended"),
+        event = events.recv() => assert_eq!(event, Some(Event::Kept(None))),
+    }
+    assert!(client.leases().await.unwrap().leases().is_empty(), "no etcd lease is left over");
+}
+
+#[tokio::test]
+async fn keeper_follows_another_lease() {
+    let server = Server::start().await;
+    let mut short = options(vec![server.url()]);
+    short.lease_ttl = Duration::from_secs(2);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let mut client = server.client().await;
+    let (kept, mut keeps) = mpsc::channel(64);
+    watching(&store, |mut events| {
+        let (store, lease) = (&store, &lease);
+        async move {
+            next(&mut events).await;
+            let grant = client.lease_grant(2, None).await.unwrap().id();
+            let body = async {
+                assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
+                client
+                    .put(key(&lease.id), lease.attrs.to_wire(), Some(PutOptions::new().with_lease(grant)))
+                    .await
+                    .unwrap();
+                let until = Instant::now() + Duration::from_secs(6);
+                while Instant::now() < until {
+                    keeps.recv().await.unwrap();
+                }
+                let answer = client.get(key(&lease.id), None).await.unwrap();
+                assert_eq!(answer.kvs()[0].lease(), grant);
+            };
+            tokio::select! {
+                () = store.keep(lease, kept) => panic!("the keeper ended"),
+                () = body => {}
+            }
+            // Kept no more, it expires, and the watch says so.
+            loop {
+                if next(&mut events).await == Event::Changes(vec![Err(lease.id.clone())]) {
+                    break;
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn compaction_leads_to_a_list() {
+    let mut server = Server::start().await;
+    let store = server.store();
+    let mut client = server.client().await;
+    let (out, mut events) = mpsc::channel(1);
+    let watch = store.watch(out);
+    tokio::pin!(watch);
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        event = next(&mut events) => assert!(matches!(event, Event::Snapshot { .. })),
+    }
+    // The watch is not polled now; what it would resume at is compacted away over a restart.
+    let mut revision = 0;
+    for last in 1..5 {
+        let put = client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+        revision = put.header().unwrap().revision();
+    }
+    client.compact(revision, None).await.unwrap();
+    server.end();
+    server.again();
+    server.ready().await;
+    let again = async {
+        loop {
+            if let Event::Snapshot { records, reset } = next(&mut events).await {
+                return (records.len(), reset);
+            }
+        }
+    };
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        seen = again => assert_eq!(seen, (4, false)),
+    }
+}
+
+/// Collects changed ids until this many were seen.
+async fn ids(events: &mut mpsc::Receiver<Event>, count: usize) -> Vec<String> {
+    let mut seen = Vec::new();
+    while seen.len() < count {
+        match next(events).await {
+            Event::Changes(changes) => seen.extend(changes.into_iter().map(|change| change.unwrap().id.to_string())),
+            event => panic!("events were to be resumed, not {event:?}"),
+        }
+    }
+    seen
+}
+
+#[tokio::test]
+async fn resumes_after_stop_and_restart() {
+    let mut server = Server::start().await;
+    let store = server.store();
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        server.signal(Signal::SIGSTOP);
+        loop {
+            // Noticed although nothing was written.
+            let event = timeout(Duration::from_secs(12), events.recv()).await.expect("a stopped server is noticed");
+            if let Some(Event::Trouble(text)) = event {
+                assert!(text.contains(&server.url()), "{text}");
+                break;
+            }
+        }
+        server.signal(Signal::SIGCONT);
+        server.ready().await;
+        server.client().await.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
+        server.end();
+        server.again();
+        server.ready().await;
+        let mut client = server.client().await;
+        for last in 2..6 {
+            client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+        }
+        assert_eq!(ids(&mut events, 4).await, ["10.5.2.0-24", "10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24"]);
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+#[tokio::test]
+async fn wiped_store_is_another_one() {
+    let mut server = Server::start().await;
+    let store = server.store();
+    store.acquire(&claim(1)).await.unwrap();
+    store.acquire(&claim(2)).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { reset: false, .. }));
+        server.end();
+        server.wipe();
+        server.again();
+        assert_eq!(next(&mut events).await, Event::Snapshot { records: Vec::new(), reset: true });
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+#[tokio::test]
+async fn fails_over() {
+    let live = Server::start().await;
+    let stopped = Server::start().await;
+    stopped.signal(Signal::SIGSTOP);
+    let rude = TcpListener::bind("127.0.0.1:0").unwrap();
+    rude.set_nonblocking(true).unwrap();
+    let rude = tokio::net::TcpListener::from_std(rude).unwrap();
+    let rude_url = format!("http://{}", rude.local_addr().unwrap());
+    let body = async {
+        for (bad, limit) in [(format!("http://127.0.0.1:{}", free_port()), 1), (stopped.url(), 4), (rude_url, 4)] {
+            let store = EtcdStore::new(options(vec![bad.clone(), live.url()])).unwrap();
+            let began = Instant::now();
+            store.list().await.unwrap();
+            assert!(began.elapsed() < Duration::from_secs(limit), "{bad}: {:?}", began.elapsed());
+            let began = Instant::now();
+            store.list().await.unwrap();
+            assert!(began.elapsed() < Duration::from_secs(1), "sticks to the live one");
+        }
+    };
+    tokio::select! {
+        () = body => {}
+        () = async { loop { drop(rude.accept().await); } } => {}
+    }
+}
+
+#[tokio::test]
+async fn lists_fifty_thousand() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let all: Vec<u32> = (0..50_000).collect();
+    for batch in all.chunks(128) {
+        let put = |n: &u32| {
+            let address = std::net::Ipv4Addr::from(0x0a00_0000 + (n << 8));
+            TxnOp::put(key(&format!("{address}-24")), attrs(1).to_wire(), None)
+        };
+        client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
+    }
+    let records = server.store().list().await.unwrap();
+    assert_eq!(records.len(), 50_000);
+    assert!(records.iter().all(|record| record.lease.is_ok()));
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TLS, client certificates, users; and what is said when flags do not fit.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use etcd_client::{Permission, PermissionType};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use weft_subnet::etcd::{EtcdOptions, EtcdStore};
+use weft_subnet::source::{Error, Event, Source};
+
+use super::contract::{attrs, claim, next};
+use super::server::{PREFIX, Server, options};
+
+fn openssl(dir: &Path, command: &str) {
+    let args: Vec<&str> = command.split_whitespace().collect();
+    let out = Command::new("openssl").current_dir(dir).args(args).output().expect("these tests need openssl");
+    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// A CA, a certificate for 127.0.0.1, and one for a client.
+fn certificates(dir: &Path) {
+    std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1\n").unwrap();
+    let ec = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    openssl(dir, &format!("req -x509 {ec} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
+    for name in ["server", "client"] {
+        openssl(dir, &format!("req {ec} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+        let sign = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san";
+        openssl(dir, &format!("x509 -req -in {name}.csr {sign} -out {name}.pem"));
+    }
+}
+
+fn tls_server(extra: &[&str]) -> Server {
+    Server::start_with("https", |dir| {
+        certificates(dir);
+        let file = |name: &str| dir.join(name).display().to_string();
+        let mut args = vec!["--cert-file".into(), file("server.pem"), "--key-file".into(), file("server.key")];
+        args.extend(extra.iter().map(|arg| if arg.ends_with(".pem") { file(arg) } else { (*arg).to_owned() }));
+        args
+    })
+}
+
+fn with_ca(server: &Server) -> EtcdOptions {
+    EtcdOptions { ca_file: Some(server.dir.path().join("ca.pem")), ..options(vec![server.url()]) }
+}
+
+/// Until the server is up.
+async fn acquire(store: &EtcdStore) -> Result<(), Error> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match store.acquire(&claim(1)).await {
+            Err(Error::Unavailable { .. }) if Instant::now() < until => sleep(Duration::from_millis(50)).await,
+            result => return result.map(|_| ()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn ca_alone_is_tls() {
+    let server = tls_server(&[]);
+    acquire(&EtcdStore::new(with_ca(&server)).unwrap()).await.unwrap();
+    let stranger = tempfile::tempdir().unwrap();
+    certificates(stranger.path());
+    let other = EtcdOptions { ca_file: Some(stranger.path().join("ca.pem")), ..with_ca(&server) };
+    let error = EtcdStore::new(other).unwrap().list().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "another CA is not believed: {error}");
+}
+
+#[tokio::test]
+async fn client_certificate_is_shown() {
+    let server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
+    let file = |name: &str| Some(server.dir.path().join(name));
+    let with = EtcdOptions { cert_file: file("client.pem"), key_file: file("client.key"), ..with_ca(&server) };
+    acquire(&EtcdStore::new(with).unwrap()).await.unwrap();
+    let error = EtcdStore::new(with_ca(&server)).unwrap().list().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn user_logs_in_again_after_a_restart() {
+    let mut server = Server::start().await;
+    let mut client = server.client().await;
+    client.user_add("root", "secret", None).await.unwrap();
+    client.user_grant_role("root", "root").await.unwrap();
+    client.role_add("flannel").await.unwrap();
+    let all = Permission::new(PermissionType::Readwrite, PREFIX).with_prefix();
+    client.role_grant_permission("flannel", all).await.unwrap();
+    client.user_add("node", "word", None).await.unwrap();
+    client.user_grant_role("node", "flannel").await.unwrap();
+    client.auth_enable().await.unwrap();
+    let user = |password: &str| {
+        let given = (Some("node".into()), Some(password.into()));
+        EtcdStore::new(EtcdOptions { username: given.0, password: given.1, ..options(vec![server.url()]) }).unwrap()
+    };
+    let (store, wrong) = (user("word"), user("wrong"));
+    let Err(Error::Unavailable { source: Some(cause), .. }) = wrong.list().await else { panic!("a wrong password") };
+    assert!(cause.to_string().contains("--etcd-password"), "{cause}");
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        // Tokens live in the server's memory.
+        server.end();
+        server.again();
+        let until = Instant::now() + Duration::from_secs(10);
+        while let Err(error) = store.retake(&lease.subnets, &attrs(1), &attrs(2)).await {
+            assert!(Instant::now() < until, "{error}");
+            sleep(Duration::from_millis(50)).await;
+        }
+        let Event::Changes(changes) = next(&mut events).await else { panic!("the watch goes on") };
+        assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+#[test]
+fn bad_flags_are_named() {
+    let base = || options(vec!["https://127.0.0.1:1".into()]);
+    let refusal = |options| match EtcdStore::new(options) {
+        Err(Error::Invalid(text)) => text,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("accepted"),
+    };
+    let path = || Some(PathBuf::from("/nonexistent/file.pem"));
+    assert!(refusal(EtcdOptions { cert_file: path(), ..base() }).starts_with("--etcd-certfile is given without"));
+    assert!(refusal(EtcdOptions { key_file: path(), ..base() }).starts_with("--etcd-keyfile is given without"));
+    assert!(refusal(EtcdOptions { ca_file: path(), ..base() }).starts_with("--etcd-cafile: cannot read"));
+    assert!(refusal(EtcdOptions { username: Some("u".into()), ..base() }).contains("without --etcd-password"));
+    assert!(refusal(EtcdOptions { password: Some("p".into()), ..base() }).contains("without --etcd-username"));
+    assert!(refusal(base()).contains("needs --etcd-cafile"));
+    assert!(refusal(options(Vec::new())).contains("--etcd-endpoints is empty"));
+    assert!(refusal(options(vec!["ftp://x".into()])).contains("neither http:// nor https://"));
+}

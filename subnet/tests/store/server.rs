@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A private etcd on free loopback ports, ended on drop.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use etcd_client::Client;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use weft_subnet::etcd::{EtcdOptions, EtcdStore};
+
+pub const PREFIX: &str = "/coreos.com/network";
+
+pub struct Server {
+    child: Child,
+    pub dir: tempfile::TempDir,
+    pub port: u16,
+    peer: u16,
+    extra: Vec<String>,
+    scheme: &'static str,
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn spawn(dir: &Path, (port, peer): (u16, u16), scheme: &str, extra: &[String]) -> Child {
+    let client = format!("{scheme}://127.0.0.1:{port}");
+    let peer = format!("http://127.0.0.1:{peer}");
+    Command::new("etcd")
+        .args([
+            "--name",
+            "one",
+            "--unsafe-no-fsync",
+            "--logger",
+            "zap",
+            "--log-outputs",
+            "stderr",
+            "--log-level",
+            "error",
+        ])
+        .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--data-dir"])
+        .arg(dir.join("data"))
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client, "--listen-peer-urls", &peer])
+        .args(["--initial-advertise-peer-urls", &peer, "--initial-cluster", &format!("one={peer}")])
+        .args(extra)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("these tests need etcd (Debian: etcd-server)")
+}
+
+impl Server {
+    pub async fn start() -> Server {
+        let server = Server::start_with("http", |_| Vec::new());
+        server.ready().await;
+        server
+    }
+
+    pub fn start_with(scheme: &'static str, extra: impl Fn(&Path) -> Vec<String>) -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let extra = extra(dir.path());
+        let (port, peer) = (free_port(), free_port());
+        let child = spawn(dir.path(), (port, peer), scheme, &extra);
+        Server { child, dir, port, peer, extra, scheme }
+    }
+
+    pub fn url(&self) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme, self.port)
+    }
+
+    pub async fn ready(&self) {
+        for _ in 0..200 {
+            if let Ok(mut client) = Client::connect([self.url()], None).await
+                && let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(1), client.get("x", None)).await
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("etcd does not answer on {}", self.url());
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect([self.url()], None).await.unwrap()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    pub fn end(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn again(&mut self) {
+        self.child = spawn(self.dir.path(), (self.port, self.peer), self.scheme, &self.extra);
+    }
+
+    pub fn wipe(&self) {
+        std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
+    }
+
+    pub fn store(&self) -> EtcdStore {
+        EtcdStore::new(options(vec![self.url()])).unwrap()
+    }
+
+    pub fn etcdctl(&self, args: &[&str]) -> Vec<u8> {
+        let out = Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .args(["--endpoints", &self.url()])
+            .args(args)
+            .output()
+            .expect("these tests need etcdctl (Debian: etcd-client)");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        out.stdout
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn options(endpoints: Vec<String>) -> EtcdOptions {
+    EtcdOptions {
+        endpoints,
+        prefix: PREFIX.into(),
+        key_file: None,
+        cert_file: None,
+        ca_file: None,
+        username: None,
+        password: None,
+        lease_ttl: Duration::from_secs(86_400),
+        renew_margin: Duration::from_secs(3_600),
+    }
+}
