@@ -194,7 +194,10 @@ pub fn parse() -> Result<Task, Exit> {
 }
 
 /// Reads a command line and an environment that are given.
-pub fn parse_from(args: impl IntoIterator<Item = OsString>, env: impl Fn(&str) -> Option<String>) -> Result<Task, Exit> {
+pub fn parse_from(
+    args: impl IntoIterator<Item = OsString>,
+    env: impl Fn(&str) -> Option<String>,
+) -> Result<Task, Exit> {
     let unreadable = |arg: OsString| Exit::new(USAGE, format!("argument {arg:?} is not UTF-8"));
     let mut words = args.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
     let called = words.first().and_then(|arg| Path::new(arg).file_name()).and_then(|name| name.to_str());

@@ -60,6 +60,8 @@ impl FileWatch {
     /// Watches from now on; the file and its directory need not exist. Needs a tokio runtime.
     pub fn new(path: impl Into<PathBuf>) -> io::Result<FileWatch> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        // Its successor is `unsafe`; the promise it asks for (one descriptor, open as long as its owner lives) is what Inotify keeps.
+        #[allow(deprecated)]
         let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
         let path = path.into();
         let mut watch = FileWatch { last: None, path, fd, watched: None };

@@ -181,7 +181,10 @@ mod tests {
         let server = tokio::spawn(serve_on(listener, readiness.clone(), Arc::new(Metrics::new())));
         let ready = "GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n";
         let got = get(address, ready).await;
-        assert!(got.starts_with("HTTP/1.1 503") && got.ends_with("flanneld is not ready yet\nthe agent is starting\n"), "{got}");
+        assert!(
+            got.starts_with("HTTP/1.1 503") && got.ends_with("flanneld is not ready yet\nthe agent is starting\n"),
+            "{got}"
+        );
         assert!(readiness.set([]), "turned ready");
         let got = get(address, ready).await;
         assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("\r\n\r\nflanneld is ready"), "{got}");

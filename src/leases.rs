@@ -72,7 +72,9 @@ mod tests {
         let error = own(&records, &subnets, &[[10, 0, 0, 2].into()]).unwrap_err().to_string();
         assert!(error.contains("belongs to 10.0.0.1") && error.contains("--public-ip"), "{error}");
         let other = Subnets::from_key("10.5.2.0-24").unwrap();
-        assert!(own(&records, &other, &[[10, 0, 0, 1].into()]).unwrap_err().to_string().contains("no lease of 10.5.2.0/24"));
+        assert!(
+            own(&records, &other, &[[10, 0, 0, 1].into()]).unwrap_err().to_string().contains("no lease of 10.5.2.0/24")
+        );
     }
 
     #[test]

@@ -46,7 +46,8 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             let answer = admin::ask_status(&socket).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
             let now = u64::try_from(now).unwrap_or(u64::MAX);
-            let text = if json { serde_json::to_string_pretty(&answer)? + "\n" } else { status::table::render(&answer, now) };
+            let text =
+                if json { serde_json::to_string_pretty(&answer)? + "\n" } else { status::table::render(&answer, now) };
             Ok(show(&text))
         }
         Task::Cleanup(task) => clean(&task),

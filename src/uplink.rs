@@ -184,7 +184,8 @@ fn reaching(machine: &Machine, ip: IpAddr) -> Option<&LinkInfo> {
 
 fn default_link(machine: &Machine, family: Family) -> Option<&LinkInfo> {
     let default = |route: &&RouteInfo| route.net.prefix_len() == 0 && of(route.net.addr()) == family;
-    let usable = machine.routes.iter().filter(default).filter_map(|route| Some((route.metric, link_of(machine, route)?)));
+    let usable =
+        machine.routes.iter().filter(default).filter_map(|route| Some((route.metric, link_of(machine, route)?)));
     usable.min_by_key(|(metric, _)| *metric).map(|(_, link)| link)
 }
 

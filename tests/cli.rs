@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The binary as a user calls it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are not inside #[test] themselves
 
 use std::process::{Command, Output};
 

@@ -41,9 +41,7 @@ pub fn normalize(args: &[String], flags: &Flags) -> Vec<String> {
 }
 
 /// Appends what the environment says about flags that are not given, and returns (flag, variable) for each that it did.
-pub fn add_env(
-    args: &mut Vec<String>, flags: &Flags, env: impl Fn(&str) -> Option<String>,
-) -> Vec<(String, String)> {
+pub fn add_env(args: &mut Vec<String>, flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Vec<(String, String)> {
     let given: Vec<String> = args.iter().filter_map(|arg| flag_name(arg).map(str::to_owned)).collect();
     let mut added = Vec::new();
     for flag in flags.keys().filter(|flag| !given.contains(flag)) {

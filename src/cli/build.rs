@@ -102,13 +102,14 @@ fn uplink(flags: UplinkFlags) -> Result<UplinkChoice, Exit> {
 /// Refuses what would need traffic rules. The one default that asks for them is a line in the log.
 fn rules(flags: &RuleFlags, given: &impl Fn(&str) -> bool) -> Result<Vec<String>, Exit> {
     let own = "let kube-proxy, the CNI plugin (ipMasq) or your own rules do it";
-    refuse("ip-masq", flags.ip_masq, own)?;
-    refuse("ip-masq-fully-random-disable", flags.ip_masq_fully_random_disable, "leave it out")?;
+    refuse("ip-masq", flags.masq.ip_masq, own)?;
+    refuse("ip-masq-fully-random-disable", flags.masq.ip_masq_fully_random_disable, "leave it out")?;
     refuse("iptables-resync", flags.iptables_resync != 5, "leave it out")?;
     let route = "leave it out, or add the route with `ip route add blackhole SUBNET metric 4294967294`";
     refuse("ip-blackhole-route", flags.ip_blackhole_route, route)?;
     let forward = flags.iptables_forward_rules;
-    let remedy = "give --iptables-forward-rules=false, and where the FORWARD policy is DROP accept the network yourself";
+    let remedy =
+        "give --iptables-forward-rules=false, and where the FORWARD policy is DROP accept the network yourself";
     refuse("iptables-forward-rules", forward && given("iptables-forward-rules"), remedy)?;
     let note = "iptables-forward-rules: not supported by this version of weft yet; where the policy of the FORWARD chain is DROP, accept the network there";
     Ok(if forward { vec![note.to_owned()] } else { Vec::new() })

@@ -147,9 +147,9 @@ pub struct LogFlags {
     pub version: bool,
 }
 
-/// Traffic rules: not yet.
+/// Masquerading: not yet.
 #[derive(Debug, Clone, Args)]
-pub struct RuleFlags {
+pub struct MasqFlags {
     /// Masquerade traffic that leaves the network.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
@@ -158,6 +158,13 @@ pub struct RuleFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
     pub ip_masq_fully_random_disable: bool,
+}
+
+/// Other traffic rules: not yet.
+#[derive(Debug, Clone, Args)]
+pub struct RuleFlags {
+    #[command(flatten)]
+    pub(super) masq: MasqFlags,
     /// Seconds between checks of the traffic rules.
     #[arg(long, default_value_t = 5, value_name = "SECONDS", help_heading = LATER)]
     pub iptables_resync: u64,

@@ -45,11 +45,15 @@ fn defaults_are_flannels() {
 
 #[test]
 fn flanneld_is_the_agent_and_go_forms_work() {
-    let task = agent("/opt/bin/flanneld -iface=eth0 -iface eth1 -etcd-endpoints http://a:1,http://b:2 -v 4 -ip-masq=false -healthz-port 8081");
+    let task = agent(
+        "/opt/bin/flanneld -iface=eth0 -iface eth1 -etcd-endpoints http://a:1,http://b:2 -v 4 -ip-masq=false -healthz-port 8081",
+    );
     assert_eq!(task.options.uplink.ifaces, ["eth0", "eth1"]);
     assert_eq!(task.verbosity, 4);
     assert_eq!(task.options.health, Some("0.0.0.0:8081".parse().unwrap()));
-    let task = agent("weft agent -v=2 --iptables-forward-rules=false --store dir:/x -public-ip 1.2.3.4 --no-nexthop-objects --resync 1m");
+    let task = agent(
+        "weft agent -v=2 --iptables-forward-rules=false --store dir:/x -public-ip 1.2.3.4 --no-nexthop-objects --resync 1m",
+    );
     assert!(matches!(task.options.store, Store::Dir(path) if path == Path::new("/x")));
     assert_eq!((task.verbosity, task.notes.len()), (2, 0));
     assert_eq!(task.options.uplink.public_ip, Some([1, 2, 3, 4].into()));
@@ -60,14 +64,28 @@ fn flanneld_is_the_agent_and_go_forms_work() {
 #[test]
 fn what_is_not_supported_says_so() {
     let asked = [
-        "--ip-masq", "--ip-masq=true", "-ip-masq", "--kube-subnet-mgr", "--kube-api-url http://x", "--kubeconfig-file /x",
-        "--ip-blackhole-route=true", "--iptables-forward-rules=true", "--iptables-forward-rules",
-        "--ip-masq-fully-random-disable", "--iptables-resync 60", "--net-config-path /x", "--kube-annotation-prefix a.b/",
+        "--ip-masq",
+        "--ip-masq=true",
+        "-ip-masq",
+        "--kube-subnet-mgr",
+        "--kube-api-url http://x",
+        "--kubeconfig-file /x",
+        "--ip-blackhole-route=true",
+        "--iptables-forward-rules=true",
+        "--iptables-forward-rules",
+        "--ip-masq-fully-random-disable",
+        "--iptables-resync 60",
+        "--net-config-path /x",
+        "--kube-annotation-prefix a.b/",
     ];
     for flags in asked {
         let exit = refusal(&format!("weft agent {flags}"));
         let flag = flags.trim_start_matches('-').split(['=', ' ']).next().unwrap();
-        assert!(exit.text.starts_with(&format!("--{flag} is not supported by this version of weft yet; ")), "{}", exit.text);
+        assert!(
+            exit.text.starts_with(&format!("--{flag} is not supported by this version of weft yet; ")),
+            "{}",
+            exit.text
+        );
         assert_eq!(exit.code, USAGE);
     }
     agent("weft agent --ip-masq=false --kube-subnet-mgr=false --kube-api-url= --set-node-network-unavailable=true");
@@ -87,11 +105,20 @@ fn a_margin_out_of_range_is_exit_code_1_as_in_flannel() {
 #[test]
 fn bad_values_name_their_flag() {
     let table = [
-        ("--public-ip fd00::1", "--public-ip"), ("--iface-can-reach x", "--iface-can-reach"), ("--store zk", "--store"),
-        ("--store dir:", "--store"), ("--etcd-endpoints ,", "--etcd-endpoints"), ("--etcd-keyfile k", "--etcd-certfile"),
-        ("--iface-regex (", "--iface-regex"), ("--resync 10x", "--resync"), ("--resync 0", "--resync"),
-        ("--healthz-port 99999", "--healthz-port"), ("--healthz-port 1 --healthz-ip x", "--healthz-ip"),
-        ("--on-lost-lease panic", "--on-lost-lease"), ("-nonsense", "--nonsense"), ("--ip-masq=maybe", "--ip-masq"),
+        ("--public-ip fd00::1", "--public-ip"),
+        ("--iface-can-reach x", "--iface-can-reach"),
+        ("--store zk", "--store"),
+        ("--store dir:", "--store"),
+        ("--etcd-endpoints ,", "--etcd-endpoints"),
+        ("--etcd-keyfile k", "--etcd-certfile"),
+        ("--iface-regex (", "--iface-regex"),
+        ("--resync 10x", "--resync"),
+        ("--resync 0", "--resync"),
+        ("--healthz-port 99999", "--healthz-port"),
+        ("--healthz-port 1 --healthz-ip x", "--healthz-ip"),
+        ("--on-lost-lease panic", "--on-lost-lease"),
+        ("-nonsense", "--nonsense"),
+        ("--ip-masq=maybe", "--ip-masq"),
     ];
     for (flags, name) in table {
         let exit = refusal(&format!("weft agent {flags}"));
@@ -116,9 +143,14 @@ fn the_environment_is_read_and_named_in_errors() {
 #[test]
 fn other_commands() {
     assert!(matches!(run("weft status -o json --socket /x"), Ok(Task::Status { json: true, .. })));
-    assert!(matches!(run("weft lease rm 10.5.1.0-24 --store dir:/x"), Ok(Task::LeaseRemove(Store::Dir(_), id)) if id == "10.5.1.0-24"));
+    assert!(
+        matches!(run("weft lease rm 10.5.1.0-24 --store dir:/x"), Ok(Task::LeaseRemove(Store::Dir(_), id)) if id == "10.5.1.0-24")
+    );
     assert!(matches!(run("weft lease ls"), Ok(Task::LeaseList(Store::Etcd(_)))));
-    assert!(matches!(run("weft cleanup --flannel-devices"), Ok(Task::Cleanup(CleanupTask { flannel_devices: true, .. }))));
+    assert!(matches!(
+        run("weft cleanup --flannel-devices"),
+        Ok(Task::Cleanup(CleanupTask { flannel_devices: true, .. }))
+    ));
     assert!(matches!(run("weft release --public-ip 1.2.3.4"), Ok(Task::Release(task)) if task.public.len() == 1));
     assert!(matches!(run("weft version"), Ok(Task::Version { flag: false })));
     assert!(matches!(run("weft --version"), Ok(Task::Version { flag: true })));

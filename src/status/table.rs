@@ -25,7 +25,11 @@ pub fn render(status: &Status, now_ms: u64) -> String {
         (false, None) => ", does not expire".to_owned(),
     };
     line(&mut out, "lease", &format!("{}{ttl}", or_none(&status.subnet)));
-    line(&mut out, "network", &format!("{} by {}, MTU {}", or_none(&status.network), or_none(&status.backend), status.mtu));
+    line(
+        &mut out,
+        "network",
+        &format!("{} by {}, MTU {}", or_none(&status.network), or_none(&status.backend), status.mtu),
+    );
     line(&mut out, "uplink", &or_none(&status.uplink));
     line(&mut out, "public", &or_none(&status.public.join(", ")));
     line(&mut out, "store", &format!("{}, last word {} ago", status.store, span(status.store_silent_s)));

@@ -116,7 +116,8 @@ fn the_public_address_finds_its_interface_and_is_published() {
 #[test]
 fn address_choice() {
     // (net, flags) of each address in kernel order, and the one wanted.
-    let table: [(&[(&str, u32)], Option<&str>); 7] = [
+    type Row<'a> = (&'a [(&'a str, u32)], Option<&'a str>);
+    let table: [Row; 7] = [
         (&[("169.254.1.1/16", PERMANENT), ("10.1.1.1/24", 0)], Some("10.1.1.1")),
         (&[("10.1.1.1/24", 0), ("10.1.1.2/24", PERMANENT)], Some("10.1.1.2")),
         (&[("10.1.1.1/24", PERMANENT | DEPRECATED), ("10.1.1.2/24", 0)], Some("10.1.1.2")),
