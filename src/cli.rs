@@ -256,10 +256,13 @@ fn leaf(words: &[String]) -> (usize, Flags) {
     let mut command = Cli::command();
     let mut depth = words.len().min(1);
     while let Some(next) = words.get(depth).and_then(|word| command.find_subcommand(word)) {
+        if next.get_name() == "lab" {
+            return (words.len(), Flags::new());
+        }
         command = next.clone();
         depth += 1;
     }
-    if command.get_name() == "lab" || command.has_subcommands() {
+    if command.has_subcommands() {
         return (words.len(), Flags::new());
     }
     let flag = |arg: &clap::Arg| {
