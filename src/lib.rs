@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The weft agent as a library, so that tests and benches drive the same parts as the binary.
 
+pub mod admin;
+pub mod agent;
+pub mod cleanup;
+pub mod cli;
+pub mod files;
+pub mod health;
 pub mod kernel;
+pub mod leases;
+pub mod log;
+pub mod metrics;
+pub mod notify;
 pub mod options;
 pub mod status;
+pub mod uplink;

@@ -1,3 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
 //! weft: parse, log, runtime, one call, exit code.
-fn main() {}
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use weft::cli::{self, CleanupTask, ReleaseTask, Task};
+use weft::kernel::Kernel;
+use weft::{admin, agent, cleanup, leases, log, status};
+use weft_subnet::env::SubnetEnv;
+
+fn main() -> ExitCode {
+    let task = match cli::parse() {
+        Ok(task) => task,
+        Err(exit) if exit.help => return show(&format!("{}\n", exit.text)),
+        Err(exit) => {
+            eprintln!("weft: {}", exit.text);
+            return ExitCode::from(exit.code);
+        }
+    };
+    log::init(if let Task::Agent(task) = &task { task.verbosity } else { 0 });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.context("start the runtime").and_then(|runtime| {
+        let done = runtime.block_on(run(task));
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        done
+    });
+    done.unwrap_or_else(|error| {
+        eprintln!("weft: {error:#}");
+        ExitCode::from(cli::FAILURE)
+    })
+}
+
+async fn run(task: Task) -> anyhow::Result<ExitCode> {
+    let version = env!("CARGO_PKG_VERSION");
+    match task {
+        Task::Agent(task) => {
+            task.notes.iter().for_each(|note| tracing::info!("{note}"));
+            agent::run(task.options, shutdown()?).await
+        }
+        Task::Status { socket, json } => {
+            let answer = admin::ask_status(&socket).await?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+            let now = u64::try_from(now).unwrap_or(u64::MAX);
+            let text =
+                if json { serde_json::to_string_pretty(&answer)? + "\n" } else { status::table::render(&answer, now) };
+            Ok(show(&text))
+        }
+        Task::Cleanup(task) => clean(&task),
+        Task::Release(task) => release(task).await,
+        Task::LeaseList(store) => {
+            let records = agent::open_store(&store)?.list().await.context("list leases")?;
+            Ok(show(&leases::render(&records)))
+        }
+        Task::LeaseRemove(store, id) => {
+            agent::open_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
+            Ok(show(&format!("removed {id}\n")))
+        }
+        Task::Version { flag: true } => {
+            eprintln!("{version}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Version { flag: false } => Ok(show(&format!("{version}\n"))),
+        // HOOK lab (3 of 3): Task::Lab(args) => weft::lab::run(args, shutdown()?).await,
+    }
+}
+
+fn no_agent(socket: &std::path::Path, why: &str) -> anyhow::Result<()> {
+    if admin::answers(socket) {
+        anyhow::bail!("an agent answers on {}: stop it first, {why}", socket.display());
+    }
+    if let Some(agent) = cleanup::running_agent().context("look for running agents")? {
+        anyhow::bail!("{agent} runs in this network namespace: stop it first, {why}");
+    }
+    Ok(())
+}
+
+fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
+    no_agent(&task.socket, "it would write everything again")?;
+    let env = std::fs::read_to_string(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let networks = env.map(|env| env.networks).unwrap_or_default();
+    let mut kernel = agent::open_kernel(&task.subnet_file)?;
+    let scope = cleanup::Scope { networks, flannel_devices: task.flannel_devices };
+    let report = cleanup::cleanup(&mut kernel, &scope).context("clean up")?;
+    for name in &report.left {
+        eprintln!("weft: {name} was not made by weft and stays: give --flannel-devices to remove it");
+    }
+    report.failed.iter().for_each(|text| eprintln!("weft: {text}"));
+    let shown = show(&format!("removed {} entries\n", report.removed));
+    Ok(if report.failed.is_empty() { shown } else { ExitCode::from(cli::FAILURE) })
+}
+
+async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
+    no_agent(&task.socket, "it would take the lease again")?;
+    let file = task.subnet_file.display();
+    let text = std::fs::read_to_string(&task.subnet_file)
+        .with_context(|| format!("read {file}, which says what our subnet is (else: weft lease rm)"))?;
+    let env = SubnetEnv::parse(&text).with_context(|| format!("{file} names no subnet: use weft lease rm"))?;
+    let machine = agent::open_kernel(&task.subnet_file)?.machine().context("read the addresses of this machine")?;
+    let ours: Vec<IpAddr> = machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public).collect();
+    let source = agent::open_store(&task.store)?;
+    let subnets = leases::release(source.as_ref(), &env.subnets, &ours).await?;
+    Ok(show(&format!("released {subnets}\n")))
+}
+
+/// Ends with the first SIGTERM or SIGINT; a second one ends the process at once.
+fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut term = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut int = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    Ok(async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        tracing::info!("ending; routes and devices stay");
+        tokio::spawn(async move {
+            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+            #[allow(clippy::disallowed_methods)] // asked twice: nothing more to wait for
+            std::process::exit(i32::from(cli::FAILURE));
+        });
+    })
+}
+
+/// Prints; a reader that went away (`| head`) is no failure.
+fn show(text: &str) -> ExitCode {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::from(cli::FAILURE),
+        _ => ExitCode::SUCCESS,
+    }
+}

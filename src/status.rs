@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What `weft status` shows: the agent fills it on request, the socket carries it as JSON, the client prints it.
 
+pub mod table;
+
 use serde::{Deserialize, Serialize};
 
 /// The whole answer.
@@ -75,6 +77,19 @@ pub enum PeerState {
     SetAside,
     /// Gone from the store all of a sudden: kept for the grace time.
     Held,
+}
+
+impl PeerState {
+    /// The state as it is written in JSON, tables and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            PeerState::Programmed => "programmed",
+            PeerState::Pending => "pending",
+            PeerState::Failed => "failed",
+            PeerState::SetAside => "set-aside",
+            PeerState::Held => "held",
+        }
+    }
 }
 
 /// A pass.

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line, and the only reader of the environment. Makes plain values; decides nothing that the agent does.
+//!
+//! Exit codes: 0 done, 1 failure, 2 bad usage (a renew margin out of range is 1, as in flannel).
+
+mod argv;
+mod build;
+pub mod duration;
+pub mod flags;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::options::{Options, Store};
+use argv::Flags;
+use flags::{AgentFlags, PlaceFlags, StoreFlags};
+
+/// Exit code of a failure.
+pub const FAILURE: u8 = 1;
+/// Exit code of bad usage.
+pub const USAGE: u8 = 2;
+
+/// The command line ends here: text for a stream, and the exit code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// Exit code.
+    pub code: u8,
+    /// What to print.
+    pub text: String,
+    /// Asked for (help): to stdout, without `weft: ` before it.
+    pub help: bool,
+}
+
+impl Exit {
+    fn new(code: u8, text: String) -> Exit {
+        Exit { code, text, help: false }
+    }
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Task {
+    /// Run the agent.
+    Agent(Box<AgentTask>),
+    /// Ask the agent.
+    Status {
+        /// Its socket.
+        socket: PathBuf,
+        /// As JSON.
+        json: bool,
+    },
+    /// Remove what is ours from the kernel.
+    Cleanup(CleanupTask),
+    /// Give the own lease back.
+    Release(ReleaseTask),
+    /// List leases.
+    LeaseList(Store),
+    /// Remove one lease.
+    LeaseRemove(Store, String),
+    /// Print the version: to stderr when asked for by flannel's flag.
+    Version {
+        /// `--version`, not `version`.
+        flag: bool,
+    },
+    // HOOK lab (1 of 3): Lab(crate::lab::LabArgs),
+}
+
+/// `weft agent`.
+#[derive(Debug)]
+pub struct AgentTask {
+    /// For the agent.
+    pub options: Options,
+    /// `-v`.
+    pub verbosity: u8,
+    /// Lines for the log at start.
+    pub notes: Vec<String>,
+}
+
+/// `weft cleanup`.
+#[derive(Debug)]
+pub struct CleanupTask {
+    /// subnet.env of the instance.
+    pub subnet_file: PathBuf,
+    /// Socket on which its agent would answer.
+    pub socket: PathBuf,
+    /// Also devices that bear flannel's names but not our mark.
+    pub flannel_devices: bool,
+}
+
+/// `weft release`.
+#[derive(Debug)]
+pub struct ReleaseTask {
+    /// Where the lease is.
+    pub store: Store,
+    /// Says which subnet is ours.
+    pub subnet_file: PathBuf,
+    /// Socket on which an agent would answer, and take the lease again.
+    pub socket: PathBuf,
+    /// `--public-ip*`: our published addresses when they are on no interface.
+    pub public: Vec<std::net::IpAddr>,
+}
+
+/// Gives every node its pod subnet and makes all subnets reach each other.
+#[derive(Parser)]
+#[command(name = "weft", disable_version_flag = true, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the per-node agent (also when called by the name flanneld).
+    Agent(Box<AgentFlags>),
+    /// Show what the agent of this machine does.
+    Status(StatusFlags),
+    /// Remove what weft wrote into the kernel; refuses while an agent runs.
+    Cleanup(CleanupFlags),
+    /// Give this machine's lease back, for a machine that leaves for good.
+    Release(Box<ReleaseFlags>),
+    /// Look at leases, remove one.
+    #[command(subcommand)]
+    Lease(LeaseCommand),
+    // HOOK lab (2 of 3): Lab(crate::lab::LabArgs), and in task(): Command::Lab(args) => Task::Lab(args),
+    /// Print the version.
+    Version,
+}
+
+#[derive(Args)]
+struct StatusFlags {
+    #[command(flatten)]
+    place: SocketFlag,
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+}
+
+#[derive(Args)]
+struct SocketFlag {
+    /// Socket of the agent.
+    #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE")]
+    socket: PathBuf,
+}
+
+#[derive(Args)]
+struct CleanupFlags {
+    #[command(flatten)]
+    place: PlaceFlags,
+    /// Also remove devices that flanneld made: flannel.<VNI>, flannel-v6.<VNI>, flannel.ipip.
+    #[arg(long, action = ArgAction::SetTrue)]
+    flannel_devices: bool,
+}
+
+#[derive(Args)]
+struct ReleaseFlags {
+    #[command(flatten)]
+    store: StoreFlags,
+    #[command(flatten)]
+    place: PlaceFlags,
+    /// Published IPv4 address, if it is on no interface.
+    #[arg(long, value_name = "IP")]
+    public_ip: Option<std::net::Ipv4Addr>,
+    /// Published IPv6 address, if it is on no interface.
+    #[arg(long, value_name = "IP")]
+    public_ipv6: Option<std::net::Ipv6Addr>,
+}
+
+#[derive(Subcommand)]
+enum LeaseCommand {
+    /// List every lease in the store, unreadable ones included.
+    Ls(Box<StoreFlags>),
+    /// Remove one lease by the name that `weft lease ls` shows.
+    Rm(Box<RemoveFlags>),
+}
+
+#[derive(Args)]
+struct RemoveFlags {
+    /// Name of the lease, such as 10.5.52.0-24.
+    #[arg(value_name = "ID")]
+    id: String,
+    #[command(flatten)]
+    store: StoreFlags,
+}
+
+/// Reads the command line of this process and its environment.
+pub fn parse() -> Result<Task, Exit> {
+    #[allow(clippy::disallowed_methods)] // the one place
+    let env = |name: &str| std::env::var(name).ok();
+    parse_from(std::env::args_os(), env)
+}
+
+/// Reads a command line and an environment that are given.
+pub fn parse_from(
+    args: impl IntoIterator<Item = OsString>,
+    env: impl Fn(&str) -> Option<String>,
+) -> Result<Task, Exit> {
+    let unreadable = |arg: OsString| Exit::new(USAGE, format!("argument {arg:?} is not UTF-8"));
+    let mut words = args.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+    let called = words.first().and_then(|arg| Path::new(arg).file_name()).and_then(|name| name.to_str());
+    if called == Some("flanneld") {
+        words.insert(1, "agent".to_owned());
+    }
+    if words.len() == 2 && ["--version", "-version", "-V"].contains(&words[1].as_str()) {
+        return Ok(Task::Version { flag: true });
+    }
+    let (depth, flags) = leaf(&words);
+    let mut all = words[..depth].to_vec();
+    all.extend(argv::normalize(&words[depth..], &flags));
+    let asks = all.iter().any(|word| word == "-h" || word == "--help");
+    let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, env) };
+    let matches = Cli::command().try_get_matches_from(all).map_err(|error| from_clap(&error, &from_env))?;
+    let given = |flag: &str| {
+        let id = flag.replace('-', "_");
+        let source = |m: &clap::ArgMatches| m.value_source(&id);
+        matches.subcommand().and_then(|(_, m)| source(m)) == Some(ValueSource::CommandLine)
+    };
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
+    task(cli.command, given).map_err(|mut exit| {
+        exit.text.push_str(&origin(&exit.text, &from_env));
+        exit
+    })
+}
+
+fn task(command: Command, given: impl Fn(&str) -> bool) -> Result<Task, Exit> {
+    Ok(match command {
+        Command::Agent(flags) if flags.log.version => Task::Version { flag: true },
+        Command::Agent(flags) => {
+            let verbosity = flags.log.v;
+            let (options, notes) = build::agent(*flags, given)?;
+            Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
+        }
+        Command::Status(flags) => Task::Status { socket: flags.place.socket, json: flags.output == "json" },
+        Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
+            subnet_file: flags.place.subnet_file,
+            socket: flags.place.socket,
+            flannel_devices: flags.flannel_devices,
+        }),
+        Command::Release(flags) => Task::Release(ReleaseTask {
+            store: build::store(flags.store)?,
+            subnet_file: flags.place.subnet_file,
+            socket: flags.place.socket,
+            public: flags.public_ip.map(Into::into).into_iter().chain(flags.public_ipv6.map(Into::into)).collect(),
+        }),
+        Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store)?),
+        Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store)?, flags.id),
+        Command::Version => Task::Version { flag: false },
+    })
+}
+
+/// How many words name the command, and which flags that command has. A lab's command line is its own: no Go forms, no environment.
+fn leaf(words: &[String]) -> (usize, Flags) {
+    let mut command = Cli::command();
+    let mut depth = words.len().min(1);
+    while let Some(next) = words.get(depth).and_then(|word| command.find_subcommand(word)) {
+        if next.get_name() == "lab" {
+            return (words.len(), Flags::new());
+        }
+        command = next.clone();
+        depth += 1;
+    }
+    if command.has_subcommands() {
+        return (words.len(), Flags::new());
+    }
+    let flag = |arg: &clap::Arg| {
+        let name = arg.get_long()?.to_owned();
+        let bare = !arg.get_action().takes_values() || arg.is_require_equals_set();
+        (name != "help" && arg.get_id() != "flannel_devices").then_some((name, !bare))
+    };
+    (depth, command.get_arguments().filter_map(flag).collect())
+}
+
+fn from_clap(error: &clap::Error, from_env: &[(String, String)]) -> Exit {
+    let help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let mut text = error.render().to_string();
+    text.push_str(&origin(&text, from_env));
+    let code = if help { 0 } else { USAGE };
+    Exit { code, help, text: text.trim_start_matches("error: ").trim_end().to_owned() }
+}
+
+/// Says of flags named in an error which of them came from the environment.
+fn origin(text: &str, from_env: &[(String, String)]) -> String {
+    let named = from_env.iter().filter(|(flag, _)| text.contains(&format!("--{flag}")));
+    named.map(|(flag, variable)| format!("\nnote: --{flag} was set by the environment variable {variable}")).collect()
+}
+
+#[cfg(test)]
+#[path = "cli/tests.rs"]
+mod tests;

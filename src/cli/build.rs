@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From flags to [`Options`]: what clap cannot judge. Every refusal names the flag and the remedy.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use weft_subnet::etcd::EtcdOptions;
+
+use super::flags::{AgentFlags, KubeFlags, RuleFlags, StoreFlags, UplinkFlags};
+use super::{Exit, FAILURE, USAGE};
+use crate::options::{Options, Store, UplinkChoice};
+
+/// Options, and lines that the log shall carry once it exists. `given`: was this flag on the command line or in the environment?
+pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool) -> Result<(Options, Vec<String>), Exit> {
+    let mut notes = rules(&flags.rules, &given)?;
+    kube(&flags.kube)?;
+    for (flag, value) in [("vmodule", &flags.log.vmodule), ("log_backtrace_at", &flags.log.log_backtrace_at)] {
+        if !value.is_empty() {
+            notes.push(format!("--{flag} has no effect in weft: use -v"));
+        }
+    }
+    let run = flags.run;
+    if run.resync < Duration::from_secs(1) {
+        return Err(usage("--resync is below one second: give at least 1s, the default is 10s".to_owned()));
+    }
+    let health = match run.healthz_port {
+        0 => None,
+        port => Some(SocketAddr::new(parse::<IpAddr>("healthz-ip", &run.healthz_ip)?, port)),
+    };
+    let options = Options {
+        store: store(flags.store)?,
+        uplink: uplink(flags.uplink)?,
+        subnet_file: flags.place.subnet_file,
+        socket: flags.place.socket,
+        health,
+        resync: run.resync,
+        nexthop_objects: !run.no_nexthop_objects,
+        hold_removals: run.hold_removals,
+        on_lost_lease: run.on_lost_lease.into(),
+        manage_sysctls: run.manage_sysctls,
+    };
+    Ok((options, notes))
+}
+
+/// `--store` and `--etcd-*`.
+pub(super) fn store(flags: StoreFlags) -> Result<Store, Exit> {
+    // Text and exit code are flannel's: people and scripts match on them.
+    if !(1..=1439).contains(&flags.subnet_lease_renew_margin) {
+        let text = "Invalid subnet-lease-renew-margin option, out of acceptable range: give 1 to 1439 minutes";
+        return Err(Exit::new(FAILURE, text.to_owned()));
+    }
+    if let Some(path) = flags.store.strip_prefix("dir:") {
+        if path.is_empty() {
+            return Err(usage("--store dir: lacks its directory: write --store dir:/var/lib/weft".to_owned()));
+        }
+        return Ok(Store::Dir(PathBuf::from(path)));
+    }
+    if flags.store != "etcd" {
+        return Err(usage(format!("--store {}: there is etcd and dir:PATH", flags.store)));
+    }
+    let split = flags.etcd_endpoints.split(',').map(str::trim).filter(|url| !url.is_empty());
+    let endpoints: Vec<String> = split.map(str::to_owned).collect();
+    if endpoints.is_empty() {
+        return Err(usage("--etcd-endpoints is empty: give at least one, such as http://127.0.0.1:2379".to_owned()));
+    }
+    if flags.etcd_keyfile.is_empty() != flags.etcd_certfile.is_empty() {
+        return Err(usage("--etcd-keyfile and --etcd-certfile belong together: give both or neither".to_owned()));
+    }
+    if flags.etcd_lease_ttl < Duration::from_secs(1) {
+        return Err(usage("--etcd-lease-ttl is below one second: the default is 24h".to_owned()));
+    }
+    Ok(Store::Etcd(EtcdOptions {
+        endpoints,
+        prefix: flags.etcd_prefix,
+        key_file: some(flags.etcd_keyfile).map(PathBuf::from),
+        cert_file: some(flags.etcd_certfile).map(PathBuf::from),
+        ca_file: some(flags.etcd_cafile).map(PathBuf::from),
+        username: some(flags.etcd_username),
+        password: some(flags.etcd_password),
+        lease_ttl: flags.etcd_lease_ttl,
+        renew_margin: Duration::from_secs(flags.subnet_lease_renew_margin.unsigned_abs() * 60),
+    }))
+}
+
+fn uplink(flags: UplinkFlags) -> Result<UplinkChoice, Exit> {
+    for regex in &flags.iface_regex {
+        if let Err(error) = regex_lite::Regex::new(regex) {
+            return Err(usage(format!("--iface-regex {regex} is not a regular expression: {error}")));
+        }
+    }
+    Ok(UplinkChoice {
+        ifaces: flags.iface.into_iter().filter(|name| !name.is_empty()).collect(),
+        regexes: flags.iface_regex.into_iter().filter(|regex| !regex.is_empty()).collect(),
+        can_reach: optional("iface-can-reach", &flags.iface_can_reach)?,
+        public_ip: optional("public-ip", &flags.public_ip)?,
+        public_ipv6: optional("public-ipv6", &flags.public_ipv6)?,
+    })
+}
+
+/// Refuses what would need traffic rules. The one default that asks for them is a line in the log.
+fn rules(flags: &RuleFlags, given: &impl Fn(&str) -> bool) -> Result<Vec<String>, Exit> {
+    let own = "let kube-proxy, the CNI plugin (ipMasq) or your own rules do it";
+    refuse("ip-masq", flags.masq.ip_masq, own)?;
+    refuse("ip-masq-fully-random-disable", flags.masq.ip_masq_fully_random_disable, "leave it out")?;
+    refuse("iptables-resync", flags.iptables_resync != 5, "leave it out")?;
+    let route = "leave it out, or add the route with `ip route add blackhole SUBNET metric 4294967294`";
+    refuse("ip-blackhole-route", flags.ip_blackhole_route, route)?;
+    let forward = flags.iptables_forward_rules;
+    let remedy =
+        "give --iptables-forward-rules=false, and where the FORWARD policy is DROP accept the network yourself";
+    refuse("iptables-forward-rules", forward && given("iptables-forward-rules"), remedy)?;
+    let note = "iptables-forward-rules: not supported by this version of weft yet; where the policy of the FORWARD chain is DROP, accept the network there";
+    Ok(if forward { vec![note.to_owned()] } else { Vec::new() })
+}
+
+fn kube(flags: &KubeFlags) -> Result<(), Exit> {
+    let etcd = "use --store etcd or --store dir:PATH";
+    refuse("kube-subnet-mgr", flags.kube_subnet_mgr, etcd)?;
+    refuse("kube-api-url", !flags.kube_api_url.is_empty(), etcd)?;
+    refuse("kubeconfig-file", !flags.kubeconfig_file.is_empty(), etcd)?;
+    let out = "leave it out";
+    refuse("kube-annotation-prefix", flags.kube_annotation_prefix != "flannel.alpha.coreos.com", out)?;
+    let conf = "leave it out and put net-conf into the store";
+    refuse("net-config-path", flags.net_config_path != "/etc/kube-flannel/net-conf.json", conf)?;
+    // False asks for nothing, and true is what flannel ignores outside of Kubernetes: both are fulfilled.
+    let _ = flags.set_node_network_unavailable;
+    Ok(())
+}
+
+fn refuse(flag: &str, asked: bool, remedy: &str) -> Result<(), Exit> {
+    if asked { Err(usage(format!("--{flag} is not supported by this version of weft yet; {remedy}"))) } else { Ok(()) }
+}
+
+fn some(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn optional<T: FromStr>(flag: &str, text: &str) -> Result<Option<T>, Exit> {
+    if text.is_empty() { Ok(None) } else { parse(flag, text).map(Some) }
+}
+
+fn parse<T: FromStr>(flag: &str, text: &str) -> Result<T, Exit> {
+    text.parse().map_err(|_| usage(format!("--{flag} {text} is not an IP address of the right family")))
+}
+
+fn usage(text: String) -> Exit {
+    Exit::new(USAGE, text)
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Durations and booleans on the command line, as Go writes them.
+
+use std::time::Duration;
+
+/// `10` (seconds), `10s`, `5m`, `24h`, `1h30m`, `500ms`, `0`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is not a duration: write 10 (seconds), 10s, 500ms, 5m or 1h30m");
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| bad())?;
+        let unit_end = rest[digits..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |at| digits + at);
+        let millis: u64 = match &rest[digits..unit_end] {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(bad()),
+        };
+        let part = number.checked_mul(millis).map(Duration::from_millis).ok_or_else(bad)?;
+        total = total.checked_add(part).ok_or_else(bad)?;
+        rest = &rest[unit_end..];
+    }
+    if text.is_empty() { Err(bad()) } else { Ok(total) }
+}
+
+/// What Go's strconv.ParseBool takes.
+pub fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let ok = [("10", 10_000), ("10s", 10_000), ("5m", 300_000), ("1h30m", 5_400_000), ("500ms", 500), ("0", 0)];
+        for (text, millis) in ok {
+            assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "s", "10x", "-1", "1.5s", "10s5", "99999999999999999999h", "18446744073709551615h"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn booleans_as_in_go() {
+        assert_eq!(boolean("T"), Ok(true));
+        assert_eq!(boolean("0"), Ok(false));
+        assert!(boolean("yes").is_err());
+    }
+}

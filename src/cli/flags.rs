@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The flags: flannel's with its names and defaults (flannel-compat.md section 9), and our own under a heading of their own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+use super::duration::{boolean, duration};
+use crate::options::OnLostLease;
+
+/// Flags of weft that flannel has not.
+const OURS: &str = "Flags that only weft has";
+/// Flags of flannel for what this version cannot do.
+const LATER: &str = "Flags of flannel that this version refuses unless left at their default";
+
+/// Where leases are.
+#[derive(Debug, Clone, Args)]
+pub struct StoreFlags {
+    /// Where leases are kept: etcd, or dir:PATH.
+    #[arg(long, default_value = "etcd", value_name = "etcd|dir:PATH", help_heading = OURS)]
+    pub store: String,
+    /// Seconds that a lease lives in etcd without renewal (24h as flannel's; change it only in tests).
+    #[arg(long, default_value = "24h", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
+    pub etcd_lease_ttl: Duration,
+    /// Comma-separated list of etcd endpoints.
+    #[arg(long, default_value = "http://127.0.0.1:4001,http://127.0.0.1:2379", value_name = "URLS")]
+    pub etcd_endpoints: String,
+    /// Prefix of every key in etcd.
+    #[arg(long, default_value = "/coreos.com/network", value_name = "PREFIX")]
+    pub etcd_prefix: String,
+    /// Private key of the client certificate for etcd.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE")]
+    pub etcd_keyfile: String,
+    /// Client certificate for etcd.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE")]
+    pub etcd_certfile: String,
+    /// Certificate authority that signed etcd's certificate.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE")]
+    pub etcd_cafile: String,
+    /// User name for etcd.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
+    pub etcd_username: String,
+    /// Password for etcd.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PASSWORD")]
+    pub etcd_password: String,
+    /// Renew the lease at the latest this many minutes before it ends.
+    #[arg(long, default_value_t = 60, allow_hyphen_values = true, value_name = "MINUTES")]
+    pub subnet_lease_renew_margin: i64,
+}
+
+/// Choice of the external interface and the published address.
+#[derive(Debug, Clone, Args)]
+pub struct UplinkFlags {
+    /// Interface (name or IP) for traffic between nodes; may be repeated, the first that exists is taken.
+    #[arg(long, action = ArgAction::Append, value_name = "NAME|IP")]
+    pub iface: Vec<String>,
+    /// Like --iface, by regular expression: against addresses first, then names; tried after every --iface.
+    #[arg(long, action = ArgAction::Append, value_name = "REGEX")]
+    pub iface_regex: Vec<String>,
+    /// The interface through which this IP is reached; tried after --iface and --iface-regex.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "IP")]
+    pub iface_can_reach: String,
+    /// IPv4 address to publish to the other nodes [default: the interface's].
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "IP")]
+    pub public_ip: String,
+    /// IPv6 address to publish to the other nodes [default: the interface's].
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "IP")]
+    pub public_ipv6: String,
+}
+
+/// Where things of this instance are on the machine.
+#[derive(Debug, Clone, Args)]
+pub struct PlaceFlags {
+    /// File that tells container runtimes the subnet and the MTU; its name also names the instance.
+    #[arg(long, default_value = "/run/flannel/subnet.env", value_name = "FILE")]
+    pub subnet_file: PathBuf,
+    /// Socket on which the agent answers `weft status`.
+    #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE", help_heading = OURS)]
+    pub socket: PathBuf,
+}
+
+/// How the agent runs.
+#[derive(Debug, Clone, Args)]
+pub struct RunFlags {
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(long, default_value = "0.0.0.0", value_name = "IP")]
+    pub healthz_ip: String,
+    /// Port of /healthz, /readyz and /metrics; 0 = off.
+    #[arg(long, default_value_t = 0, value_name = "PORT")]
+    pub healthz_port: u16,
+    /// Time between full comparisons with the kernel, stretched on large nodes.
+    #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
+    pub resync: Duration,
+    /// Write plain routes even where the kernel has nexthop objects.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
+    pub no_nexthop_objects: bool,
+    /// How long peers are kept when many leases vanish at once; 0 = off.
+    #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
+    pub hold_removals: Duration,
+    /// What to do when another node owns our subnet.
+    #[arg(long, value_enum, default_value_t = Lost::Hold, value_name = "ACTION", help_heading = OURS)]
+    pub on_lost_lease: Lost,
+    /// Write the sysctls that forwarding needs; false = only name them.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
+    pub manage_sysctls: bool,
+}
+
+/// `--on-lost-lease`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Lost {
+    /// Keep forwarding, not ready.
+    Hold,
+    /// Take a new subnet and rewrite the subnet file.
+    Reacquire,
+    /// End with exit code 1.
+    Exit,
+}
+
+impl From<Lost> for OnLostLease {
+    fn from(lost: Lost) -> OnLostLease {
+        match lost {
+            Lost::Hold => OnLostLease::Hold,
+            Lost::Reacquire => OnLostLease::Reacquire,
+            Lost::Exit => OnLostLease::Exit,
+        }
+    }
+}
+
+/// Logging and the version, as in flannel.
+#[derive(Debug, Clone, Args)]
+pub struct LogFlags {
+    /// Verbosity: 0 = changes of this node, 1 = passes, 4 = messages, 6 = libraries too.
+    #[arg(long = "v", short = 'v', default_value_t = 0, value_name = "LEVEL")]
+    pub v: u8,
+    /// Accepted for flannel's sake, without effect.
+    #[arg(long = "vmodule", default_value = "", hide_default_value = true, value_name = "PATTERNS")]
+    pub vmodule: String,
+    /// Accepted for flannel's sake, without effect.
+    #[arg(long = "log_backtrace_at", default_value = "", hide_default_value = true, value_name = "FILE:LINE")]
+    pub log_backtrace_at: String,
+    /// Print the version to stderr and end.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
+    pub version: bool,
+}
+
+/// Masquerading: not yet.
+#[derive(Debug, Clone, Args)]
+pub struct MasqFlags {
+    /// Masquerade traffic that leaves the network.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+    pub ip_masq: bool,
+    /// Masquerade without --random-fully.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+    pub ip_masq_fully_random_disable: bool,
+}
+
+/// Other traffic rules: not yet.
+#[derive(Debug, Clone, Args)]
+pub struct RuleFlags {
+    #[command(flatten)]
+    pub(super) masq: MasqFlags,
+    /// Seconds between checks of the traffic rules.
+    #[arg(long, default_value_t = 5, value_name = "SECONDS", help_heading = LATER)]
+    pub iptables_resync: u64,
+    /// Accept forwarded traffic of the network.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+    pub iptables_forward_rules: bool,
+    /// Drop traffic to unused addresses of the own subnet.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+    pub ip_blackhole_route: bool,
+}
+
+/// Kubernetes: not yet.
+#[derive(Debug, Clone, Args)]
+pub struct KubeFlags {
+    /// Take leases from the Kubernetes API.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+    pub kube_subnet_mgr: bool,
+    /// URL of the Kubernetes API.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "URL", help_heading = LATER)]
+    pub kube_api_url: String,
+    /// Prefix of the annotations on Nodes.
+    #[arg(long, default_value = "flannel.alpha.coreos.com", value_name = "PREFIX", help_heading = LATER)]
+    pub kube_annotation_prefix: String,
+    /// Credentials for the Kubernetes API.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = LATER)]
+    pub kubeconfig_file: String,
+    /// Network configuration in Kubernetes mode.
+    #[arg(long, default_value = "/etc/kube-flannel/net-conf.json", value_name = "FILE", help_heading = LATER)]
+    pub net_config_path: String,
+    /// Clear the NetworkUnavailable condition of the Node.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+    pub set_node_network_unavailable: bool,
+}
+
+/// `weft agent`.
+#[derive(Debug, Clone, Args)]
+pub struct AgentFlags {
+    #[command(flatten)]
+    pub(super) store: StoreFlags,
+    #[command(flatten)]
+    pub(super) uplink: UplinkFlags,
+    #[command(flatten)]
+    pub(super) place: PlaceFlags,
+    #[command(flatten)]
+    pub(super) run: RunFlags,
+    #[command(flatten)]
+    pub(super) log: LogFlags,
+    #[command(flatten)]
+    pub(super) rules: RuleFlags,
+    #[command(flatten)]
+    pub(super) kube: KubeFlags,
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+use std::time::Duration;
+
+use super::*;
+use crate::options::OnLostLease;
+
+fn run(line: &str) -> Result<Task, Exit> {
+    parse_from(line.split(' ').map(OsString::from), |_| None)
+}
+
+fn agent(line: &str) -> AgentTask {
+    match run(line) {
+        Ok(Task::Agent(task)) => *task,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn refusal(line: &str) -> Exit {
+    run(line).expect_err(line)
+}
+
+#[test]
+fn the_command_is_well_formed() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn defaults_are_flannels() {
+    let task = agent("weft agent");
+    let Store::Etcd(etcd) = &task.options.store else { panic!("not etcd") };
+    assert_eq!(etcd.endpoints, ["http://127.0.0.1:4001", "http://127.0.0.1:2379"]);
+    assert_eq!(etcd.prefix, "/coreos.com/network");
+    assert_eq!((etcd.key_file.as_ref(), etcd.username.as_ref()), (None, None));
+    assert_eq!(etcd.lease_ttl, Duration::from_secs(86_400));
+    assert_eq!(etcd.renew_margin, Duration::from_secs(3600));
+    assert_eq!(task.options.subnet_file, PathBuf::from("/run/flannel/subnet.env"));
+    assert_eq!(task.options.socket, PathBuf::from("/run/flannel/weft.sock"));
+    assert_eq!(task.options.health, None);
+    assert_eq!(task.options.resync, Duration::from_secs(10));
+    assert_eq!(task.options.hold_removals, Duration::from_secs(300));
+    assert_eq!(task.options.on_lost_lease, OnLostLease::Hold);
+    assert!(task.options.nexthop_objects && task.options.manage_sysctls);
+    assert_eq!(task.notes.len(), 1, "one line about forward rules: {:?}", task.notes);
+}
+
+#[test]
+fn flanneld_is_the_agent_and_go_forms_work() {
+    let task = agent(
+        "/opt/bin/flanneld -iface=eth0 -iface eth1 -etcd-endpoints http://a:1,http://b:2 -v 4 -ip-masq=false -healthz-port 8081",
+    );
+    assert_eq!(task.options.uplink.ifaces, ["eth0", "eth1"]);
+    assert_eq!(task.verbosity, 4);
+    assert_eq!(task.options.health, Some("0.0.0.0:8081".parse().unwrap()));
+    let task = agent(
+        "weft agent -v=2 --iptables-forward-rules=false --store dir:/x -public-ip 1.2.3.4 --no-nexthop-objects --resync 1m",
+    );
+    assert!(matches!(task.options.store, Store::Dir(path) if path == Path::new("/x")));
+    assert_eq!((task.verbosity, task.notes.len()), (2, 0));
+    assert_eq!(task.options.uplink.public_ip, Some([1, 2, 3, 4].into()));
+    assert!(!task.options.nexthop_objects);
+    assert_eq!(agent("weft agent -vmodule=a=1 -log_backtrace_at b:2").notes.len(), 3);
+}
+
+#[test]
+fn what_is_not_supported_says_so() {
+    let asked = [
+        "--ip-masq",
+        "--ip-masq=true",
+        "-ip-masq",
+        "--kube-subnet-mgr",
+        "--kube-api-url http://x",
+        "--kubeconfig-file /x",
+        "--ip-blackhole-route=true",
+        "--iptables-forward-rules=true",
+        "--iptables-forward-rules",
+        "--ip-masq-fully-random-disable",
+        "--iptables-resync 60",
+        "--net-config-path /x",
+        "--kube-annotation-prefix a.b/",
+    ];
+    for flags in asked {
+        let exit = refusal(&format!("weft agent {flags}"));
+        let flag = flags.trim_start_matches('-').split(['=', ' ']).next().unwrap();
+        assert!(
+            exit.text.starts_with(&format!("--{flag} is not supported by this version of weft yet; ")),
+            "{}",
+            exit.text
+        );
+        assert_eq!(exit.code, USAGE);
+    }
+    agent("weft agent --ip-masq=false --kube-subnet-mgr=false --kube-api-url= --set-node-network-unavailable=true");
+}
+
+#[test]
+fn a_margin_out_of_range_is_exit_code_1_as_in_flannel() {
+    for margin in ["0", "1440", "-5"] {
+        let exit = refusal(&format!("weft agent --subnet-lease-renew-margin {margin}"));
+        assert_eq!(exit.code, FAILURE);
+        assert!(exit.text.contains("subnet-lease-renew-margin option, out of acceptable range"), "{}", exit.text);
+    }
+    assert_eq!(refusal("weft agent --subnet-lease-renew-margin x").code, USAGE);
+    agent("weft agent --subnet-lease-renew-margin 1439");
+}
+
+#[test]
+fn bad_values_name_their_flag() {
+    let table = [
+        ("--public-ip fd00::1", "--public-ip"),
+        ("--iface-can-reach x", "--iface-can-reach"),
+        ("--store zk", "--store"),
+        ("--store dir:", "--store"),
+        ("--etcd-endpoints ,", "--etcd-endpoints"),
+        ("--etcd-keyfile k", "--etcd-certfile"),
+        ("--iface-regex (", "--iface-regex"),
+        ("--resync 10x", "--resync"),
+        ("--resync 0", "--resync"),
+        ("--healthz-port 99999", "--healthz-port"),
+        ("--healthz-port 1 --healthz-ip x", "--healthz-ip"),
+        ("--on-lost-lease panic", "--on-lost-lease"),
+        ("-nonsense", "--nonsense"),
+        ("--ip-masq=maybe", "--ip-masq"),
+    ];
+    for (flags, name) in table {
+        let exit = refusal(&format!("weft agent {flags}"));
+        assert!(exit.text.contains(name), "{flags}: {}", exit.text);
+        assert_eq!(exit.code, USAGE, "{flags}");
+    }
+}
+
+#[test]
+fn the_environment_is_read_and_named_in_errors() {
+    let env = |value: &'static str| move |name: &str| (name == "FLANNELD_RESYNC").then(|| value.to_owned());
+    let words = || ["weft", "agent"].map(OsString::from);
+    let Ok(Task::Agent(task)) = parse_from(words(), env("30s")) else { panic!("refused") };
+    assert_eq!(task.options.resync, Duration::from_secs(30));
+    let exit = parse_from(words(), env("soon")).expect_err("soon is no duration");
+    assert!(exit.text.contains("FLANNELD_RESYNC"), "{}", exit.text);
+    let masq = |name: &str| (name == "FLANNELD_IP_MASQ").then(|| "true".to_owned());
+    let exit = parse_from(words(), masq).expect_err("masquerading");
+    assert!(exit.text.contains("FLANNELD_IP_MASQ"), "{}", exit.text);
+}
+
+#[test]
+fn other_commands() {
+    assert!(matches!(run("weft status -o json --socket /x"), Ok(Task::Status { json: true, .. })));
+    assert!(
+        matches!(run("weft lease rm 10.5.1.0-24 --store dir:/x"), Ok(Task::LeaseRemove(Store::Dir(_), id)) if id == "10.5.1.0-24")
+    );
+    assert!(matches!(run("weft lease ls"), Ok(Task::LeaseList(Store::Etcd(_)))));
+    assert!(matches!(
+        run("weft cleanup --flannel-devices"),
+        Ok(Task::Cleanup(CleanupTask { flannel_devices: true, .. }))
+    ));
+    assert!(matches!(run("weft release --public-ip 1.2.3.4"), Ok(Task::Release(task)) if task.public.len() == 1));
+    assert!(matches!(run("weft version"), Ok(Task::Version { flag: false })));
+    assert!(matches!(run("weft --version"), Ok(Task::Version { flag: true })));
+    assert!(matches!(run("flanneld --version"), Ok(Task::Version { flag: true })));
+    assert!(run("weft --help").expect_err("help").help);
+    assert_eq!(refusal("weft dance").code, USAGE);
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files that others read: written aside, synced, renamed, so that no reader ever sees half of one; and a watch that notices when
+//! somebody deletes or edits one.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Makes the file say exactly this: mode 0644, its directory made with 0755 when missing. True when it was written,
+/// false when it said so already.
+pub fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
+    match fs::read(path) {
+        Ok(there) if there == contents => return Ok(false),
+        _ => {}
+    }
+    let dir = directory(path);
+    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
+    aside.write_all(contents)?;
+    aside.as_file().set_permissions(Permissions::from_mode(0o644))?;
+    aside.as_file().sync_all()?;
+    aside.persist(path).map_err(|failed| failed.error)?;
+    // The rename itself is on disk only when the directory is.
+    File::open(dir)?.sync_all()?;
+    Ok(true)
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+struct Watcher(Inotify);
+
+impl AsRawFd for Watcher {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+/// What tells one state of a file from another: inode, size, change time in seconds and nanoseconds.
+type Look = Option<(u64, u64, i64, i64)>;
+
+/// A watch of one file. inotify only says when to look; what counts is that the file is another than at the last look. So our own
+/// writes are reported too: compare the content, it is cheap.
+pub struct FileWatch {
+    path: PathBuf,
+    fd: AsyncFd<Watcher>,
+    watched: Option<(WatchDescriptor, PathBuf)>,
+    last: Look,
+}
+
+impl FileWatch {
+    /// Watches from now on; the file and its directory need not exist. Needs a tokio runtime.
+    pub fn new(path: impl Into<PathBuf>) -> io::Result<FileWatch> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        // Its successor is `unsafe`; the promise it asks for (one descriptor, open as long as its owner lives) is what Inotify keeps.
+        #[allow(deprecated)]
+        let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
+        let path = path.into();
+        let mut watch = FileWatch { last: None, path, fd, watched: None };
+        watch.arm()?;
+        watch.last = look(&watch.path);
+        Ok(watch)
+    }
+
+    /// Returns when the file was deleted, edited, replaced or created since the last return. Cancel-safe.
+    pub async fn changed(&mut self) -> io::Result<()> {
+        loop {
+            // Armed before the look, so that nothing falls between them.
+            self.arm()?;
+            let now = look(&self.path);
+            if now != self.last {
+                self.last = now;
+                return Ok(());
+            }
+            let mut ready = self.fd.readable().await?;
+            match ready.get_inner().0.read_events() {
+                // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
+                Ok(events) if events.iter().any(|event| event.mask.intersects(gone())) => self.watched = None,
+                Ok(_) => {}
+                Err(Errno::EAGAIN) => ready.clear_ready(),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Watches the file's directory, or the nearest one above it that exists.
+    fn arm(&mut self) -> io::Result<()> {
+        let flags = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVE
+            | AddWatchFlags::IN_MODIFY
+            | AddWatchFlags::IN_CLOSE_WRITE
+            | AddWatchFlags::IN_ATTRIB
+            | AddWatchFlags::IN_DELETE_SELF
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_ONLYDIR;
+        let mut dir = directory(&self.path).to_owned();
+        loop {
+            match self.fd.get_ref().0.add_watch(&dir, flags) {
+                Ok(descriptor) => {
+                    let old = self.watched.replace((descriptor, dir.clone()));
+                    if let Some((old, _)) = old.filter(|(old, _)| *old != descriptor) {
+                        let _ = self.fd.get_ref().0.rm_watch(old);
+                    }
+                    // A directory further down may have been made in between.
+                    if dir == directory(&self.path) || !next_below(&dir, &self.path).is_dir() {
+                        return Ok(());
+                    }
+                    dir = directory(&self.path).to_owned();
+                }
+                Err(Errno::ENOENT | Errno::ENOTDIR) => match dir.parent() {
+                    Some(up) if !up.as_os_str().is_empty() => dir = up.to_owned(),
+                    _ => return Err(Errno::ENOENT.into()),
+                },
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+/// The element of `path` right below its ancestor `dir`.
+fn next_below(dir: &Path, path: &Path) -> PathBuf {
+    let rest = path.strip_prefix(dir).unwrap_or(path);
+    rest.components().next().map_or_else(|| path.to_owned(), |first| dir.join(first))
+}
+
+fn gone() -> AddWatchFlags {
+    AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_UNMOUNT
+}
+
+fn look(path: &Path) -> Look {
+    let meta = fs::metadata(path).ok()?;
+    Some((meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn writes_once_with_mode_and_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/flannel/subnet.env");
+        assert!(write(&path, b"A=1\n").unwrap());
+        assert!(!write(&path, b"A=1\n").unwrap(), "equal is not written");
+        assert!(write(&path, b"A=2\n").unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"A=2\n");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
+        let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
+        assert_eq!(left.len(), 1, "no temporary file stays behind");
+    }
+
+    #[tokio::test]
+    async fn the_watch_sees_every_kind_of_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("a/b");
+        let path = home.join("subnet.env");
+        let mut watch = FileWatch::new(&path).unwrap();
+        let seen = |what: &'static str| move |result: Result<io::Result<()>, _>| result.expect(what).unwrap();
+        let limit = Duration::from_secs(10);
+        write(&path, b"A=1\n").unwrap();
+        seen("created")(tokio::time::timeout(limit, watch.changed()).await);
+        fs::write(&path, b"A=22\n").unwrap();
+        seen("edited")(tokio::time::timeout(limit, watch.changed()).await);
+        write(&path, b"A=3\n").unwrap();
+        seen("replaced")(tokio::time::timeout(limit, watch.changed()).await);
+        fs::remove_file(&path).unwrap();
+        seen("deleted")(tokio::time::timeout(limit, watch.changed()).await);
+        write(&path, b"A=4\n").unwrap();
+        seen("again")(tokio::time::timeout(limit, watch.changed()).await);
+        fs::remove_dir_all(dir.path().join("a")).unwrap();
+        seen("directory removed")(tokio::time::timeout(limit, watch.changed()).await);
+        write(&path, b"A=5\n").unwrap();
+        seen("directory made again")(tokio::time::timeout(limit, watch.changed()).await);
+        fs::write(home.join("other"), b"x").unwrap();
+        let quiet = tokio::time::timeout(Duration::from_millis(50), watch.changed()).await;
+        assert!(quiet.is_err(), "another file is not ours");
+    }
+}

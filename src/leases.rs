@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft release` and `weft lease`: leases handled by hand, without an agent.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use anyhow::Context;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Lease, Record};
+use weft_subnet::source::Source;
+
+/// The record that is this machine's: the subnet of subnet.env, published under one of our addresses.
+pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
+    let leases = records.iter().filter_map(|record| record.lease.as_ref().ok());
+    let lease = leases.into_iter().find(|lease| lease.subnets == *subnets);
+    let lease = lease.with_context(|| format!("no lease of {subnets} is in the store: there is nothing to release"))?;
+    let (v4, v6) = (lease.attrs.public_ip.map(IpAddr::V4), lease.attrs.public_ipv6.map(IpAddr::V6));
+    let published: Vec<IpAddr> = v4.into_iter().chain(v6).collect();
+    if !published.iter().any(|ip| ours.contains(ip)) {
+        let list: Vec<String> = published.iter().map(IpAddr::to_string).collect();
+        anyhow::bail!(
+            "the lease of {subnets} belongs to {}, which is no address of this machine: if it is ours all the same, give --public-ip",
+            list.join(", ")
+        );
+    }
+    Ok(lease)
+}
+
+/// Gives the own lease back; the subnet that was given back.
+pub async fn release(source: &dyn Source, subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<Subnets> {
+    let records = source.list().await.context("list leases")?;
+    let lease = own(&records, subnets, ours)?;
+    source.release(lease).await.with_context(|| format!("release {subnets}"))?;
+    Ok(*subnets)
+}
+
+/// One line for each record; those that could not be read say why.
+pub fn render(records: &[Record]) -> String {
+    let mut out = format!("{:24} {:40} BACKEND\n", "ID", "PUBLIC");
+    for record in records {
+        let _ = match &record.lease {
+            Ok(lease) => {
+                let (v4, v6) = (lease.attrs.public_ip.map(IpAddr::V4), lease.attrs.public_ipv6.map(IpAddr::V6));
+                let public: Vec<String> = v4.into_iter().chain(v6).map(|ip| ip.to_string()).collect();
+                writeln!(out, "{:24} {:40} {}", record.id, public.join(","), lease.attrs.backend_type)
+            }
+            Err(reason) => writeln!(out, "{:24} unreadable: {reason}", record.id),
+        };
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_subnet::attrs::Attrs;
+    use weft_subnet::lease::Age;
+
+    use super::*;
+
+    fn record() -> Record {
+        let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
+        let attrs = Attrs { public_ip: Some([10, 0, 0, 1].into()), backend_type: "vxlan".into(), ..Attrs::default() };
+        let id: std::sync::Arc<str> = "10.5.1.0-24".into();
+        Record { id: id.clone(), lease: Ok(Lease { id, subnets, attrs, age: Age::default() }) }
+    }
+
+    #[test]
+    fn only_our_own_lease_is_released() {
+        let records = [record()];
+        let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
+        assert!(own(&records, &subnets, &[[10, 0, 0, 1].into()]).is_ok());
+        let error = own(&records, &subnets, &[[10, 0, 0, 2].into()]).unwrap_err().to_string();
+        assert!(error.contains("belongs to 10.0.0.1") && error.contains("--public-ip"), "{error}");
+        let other = Subnets::from_key("10.5.2.0-24").unwrap();
+        assert!(
+            own(&records, &other, &[[10, 0, 0, 1].into()]).unwrap_err().to_string().contains("no lease of 10.5.2.0/24")
+        );
+    }
+
+    #[test]
+    fn the_list_shows_unreadable_records_too() {
+        let text = render(&[record(), Record { id: "x".into(), lease: Err("not a key".into()) }]);
+        assert!(text.contains("10.5.1.0-24") && text.contains("unreadable: not a key"), "{text}");
+    }
+}

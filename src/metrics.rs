@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Counters for /metrics, in Prometheus' text form. What is a time "until" or "since" is computed when it is asked for.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use crate::status::PeerState;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cause {
+    cause: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Operation {
+    kind: &'static str,
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct State {
+    state: &'static str,
+}
+
+/// When the store spoke last, and until when our lease lives.
+#[derive(Debug, Default)]
+struct Times {
+    word: Option<Instant>,
+    /// Time to live, as said at that moment.
+    lease: Option<(Instant, Duration)>,
+}
+
+/// All counters of one agent.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    passes: Family<Cause, Counter>,
+    operations: Family<Operation, Counter>,
+    peers: Family<State, Gauge>,
+    lease_ttl: Gauge<f64, AtomicU64>,
+    silence: Gauge<f64, AtomicU64>,
+    durations: Histogram,
+    times: Mutex<Times>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// All zero.
+    pub fn new() -> Metrics {
+        let mut registry = Registry::default();
+        let passes = Family::<Cause, Counter>::default();
+        let operations = Family::<Operation, Counter>::default();
+        let peers = Family::<State, Gauge>::default();
+        let (lease_ttl, silence) = (Gauge::default(), Gauge::default());
+        // 0.1 ms to 105 s.
+        let durations = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
+        registry.register("weft_passes", "Comparisons of plan and kernel, by cause", passes.clone());
+        registry.register("weft_operations", "Writes to the kernel, by kind and result", operations.clone());
+        registry.register("weft_peers", "Peers, by state", peers.clone());
+        registry.register(
+            "weft_lease_ttl_seconds",
+            "Seconds until the own lease ends if nobody renews it; -1 = does not expire, or no lease yet",
+            lease_ttl.clone(),
+        );
+        registry.register(
+            "weft_store_silence_seconds",
+            "Seconds since the last word from the store; -1 = none yet",
+            silence.clone(),
+        );
+        registry.register("weft_pass_duration_seconds", "Time that a pass takes", durations.clone());
+        registry.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        Metrics { registry, passes, operations, peers, lease_ttl, silence, durations, times: Mutex::default() }
+    }
+
+    /// A pass ended. `cause` as in [`crate::status::Pass`].
+    pub fn pass(&self, cause: &'static str, took: Duration) {
+        self.passes.get_or_create(&Cause { cause }).inc();
+        self.durations.observe(took.as_secs_f64());
+    }
+
+    /// `count` writes of this kind (`link`, `addr`, `fdb`, `neigh`, `route`) ended with this result (`done`, `retry`, `fatal`).
+    pub fn operations(&self, kind: &'static str, result: &'static str, count: u64) {
+        self.operations.get_or_create(&Operation { kind, result }).inc_by(count);
+    }
+
+    /// How many peers are in this state now. States never set are not shown.
+    pub fn peers(&self, state: PeerState, count: usize) {
+        self.peers.get_or_create(&State { state: state.word() }).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// The store gave a sign of life.
+    pub fn store_word(&self, now: Instant) {
+        self.times().word = Some(now);
+    }
+
+    /// The lease was kept: so long it lives from `now` on. `None` does not expire.
+    pub fn lease_kept(&self, now: Instant, ttl: Option<Duration>) {
+        self.times().lease = ttl.map(|ttl| (now, ttl));
+    }
+
+    /// Everything, in Prometheus' text form.
+    pub fn render(&self, now: Instant) -> String {
+        {
+            let times = self.times();
+            let left = |(at, ttl): (Instant, Duration)| ttl.saturating_sub(now.saturating_duration_since(at));
+            self.lease_ttl.set(times.lease.map_or(-1.0, |lease| left(lease).as_secs_f64()));
+            self.silence.set(times.word.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64()));
+        }
+        let mut text = String::new();
+        match encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            Err(_) => String::new(), // writing into a String cannot fail
+        }
+    }
+
+    fn times(&self) -> std::sync::MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_values() {
+        let metrics = Metrics::new();
+        let start = Instant::now();
+        assert!(metrics.render(start).contains("weft_store_silence_seconds -1"));
+        metrics.pass("lease", Duration::from_millis(3));
+        metrics.operations("route", "done", 3);
+        metrics.operations("route", "retry", 1);
+        metrics.peers(PeerState::SetAside, 2);
+        metrics.store_word(start);
+        metrics.lease_kept(start, Some(Duration::from_secs(100)));
+        let text = metrics.render(start + Duration::from_secs(40));
+        for line in [
+            "weft_passes_total{cause=\"lease\"} 1",
+            "weft_operations_total{kind=\"route\",result=\"done\"} 3",
+            "weft_operations_total{kind=\"route\",result=\"retry\"} 1",
+            "weft_peers{state=\"set-aside\"} 2",
+            "weft_lease_ttl_seconds 60",
+            "weft_store_silence_seconds 40",
+            "weft_pass_duration_seconds_count 1",
+            &format!("weft_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
+        ] {
+            assert!(text.lines().any(|l| l.strip_suffix(".0").unwrap_or(l) == line), "{line} is missing in\n{text}");
+        }
+    }
+}

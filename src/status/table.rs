@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft status` for people: at most 100 columns, what is wrong first.
+
+use std::fmt::Write;
+
+use super::{Peer, PeerState, Status};
+
+/// Columns of a terminal that we may count on.
+const WIDTH: usize = 100;
+/// Healthy peers shown; those with trouble are shown all.
+const HEALTHY: usize = 20;
+
+/// The status as text. `now_ms`: milliseconds since 1970, for ages.
+pub fn render(status: &Status, now_ms: u64) -> String {
+    let mut out = String::new();
+    let or_none = |text: &str| if text.is_empty() { "none yet".to_owned() } else { text.to_owned() };
+    let ready = if status.ready { "ready" } else { "NOT READY" };
+    line(&mut out, "node", &format!("{}, {ready}, weft {}", status.node, status.version));
+    for problem in &status.problems {
+        line(&mut out, "problem", problem);
+    }
+    let ttl = match (status.subnet.is_empty(), status.lease_ttl_s) {
+        (true, _) => String::new(),
+        (false, Some(seconds)) => format!(", ends in {} unless renewed", span(seconds)),
+        (false, None) => ", does not expire".to_owned(),
+    };
+    line(&mut out, "lease", &format!("{}{ttl}", or_none(&status.subnet)));
+    line(
+        &mut out,
+        "network",
+        &format!("{} by {}, MTU {}", or_none(&status.network), or_none(&status.backend), status.mtu),
+    );
+    line(&mut out, "uplink", &or_none(&status.uplink));
+    line(&mut out, "public", &or_none(&status.public.join(", ")));
+    line(&mut out, "store", &format!("{}, last word {} ago", status.store, span(status.store_silent_s)));
+    if let Some(trouble) = &status.store_trouble {
+        line(&mut out, "", trouble);
+    }
+    let pass = match &status.last_pass {
+        None => "none yet".to_owned(),
+        Some(pass) => {
+            let (ago, took) = (span(now_ms.saturating_sub(pass.at_ms) / 1000), took(pass.took_us));
+            format!("{ago} ago, {}: {} writes, {} failed, took {took}", pass.cause, pass.writes, pass.failed)
+        }
+    };
+    line(&mut out, "last pass", &format!("{pass}; audit every {:.0} s", status.audit_interval_s));
+    if let Some(error) = &status.last_error {
+        line(&mut out, "last error", error);
+    }
+    if status.held > 0 {
+        line(&mut out, "held", &format!("{} removals wait, because many leases vanished at once", status.held));
+    }
+    peers(&mut out, &status.peers);
+    out
+}
+
+fn peers(out: &mut String, peers: &[Peer]) {
+    let states = [PeerState::Failed, PeerState::Pending, PeerState::SetAside, PeerState::Held, PeerState::Programmed];
+    let count = |state| peers.iter().filter(|peer| peer.state == state).count();
+    let counts = states.iter().rev().map(|state| (count(*state), state.word())).filter(|(n, _)| *n > 0);
+    let counts: Vec<String> = counts.map(|(n, word)| format!("{n} {word}")).collect();
+    line(out, "peers", &if counts.is_empty() { "none".to_owned() } else { counts.join(", ") });
+    if peers.is_empty() {
+        return;
+    }
+    let mut rows: Vec<&Peer> = peers.iter().collect();
+    rows.sort_by_key(|peer| states.iter().position(|state| *state == peer.state));
+    let shown = rows.len().min(peers.len() - count(PeerState::Programmed) + HEALTHY);
+    let widest = |of: fn(&Peer) -> &str, least: usize, most: usize| {
+        rows[..shown].iter().map(|peer| of(peer).chars().count()).max().unwrap_or(0).clamp(least, most)
+    };
+    let (subnet, public, backend) =
+        (widest(|p| &p.subnet, 6, 36), widest(|p| &p.public, 6, 32), widest(|p| &p.backend, 7, 10));
+    let _ = writeln!(out, "\n{:subnet$}  {:public$}  {:backend$}  STATE", "SUBNET", "PUBLIC", "BACKEND");
+    for peer in &rows[..shown] {
+        let cell = |text: &str, width| cut(text, width);
+        let row = format!(
+            "{:subnet$}  {:public$}  {:backend$}  {}",
+            cell(&peer.subnet, subnet),
+            cell(&peer.public, public),
+            cell(&peer.backend, backend),
+            peer.state.word()
+        );
+        let _ = writeln!(out, "{}", row.trim_end());
+        // On lines of its own: a reason that is cut off is no reason.
+        if let Some(reason) = &peer.reason {
+            wrapped(out, "    ", "    ", reason);
+        }
+    }
+    if shown < rows.len() {
+        let _ = writeln!(out, "... and {} more, programmed (all: weft status -o json)", rows.len() - shown);
+    }
+}
+
+fn line(out: &mut String, label: &str, text: &str) {
+    wrapped(out, &format!("{label:11} "), &" ".repeat(12), text);
+}
+
+/// Text from the store may hold anything: control characters do not reach the terminal.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Words of `text` in lines of at most 100 columns; words too long for a line are broken.
+fn wrapped(out: &mut String, first: &str, next: &str, text: &str) {
+    let room = WIDTH - first.chars().count();
+    let mut current = String::new();
+    let mut lines = Vec::new();
+    for word in clean(text).split_whitespace() {
+        let mut word: Vec<char> = word.chars().collect();
+        let used = current.chars().count();
+        if used > 0 && used + 1 + word.len() > room {
+            lines.push(std::mem::take(&mut current));
+        }
+        while word.len() > room {
+            lines.push(word.drain(..room).collect());
+        }
+        if !current.is_empty() {
+            current.push(' ');
+        }
+        current.extend(word);
+    }
+    lines.push(current);
+    for (at, line) in lines.iter().enumerate() {
+        let _ = writeln!(out, "{}", format!("{}{line}", if at == 0 { first } else { next }).trim_end());
+    }
+}
+
+fn cut(text: &str, width: usize) -> String {
+    let text = clean(text);
+    if text.chars().count() <= width {
+        return text;
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
+}
+
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+fn took(micros: u64) -> String {
+    if micros < 10_000 { format!("{micros} us") } else { format!("{} ms", micros / 1000) }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

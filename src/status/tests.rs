@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::super::Pass;
+use super::*;
+
+fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
+    let reason = reason.map(str::to_owned);
+    Peer { subnet: subnet.into(), public: "192.168.64.3".into(), backend: "vxlan".into(), state, reason }
+}
+
+fn status() -> Status {
+    Status {
+        version: "0.1.0".into(),
+        node: "node-1".into(),
+        ready: true,
+        subnet: "10.5.1.0/24".into(),
+        lease_ttl_s: Some(86_000),
+        public: vec!["192.168.64.2".into()],
+        network: "10.5.0.0/16".into(),
+        backend: "vxlan".into(),
+        mtu: 1450,
+        uplink: "eth0 192.168.64.2 MTU 1500".into(),
+        store: "etcd http://127.0.0.1:2379 /coreos.com/network".into(),
+        store_silent_s: 3,
+        peers: vec![
+            peer("10.5.2.0/24", PeerState::Programmed, None),
+            peer("10.5.3.0/24", PeerState::SetAside, Some("VtepMAC 01:00:00:00:00:01 is multicast")),
+        ],
+        last_pass: Some(Pass { at_ms: 1_000, took_us: 840, writes: 3, failed: 0, cause: "lease".into() }),
+        audit_interval_s: 10.0,
+        ..Status::default()
+    }
+}
+
+#[test]
+fn golden() {
+    let wanted = "\
+node        node-1, ready, weft 0.1.0
+lease       10.5.1.0/24, ends in 23 h 53 min unless renewed
+network     10.5.0.0/16 by vxlan, MTU 1450
+uplink      eth0 192.168.64.2 MTU 1500
+public      192.168.64.2
+store       etcd http://127.0.0.1:2379 /coreos.com/network, last word 3 s ago
+last pass   4 s ago, lease: 3 writes, 0 failed, took 840 us; audit every 10 s
+peers       1 programmed, 1 set-aside
+
+SUBNET       PUBLIC        BACKEND  STATE
+10.5.3.0/24  192.168.64.3  vxlan    set-aside
+    VtepMAC 01:00:00:00:00:01 is multicast
+10.5.2.0/24  192.168.64.3  vxlan    programmed
+";
+    assert_eq!(render(&status(), 5_000), wanted);
+}
+
+#[test]
+fn a_bare_agent() {
+    let status = Status { node: "n".into(), problems: vec!["no net-conf in the store".into()], ..Status::default() };
+    let text = render(&status, 0);
+    assert!(text.starts_with("node        n, NOT READY, weft"), "{text}");
+    assert!(text.contains("problem     no net-conf in the store\nlease       none yet\n"), "{text}");
+    assert!(text.ends_with("peers       none\n"), "{text}");
+}
+
+#[test]
+fn never_wider_than_100_columns_and_problems_come_first() {
+    let mut status = status();
+    status.last_error = Some(format!("write route {} \u{1b}[31m", "x".repeat(250)));
+    status.peers = (0..60).map(|n| peer(&format!("10.5.{n}.0/24"), PeerState::Programmed, None)).collect();
+    let long = "10.255.255.0/24,fd00:1111:2222:3333:4444:5555:6666:0/112";
+    status.peers.push(peer(long, PeerState::Failed, Some(&"no space left on device ".repeat(9))));
+    status.peers[60].public = "2001:1111:2222:3333:4444:5555:6666:7777 10.0.0.1".into();
+    status.peers[60].backend = "something-very-long".into();
+    let text = render(&status, 5_000);
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(!text.contains('\u{1b}'));
+    let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("SUBNET")).collect();
+    assert!(rows[1].ends_with("failed"), "{text}");
+    assert!(rows.last().unwrap().starts_with("... and 40 more, programmed"), "{text}");
+}
