@@ -169,7 +169,7 @@ async fn build_node(fabric: &Netns, number: u8, far: bool) -> Result<(Netns, Vec
 pub async fn add_default_routes(ns: &Netns, uplink: Ipv4Addr) -> Result<()> {
     let byte = uplink.octets()[2];
     ns.batch(&format!(
-        "route replace default via 192.168.{byte}.1 dev eth0\n-6 route replace default via fd{byte}::1 dev eth0\n"
+        "route replace default via 192.168.{byte}.1 dev eth0\nroute replace default via fd{byte}::1 dev eth0\n"
     ))
     .await
 }
