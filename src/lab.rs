@@ -14,6 +14,7 @@ pub mod report;
 pub mod shell;
 pub mod store;
 
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -66,17 +67,18 @@ pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<E
 pub async fn run(options: LabOptions, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     let mut shutdown = std::pin::pin!(shutdown);
     // Dropping the play at any of its awaits ends agents and etcd, and removes the directory.
-    let code = tokio::select! {
-        code = play(&options) => code?,
+    let kept = Cell::new(false);
+    tokio::select! {
+        code = play(&options, &kept) => code,
         () = &mut shutdown => {
-            say("interrupted: everything is taken down");
-            ExitCode::FAILURE
+            say("everything is taken down");
+            Ok(if kept.get() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-    };
-    Ok(code)
+    }
 }
 
-async fn play(options: &LabOptions) -> Result<ExitCode> {
+/// `kept` becomes true when all healed and the cluster stays up for its user: the end is no interruption then.
+async fn play(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitCode> {
     let mut lab = Lab::build(options).await?;
     let _entry = shell::announce(&lab)?;
     let result = acts(&mut lab, options).await;
@@ -86,6 +88,7 @@ async fn play(options: &LabOptions) -> Result<ExitCode> {
     }
     let healed = result?;
     if options.keep {
+        kept.set(healed);
         say("the cluster stays up: `weft lab shell n1` enters a node, Ctrl-C ends it");
         std::future::pending::<()>().await;
     }
