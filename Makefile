@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make demo` and `make test` work on a bare Debian 12 with Rust, as root; `make help` lists the rest.
+
+TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+ARCH := $(shell uname -m)
+MUSL := $(ARCH)-unknown-linux-musl
+STATIC := $(TARGET_DIR)/$(MUSL)/release/weft
+STEP := tools/step
+FUZZ_SECONDS ?= 60
+LAB_ARGS ?=
+
+# C compilers for ring: no musl libc is needed, only a compiler of the right processor.
+export CC_$(ARCH)_unknown_linux_musl ?= musl-gcc
+export CC_aarch64_unknown_linux_gnu ?= aarch64-linux-gnu-gcc
+export CARGO_TERM_PROGRESS_WHEN ?= never
+export CARGO_NET_RETRY ?= 5
+
+.PHONY: help demo lab test check fmt alone static aarch64 fuzz clean-lab prepare-demo prepare-test
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: prepare-demo ## install what is missing, build, run a cluster of three nodes on this machine
+	@$(STEP) 1200 "release build" cargo build --release --locked
+	$(TARGET_DIR)/release/weft lab $(LAB_ARGS)
+
+lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--backend host-gw --ipv6"
+	$(STATIC) lab $(LAB_ARGS)
+
+# One job after the other: cargo uses all cores, and the output stays in order.
+test: prepare-test ## install what is missing, then every check and test
+	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab test-all
+
+fmt: ## formatting, checked only
+	@$(STEP) 60 "formatting" cargo fmt --all --check
+
+check: ## clippy, warnings are errors
+	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# A workspace build unifies features and would hide an effect that leaked into a pure crate.
+alone: ## each crate and each feature alone
+	@$(STEP) 300 "weft-backends alone" cargo check --locked -p weft-backends
+	@$(STEP) 300 "weft-subnet without features" cargo check --locked -p weft-subnet --no-default-features
+	@for feature in $$(sed -n '/^\[features\]/,/^$$/s/^\([a-z][a-z0-9-]*\) = .*/\1/p' subnet/Cargo.toml); do \
+	  $(STEP) 300 "weft-subnet with $$feature alone" \
+	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
+	done
+
+static: ## the static binary that is released
+	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
+	@! ldd $(STATIC) >/dev/null 2>&1 || { echo "$(STATIC) is not static" >&2; exit 1; }
+	@ls -l $(STATIC)
+
+aarch64: ## does it compile for aarch64?
+	@$(STEP) 900 "aarch64" cargo check --locked --workspace --target aarch64-unknown-linux-gnu
+
+fuzz: ## every codec under random input, FUZZ_SECONDS long in all
+	@$(STEP) $$(($(FUZZ_SECONDS) + 600)) "fuzz, $(FUZZ_SECONDS) s" \
+	  env WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p weft-subnet --all-features --test fuzz
+
+.PHONY: test-lab test-all
+test-lab:
+	@$(STEP) 300 "weft lab" $(STATIC) lab
+
+test-all:
+	@LAST_STEP=1 $(STEP) 1100 "unit, golden, laws, kernel, mesh, VM" \
+	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
+
+clean-lab: ## forget labs whose process is gone (namespaces end with it)
+	@for file in /run/weft-lab/*.json; do \
+	  [ -e "$$file" ] || continue; pid=$$(basename "$$file" .json); pid=$${pid%%-*}; \
+	  if [ -d "/proc/$$pid" ]; then echo "lab of process $$pid is running: end it with Ctrl-C or kill $$pid"; \
+	  else rm -f "$$file" && echo "forgot $$file"; fi; \
+	done
+
+prepare-demo: ## install what a build and the lab need
+	@tools/prepare demo
+
+prepare-test: ## install what the tests need too
+	@tools/prepare test

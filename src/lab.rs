@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft lab`: a whole cluster in network namespaces on one machine. A demonstration for users, a harness for tests.
+//!
+//! Nothing of it can outlive its process: namespaces hang on a private mount namespace, processes on their parent's life.
+
+pub mod cluster;
+pub mod fault;
+pub mod net;
+pub mod node;
+pub mod options;
+pub mod ping;
+pub mod process;
+pub mod report;
+pub mod shell;
+pub mod store;
+
+use std::cell::Cell;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+pub use cluster::Lab;
+pub use options::{BackendKind, Families, LabOptions};
+pub use shell::shell;
+pub use store::StoreKind;
+
+use report::say;
+
+/// Arguments of `weft lab`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct LabArgs {
+    /// The cluster.
+    #[command(flatten)]
+    pub options: LabOptions,
+    /// Something else than running one.
+    #[command(subcommand)]
+    pub command: Option<LabCommand>,
+}
+
+/// Subcommands of `weft lab`.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum LabCommand {
+    /// A shell inside a node (n1) or a pod (n1-p1) of a running lab
+    Shell {
+        /// Name of the node or pod
+        node: String,
+    },
+}
+
+/// Does what the arguments say.
+///
+/// # Errors
+/// As [`run`] and [`shell`].
+pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
+    match args.command {
+        Some(LabCommand::Shell { node }) => shell(&node),
+        None => run(args.options, shutdown).await,
+    }
+}
+
+/// Runs a lab from its start to its end: nodes, pods, ping matrix, faults, report. Success only when everything healed.
+///
+/// # Errors
+/// When the lab cannot be built, or a node does not come up.
+pub async fn run(options: LabOptions, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
+    let mut shutdown = std::pin::pin!(shutdown);
+    // Dropping the play at any of its awaits ends agents and etcd, and removes the directory.
+    let kept = Cell::new(false);
+    tokio::select! {
+        code = play(&options, &kept) => code,
+        () = &mut shutdown => {
+            say("everything is taken down");
+            Ok(if kept.get() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+/// `kept` becomes true when all healed and the cluster stays up for its user: the end is no interruption then.
+async fn play(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitCode> {
+    let mut lab = Lab::build(options).await?;
+    let _entry = shell::announce(&lab)?;
+    let result = acts(&mut lab, options).await;
+    if !matches!(result, Ok(true)) {
+        lab.keep_dir();
+        say(&format!("logs of the agents, kept in {}:\n{}", lab.dir().join("logs").display(), lab.logs(15)));
+    }
+    let healed = result?;
+    if options.keep {
+        kept.set(healed);
+        say("the cluster stays up: `weft lab shell n1` enters a node, Ctrl-C ends it");
+        std::future::pending::<()>().await;
+    }
+    Ok(if healed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn acts(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
+    say(&format!("{} nodes, backend {}, files in {}", options.nodes, options.backend.wire(), lab.dir().display()));
+    let begin = Instant::now();
+    for node in &mut lab.nodes {
+        node.start()?;
+    }
+    lab.settle().await?;
+    for node in &lab.nodes {
+        say(&report::node(node));
+    }
+    say(&format!("all agents ready, pods in place after {}", report::duration(begin.elapsed())));
+    let matrix = lab.reach_all().await?;
+    say(&report::matrix(&matrix));
+    let mut repairs = Vec::new();
+    for fault in fault::possible(lab).await? {
+        say(&format!("breaking: {fault}"));
+        let repair = fault::inject(lab, &fault).await?;
+        let word =
+            repair.took.map_or("not repaired".to_owned(), |took| format!("repaired in {}", report::duration(took)));
+        say(&format!("          {word}"));
+        repairs.push(repair);
+    }
+    say(&report::repairs(&repairs));
+    let again = lab.reach_all().await;
+    let healed = again.is_ok() && repairs.iter().all(fault::Repair::healed);
+    say(if healed { "everything healed" } else { "NOT everything healed" });
+    again.map(|_| healed)
+}
+
+/// Waits for a condition, looking again every 10 ms.
+///
+/// # Errors
+/// When the time is over: says what was waited for.
+pub async fn wait_for(what: &str, limit: Duration, condition: impl AsyncFn() -> bool) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !condition().await {
+        if Instant::now() >= deadline {
+            bail!("waited {} s for {what}", limit.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}

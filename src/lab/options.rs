@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a lab is made of.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use super::store::StoreKind;
+
+/// The backend of every node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum BackendKind {
+    /// vxlan, VNI 1.
+    #[default]
+    Vxlan,
+    /// host-gw.
+    HostGw,
+    /// ipip.
+    Ipip,
+}
+
+impl BackendKind {
+    /// Its name in net-conf.
+    pub fn wire(self) -> &'static str {
+        match self {
+            BackendKind::Vxlan => "vxlan",
+            BackendKind::HostGw => "host-gw",
+            BackendKind::Ipip => "ipip",
+        }
+    }
+}
+
+/// The families of the pods' network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Families {
+    /// IPv4 alone.
+    #[default]
+    V4,
+    /// IPv6 alone (a directory store only: flannel's etcd keys need IPv4).
+    V6,
+    /// Both.
+    Dual,
+}
+
+/// Options of a lab; on the command line those of `weft lab`.
+#[derive(Debug, Clone, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+pub struct LabOptions {
+    /// Number of nodes, 2 to 200
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=200))]
+    pub nodes: u8,
+    /// Pods on each node, 1 to 100
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub pods: u8,
+    /// How nodes reach each other's pods
+    #[arg(long, value_enum, default_value_t)]
+    pub backend: BackendKind,
+    /// Where the leases are
+    #[arg(long, value_enum, default_value_t)]
+    pub store: StoreKind,
+    /// IPv6 beside IPv4
+    #[arg(long)]
+    pub ipv6: bool,
+    /// Put a router between two halves of the nodes
+    #[arg(long)]
+    pub router: bool,
+    /// Peers on the same link are reached without the tunnel
+    #[arg(long)]
+    pub direct_routing: bool,
+    /// Plain routes in place of nexthop objects
+    #[arg(long)]
+    pub no_nexthop_objects: bool,
+    /// Leave the cluster running at the end, until Ctrl-C
+    #[arg(long)]
+    pub keep: bool,
+    /// IPv6 without IPv4: for tests.
+    #[arg(skip)]
+    pub only_ipv6: bool,
+    /// The agent's binary; this program itself when none is given.
+    #[arg(skip)]
+    pub exe: Option<PathBuf>,
+    /// More flags for every agent.
+    #[arg(skip)]
+    pub agent_flags: Vec<String>,
+}
+
+impl Default for LabOptions {
+    fn default() -> Self {
+        LabOptions {
+            nodes: 3,
+            pods: 1,
+            backend: BackendKind::default(),
+            store: StoreKind::default(),
+            ipv6: false,
+            router: false,
+            direct_routing: false,
+            no_nexthop_objects: false,
+            keep: false,
+            only_ipv6: false,
+            exe: None,
+            agent_flags: Vec::new(),
+        }
+    }
+}
+
+impl LabOptions {
+    /// The pods' families.
+    pub fn families(&self) -> Families {
+        match (self.only_ipv6, self.ipv6) {
+            (true, _) => Families::V6,
+            (false, true) => Families::Dual,
+            (false, false) => Families::V4,
+        }
+    }
+
+    /// net-conf of the whole lab.
+    pub fn net_conf(&self) -> String {
+        let mut backend = serde_json::json!({ "Type": self.backend.wire() });
+        if self.direct_routing {
+            backend["DirectRouting"] = true.into();
+        }
+        let mut conf = serde_json::json!({ "Backend": backend });
+        if self.families() != Families::V6 {
+            conf["Network"] = "10.244.0.0/16".into();
+        } else {
+            conf["EnableIPv4"] = false.into();
+        }
+        if self.families() != Families::V4 {
+            conf["EnableIPv6"] = true.into();
+            conf["IPv6Network"] = "fd00:10:244::/48".into();
+        }
+        conf.to_string()
+    }
+
+    /// What cannot work is refused before anything is built.
+    ///
+    /// # Errors
+    /// Names the options that exclude each other.
+    pub fn check(&self) -> Result<()> {
+        if self.backend == BackendKind::HostGw && self.router {
+            bail!("--backend host-gw needs all nodes on one link: leave --router out");
+        }
+        if self.backend == BackendKind::HostGw && self.direct_routing {
+            bail!("--direct-routing is for tunnels: host-gw always routes directly");
+        }
+        if self.backend == BackendKind::Ipip && self.families() != Families::V4 {
+            bail!("--backend ipip carries IPv4 only: leave --ipv6 out");
+        }
+        if self.families() == Families::V6 && self.store == StoreKind::Etcd {
+            bail!("etcd keys need IPv4 (as flannel's): IPv6 alone works with the directory store");
+        }
+        Ok(())
+    }
+
+    /// The agent's binary.
+    ///
+    /// # Errors
+    /// When this program's own path is unknown.
+    pub fn agent_exe(&self) -> Result<PathBuf> {
+        match &self.exe {
+            Some(path) => Ok(path.clone()),
+            None => std::env::current_exe().context("find this program's own file"),
+        }
+    }
+}

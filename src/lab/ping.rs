@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pings: a matrix from every pod to every other, and a stream whose lost packets are counted.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+use tokio::task::JoinSet;
+
+use super::net::checked;
+use super::node::{Node, Pod};
+use super::process;
+
+/// One ping of the matrix.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ping {
+    /// Name of the pod that asks.
+    pub from: String,
+    /// Name of the pod that answers.
+    pub to: String,
+    /// Its address.
+    pub addr: IpAddr,
+    /// Whether it did.
+    pub ok: bool,
+}
+
+/// Pings every pod from every other pod, each address once.
+///
+/// # Errors
+/// Never for a ping that is not answered: that is in the result.
+pub async fn matrix(nodes: &[Node]) -> Result<Vec<Ping>> {
+    let pods: Vec<&Pod> = nodes.iter().flat_map(|node| &node.pods).collect();
+    let mut running = JoinSet::new();
+    let mut all = Vec::new();
+    for from in &pods {
+        for to in pods.iter().filter(|to| to.ns.name() != from.ns.name()) {
+            for addr in &to.addrs {
+                let mut command = from.ns.command("ping");
+                command.args(["-n", "-q", "-c1", "-W1", &addr.to_string()]);
+                let (from, to, addr) = (from.ns.name().to_owned(), to.ns.name().to_owned(), *addr);
+                running.spawn(async move { Ping { from, to, addr, ok: checked(&mut command).await.is_ok() } });
+                // A bounded number at once: a matrix of 50 pods is 2450 processes.
+                if running.len() >= 16 {
+                    all.extend(running.join_next().await.transpose()?);
+                }
+            }
+        }
+    }
+    while let Some(ping) = running.join_next().await {
+        all.push(ping?);
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// What a stream of pings came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// Requests sent, up to the last one that was answered.
+    pub sent: usize,
+    /// Of these, not answered.
+    pub lost: usize,
+}
+
+/// A ping of 100 packets a second that runs while something happens.
+#[derive(Debug)]
+pub struct Stream {
+    child: Option<Child>,
+    lines: Lines<BufReader<ChildStdout>>,
+    seen: BTreeSet<usize>,
+}
+
+impl Stream {
+    /// Starts it, and waits for the first answer.
+    ///
+    /// # Errors
+    /// When ping cannot be started or ends without one.
+    pub async fn start(from: &Pod, to: IpAddr) -> Result<Stream> {
+        let mut command = from.ns.command("ping");
+        command.args(["-n", "-i", "0.01", &to.to_string()]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().context("start ping")?;
+        let stdout = child.stdout.take().context("ping without output")?;
+        let mut stream = Stream { child: Some(child), lines: BufReader::new(stdout).lines(), seen: BTreeSet::new() };
+        stream.answers(1, Duration::from_secs(10)).await?;
+        Ok(stream)
+    }
+
+    /// Waits until `count` more packets are answered.
+    ///
+    /// # Errors
+    /// When that does not happen in time.
+    pub async fn answers(&mut self, count: usize, limit: Duration) -> Result<()> {
+        // Answers that wait in the pipe are older than this call and prove nothing about now.
+        self.drain().await;
+        let goal = self.seen.len() + count;
+        let more = async {
+            while self.seen.len() < goal {
+                let line = self.lines.next_line().await?.context("ping ended")?;
+                self.seen.extend(sequence(&line));
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(limit, more).await.context("no answer to ping in time")?
+    }
+
+    /// Ends it. What was sent after the last answer does not count: call [`Stream::answers`] before, when it shall.
+    ///
+    /// # Errors
+    /// When ping cannot be ended.
+    pub async fn stop(mut self) -> Result<Loss> {
+        process::signal(self.child.as_ref(), Signal::SIGINT)?;
+        while let Some(line) = self.lines.next_line().await? {
+            self.seen.extend(sequence(&line));
+        }
+        if let Some(mut child) = self.child.take() {
+            child.wait().await.context("wait for ping")?;
+        }
+        let sent = self.seen.last().copied().unwrap_or(0);
+        Ok(Loss { sent, lost: sent - self.seen.len() })
+    }
+
+    async fn drain(&mut self) {
+        let waiting = Duration::from_millis(1);
+        while let Ok(Ok(Some(line))) = tokio::time::timeout(waiting, self.lines.next_line()).await {
+            self.seen.extend(sequence(&line));
+        }
+    }
+}
+
+/// The number of an answered packet: `64 bytes from 10.1.2.3: icmp_seq=7 ttl=62 time=0.1 ms`; errors have no time.
+fn sequence(line: &str) -> Option<usize> {
+    line.contains(" time=").then_some(())?;
+    line.split_once("icmp_seq=")?.1.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sequence;
+
+    #[test]
+    fn only_answers_count() {
+        assert_eq!(sequence("64 bytes from 10.1.2.3: icmp_seq=17 ttl=62 time=0.112 ms"), Some(17));
+        assert_eq!(sequence("From 10.1.2.1 icmp_seq=18 Destination Host Unreachable"), None);
+        assert_eq!(sequence("PING 10.1.2.3 (10.1.2.3) 56(84) bytes of data."), None);
+    }
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Signals and ends of the lab's child processes; always by the child we hold, never by name.
+
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::Child;
+
+/// Sends a signal to a child that runs.
+///
+/// # Errors
+/// When there is none.
+pub fn signal(child: Option<&Child>, signal: Signal) -> Result<()> {
+    let pid = child.and_then(Child::id).context("the process does not run")?;
+    kill(Pid::from_raw(i32::try_from(pid)?), signal).with_context(|| format!("send {signal} to {pid}"))
+}
+
+/// Sends a signal and waits for the end.
+///
+/// # Errors
+/// When it does not run, or does not end in time (it is killed then).
+pub async fn end(child: &mut Option<Child>, with: Signal, limit: Duration) -> Result<ExitStatus> {
+    signal(child.as_ref(), with)?;
+    let mut child = child.take().context("the process does not run")?;
+    match tokio::time::timeout(limit, child.wait()).await {
+        Ok(status) => status.context("wait for a process"),
+        Err(_) => {
+            child.kill().await.context("kill a process that did not end")?;
+            anyhow::bail!("the process did not end within {} s of {with}", limit.as_secs())
+        }
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft lab shell`: finds a running lab by a small file below /run/weft-lab and enters one of its namespaces.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::cluster::Lab;
+
+const LABS: &str = "/run/weft-lab";
+
+/// What a running lab leaves for others to find it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    /// Process whose mount namespace has the names.
+    pid: u32,
+    /// That namespace: another process with this pid has another one.
+    mounts: PathBuf,
+}
+
+/// A lab's entry; removed when dropped.
+#[derive(Debug)]
+pub struct Announced(PathBuf);
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+        // The last one takes the directory along; it is not empty otherwise.
+        let _ = fs::remove_dir(LABS);
+    }
+}
+
+/// Writes the entry of a lab that runs on the process' first thread.
+///
+/// # Errors
+/// When /run cannot be written.
+pub fn announce(lab: &Lab) -> Result<Announced> {
+    let pid = std::process::id();
+    let entry = Entry { pid, mounts: mounts_of("self")? };
+    let text = serde_json::to_string(&entry).with_context(|| format!("describe the lab in {}", lab.dir().display()))?;
+    fs::create_dir_all(LABS).with_context(|| format!("create {LABS}"))?;
+    let path = Path::new(LABS).join(format!("{pid}.json"));
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    Ok(Announced(path))
+}
+
+/// A shell in a node or pod of the lab that runs.
+///
+/// # Errors
+/// When no lab runs, or none has that name.
+pub fn shell(node: &str) -> Result<ExitCode> {
+    let labs = running()?;
+    let has =
+        |entry: &&Entry| inside(entry.pid, &["ip", "netns", "pids", node]).output().is_ok_and(|o| o.status.success());
+    let Some(lab) = labs.iter().find(has) else {
+        bail!("no running lab has {node} (labs running: {}; start one with `weft lab --keep`)", labs.len());
+    };
+    let mut command = inside(lab.pid, &["ip", "netns", "exec", node]);
+    command.args(["bash", "--norc", "-i"]).env("PS1", format!("{node}# "));
+    let status = command.status().context("start a shell")?;
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Labs that run; entries of those that were killed are removed.
+fn running() -> Result<Vec<Entry>> {
+    let Ok(files) = fs::read_dir(LABS) else { return Ok(Vec::new()) };
+    let mut labs = Vec::new();
+    for file in files {
+        let path = file.with_context(|| format!("read {LABS}"))?.path();
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        match serde_json::from_str::<Entry>(&text) {
+            Ok(entry) if mounts_of(&entry.pid.to_string()).is_ok_and(|mounts| mounts == entry.mounts) => {
+                labs.push(entry)
+            }
+            _ => drop(fs::remove_file(&path)),
+        }
+    }
+    Ok(labs)
+}
+
+fn mounts_of(process: &str) -> Result<PathBuf> {
+    fs::read_link(format!("/proc/{process}/ns/mnt")).context("read the mount namespace of a process")
+}
+
+fn inside(pid: u32, words: &[&str]) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg("--target").arg(pid.to_string()).arg("--mount").arg("--").args(words);
+    command
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The store of a lab: a directory, or an etcd of its own beside the bridge.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use tokio::process::Child;
+
+use super::net::{Netns, checked};
+use super::process;
+use super::wait_for;
+
+/// Where the lab's etcd listens (the bridge's own address) and keeps flannel's keys.
+const URL: &str = "http://192.168.77.1:2379";
+const PREFIX: &str = "/coreos.com/network";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Which store the agents use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum StoreKind {
+    /// A directory shared by all nodes.
+    #[default]
+    Dir,
+    /// A private etcd.
+    Etcd,
+}
+
+/// A running store.
+#[derive(Debug)]
+pub enum Store {
+    /// Leases are files here.
+    Dir(PathBuf),
+    /// The etcd process.
+    Etcd(Box<Etcd>),
+}
+
+impl Store {
+    /// Starts it and writes the configuration.
+    ///
+    /// # Errors
+    /// When etcd does not come up, or the directory cannot be written.
+    pub async fn start(kind: StoreKind, fabric: &Netns, dir: &Path, config: &str) -> Result<Store> {
+        match kind {
+            StoreKind::Dir => {
+                let path = dir.join("store");
+                fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+                fs::write(path.join("config.json"), config).context("write config.json")?;
+                Ok(Store::Dir(path))
+            }
+            StoreKind::Etcd => {
+                let mut etcd =
+                    Etcd { fabric: fabric.clone(), dir: dir.to_owned(), config: config.to_owned(), child: None };
+                etcd.start().await?;
+                etcd.put_config().await?;
+                Ok(Store::Etcd(Box::new(etcd)))
+            }
+        }
+    }
+
+    /// The agent's flags for it.
+    pub fn flags(&self) -> Vec<String> {
+        match self {
+            Store::Dir(path) => vec![format!("--store=dir:{}", path.display())],
+            Store::Etcd(_) => vec![format!("--etcd-endpoints={URL}")],
+        }
+    }
+
+    /// The etcd process.
+    ///
+    /// # Errors
+    /// When the lab has a directory store.
+    pub fn etcd(&mut self) -> Result<&mut Etcd> {
+        match self {
+            Store::Etcd(etcd) => Ok(etcd),
+            Store::Dir(_) => bail!("this lab has no etcd"),
+        }
+    }
+}
+
+/// An etcd of one member in the bridge's namespace.
+#[derive(Debug)]
+pub struct Etcd {
+    fabric: Netns,
+    dir: PathBuf,
+    config: String,
+    child: Option<Child>,
+}
+
+impl Etcd {
+    /// Starts it on the data it has, and waits until it answers.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub async fn start(&mut self) -> Result<()> {
+        let mut command = self.fabric.command("etcd");
+        command.arg("--name=lab").arg(format!("--data-dir={}", self.dir.join("etcd").display()));
+        command.arg(format!("--listen-client-urls={URL}")).arg(format!("--advertise-client-urls={URL}"));
+        command.arg("--listen-peer-urls=http://127.0.0.1:2380");
+        command.arg("--initial-advertise-peer-urls=http://127.0.0.1:2380");
+        command.arg("--initial-cluster=lab=http://127.0.0.1:2380");
+        self.child = Some(self.fabric.spawn(&mut command, &self.dir.join("logs/etcd.log"))?);
+        wait_for("etcd to answer", PATIENCE, async || self.ctl(&["endpoint", "health"]).await.is_ok()).await
+    }
+
+    /// Writes net-conf.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn put_config(&self) -> Result<()> {
+        self.ctl(&["put", &format!("{PREFIX}/config"), &self.config]).await.map(drop)
+    }
+
+    /// `etcdctl WORDS`; its standard output.
+    ///
+    /// # Errors
+    /// As etcdctl.
+    pub async fn ctl(&self, words: &[&str]) -> Result<String> {
+        let mut command = self.fabric.command("etcdctl");
+        checked(command.arg(format!("--endpoints={URL}")).arg("--command-timeout=3s").args(words)).await
+    }
+
+    /// Keys below subnets/, sorted: who has which subnet.
+    ///
+    /// # Errors
+    /// When etcd does not answer.
+    pub async fn leases(&self) -> Result<Vec<String>> {
+        let prefix = format!("{PREFIX}/subnets/");
+        let out = self.ctl(&["get", "--prefix", "--keys-only", &prefix]).await?;
+        let mut keys: Vec<_> = out.lines().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect();
+        keys.sort();
+        Ok(keys)
+    }
+
+    /// Sends a signal (SIGSTOP, SIGCONT).
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        process::signal(self.child.as_ref(), signal)
+    }
+
+    /// Kills it, as a crash would.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub async fn kill(&mut self) -> Result<()> {
+        process::end(&mut self.child, Signal::SIGKILL, PATIENCE).await.map(drop)
+    }
+
+    /// Kills it and throws its data away: another cluster id, revision 1, no lease. Ends with etcd up and configured.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub async fn wipe(&mut self) -> Result<()> {
+        self.kill().await?;
+        fs::remove_dir_all(self.dir.join("etcd")).context("remove the data of etcd")?;
+        self.start().await?;
+        self.put_config().await
+    }
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One node of three is flanneld (the program that `FLANNELD` names): all to all, each side restarted, and one replaced by the
+//! other in place, with its lease and its MAC, and no packet lost.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use nix::sys::signal::Signal;
+use weft::lab::ping::Stream;
+use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
+
+use crate::{on_this_thread, options};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// n1 is flannel's, n2 and n3 are weft's.
+async fn mixed(options: LabOptions, flanneld: &Path) -> Result<()> {
+    let mut lab = Lab::build(&options).await?;
+    lab.nodes[0].start_other(flanneld)?;
+    lab.nodes[1].start()?;
+    lab.nodes[2].start()?;
+    for node in &mut lab.nodes {
+        node.add_pods(1).await?;
+    }
+    lab.reach_all().await?;
+    let leases = lab.store.etcd()?.ctl(&["get", "--prefix", "/coreos.com/network/subnets/"]).await?;
+
+    for step in ["flanneld restarted", "weft in its place", "flanneld back in its place"] {
+        let (here, there) = (lab.nodes[0].pods[0].clone(), lab.nodes[1].pods[0].clone());
+        let mut stream = Stream::start(&there, here.addrs[0]).await?;
+        lab.nodes[0].stop(Signal::SIGTERM).await?;
+        if step.starts_with("weft") {
+            lab.nodes[0].start()?;
+            lab.nodes[0].ready().await?;
+        } else {
+            std::fs::remove_file(lab.nodes[0].subnet_file())?;
+            lab.nodes[0].start_other(flanneld)?;
+            lab.nodes[0].pod_net().await?;
+        }
+        stream.answers(100, LIMIT).await?;
+        let loss = stream.stop().await?;
+        ensure!(loss.lost == 0, "{step}: {} of {} packets lost", loss.lost, loss.sent);
+        let now = lab.store.etcd()?.ctl(&["get", "--prefix", "/coreos.com/network/subnets/"]).await?;
+        ensure!(now == leases, "{step}: leases changed:\n{leases}\n{now}");
+        lab.reach_all().await?;
+    }
+    lab.nodes[1].stop(Signal::SIGTERM).await?;
+    lab.nodes[1].start()?;
+    lab.nodes[1].ready().await?;
+    lab.reach_all().await.map(drop)
+}
+
+fn with_flanneld(backend: BackendKind, ipv6: bool) {
+    // The only test that may be left out: flannel's program is not part of weft.
+    let Some(flanneld) = std::env::var_os("FLANNELD").map(PathBuf::from) else {
+        eprintln!("skipped: no FLANNELD");
+        return;
+    };
+    on_this_thread(
+        async move { mixed(LabOptions { backend, ipv6, store: StoreKind::Etcd, ..options() }, &flanneld).await },
+    );
+}
+
+#[test]
+fn vxlan_with_flanneld() {
+    with_flanneld(BackendKind::Vxlan, false);
+}
+
+#[test]
+fn vxlan_dual_with_flanneld() {
+    with_flanneld(BackendKind::Vxlan, true);
+}
+
+#[test]
+fn host_gw_with_flanneld() {
+    with_flanneld(BackendKind::HostGw, false);
+}
+
+#[test]
+fn host_gw_dual_with_flanneld() {
+    with_flanneld(BackendKind::HostGw, true);
+}
