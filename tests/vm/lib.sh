@@ -8,6 +8,10 @@
 # A pod pN hangs behind a veth pair at every node, addressed from that node's subnet.env.
 . /env # NEXTHOPS=yes|no
 
+# Debian's busybox runs its own applets of these names first, whatever PATH says.
+ip() { /opt/bin/ip "$@"; }
+ping() { /opt/bin/ping "$@"; }
+
 pass() { echo "weft-vm: PASS $1"; }
 
 die() {
@@ -100,7 +104,8 @@ start() { # start NODE
     set -- "$1" --store dir:/store --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
     [ "$NEXTHOPS" = yes ] || set -- "$@" --no-nexthop-objects
     node=$1; shift
-    ip netns exec "$node" weft agent "$@" >>"/run/$node/log" 2>&1 &
+    # The program, not the function: $! must be the agent.
+    /opt/bin/ip netns exec "$node" weft agent "$@" >>"/run/$node/log" 2>&1 &
     echo $! >"/run/$node/pid"
 }
 
