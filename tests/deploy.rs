@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files of deploy/systemd, judged by systemd itself. Needs `systemd-analyze` (Debian package `systemd`) and fails without it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Highest exposure level allowed, times ten: 4.0.
+const THRESHOLD: &str = "40";
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/systemd").join(name)
+}
+
+fn analyze(args: &[&str], unit: &Path) -> Output {
+    Command::new("systemd-analyze")
+        .args(args)
+        .arg(unit)
+        .output()
+        .unwrap_or_else(|e| panic!("cannot run systemd-analyze (install the package systemd): {e}"))
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Lines that are neither blank nor comment.
+fn settings(name: &str) -> Vec<String> {
+    let text = fs::read_to_string(file(name)).expect("read deploy file");
+    text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).map(str::to_owned).collect()
+}
+
+#[test]
+fn unit_is_hardened() {
+    let output =
+        analyze(&["security", "--offline=true", "--threshold", THRESHOLD, "--no-pager"], &file("weft.service"));
+    assert!(output.status.success(), "exposure above {THRESHOLD}/10:\n{}", said(&output));
+    assert!(said(&output).contains("Overall exposure level"), "no verdict in:\n{}", said(&output));
+}
+
+/// The installed path does not exist here, so the same unit is verified with the binary of this build in its place.
+#[test]
+fn unit_is_valid() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let text = fs::read_to_string(file("weft.service")).expect("read unit");
+    assert!(text.contains("ExecStart=/usr/local/bin/weft agent"), "the unit starts something else");
+    let unit = dir.path().join("weft.service");
+    fs::write(&unit, text.replace("/usr/local/bin/weft", env!("CARGO_BIN_EXE_weft"))).expect("write unit");
+    let output = analyze(&["verify", "--man=no"], &unit);
+    let text = said(&output);
+    assert!(output.status.success(), "systemd-analyze verify:\n{text}");
+    assert!(!text.contains("weft.service:"), "systemd-analyze verify warns:\n{text}");
+}
+
+#[test]
+fn unit_keeps_its_promises() {
+    let unit = settings("weft.service");
+    for line in [
+        "Type=notify",
+        "TimeoutStartSec=infinity",
+        "WatchdogSec=60s",
+        "Restart=always",
+        "RuntimeDirectory=flannel",
+        "RuntimeDirectoryPreserve=yes",
+        "CapabilityBoundingSet=CAP_NET_ADMIN",
+        "RestrictAddressFamilies=AF_NETLINK AF_INET AF_INET6 AF_UNIX",
+        "EnvironmentFile=-/etc/default/weft",
+    ] {
+        assert!(unit.iter().any(|l| l == line), "weft.service lacks {line}");
+    }
+    // Either would make the sysctls that the agent sets unwritable.
+    for key in ["ProtectKernelTunables=", "ProcSubset="] {
+        assert!(!unit.iter().any(|l| l.starts_with(key)), "weft.service sets {key}");
+    }
+}
+
+/// As shipped nothing is switched on: the defaults are those of the agent.
+#[test]
+fn environment_file_is_all_examples() {
+    assert_eq!(settings("weft.env"), Vec::<String>::new());
+    let text = fs::read_to_string(file("weft.env")).expect("read environment file");
+    let examples: Vec<&str> =
+        text.lines().filter_map(|l| l.strip_prefix('#')).filter(|l| !l.starts_with(' ')).collect();
+    assert!(examples.len() > 5, "{examples:?}");
+    for example in examples {
+        let (name, value) = example.split_once('=').unwrap_or_else(|| panic!("no KEY=VALUE: {example}"));
+        assert!(name.starts_with("FLANNELD_") || name == "WEFT_ARGS", "{name} is read by nobody");
+        assert!(!value.is_empty(), "{name} has no example value");
+    }
+}
+
+#[test]
+fn others_keep_their_hands_off_the_devices() {
+    assert_eq!(settings("10-flannel.link"), ["[Match]", "OriginalName=flannel*", "[Link]", "MACAddressPolicy=none"]);
+    assert_eq!(settings("weft-unmanaged.conf"), ["[keyfile]", "unmanaged-devices=interface-name:flannel*"]);
+}

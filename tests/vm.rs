@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! weft on a kernel that this machine lacks: Linux 6.1 with ipip, in qemu, one machine per scenario of tests/vm/*.sh.
+//!
+//! `WEFT_BIN` names a static weft to test instead of this build's. `WEFT_VM_EXTRA` names any test binary to run inside too.
+//! Nothing is skipped: no qemu or no kernel package is a failure that says so.
+#![allow(clippy::disallowed_methods, reason = "a test is told its binaries by the environment")]
+
+#[path = "vm/image.rs"]
+mod image;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// A scenario with its boot; emulated CPUs on a loaded machine are slow.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// The agent under test.
+fn weft() -> PathBuf {
+    std::env::var_os("WEFT_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_weft")), PathBuf::from)
+}
+
+/// A running machine, ended with the test whatever happens.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots, runs one scenario, and returns the console, line by line.
+fn boot(scenario: &str, env: &str, extra: Option<&Path>) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let initrd = image::initrd(dir.path(), scenario, env, extra);
+    let child = Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg", "-cpu", "max", "-m", "512", "-nographic", "-no-reboot", "-nic", "none"])
+        .args(["-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on"])
+        .arg("-kernel")
+        .arg(&image::kernel().image)
+        .arg("-initrd")
+        .arg(initrd)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("cannot run qemu-system-x86_64 (install the package qemu-system-x86)");
+    let mut machine = Machine(child);
+    let out = machine.0.stdout.take().expect("stdout");
+    let (tx, rx) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
+            if tx.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    let (end, mut console) = (Instant::now() + LIMIT, Vec::new());
+    // The channel closes when the machine has powered off.
+    loop {
+        match rx.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => console.push(line),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return console,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                panic!("{scenario} took longer than {LIMIT:?}:\n{}", console.join("\n"))
+            }
+        }
+    }
+}
+
+/// Runs a scenario; it must reach its end, without a failure, and have checked at least these.
+fn run(scenario: &str, nexthops: &str, checks: &[&str]) {
+    judge(scenario, &boot(scenario, &format!("NEXTHOPS={nexthops}\n"), None), checks);
+}
+
+fn judge(scenario: &str, console: &[String], checks: &[&str]) {
+    // The first line after the firmware's may begin with its escape sequences.
+    let said: Vec<&str> = console.iter().filter_map(|l| l.split_once("weft-vm: ").map(|(_, s)| s)).collect();
+    let whole = console.join("\n");
+    assert!(!said.iter().any(|s| s.starts_with("FAIL")), "{scenario} failed:\n{whole}");
+    assert_eq!(said.last(), Some(&"END 0"), "{scenario} did not reach its end:\n{whole}");
+    for check in checks {
+        assert!(said.contains(&format!("PASS {check}").as_str()), "{scenario} never checked '{check}':\n{whole}");
+    }
+}
+
+const BOOT: [&str; 6] = [
+    "kernel 6.1",
+    "link ipip",
+    "link vxlan",
+    "ip -d shows ipip",
+    "route over a nexthop object",
+    "ping through the router",
+];
+const IPIP: [&str; 8] = [
+    "n1 route to n3",
+    "adopted the device",
+    "stale route removed",
+    "pods n3 to n1",
+    "route heals",
+    "device heals",
+    "restart loses no packet",
+    "data path outlives the agents",
+];
+const DIRECT: [&str; 5] =
+    ["n1 to n2 direct", "n1 to n3 tunnel", "pods n1 to n3", "tunnel route heals", "restart keeps the device"];
+const GATEWAY: [&str; 5] =
+    ["n1 to n2", "pods n1 to n2", "pods n1 to n2 v6", "route heals", "routes come back with the uplink"];
+const VXLAN: [&str; 6] = [
+    "n1 fdb of n3",
+    "pods n2 to n3",
+    "changed fdb heals",
+    "neighbour heals",
+    "device heals with its MAC",
+    "restart keeps the device",
+];
+const DUAL: [&str; 5] = [
+    "n1 v6 fdb of n2",
+    "pods n1 to n3 v6",
+    "v6 route heals",
+    "v6 device heals with its MAC",
+    "restart keeps the device",
+];
+
+#[test]
+fn boots_a_kernel_with_ipip() {
+    run("boot.sh", "yes", &BOOT);
+}
+
+#[test]
+fn ipip() {
+    run("ipip.sh", "yes", &IPIP);
+}
+
+#[test]
+fn ipip_without_nexthop_objects() {
+    run("ipip.sh", "no", &IPIP);
+}
+
+#[test]
+fn ipip_direct_routing() {
+    run("ipip-direct.sh", "yes", &DIRECT);
+}
+
+#[test]
+fn ipip_direct_routing_without_nexthop_objects() {
+    run("ipip-direct.sh", "no", &DIRECT);
+}
+
+#[test]
+fn host_gw() {
+    run("host-gw.sh", "yes", &GATEWAY);
+}
+
+#[test]
+fn host_gw_without_nexthop_objects() {
+    run("host-gw.sh", "no", &GATEWAY);
+}
+
+#[test]
+fn vxlan() {
+    run("vxlan.sh", "yes", &VXLAN);
+}
+
+#[test]
+fn vxlan_without_nexthop_objects() {
+    run("vxlan.sh", "no", &VXLAN);
+}
+
+#[test]
+fn vxlan_dual_stack() {
+    run("vxlan-dual.sh", "yes", &DUAL);
+}
+
+#[test]
+fn vxlan_dual_stack_without_nexthop_objects() {
+    run("vxlan-dual.sh", "no", &DUAL);
+}
+
+/// The runner for foreign test binaries is proven with a binary that says so itself; `WEFT_VM_EXTRA` puts another in its place.
+#[test]
+fn runs_an_extra_binary() {
+    let extra = std::env::var_os("WEFT_VM_EXTRA").map_or_else(|| PathBuf::from("/bin/true"), PathBuf::from);
+    judge("extra.sh", &boot("extra.sh", "NEXTHOPS=yes\n", Some(&extra)), &["extra"]);
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a test machine is made of: Debian's cloud kernel (unpacked, never installed) and an initramfs of the tools of this machine.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// Depends on the current kernel package: its name changes with every ABI.
+const META: &str = "linux-image-cloud-amd64";
+/// Loaded in this order, each after what it depends on.
+const MODULES: [&str; 7] = ["dummy", "veth", "bridge", "ipip", "vxlan", "nf_tables", "sch_fq"];
+
+/// A kernel and its modules.
+pub struct Kernel {
+    /// The bootable image.
+    pub image: PathBuf,
+    modules: PathBuf,
+}
+
+/// Standard output of a tool; panics with its words when it fails.
+fn tool(command: &mut Command) -> Vec<u8> {
+    let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed (are the package lists there? apt-get update): {said}");
+    output.stdout
+}
+
+fn find(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
+    for entry in fs::read_dir(dir).ok()?.flatten() {
+        let path = entry.path();
+        if path.is_dir() && !path.is_symlink() {
+            if let Some(found) = find(&path, wanted) {
+                return Some(found);
+            }
+        } else if wanted(&entry.file_name().to_string_lossy()) {
+            return Some(path);
+        }
+    }
+    None
+}
+
+/// The kernel, fetched once into `target/vm` and kept there.
+pub fn kernel() -> &'static Kernel {
+    static KERNEL: OnceLock<Kernel> = OnceLock::new();
+    KERNEL.get_or_init(|| {
+        let depends = String::from_utf8(tool(Command::new("apt-cache").args(["depends", META]))).expect("UTF-8");
+        let package = depends
+            .lines()
+            .filter_map(|l| l.trim().strip_prefix("Depends: "))
+            .find(|p| p.starts_with("linux-image-"))
+            .unwrap_or_else(|| panic!("{META} depends on no kernel:\n{depends}"))
+            .to_owned();
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
+        let root = cache.join(&package);
+        if !root.is_dir() {
+            fetch(&package, &cache, &root);
+        }
+        let image = find(&root.join("boot"), &|n| n.starts_with("vmlinuz-")).expect("the package holds a vmlinuz");
+        let base = if root.join("lib/modules").is_dir() { "lib/modules" } else { "usr/lib/modules" };
+        Kernel { image, modules: root.join(base) }
+    })
+}
+
+/// Unpacks aside and renames, so that a broken download never looks like a kernel.
+fn fetch(package: &str, cache: &Path, root: &Path) {
+    fs::create_dir_all(cache).expect("create cache");
+    let aside = tempfile::tempdir_in(cache).expect("temporary directory");
+    // apt drops its privileges for the download.
+    fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
+    tool(Command::new("apt-get").args(["download", "-q", package]).current_dir(aside.path()));
+    let deb = find(aside.path(), &|n| n.ends_with(".deb")).expect("apt-get download left a package");
+    let tree = aside.path().join("tree");
+    tool(Command::new("dpkg-deb").arg("-x").arg(deb).arg(&tree));
+    if let Err(e) = fs::rename(&tree, root) {
+        assert!(root.is_dir(), "rename to {}: {e}", root.display());
+    }
+}
+
+impl Kernel {
+    /// A module's image, unpacked if need be. `None` when this kernel has not got it (or has it built in).
+    fn module(&self, name: &str) -> Option<Vec<u8>> {
+        let file = find(&self.modules, &|n| {
+            n.split_once(".ko").is_some_and(|(stem, tail)| stem.replace('-', "_") == name && matches!(tail, "" | ".xz"))
+        })?;
+        Some(match file.extension() {
+            Some(x) if x == "xz" => tool(Command::new("xz").arg("-dc").arg(&file)),
+            _ => fs::read(&file).expect("read module"),
+        })
+    }
+
+    /// Appends a module after those it depends on. The dependencies are read from the module itself: modules.dep
+    /// is made by depmod at installation, and nothing is installed here.
+    fn load(&self, name: &str, done: &mut Vec<(String, Vec<u8>)>, seen: &mut HashSet<String>) {
+        if !seen.insert(name.to_owned()) {
+            return;
+        }
+        let Some(image) = self.module(name) else { return };
+        for needed in depends(&image) {
+            self.load(&needed, done, seen);
+        }
+        done.push((name.to_owned(), image));
+    }
+}
+
+/// `depends=a,b` of the .modinfo section.
+fn depends(image: &[u8]) -> Vec<String> {
+    let tag = b"\0depends=";
+    let Some(at) = image.windows(tag.len()).position(|w| w == tag) else { return Vec::new() };
+    let list: Vec<u8> = image[at + tag.len()..].iter().copied().take_while(|b| *b != 0).collect();
+    let list = String::from_utf8_lossy(&list).replace('-', "_");
+    list.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect()
+}
+
+/// A directory that becomes the root file system of a machine.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn put(&self, at: &str, content: &[u8], mode: u32) {
+        let path = self.0.join(at.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().expect("parent")).expect("create directory");
+        fs::write(&path, content).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");
+    }
+
+    /// A program under another name, with the shared libraries it needs at the places where it expects them.
+    fn program(&self, from: &Path, at: &str) {
+        let bytes =
+            fs::read(from).unwrap_or_else(|e| panic!("cannot read {} for the test machine: {e}", from.display()));
+        self.put(at, &bytes, 0o755);
+        // ldd fails on a static program; that is the good case.
+        let ldd = Command::new("ldd").arg(from).output().expect("run ldd");
+        for word in String::from_utf8_lossy(&ldd.stdout).split_whitespace().filter(|w| w.starts_with('/')) {
+            if !self.0.join(&word[1..]).exists() {
+                self.put(word, &fs::read(word).expect("read library"), 0o755);
+            }
+        }
+    }
+}
+
+fn which(name: &str) -> PathBuf {
+    let dirs = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+    let found = dirs.iter().map(|d| Path::new(d).join(name)).find(|p| p.is_file());
+    found.unwrap_or_else(|| panic!("the test machine needs {name} (packages busybox-static, iproute2, iputils-ping)"))
+}
+
+/// Packs tools, modules, `/init`, the scenario and its environment into `dir/initrd`.
+pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> PathBuf {
+    let tree = Tree(dir.join("root"));
+    for empty in ["bin", "dev", "proc", "sys", "run", "tmp", "etc"] {
+        fs::create_dir_all(tree.0.join(empty)).expect("create directory");
+    }
+    symlink("/proc/self/mounts", tree.0.join("etc/mtab")).expect("symlink");
+    tree.program(&which("busybox"), "/bin/busybox");
+    for name in ["ip", "bridge", "ping"] {
+        tree.program(&which(name), &format!("/opt/bin/{name}"));
+    }
+    tree.program(&super::weft(), "/opt/bin/weft");
+    if let Some(extra) = extra {
+        tree.program(extra, "/extra/run");
+    }
+    let (mut modules, mut seen) = (Vec::new(), HashSet::new());
+    for name in MODULES {
+        kernel().load(name, &mut modules, &mut seen);
+    }
+    let order: String = modules.iter().map(|(name, _)| format!("{name}.ko\n")).collect();
+    for (name, image) in &modules {
+        tree.put(&format!("modules/{name}.ko"), image, 0o644);
+    }
+    tree.put("modules/order", order.as_bytes(), 0o644);
+    tree.put("env", env.as_bytes(), 0o644);
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm");
+    for (from, at, mode) in [("init", "init", 0o755), ("lib.sh", "lib.sh", 0o644), (scenario, "scenario.sh", 0o644)] {
+        tree.put(at, &fs::read(scripts.join(from)).unwrap_or_else(|e| panic!("{from}: {e}")), mode);
+    }
+    pack(&tree.0, &dir.join("initrd"))
+}
+
+fn pack(root: &Path, out: &Path) -> PathBuf {
+    let names = tool(Command::new("find").args([".", "-print0"]).current_dir(root));
+    let file = fs::File::create(out).expect("create initrd");
+    let mut cpio = Command::new("cpio")
+        .args(["--null", "--create", "--format=newc", "--quiet", "--owner=0:0"])
+        .current_dir(root)
+        .stdin(Stdio::piped())
+        .stdout(file)
+        .spawn()
+        .expect("run cpio (package cpio)");
+    cpio.stdin.take().expect("stdin").write_all(&names).expect("feed cpio");
+    assert!(cpio.wait().expect("wait for cpio").success(), "cpio failed");
+    out.to_owned()
+}

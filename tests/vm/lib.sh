@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+# Nodes as network namespaces, and the words in which the scenarios are written. busybox sh.
+#
+#   n1 -- br0 -- n2        10.99.0.0/24, fd99::/64
+#          |
+#          rt -- n3        10.98.0.0/24, fd98::/64: behind a router, so n3 is not on the link of n1 and n2
+#
+# A pod pN hangs behind a veth pair at every node, addressed from that node's subnet.env.
+. /env # NEXTHOPS=yes|no
+
+# Debian's busybox runs its own applets of these names first, whatever PATH says.
+ip() { /opt/bin/ip "$@"; }
+ping() { /opt/bin/ping "$@"; }
+
+pass() { echo "weft-vm: PASS $1"; }
+
+die() {
+    echo "weft-vm: FAIL $*"
+    for n in n1 n2 n3; do
+        [ -e "/run/netns/$n" ] || continue
+        echo "--- $n: ip -d link, addr, route, neigh, fdb, agent"
+        ip -n $n -d link; ip -n $n -br addr; ip -n $n route; ip -n $n -6 route; ip -n $n nexthop
+        ip -n $n neigh show nud permanent; ip -n $n -6 neigh show nud permanent; bridge -n $n fdb
+        cat "/run/$n/subnet.env" "/run/$n/log" 2>/dev/null | tail -n 60
+        weft status --socket "/run/$n/weft.sock" 2>&1 | head -n 40
+    done
+    head -c 4000 /store/* 2>/dev/null
+    dmesg | tail -n 20
+    echo "weft-vm: END 1"
+    poweroff -f
+}
+
+# check NAME COMMAND...: one try.
+check() {
+    name=$1; shift
+    "$@" >/tmp/out 2>&1 || { cat /tmp/out; die "$name: $*"; }
+    pass "$name"
+}
+
+# eventually NAME SECONDS COMMAND...: until it succeeds.
+eventually() {
+    name=$1; limit=$(($(date +%s) + $2)); shift 2
+    until "$@" >/tmp/out 2>&1; do
+        [ "$(date +%s)" -lt $limit ] || { cat /tmp/out; die "$name: $*"; }
+        sleep 0.1
+    done
+    pass "$name"
+}
+
+# shows TEXT COMMAND...: the output, as one line, holds every word group of TEXT separated by '|'.
+shows() {
+    want=$1; shift
+    got=" $("$@" | tr '\n\\' '  ' | tr -s ' ') "
+    old=$IFS; IFS='|'
+    for part in $want; do
+        case "$got" in *" $part "*) ;; *) IFS=$old; echo "no '$part' in: $got"; return 1 ;; esac
+    done
+    IFS=$old
+}
+
+empty() { [ -z "$("$@")" ]; }
+
+# --- topology ---
+
+wire() { # wire NAMESPACE DEVICE BRIDGE
+    ip link add "v$1" type veth peer name "$2" netns "$1"
+    ip link set "v$1" master "$3" up
+}
+
+namespace() {
+    ip netns add "$1"
+    # No duplicate address detection: the addresses are needed now.
+    ip netns exec "$1" sh -c 'for s in all default; do echo 0 >/proc/sys/net/ipv6/conf/$s/accept_dad; done
+        echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding'
+    ip -n "$1" link set lo up
+}
+
+topology() {
+    ip link add br0 type bridge && ip link set br0 up
+    ip link add br1 type bridge && ip link set br1 up
+    namespace rt; wire rt a0 br0
+    ip link add vrt1 type veth peer name b0 netns rt && ip link set vrt1 master br1 up
+    ip -n rt addr add 10.99.0.254/24 dev a0; ip -n rt addr add fd99::fe/64 dev a0 nodad; ip -n rt link set a0 up
+    ip -n rt addr add 10.98.0.254/24 dev b0; ip -n rt addr add fd98::fe/64 dev b0 nodad; ip -n rt link set b0 up
+    node 1 99 br0; node 2 99 br0; node 3 98 br1
+}
+
+node() { # node NUMBER SEGMENT BRIDGE
+    namespace "n$1"; wire "n$1" eth0 "$3"
+    ip -n "n$1" addr add "10.$2.0.$1/24" dev eth0; ip -n "n$1" addr add "fd$2::$1/64" dev eth0 nodad
+    ip -n "n$1" link set eth0 up
+    ip -n "n$1" route add default via "10.$2.0.254"; ip -n "n$1" -6 route add default via "fd$2::fe"
+    mkdir -p "/run/n$1"
+}
+
+public() { case $1 in n3) echo 10.98.0.3 ;; *) echo "10.99.0.${1#n}" ;; esac; }
+public6() { case $1 in n3) echo fd98::3 ;; *) echo "fd99::${1#n}" ;; esac; }
+
+# --- agents ---
+
+config() { mkdir -p /store; echo "$1" >/store/config.json; }
+
+start() { # start NODE
+    set -- "$1" --store dir:/store --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
+    [ "$NEXTHOPS" = yes ] || set -- "$@" --no-nexthop-objects
+    node=$1; shift
+    # The program, not the function: $! must be the agent.
+    /opt/bin/ip netns exec "$node" weft agent "$@" >>"/run/$node/log" 2>&1 &
+    echo $! >"/run/$node/pid"
+}
+
+stop() { # stop NODE SIGNAL
+    pid=$(cat "/run/$1/pid")
+    kill "-$2" "$pid"
+    wait "$pid"
+}
+
+# The agents take their subnets one after the other, as they would on machines that were switched on one by one.
+cluster() {
+    topology
+    config "$1"
+    for n in n1 n2 n3; do
+        start $n
+        eventually "$n has its subnet" 30 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
+    done
+    for n in n1 n2 n3; do pod $n; done
+}
+
+value() { sed -n "s/^$2=//p" "/run/$1/subnet.env"; }                                       # value NODE KEY
+net() { value "$1" FLANNEL_SUBNET | sed 's,1/24$,0/24,'; }                                 # 10.244.7.0/24
+base() { value "$1" FLANNEL_SUBNET | sed 's,1/24$,0,'; }                                   # 10.244.7.0
+net6() { value "$1" FLANNEL_IPV6_SUBNET | sed 's,1/64$,/64,'; }                            # fd10:7::/64
+base6() { value "$1" FLANNEL_IPV6_SUBNET | sed 's,1/64$,,'; }                              # fd10:7::
+pod4() { value "$1" FLANNEL_SUBNET | sed 's,1/24$,2,'; }                                   # 10.244.7.2
+pod6() { value "$1" FLANNEL_IPV6_SUBNET | sed 's,1/64$,2,'; }                              # fd10:7::2
+index() { ip -n "$1" -o link show "$2" | cut -d: -f1; }
+mac() { ip -n "$1" -o link show "$2" | sed 's/.*link.ether \([^ ]*\).*/\1/'; }
+ours() { if [ "$NEXTHOPS" = yes ]; then case "$1" in *nhid*) true ;; *) false ;; esac; else case "$1" in *nhid*) false ;; *) true ;; esac; fi; }
+
+pod() { # pod NODE: behind a veth, addressed from subnet.env
+    p=p${1#n}
+    ip netns add "$p"
+    ip -n "$1" link add cni0 type veth peer name eth0 netns "$p"
+    mtu=$(value "$1" FLANNEL_MTU)
+    ip netns exec "$p" sh -c 'for s in all default eth0; do echo 0 >/proc/sys/net/ipv6/conf/$s/accept_dad; done'
+    ip -n "$1" link set cni0 mtu "$mtu" up; ip -n "$p" link set lo up; ip -n "$p" link set eth0 mtu "$mtu" up
+    ip -n "$1" addr add "$(value "$1" FLANNEL_SUBNET)" dev cni0
+    ip -n "$p" addr add "$(pod4 "$1")/24" dev eth0
+    ip -n "$p" route add default via "$(value "$1" FLANNEL_SUBNET | cut -d/ -f1)"
+    [ -n "$(value "$1" FLANNEL_IPV6_SUBNET)" ] || return 0
+    ip -n "$1" addr add "$(value "$1" FLANNEL_IPV6_SUBNET)" dev cni0 nodad
+    ip -n "$p" addr add "$(pod6 "$1")/64" dev eth0 nodad
+    ip -n "$p" -6 route add default via "$(value "$1" FLANNEL_IPV6_SUBNET | cut -d/ -f1)"
+}
+
+# --- what every backend must show ---
+
+pings() { ip netns exec "p${1#n}" ping -q -c 1 -W 1 "$2"; }
+
+reach() { # reach NAME: every pod reaches every other
+    for a in n1 n2 n3; do for b in n1 n2 n3; do
+        [ $a = $b ] && continue
+        eventually "$1 $a to $b" 20 pings $a "$(pod4 $b)"
+        [ -z "$(value $b FLANNEL_IPV6_SUBNET)" ] || eventually "$1 $a to $b v6" 20 pings $a "$(pod6 $b)"
+    done; done
+}
+
+# A route is as expected, is ours (protocol 90), and uses a nexthop object exactly when it should.
+route() { # route NODE PREFIX TEXT
+    shows "$3|proto 90" ip -n "$1" route show "$2" && ours "$got"
+}
+route6() { shows "$3|proto 90" ip -n "$1" -6 route show "$2" && ours "$got"; }
+
+# A deleted route comes back by itself.
+heals_route() { # heals_route NAME NODE PREFIX TEXT
+    ip -n "$2" route del "$3" || die "$1: no route to delete"
+    eventually "$1" 20 route "$2" "$3" "$4"
+}
+
+# A restart keeps the device and every entry, and loses no packet.
+restarts() { # restarts NODE DEVICE
+    before=$(index "$1" "$2"); [ -n "$before" ] || die "restart: no $2"
+    restarts_quietly "$1"
+    check "restart keeps the device" [ "$(index "$1" "$2")" = "$before" ]
+}
+
+restarts_quietly() {
+    routes=$(ip -n "$1" route; ip -n "$1" -6 route show proto 90)
+    subnet=$(value "$1" FLANNEL_SUBNET)
+    ip netns exec p1 ping -q -i 0.1 -c 60 "$(pod4 n3)" >/tmp/ping 2>&1 &
+    ping=$!
+    stop "$1" TERM || die "agent did not end with 0"
+    check "entries stay while the agent is away" [ "$(ip -n "$1" route; ip -n "$1" -6 route show proto 90)" = "$routes" ]
+    start "$1"
+    eventually "restart ready" 20 ready "$1"
+    wait $ping
+    check "restart loses no packet" shows "0% packet loss,|60 received," cat /tmp/ping
+    check "restart keeps the subnet" [ "$(value "$1" FLANNEL_SUBNET)" = "$subnet" ]
+    check "restart keeps the routes" [ "$(ip -n "$1" route; ip -n "$1" -6 route show proto 90)" = "$routes" ]
+}
+
+ready() { weft status --socket "/run/$1/weft.sock" -o json | tr -d ' \n' | grep -q '"ready":true'; }
+
+# All agents end with 0 on SIGTERM and leave the data path alone.
+finish() {
+    for n in n1 n2 n3; do stop $n TERM || die "$n did not end with 0"; done
+    pass "agents end"
+    check "data path outlives the agents" pings n1 "$(pod4 n3)"
+}
