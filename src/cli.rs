@@ -66,7 +66,8 @@ pub enum Task {
         /// `--version`, not `version`.
         flag: bool,
     },
-    // HOOK lab (1 of 3): Lab(crate::lab::LabArgs),
+    /// `weft lab`.
+    Lab(crate::lab::LabArgs),
 }
 
 /// `weft agent`.
@@ -125,7 +126,8 @@ enum Command {
     /// Look at leases, remove one.
     #[command(subcommand)]
     Lease(LeaseCommand),
-    // HOOK lab (2 of 3): Lab(crate::lab::LabArgs), and in task(): Command::Lab(args) => Task::Lab(args),
+    /// Run a whole cluster in network namespaces on this machine, break it and watch it heal.
+    Lab(crate::lab::LabArgs),
     /// Print the version.
     Version,
 }
@@ -247,6 +249,7 @@ fn task(command: Command, given: impl Fn(&str) -> bool) -> Result<Task, Exit> {
         }),
         Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store)?),
         Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store)?, flags.id),
+        Command::Lab(args) => Task::Lab(args),
         Command::Version => Task::Version { flag: false },
     })
 }

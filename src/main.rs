@@ -65,7 +65,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Version { flag: false } => Ok(show(&format!("{version}\n"))),
-        // HOOK lab (3 of 3): Task::Lab(args) => weft::lab::run(args, shutdown()?).await,
+        Task::Lab(args) => weft::lab::main(args, shutdown()?).await,
     }
 }
 

@@ -179,6 +179,12 @@ impl Peers {
         self.believed
     }
 
+    /// How many are set aside.
+    pub fn set_aside_len(&self) -> usize {
+        let own = self.us.id.as_ref().is_some_and(|id| self.slots.contains_key(id));
+        self.slots.len() - self.believed - usize::from(own)
+    }
+
     /// True when none is believed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -9,7 +9,7 @@ for kind in dummy bridge veth; do
     check "link $kind" ip link add "t-$kind" type $kind
 done
 check "link vxlan" ip link add t-vxlan type vxlan id 7 dev t-dummy dstport 8472 nolearning
-check "ip -d shows ipip" shows "ipip remote any local 127.0.0.1" ip -d link show t-ipip
+check "ip -d shows ipip" shows "remote any local 127.0.0.1" ip -d link show t-ipip
 topology
 eventually "ping on one link" 10 ip netns exec n1 ping -q -c 1 -W 1 10.99.0.2
 eventually "ping through the router" 10 ip netns exec n1 ping -q -c 1 -W 1 10.98.0.3

@@ -20,7 +20,7 @@ done
 for n in n1 n2 n3; do pod $n; done
 
 for n in n1 n2 n3; do
-    eventually "$n device" 20 shows "ipip remote any local $(public $n)|mtu 1480" ip -n $n -d link show flannel.ipip
+    eventually "$n device" 20 shows "remote any local $(public $n)|mtu 1480" ip -n $n -d link show flannel.ipip
     check "$n mtu" [ "$(value $n FLANNEL_MTU)" = 1480 ]
     for m in n1 n2 n3; do
         [ $n = $m ] || eventually "$n route to $m" 20 route $n "$(net $m)" "via $(public $m)|dev flannel.ipip|onlink"
@@ -32,7 +32,7 @@ reach pods
 
 heals_route "route heals" n1 "$(net n2)" "via 10.99.0.2|dev flannel.ipip|onlink"
 ip -n n1 link del flannel.ipip || die "delete the device"
-eventually "device heals" 20 shows "ipip remote any local 10.99.0.1" ip -n n1 -d link show flannel.ipip
+eventually "device heals" 20 shows "remote any local 10.99.0.1" ip -n n1 -d link show flannel.ipip
 eventually "its routes heal" 20 route n1 "$(net n3)" "via 10.98.0.3|dev flannel.ipip|onlink"
 reach healed
 ip -n n2 link set flannel.ipip down || die "device down"
