@@ -31,7 +31,7 @@ use crate::notify::Notify;
 use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
-use crate::start;
+use crate::start::{self, Place};
 
 /// Events of the store that may wait while a pass runs.
 const QUEUE: usize = 1024;
@@ -89,7 +89,9 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     let started = {
-        let starting = start::start(&*store, &mut kernel, &options.uplink, &options.subnet_file, &mut notify);
+        let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
+        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file };
+        let starting = start::start(place, &mut notify);
         let mut starting = pin!(starting);
         loop {
             tokio::select! {

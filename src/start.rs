@@ -41,6 +41,18 @@ pub struct Started {
     pub flannel_was_here: bool,
 }
 
+/// Where a node starts.
+pub struct Place<'a, K> {
+    /// Where leases are.
+    pub store: &'a dyn Source,
+    /// Links, addresses and routes.
+    pub kernel: &'a mut K,
+    /// How the external interface is chosen.
+    pub choice: &'a UplinkChoice,
+    /// subnet.env, perhaps of an earlier run or of flannel.
+    pub subnet_file: &'a Path,
+}
+
 /// Says what is waited for: in the log, and to systemd.
 pub struct Waiting<'a> {
     patience: Patience,
@@ -59,20 +71,14 @@ impl Waiting<'_> {
 }
 
 /// Waits for everything that a node needs, and takes a lease. Ends only when there is one; the caller races it with shutdown.
-pub async fn start(
-    store: &dyn Source,
-    kernel: &mut impl Kernel,
-    choice: &UplinkChoice,
-    subnet_file: &Path,
-    notify: &mut Notify,
-) -> Started {
+pub async fn start<K: Kernel>(mut place: Place<'_, K>, notify: &mut Notify) -> Started {
     let mut waiting = Waiting { patience: Patience::default(), notify };
     loop {
-        let (config, network, backend) = config(store, &mut waiting).await;
-        let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+        let (config, network, backend) = config(place.store, &mut waiting).await;
+        let found = std::fs::read_to_string(place.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
         let flannel_was_here = found.as_ref().is_some_and(|env| env.networks == network.networks);
         let previous = found.filter(|_| flannel_was_here).map(|env| env.subnets);
-        match lease(store, kernel, choice, &network, &*backend, previous).await {
+        match lease(&mut place, &network, &*backend, previous).await {
             Ok((host, own)) => return Started { network, config, backend, host, own, flannel_was_here },
             Err(text) => waiting.on(text).await,
         }
@@ -102,18 +108,16 @@ pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), String> {
     Ok((network, backend))
 }
 
-async fn lease(
-    store: &dyn Source,
-    kernel: &mut impl Kernel,
-    choice: &UplinkChoice,
+async fn lease<K: Kernel>(
+    place: &mut Place<'_, K>,
     network: &Network,
     backend: &dyn Backend,
     previous: Option<Subnets>,
 ) -> Result<(Host, Lease), String> {
-    let machine = kernel.machine().map_err(|error| format!("read links and routes: {error}"))?;
-    let picked = pick(choice, &machine, network)?;
+    let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
+    let picked = pick(place.choice, &machine, network)?;
     let who = Attrs { public_ip: picked.public_v4, public_ipv6: picked.public_v6, ..Attrs::default() };
-    let mine = store.own(&who).await.map_err(|error| format!("own lease: {}", chain(&error)))?;
+    let mine = place.store.own(&who).await.map_err(|error| format!("own lease: {}", chain(&error)))?;
     let mut host = host(&picked, &machine, (Mac([0; 6]), Mac([0; 6])));
     let existing = device_macs(backend, &host, &machine, network);
     let stored = mine.as_ref().map(|lease| macs(&lease.attrs)).unwrap_or_default();
@@ -121,7 +125,7 @@ async fn lease(
     host.vtep_mac_v6 = stored.1.or(existing.1).unwrap_or_else(random_mac);
     let attrs = backend.advertise(&host).map_err(|skip| skip.0)?;
     let claim = Claim { network: network.clone(), attrs, previous };
-    let own = store.acquire(&claim).await.map_err(|error| format!("lease: {}", chain(&error)))?;
+    let own = place.store.acquire(&claim).await.map_err(|error| format!("lease: {}", chain(&error)))?;
     Ok((host, own))
 }
 
