@@ -49,7 +49,7 @@ alone: ## each crate and each feature alone
 
 static: ## the static binary that is released
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
-	@! ldd $(STATIC) >/dev/null 2>&1 || { echo "$(STATIC) is not static" >&2; exit 1; }
+	@ldd $(STATIC) 2>&1 | grep -qE 'statically linked|not a dynamic' || { echo "$(STATIC) is not static" >&2; exit 1; }
 	@ls -l $(STATIC)
 
 aarch64: ## does it compile for aarch64?
