@@ -64,7 +64,7 @@ test-lab:
 	@$(STEP) 300 "weft lab" $(STATIC) lab
 
 test-all:
-	@LAST_STEP=1 $(STEP) 1100 "unit, golden, laws, kernel, mesh, VM" \
+	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh, VM" \
 	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
 
 clean-lab: ## forget labs whose process is gone (namespaces end with it)
