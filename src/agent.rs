@@ -24,7 +24,7 @@ use crate::files::FileWatch;
 use crate::health::{self, Readiness};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
 use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
-use crate::kernel::{Kernel, Monitor};
+use crate::kernel::{Kernel, Monitor, Notice};
 use crate::metrics::Metrics;
 use crate::node::{Node, Verdict, World};
 use crate::notify::Notify;
@@ -37,6 +37,9 @@ use crate::start::{self, Place};
 const QUEUE: usize = 1024;
 /// The longest sleep of the loop: clocks of status and watchdog are read at least so often.
 const LONGEST: Duration = Duration::from_secs(3600);
+
+/// So long subnet.env is not watched after its watch failed.
+const BLIND: Duration = Duration::from_secs(60);
 
 /// Opens the store that the options name.
 pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
@@ -125,6 +128,7 @@ async fn turn<K: Kernel, M: Monitor>(
     mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<ExitCode> {
     let mut file = FileWatch::new(node.subnet_file()).context("watch subnet.env")?;
+    let mut blind_until: Option<Instant> = None;
     node.full(Cause::Start).await;
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
@@ -138,7 +142,7 @@ async fn turn<K: Kernel, M: Monitor>(
                 Err(error) => {
                     tracing::error!(%error, "read the netlink monitor");
                     tokio::time::sleep(Duration::from_millis(100)).await;
-                    node.full(Cause::Kernel).await;
+                    node.noticed(vec![Notice::Lost]).await;
                 }
             },
             Some(event) = inputs.received.recv() => {
@@ -152,11 +156,11 @@ async fn turn<K: Kernel, M: Monitor>(
                 return Ok(ExitCode::FAILURE);
             },
             Some(request) = inputs.asked.recv() => node.answer(request),
-            changed = file.changed() => match changed {
+            changed = file.changed(), if blind_until.is_none_or(|until| until <= Instant::now()) => match changed {
                 Ok(()) => node.publish_env(),
                 Err(error) => {
-                    tracing::warn!(%error, "watch subnet.env");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    tracing::warn!(%error, "watch subnet.env: the audit looks at it meanwhile");
+                    blind_until = Some(Instant::now() + BLIND);
                 }
             },
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One node: what it knows (plan, held removals, own lease) and how each kind of news leads to a pass.
 
-use std::collections::{HashMap, HashSet};
+mod host;
+mod lease;
+mod peers;
+
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,9 +14,9 @@ use std::time::{Duration, Instant};
 use weft_backends::index::Changed;
 use weft_backends::state::{Key, Seen};
 use weft_subnet::attrs::Attrs;
+use weft_subnet::env::SubnetEnv;
 use weft_subnet::hold::Hold;
-use weft_subnet::lease::{Id, Lease, Record};
-use weft_subnet::source::{Claim, Event, Source};
+use weft_subnet::source::{Event, Source};
 
 use crate::admin;
 use crate::files;
@@ -20,13 +24,13 @@ use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
 use crate::metrics::Metrics;
 use crate::notify::Notify;
-use crate::options::{OnLostLease, Options};
-use crate::own::{Answer, Keeper};
+use crate::options::Options;
+use crate::own::Keeper;
 use crate::pass::{Cause, Passer, Report};
 use crate::plan::Plan;
 use crate::report;
 use crate::say::Patience;
-use crate::start::{self, Started};
+use crate::start::Started;
 use crate::status::Pass;
 use crate::sysctls;
 
@@ -34,6 +38,11 @@ use crate::sysctls;
 const AUDIT_SHARE: u32 = 400;
 /// More entries than this in one look are a reason to look at everything.
 const MANY: usize = 256;
+/// After a look at everything the next one for news of the kernel waits this many times as long as it took: a daemon that
+/// rewrites links or routes all the time gets a fifth of a core at most.
+const REST: u32 = 4;
+/// A dump that failed is tried again after this time.
+const DUMP_AGAIN: Duration = Duration::from_secs(1);
 
 /// What a node touches besides its kernel.
 pub struct World {
@@ -65,6 +74,10 @@ pub struct Node<K> {
     pub(crate) plan: Plan,
     pub(crate) hold: Hold,
     keeper: Keeper,
+    /// What the open call for our lease asks the store to hold.
+    asked: Option<Attrs>,
+    /// Our lease changed while a call for it was open: look again at its answer.
+    look_again: bool,
     config: String,
     /// A change of net-conf that only a restart applies.
     pub(crate) restart_wanted: Option<String>,
@@ -82,6 +95,8 @@ pub struct Node<K> {
     pub(crate) last_error: Option<String>,
     pub(crate) audit_interval: Duration,
     next_audit: Instant,
+    /// News of the kernel that ask for a look at everything wait until then.
+    quiet_until: Instant,
     next_ping: Option<Instant>,
     trouble_said: Patience,
 }
@@ -102,6 +117,8 @@ impl<K: Kernel> Node<K> {
             world,
             passer,
             keeper,
+            asked: None,
+            look_again: false,
             config,
             restart_wanted: None,
             lost: None,
@@ -116,6 +133,7 @@ impl<K: Kernel> Node<K> {
             last_pass: None,
             last_error: None,
             next_audit: now,
+            quiet_until: now,
             trouble_said: Patience::default(),
         }
     }
@@ -159,24 +177,32 @@ impl<K: Kernel> Node<K> {
 
     /// Looks at the host and at everything we want in the kernel, and writes the difference; then subnet.env.
     pub async fn full(&mut self, cause: Cause) {
+        let started = Instant::now();
         self.look_at_host();
         // Before the first snapshot nothing says which peers are stale: own devices only.
         self.passer.keep_all(!self.snapshot_applied);
         match self.passer.full(&self.plan, cause).await {
             Ok(report) => {
                 self.kernel_problem = None;
-                self.audit_interval = self.world.options.resync.max(report.took * AUDIT_SHARE);
+                // What a pass writes is no cost of an audit.
+                if report.writes() == 0 {
+                    self.audit_interval = self.world.options.resync.max(report.took * AUDIT_SHARE);
+                }
                 self.passed(report);
+                self.next_audit = Instant::now() + self.audit_interval;
             }
             Err(error) => {
                 let text = format!("read the kernel's tables: {error}");
                 tracing::error!("{text}");
                 (self.last_error, self.kernel_problem) = (Some(text.clone()), Some(text));
+                self.next_audit = Instant::now() + DUMP_AGAIN;
             }
         }
-        self.next_audit = Instant::now() + self.audit_interval;
-        self.sysctl_problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
+        let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
+        problems.iter().filter(|text| !self.sysctl_problems.contains(text)).for_each(|text| tracing::warn!("{text}"));
+        self.sysctl_problems = problems;
         self.publish_env();
+        self.rest(started);
     }
 
     /// The kernel announced changes.
@@ -197,11 +223,18 @@ impl<K: Kernel> Node<K> {
             (Some(_), None) | (None, Some(_)) => true,
             (None, None) => false,
         });
-        if all || entries.len() > MANY {
+        let all = all || entries.len() > MANY;
+        let now = Instant::now();
+        if (all || routes) && now < self.quiet_until {
+            self.next_audit = self.next_audit.min(self.quiet_until);
+        } else if all {
             return self.full(Cause::Kernel).await;
-        }
-        if routes && self.look_at_host() {
-            return self.full(Cause::Kernel).await;
+        } else if routes {
+            let changed = self.look_at_host();
+            self.rest(now);
+            if changed {
+                return self.full(Cause::Kernel).await;
+            }
         }
         if entries.is_empty() {
             return;
@@ -248,31 +281,6 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// A call to the store for our lease was answered.
-    pub async fn answered(&mut self, answer: Answer) -> Verdict {
-        match answer {
-            Answer::Held(lease) => {
-                let moved = lease.subnets != self.plan.own().subnets;
-                let same = !moved && lease.attrs == self.plan.own().attrs && lease.id == self.plan.own().id;
-                tracing::info!(subnet = %lease.subnets, moved, "own lease held");
-                self.lost = None;
-                self.keeper.keep(lease.clone());
-                if !same {
-                    self.rebase(lease);
-                    self.full(Cause::Start).await;
-                }
-            }
-            Answer::Taken(text) => return self.lost(text),
-            Answer::Trouble(text) => {
-                if self.trouble_said.due(&text, Instant::now()) {
-                    tracing::warn!("own lease: {text}");
-                }
-                self.store_trouble = Some(text);
-            }
-        }
-        Verdict::Stay
-    }
-
     /// `weft status`.
     pub fn answer(&self, request: admin::Request) {
         let admin::Request::Status(reply) = request;
@@ -286,6 +294,11 @@ impl<K: Kernel> Node<K> {
             return;
         }
         let file = &self.world.options.subnet_file;
+        // The MTU is known only with the peers (their backends count): until then what an earlier run wrote stays.
+        let granted = |text: String| SubnetEnv::parse(&text).is_some_and(|env| env.subnets == self.plan.own().subnets);
+        if !self.snapshot_applied && std::fs::read_to_string(file).is_ok_and(granted) {
+            return;
+        }
         match files::write(file, self.plan.env().render().as_bytes()) {
             Ok(true) => {
                 tracing::info!(file = %file.display(), mtu = self.plan.mtu(), "subnet.env written");
@@ -309,6 +322,11 @@ impl<K: Kernel> Node<K> {
     pub fn stopping(&mut self) {
         self.world.notify.stopping();
         tracing::info!("weft ends; routes and devices stay as they are");
+    }
+
+    fn rest(&mut self, since: Instant) {
+        let now = Instant::now();
+        self.quiet_until = now + (now - since) * REST;
     }
 
     async fn write(&mut self, changed: Vec<Changed>) {
@@ -343,217 +361,7 @@ impl<K: Kernel> Node<K> {
             self.last_pass = Some(report::pass(&report));
         }
     }
-
-    fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
-        if reset {
-            tracing::warn!("this is another store than before (wiped, restored or another cluster)");
-        }
-        let own = self.plan.own().id.clone();
-        let there: HashSet<Id> = records.iter().map(|record| record.id.clone()).collect();
-        let gone: Vec<Id> = self.plan.peers().ids().filter(|id| !there.contains(*id)).cloned().collect();
-        let first = !self.snapshot_applied;
-        self.snapshot_applied = true;
-        let alone = !there.iter().any(|id| *id != own);
-        if first && alone && !self.world.options.hold_removals.is_zero() {
-            self.passer.keep_stale_until = Some(Instant::now() + self.world.options.hold_removals);
-        } else if !alone {
-            self.passer.keep_stale_until = None;
-        }
-        if !there.contains(&own) {
-            self.own_gone();
-        }
-        let mut changed = self.remove(gone);
-        for record in records {
-            changed.extend(self.put(record));
-        }
-        changed
-    }
-
-    fn changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
-        let mut gone: HashSet<Id> = HashSet::new();
-        let mut changed = Vec::new();
-        for change in changes {
-            match change {
-                Ok(record) => {
-                    gone.remove(&record.id);
-                    changed.extend(self.put(record));
-                }
-                Err(id) if id == self.plan.own().id => self.own_gone(),
-                Err(id) => {
-                    gone.insert(id);
-                }
-            }
-        }
-        changed.extend(self.remove(gone.into_iter().collect()));
-        changed
-    }
-
-    fn put(&mut self, record: Record) -> Vec<Changed> {
-        if record.id == self.plan.own().id {
-            self.own_put(&record);
-            return Vec::new();
-        }
-        if self.hold.back(&record.id) {
-            tracing::info!(lease = %record.id, "held lease is back");
-        }
-        self.plan.put(record)
-    }
-
-    fn remove(&mut self, ids: Vec<Id>) -> Vec<Changed> {
-        if ids.is_empty() {
-            return Vec::new();
-        }
-        let asked = ids.len();
-        let now = self.hold.remove(ids, self.plan.peers().len(), Instant::now());
-        if now.len() < asked {
-            let grace_s = self.world.options.hold_removals.as_secs();
-            tracing::warn!(
-                held = asked - now.len(),
-                grace_s,
-                "many leases vanished at once: their peers are kept for now"
-            );
-        }
-        now.iter().flat_map(|id| self.plan.remove(id)).collect()
-    }
-
-    /// Our own record is not in the store any more: written back at once.
-    fn own_gone(&mut self) {
-        if self.lost.is_none() && !self.keeper.busy() {
-            tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
-            let own = self.plan.own().clone();
-            let attrs = own.attrs.clone();
-            self.keeper.retake(own, attrs);
-        }
-    }
-
-    /// Someone put our own record: ourselves, an operator, or another node that owns it now.
-    fn own_put(&mut self, record: &Record) {
-        let own = self.plan.own();
-        let ours = |attrs: &Attrs| match own.attrs.public_ip {
-            Some(ip) => attrs.public_ip == Some(ip),
-            None => attrs.public_ipv6 == own.attrs.public_ipv6,
-        };
-        match &record.lease {
-            Ok(lease) if lease.attrs == own.attrs => self.lost = None,
-            Ok(lease) if ours(&lease.attrs) && start::macs(&lease.attrs) != start::macs(&own.attrs) => {
-                tracing::warn!("the VTEP MAC in our own lease was changed: the device follows it");
-                self.rebase(lease.clone());
-                self.next_audit = Instant::now();
-            }
-            // Another owner, an unreadable value, or other parameters: the store decides by compare-and-swap.
-            _ if !self.keeper.busy() && self.lost.is_none() => {
-                let own = own.clone();
-                let attrs = own.attrs.clone();
-                self.keeper.retake(own, attrs);
-            }
-            _ => {}
-        }
-    }
-
-    fn lost(&mut self, text: String) -> Verdict {
-        let action = self.world.options.on_lost_lease;
-        tracing::error!(?action, "own lease lost: {text}");
-        self.last_error = Some(text.clone());
-        self.lost = Some(text);
-        match action {
-            OnLostLease::Exit => return Verdict::Exit,
-            OnLostLease::Reacquire => {
-                let network = self.plan.network().clone();
-                let attrs = self.plan.own().attrs.clone();
-                self.keeper.acquire(Claim { network, attrs, previous: None });
-            }
-            OnLostLease::Hold => {}
-        }
-        Verdict::Stay
-    }
-
-    /// The lease says something else than the plan was made with: plan again.
-    fn rebase(&mut self, own: Lease) {
-        let mut host = self.plan.host().clone();
-        let (v4, v6) = start::macs(&own.attrs);
-        host.vtep_mac_v4 = v4.unwrap_or(host.vtep_mac_v4);
-        host.vtep_mac_v6 = v6.unwrap_or(host.vtep_mac_v6);
-        // The text was parsed before: it cannot fail now.
-        if let Ok((network, backend)) = start::parse(&self.config) {
-            self.plan.rebase(network, backend, host, own);
-        }
-    }
-
-    fn configured(&mut self, text: &str) -> bool {
-        if text == self.config {
-            return false;
-        }
-        let (network, backend) = match start::parse(text) {
-            Ok(parsed) => parsed,
-            Err(reason) => {
-                tracing::error!("the new {reason}; the old one stays in force");
-                self.restart_wanted = Some(format!("the new {reason}"));
-                return false;
-            }
-        };
-        let now = self.plan.network();
-        if network.networks != now.networks || network.backend_type != now.backend_type {
-            let text = "net-conf: Network, the families and Backend.Type are applied by a restart of the agent";
-            tracing::warn!("{text}");
-            self.restart_wanted = Some(text.to_owned());
-            return false;
-        }
-        tracing::info!("net-conf changed: applied");
-        (self.restart_wanted, self.config) = (None, text.to_owned());
-        let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
-        self.plan.rebase(network, backend, host, own);
-        self.republish();
-        true
-    }
-
-    /// Reads links, addresses and foreign routes; plans again and publishes when they matter. True when they did.
-    fn look_at_host(&mut self) -> bool {
-        let machine = match self.passer.kernel().machine() {
-            Ok(machine) => machine,
-            Err(error) => {
-                tracing::error!("{}", start::unreadable(&error));
-                return false;
-            }
-        };
-        let choice = report::sticky(&self.world.options.uplink, &machine, self.plan.host());
-        let picked = match start::pick(&choice, &machine, self.plan.network()) {
-            Ok(picked) => picked,
-            Err(problem) => {
-                if self.host_problem.as_ref() != Some(&problem) {
-                    tracing::warn!("uplink: {problem}");
-                }
-                self.host_problem = Some(problem);
-                return false;
-            }
-        };
-        self.host_problem = None;
-        let now = self.plan.host();
-        let host = start::host(&picked, &machine, (now.vtep_mac_v4, now.vtep_mac_v6));
-        if host == *now {
-            return false;
-        }
-        if host.uplink != now.uplink || host.public_v4 != now.public_v4 || host.public_v6 != now.public_v6 {
-            tracing::info!(uplink = ?host.uplink, "the uplink changed");
-        }
-        let own = self.plan.own().clone();
-        if let Ok((network, backend)) = start::parse(&self.config) {
-            self.plan.rebase(network, backend, host, own);
-        }
-        self.republish();
-        true
-    }
-
-    /// What we publish follows the host: the lease is rewritten when it says something else.
-    fn republish(&mut self) {
-        match self.plan.advertise(self.plan.host()) {
-            Ok(attrs) if attrs != self.plan.own().attrs && self.lost.is_none() => {
-                self.keeper.retake(self.plan.own().clone(), attrs);
-            }
-            Ok(_) => {}
-            Err(skip) => {
-                tracing::error!("{skip}");
-                self.host_problem = Some(skip.0);
-            }
-        }
-    }
 }
+
+#[cfg(test)]
+mod tests;

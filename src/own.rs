@@ -32,13 +32,15 @@ pub struct Keeper {
     answers: mpsc::UnboundedSender<Answer>,
     keeping: Option<JoinHandle<()>>,
     taking: Option<JoinHandle<()>>,
+    /// The answer of `taking` was not handed in yet: from the store's view anything may be true.
+    open: bool,
 }
 
 impl Keeper {
     /// Renewals are reported to `events`; the receiver gets the answers of the other calls.
     pub fn new(store: Rc<dyn Source>, events: mpsc::Sender<Event>) -> (Keeper, mpsc::UnboundedReceiver<Answer>) {
         let (answers, receiver) = mpsc::unbounded_channel();
-        (Keeper { store, events, answers, keeping: None, taking: None }, receiver)
+        (Keeper { store, events, answers, keeping: None, taking: None, open: false }, receiver)
     }
 
     /// Keeps this lease alive from now on.
@@ -64,12 +66,19 @@ impl Keeper {
         self.take(async move |answers| until_answered(answers, async || store.acquire(&claim).await).await);
     }
 
-    /// True while a call runs whose answer is still to come.
+    /// True until the answer of the last call was handed to [`Keeper::settled`]. A finished task is not enough: while its answer
+    /// waits in the queue, what we believe of our own lease is older than the store.
     pub fn busy(&self) -> bool {
-        self.taking.as_ref().is_some_and(|task| !task.is_finished())
+        self.open
+    }
+
+    /// The last answer of the call was read.
+    pub fn settled(&mut self) {
+        self.open = false;
     }
 
     fn take(&mut self, call: impl AsyncFnOnce(&mpsc::UnboundedSender<Answer>) + 'static) {
+        self.open = true;
         let answers = self.answers.clone();
         let task = tokio::task::spawn_local(async move { call(&answers).await });
         if let Some(before) = self.taking.replace(task) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pass: observe, diff, apply, report. The only caller of [`Kernel::apply`]; what failed is pending and tried again with back-off.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,8 @@ use crate::plan::Plan;
 const SLICE: usize = 2048;
 /// A pass that re-creates links runs again, at most so often.
 const ROUNDS: usize = 3;
+/// Failures of one pass that are logged one by one; status and metrics have the rest.
+const FAILURES_SAID: usize = 10;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
@@ -149,7 +151,11 @@ impl<K: Kernel> Passer<K> {
             let ops = diff::diff(&desired, &observed, |key, seen| ownership.ours(key, seen, on_link));
             let ops = self.without_kept(ops, started);
             let again = ops.iter().any(|op| matches!(op, Op::Recreate(..)));
-            self.pending.retain(|key, _| desired.contains_key(key) || observed.contains_key(key));
+            if !self.pending.is_empty() {
+                // What needs no write any more, whoever mended it, is no longer pending.
+                let needed: HashSet<Key> = ops.iter().map(op_key).collect();
+                self.pending.retain(|key, _| needed.contains(key));
+            }
             self.write_in_stages(ops, &desired, &mut report).await;
             if !again {
                 break;
@@ -322,7 +328,8 @@ impl<K: Kernel> Passer<K> {
             Outcome::Fatal(reason) => (false, reason),
         };
         let tries = self.pending.get(&key).map_or(0, |pending| pending.tries + 1);
-        if tries == 0 {
+        // A device that vanished fails every peer's entries: a few lines say it as well as 50,000.
+        if tries == 0 && report.failed() <= FAILURES_SAID {
             tracing::warn!(%op, retry, reason, "kernel refused");
         }
         report.error = Some(reason.clone());

@@ -16,6 +16,9 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
+/// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
+const MOST_DEVICES: usize = 18;
+
 /// The desired state of one node.
 pub struct Plan {
     network: Network,
@@ -227,10 +230,19 @@ impl Plan {
         };
         let mut state = State::new();
         let mut reasons: Vec<String> = Vec::new();
+        let brings = |state: &State| {
+            let new = |key: &&Key| matches!(key, Key::Link(name) if !self.devices.contains(name));
+            state.keys().filter(new).count()
+        };
         match backend {
             Ok(backend) => {
                 let planned = backend.plan(&self.host, &self.own, lease);
                 state = planned.state;
+                let new = brings(&state);
+                if new > 0 && self.devices.len() + new > MOST_DEVICES {
+                    state.clear();
+                    reasons.push(format!("needs a device of its own, and there are {} already", self.devices.len()));
+                }
                 reasons.extend(planned.skipped.into_iter().map(|skip| skip.0));
             }
             Err(bad) => reasons.push(bad.0.clone()),

@@ -87,7 +87,7 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     let count = |state, count| node.world.metrics.peers(state, count);
     count(PeerState::Pending, pending.len());
     count(PeerState::Failed, failed.len());
-    let held = node.hold.held().count();
+    let held = node.hold.len();
     count(PeerState::Held, held);
     let aside = node.plan.set_aside_count();
     count(PeerState::SetAside, aside);
@@ -154,7 +154,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
         last_pass: node.last_pass.clone(),
         last_error: node.last_error.clone(),
         audit_interval_s: node.audit_interval.as_secs_f64(),
-        held: node.hold.held().count(),
+        held: node.hold.len(),
     }
 }
 

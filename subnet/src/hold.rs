@@ -86,6 +86,16 @@ impl Hold {
         self.queue.first().map(|(at, _)| *at)
     }
 
+    /// How many are held.
+    pub fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    /// True when none is held.
+    pub fn is_empty(&self) -> bool {
+        self.due.is_empty()
+    }
+
     /// What is held: for status and log.
     pub fn held(&self) -> impl Iterator<Item = &Id> {
         self.due.keys()

@@ -237,7 +237,7 @@ impl Peers {
         if !matches!(verdict, Verdict::Believed | Verdict::Beaten(_)) {
             return;
         }
-        let (subnets, believed) = (lease.subnets, entry.is_believed());
+        let (subnets, believed) = (judge::enabled(&self.us, &lease.subnets), entry.is_believed());
         self.claims.remove(&subnets, slot);
         if believed {
             self.believed -= 1;
@@ -257,7 +257,7 @@ impl Peers {
         } else if let Some(reason) = judge::impossible(&self.us, lease) {
             Verdict::Impossible(reason.into())
         } else {
-            self.claims.insert(&lease.subnets, slot);
+            self.claims.insert(&judge::enabled(&self.us, &lease.subnets), slot);
             dirty.insert((lease.age.clone(), lease.id.clone(), slot));
             Verdict::Beaten(None)
         };
@@ -268,7 +268,7 @@ impl Peers {
     fn settle(&mut self, mut dirty: Dirty, before: &mut Before) {
         while let Some((age, id, slot)) = dirty.pop_first() {
             let Entry::Read(lease, old) = &self.entries[slot as usize] else { continue };
-            let (subnets, was) = (lease.subnets, *old == Verdict::Believed);
+            let (subnets, was) = (judge::enabled(&self.us, &lease.subnets), *old == Verdict::Believed);
             let verdict = match self.blocker(&subnets, (&age, &id)) {
                 None => Verdict::Believed,
                 Some((other, lease)) => {

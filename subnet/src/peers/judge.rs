@@ -14,22 +14,29 @@ pub(super) fn impossible(us: &Us, lease: &Lease) -> Option<String> {
     if lease.subnets == Subnets::default() {
         return Some("grants no subnet".to_owned());
     }
-    lease
-        .subnets
+    let concerns = enabled(us, &lease.subnets);
+    if concerns == Subnets::default() {
+        return Some(format!("subnet {} is of a family that net-conf does not enable", lease.subnets));
+    }
+    concerns
         .iter()
         .find_map(|net| misplaced(us, net))
         .or_else(|| {
             let own = &us.own;
-            own.overlaps(&lease.subnets).then(|| format!("subnet {} overlaps our own {own}", lease.subnets))
+            own.overlaps(&concerns).then(|| format!("subnet {} overlaps our own {own}", lease.subnets))
         })
         .or_else(|| unreachable(us, lease))
 }
 
+/// The families that net-conf enables: a dual-stack lease concerns an IPv4-only node by its IPv4 half alone, as in flannel.
+pub(super) fn enabled(us: &Us, subnets: &Subnets) -> Subnets {
+    Subnets { v4: subnets.v4.filter(|_| us.networks.v4.is_some()), v6: subnets.v6.filter(|_| us.networks.v6.is_some()) }
+}
+
 fn misplaced(us: &Us, net: IpNet) -> Option<String> {
     match us.networks.of(family(&net)) {
-        Some(network) if network.contains(&net) => None,
-        Some(network) => Some(format!("subnet {net} is outside our Network {network}")),
-        None => Some(format!("subnet {net} is of a family that net-conf does not enable")),
+        Some(network) if !network.contains(&net) => Some(format!("subnet {net} is outside our Network {network}")),
+        _ => None,
     }
 }
 

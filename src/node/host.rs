@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the plan is made with besides leases: net-conf and the facts of the machine. A change of either plans everything again.
+
+use super::Node;
+use crate::kernel::Kernel;
+use crate::{report, start};
+
+impl<K: Kernel> Node<K> {
+    /// Applies another net-conf. True when everything must be looked at.
+    pub(super) fn configured(&mut self, text: &str) -> bool {
+        if text == self.config {
+            self.restart_wanted = None;
+            return false;
+        }
+        let (network, backend) = match start::parse(text) {
+            Ok(parsed) => parsed,
+            Err(reason) => {
+                tracing::error!("the new {reason}; the old one stays in force");
+                self.restart_wanted = Some(format!("the new {reason}"));
+                return false;
+            }
+        };
+        let now = self.plan.network();
+        if network.networks != now.networks || network.backend_type != now.backend_type {
+            let text = "net-conf: Network, the families and Backend.Type are applied by a restart of the agent";
+            tracing::warn!("{text}");
+            self.restart_wanted = Some(text.to_owned());
+            return false;
+        }
+        tracing::info!("net-conf changed: applied");
+        (self.restart_wanted, self.config) = (None, text.to_owned());
+        let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
+        self.plan.rebase(network, backend, host, own);
+        self.republish();
+        true
+    }
+
+    /// Reads links, addresses and foreign routes; plans again and publishes when they matter. True when they did.
+    pub(super) fn look_at_host(&mut self) -> bool {
+        let machine = match self.passer.kernel().machine() {
+            Ok(machine) => machine,
+            Err(error) => {
+                tracing::error!("{}", start::unreadable(&error));
+                return false;
+            }
+        };
+        let choice = report::sticky(&self.world.options.uplink, &machine, self.plan.host());
+        let picked = match start::pick(&choice, &machine, self.plan.network()) {
+            Ok(picked) => picked,
+            Err(problem) => {
+                if self.host_problem.as_ref() != Some(&problem) {
+                    tracing::warn!("uplink: {problem}");
+                }
+                self.host_problem = Some(problem);
+                return false;
+            }
+        };
+        self.host_problem = None;
+        let now = self.plan.host();
+        let host = start::host(&picked, &machine, (now.vtep_mac_v4, now.vtep_mac_v6));
+        if host == *now {
+            return false;
+        }
+        if host.uplink != now.uplink || host.public_v4 != now.public_v4 || host.public_v6 != now.public_v6 {
+            tracing::info!(uplink = ?host.uplink, "the uplink changed");
+        }
+        let own = self.plan.own().clone();
+        if let Ok((network, backend)) = start::parse(&self.config) {
+            self.plan.rebase(network, backend, host, own);
+        }
+        self.republish();
+        true
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Our own lease, as the store tells of it. One call for it is open at most; what happens meanwhile is looked at when it is
+//! answered, so that neither a deletion nor a change of our address falls between a question and its answer.
+
+use std::time::Instant;
+
+use weft_subnet::attrs::Attrs;
+use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::source::Claim;
+
+use super::{Node, Verdict};
+use crate::kernel::Kernel;
+use crate::options::OnLostLease;
+use crate::own::Answer;
+use crate::pass::Cause;
+use crate::start;
+
+impl<K: Kernel> Node<K> {
+    /// A call to the store for our lease was answered.
+    pub async fn answered(&mut self, answer: Answer) -> Verdict {
+        match answer {
+            Answer::Held(lease) => {
+                self.keeper.settled();
+                self.held(lease).await;
+            }
+            Answer::Taken(text) => {
+                self.keeper.settled();
+                // Whoever had it may have left after the store looked.
+                if std::mem::take(&mut self.look_again) {
+                    self.retake();
+                } else {
+                    return self.lost(text);
+                }
+            }
+            Answer::Trouble(text) => {
+                if self.trouble_said.due(&text, Instant::now()) {
+                    tracing::warn!("own lease: {text}");
+                }
+                self.store_trouble = Some(text);
+            }
+        }
+        Verdict::Stay
+    }
+
+    async fn held(&mut self, lease: Lease) {
+        let own = self.plan.own();
+        let moved = lease.subnets != own.subnets;
+        let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
+        tracing::info!(subnet = %lease.subnets, moved, "own lease held");
+        self.lost = None;
+        self.keeper.keep(lease.clone());
+        if !same {
+            self.rebase(lease);
+            self.full(Cause::Start).await;
+        }
+        let stale =
+            std::mem::take(&mut self.look_again) || self.asked.take().is_some_and(|asked| asked != self.wanted());
+        if stale && !self.keeper.busy() {
+            self.retake();
+        }
+    }
+
+    /// Our own record is not in the store any more: written back at once, also where another node had it meanwhile.
+    pub(super) fn own_gone(&mut self, id: &Id) {
+        self.plan.remove(id);
+        if !self.keeper.busy() {
+            tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
+        }
+        self.retake();
+    }
+
+    /// Someone put our own record: ourselves, an operator, or another node that owns it now.
+    pub(super) fn own_put(&mut self, record: &Record) {
+        let own = self.plan.own();
+        let ours = |attrs: &Attrs| match own.attrs.public_ip {
+            Some(ip) => attrs.public_ip == Some(ip),
+            None => attrs.public_ipv6 == own.attrs.public_ipv6,
+        };
+        let Ok(lease) = &record.lease else { return self.retake() };
+        if self.keeper.busy() {
+            // The echo of our own write says nothing new.
+            self.look_again |= self.asked.as_ref() != Some(&lease.attrs);
+            return;
+        }
+        if lease.attrs == own.attrs {
+            self.lost = None;
+            return;
+        }
+        let (now, new) = (start::macs(&own.attrs), start::macs(&lease.attrs));
+        let readable = new.0.is_some() == now.0.is_some() && new.1.is_some() == now.1.is_some();
+        if ours(&lease.attrs) && readable && new != now {
+            tracing::warn!("the VTEP MAC in our own lease was changed: the device follows it");
+            self.rebase(lease.clone());
+            self.next_audit = Instant::now();
+            // Whatever else was changed is ours to say.
+            self.republish();
+        } else if self.lost.is_none() || ours(&lease.attrs) {
+            // Another owner, or other parameters: the store decides by compare-and-swap.
+            self.retake();
+        }
+    }
+
+    fn lost(&mut self, text: String) -> Verdict {
+        let action = self.world.options.on_lost_lease;
+        tracing::error!(?action, "own lease lost: {text}");
+        self.last_error = Some(text.clone());
+        self.lost = Some(text);
+        match action {
+            OnLostLease::Exit => return Verdict::Exit,
+            OnLostLease::Reacquire => {
+                let (network, attrs) = (self.plan.network().clone(), self.wanted());
+                self.asked = Some(attrs.clone());
+                self.keeper.acquire(Claim { network, attrs, previous: None });
+            }
+            OnLostLease::Hold => {}
+        }
+        Verdict::Stay
+    }
+
+    /// What we publish follows the host: the lease is rewritten when it says something else.
+    pub(super) fn republish(&mut self) {
+        match self.plan.advertise(self.plan.host()) {
+            Ok(attrs) if attrs != self.plan.own().attrs && self.lost.is_none() => self.retake(),
+            // The answer of an open call is compared with what we want by then.
+            Ok(_) => {}
+            Err(skip) => {
+                tracing::error!("{skip}");
+                self.host_problem = Some(skip.0);
+            }
+        }
+    }
+
+    /// What our lease should say; while the host cannot tell, what it says.
+    fn wanted(&self) -> Attrs {
+        self.plan.advertise(self.plan.host()).unwrap_or_else(|_| self.plan.own().attrs.clone())
+    }
+
+    fn retake(&mut self) {
+        if self.keeper.busy() {
+            self.look_again = true;
+            return;
+        }
+        let attrs = self.wanted();
+        self.asked = Some(attrs.clone());
+        self.keeper.retake(self.plan.own().clone(), attrs);
+    }
+
+    /// The lease says something else than the plan was made with: plan again.
+    fn rebase(&mut self, own: Lease) {
+        let mut host = self.plan.host().clone();
+        let (v4, v6) = start::macs(&own.attrs);
+        host.vtep_mac_v4 = v4.unwrap_or(host.vtep_mac_v4);
+        host.vtep_mac_v6 = v6.unwrap_or(host.vtep_mac_v6);
+        // The text was parsed before: it cannot fail now.
+        if let Ok((network, backend)) = start::parse(&self.config) {
+            self.plan.rebase(network, backend, host, own);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The leases of the others, as the store tells of them: into the plan at once, out of it unless so many vanish that it is
+//! suspicious.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use weft_backends::index::Changed;
+use weft_subnet::lease::{Id, Record};
+
+use super::Node;
+use crate::kernel::Kernel;
+
+impl<K: Kernel> Node<K> {
+    pub(super) fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
+        if reset {
+            tracing::warn!("this is another store than before (wiped, restored or another cluster)");
+        }
+        let own = self.plan.own().id.clone();
+        let there: HashSet<Id> = records.iter().map(|record| record.id.clone()).collect();
+        let gone: Vec<Id> = self.plan.peers().ids().filter(|id| !there.contains(*id)).cloned().collect();
+        let first = !self.snapshot_applied;
+        self.snapshot_applied = true;
+        let alone = !there.iter().any(|id| *id != own);
+        // Only time ends it: after a wipe the others come back one by one, and the second list has but a few of them.
+        if first && alone && !self.world.options.hold_removals.is_zero() {
+            self.passer.keep_stale_until = Some(Instant::now() + self.world.options.hold_removals);
+        }
+        if !there.contains(&own) {
+            self.own_gone(&own);
+        }
+        let mut changed = self.remove(gone);
+        for record in records {
+            changed.extend(self.put(record));
+        }
+        changed
+    }
+
+    pub(super) fn changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
+        let mut gone: HashSet<Id> = HashSet::new();
+        let mut changed = Vec::new();
+        for change in changes {
+            match change {
+                Ok(record) => {
+                    gone.remove(&record.id);
+                    changed.extend(self.put(record));
+                }
+                Err(id) if id == self.plan.own().id => self.own_gone(&id),
+                Err(id) => {
+                    gone.insert(id);
+                }
+            }
+        }
+        changed.extend(self.remove(gone.into_iter().collect()));
+        changed
+    }
+
+    fn put(&mut self, record: Record) -> Vec<Changed> {
+        if record.id == self.plan.own().id {
+            // Known to the plan, too: it becomes a peer's when we move to another subnet.
+            self.own_put(&record);
+        }
+        if self.hold.back(&record.id) {
+            tracing::info!(lease = %record.id, "held lease is back");
+        }
+        self.plan.put(record)
+    }
+
+    fn remove(&mut self, ids: Vec<Id>) -> Vec<Changed> {
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        let asked = ids.len();
+        let now = self.hold.remove(ids, self.plan.peers().len(), Instant::now());
+        if now.len() < asked {
+            let grace_s = self.world.options.hold_removals.as_secs();
+            tracing::warn!(
+                held = asked - now.len(),
+                grace_s,
+                "many leases vanished at once: their peers are kept for now"
+            );
+        }
+        now.iter().flat_map(|id| self.plan.remove(id)).collect()
+    }
+}
