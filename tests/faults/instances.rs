@@ -32,10 +32,9 @@ impl Second {
     }
 
     fn start(&mut self, site: &Site) {
-        let mut command = site.weft("agent");
-        let (store, file, socket) = (site.path("store2"), site.path("run/second.env"), site.path("run/second.sock"));
+        let mut command = site.weft_on("agent", "run/second.sock");
+        let (store, file) = (site.path("store2"), site.path("run/second.env"));
         command.args([
-            format!("--socket={}", socket.display()),
             format!("--store=dir:{}", store.display()),
             format!("--subnet-file={}", file.display()),
             "--iface=up0".to_owned(),

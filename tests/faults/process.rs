@@ -109,7 +109,7 @@ fn killed_fifty_times(kind: Kind) {
         match next(4) {
             0 => drop(Command::new("ip").args(["link", "del", "flannel.1"]).output().unwrap()),
             1 => drop(Command::new("ip").args(["nexthop", "flush", "proto", "90"]).output().unwrap()),
-            2 => drop(Command::new("ip").args(["route", "flush", "proto", "90"]).output().unwrap()),
+            2 => drop(Command::new("ip").args(["route", "del", "10.5.7.0/24"]).output().unwrap()),
             _ => {}
         }
         while Instant::now() < death {

@@ -178,9 +178,13 @@ impl Site {
     }
 
     pub fn weft(&self, command: &str) -> Command {
+        self.weft_on(command, "run/weft.sock")
+    }
+
+    pub fn weft_on(&self, command: &str, socket: &str) -> Command {
         let mut weft = Command::new("setpriv");
         weft.args(["--pdeathsig", "KILL"]).arg(weft_exe()).arg(command);
-        weft.arg(format!("--socket={}", self.path("run/weft.sock").display())).stdin(Stdio::null());
+        weft.arg(format!("--socket={}", self.path(socket).display())).stdin(Stdio::null());
         weft
     }
 

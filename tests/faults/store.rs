@@ -114,7 +114,7 @@ fn leases_that_claim_what_is_ours(kind: Kind) {
         value.to_string()
     };
     site.put("10.5.0.0-20", &value(Lease { host: 60, mac: 60, ..Lease::new(1) }));
-    site.put(&Lease::new(61).key(kind), &value(Lease { host: 1, ..Lease::new(61) }));
+    site.put(&Lease::new(61).key(kind), &value(Lease { host: 1, mac: 1, ..Lease::new(61) }));
     site.put("10.99.0.0-24", &value(Lease { host: 62, ..Lease::new(62) }));
     site.until("all three to be set aside", |site| set_aside(site).len() == 3);
     site.healed("leases that claim our subnet and our address");
@@ -153,8 +153,9 @@ fn subnet_env(kind: Kind) {
     fs::rename(&file, site.path("elsewhere")).unwrap();
     site.until("the file after a move", right);
     // The socket goes along: status does not answer any more.
-    fs::remove_dir_all(site.path("run")).unwrap();
-    site.until("the file after its directory was removed", right);
+    fs::rename(site.path("run"), site.path("gone")).unwrap();
+    site.until("the file after its directory was moved away", right);
+    fs::remove_dir_all(site.path("gone")).unwrap();
     site.stop(Signal::SIGTERM);
     assert!(right(&site), "it stays when the agent ends");
     fs::remove_file(&file).unwrap();

@@ -56,7 +56,7 @@ fn deleted_and_created_again(kind: Kind) {
         site.status().is_some_and(|status| status["ready"] == json!(false) && status["problems"] != json!([]))
     });
     // Another index, another MAC.
-    ip("link add between type dummy");
+    ip("link add between0 type veth peer name between1");
     add_uplink();
     site.healed("uplink deleted and created again");
 }
