@@ -30,6 +30,20 @@ pub struct Picked {
     pub public_v6: Option<Ipv6Addr>,
 }
 
+impl Picked {
+    /// The address that this pick would give up for a link-local one. For a running node that is an interface that is being set
+    /// up (IPv6 addresses go with a link that is set down), and peers could not use a link-local address: nothing to publish.
+    pub fn gives_up(&self, before: &Uplink) -> Option<IpAddr> {
+        let v4 = |ip: Option<Ipv4Addr>| ip.is_some_and(|ip| ip.is_link_local());
+        let v6 = |ip: Option<Ipv6Addr>| ip.is_some_and(|ip| ip.is_unicast_link_local());
+        let (now, same) = (&self.uplink, self.uplink.name == before.name);
+        if same && v4(now.v4) && !v4(before.v4) {
+            return before.v4.map(IpAddr::V4);
+        }
+        before.v6.filter(|_| same && v6(now.v6) && !v6(before.v6)).map(IpAddr::V6)
+    }
+}
+
 /// Why there is no external interface. May change by itself: an interface can come, an address too.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PickError {

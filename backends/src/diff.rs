@@ -69,11 +69,11 @@ pub fn change(key: Key, desired: Option<Value>, seen: Option<Seen>, ours: bool) 
     }
 }
 
-/// A route that says the same under another protocol number is not equal: it is taken over, so that it can be told as ours
-/// when it is stale one day. Whether it goes through a nexthop object is no difference.
+/// A route that says the same under another protocol number, and a link without our mark, are not equal: they are taken over, so
+/// that they can be told as ours when they are stale one day. Whether it goes through a nexthop object is no difference.
 fn equal(want: &Value, seen: &Seen) -> bool {
     match (want, &seen.value) {
-        (Value::Link(want), Value::Link(have)) => same_link(want, have),
+        (Value::Link(want), Value::Link(have)) => same_link(want, have) && seen.mark,
         (Value::Route(want), Value::Route(have)) => want == have && seen.protocol == PROTOCOL,
         (want, have) => want == have,
     }

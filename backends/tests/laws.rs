@@ -132,7 +132,7 @@ proptest! {
     #[test]
     fn nothing_to_do_writes_nothing(desired in state(24)) {
         let kernel: Observed =
-            desired.iter().map(|(key, value)| (*key, Seen { value: *value, protocol: PROTOCOL, mark: false })).collect();
+            desired.iter().map(|(key, value)| (*key, Seen { value: *value, protocol: PROTOCOL, mark: true })).collect();
         prop_assert_eq!(diff(&desired, &kernel, |_, _| true), vec![]);
     }
 

@@ -96,6 +96,11 @@ impl LinuxKernel {
         if mtu.is_some() || mac.is_some() || up.is_some() {
             self.send(op, |w| encode::alter_link(w, index, mtu, mac, up))?;
         }
+        // What flannel made is ours from now on: else neither cleanup nor a change of the VNI would know it.
+        if present.alias != self.options.alias {
+            let alias = self.options.alias.clone();
+            self.send(op, |w| encode::link_alias(w, index, &alias))?;
+        }
         Ok(())
     }
 

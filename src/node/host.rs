@@ -45,7 +45,13 @@ impl<K: Kernel> Node<K> {
             }
         };
         let choice = report::sticky(&self.world.options.uplink, &machine, self.plan.host());
-        let picked = match start::pick(&choice, &machine, self.plan.network()) {
+        let picked = start::pick(&choice, &machine, self.plan.network()).and_then(|picked| {
+            match picked.gives_up(&self.plan.host().uplink) {
+                Some(lost) => Err(format!("{} lost {lost} and has only a link-local address", picked.uplink.name)),
+                None => Ok(picked),
+            }
+        });
+        let picked = match picked {
             Ok(picked) => picked,
             Err(problem) => {
                 if self.host_problem.as_ref() != Some(&problem) {

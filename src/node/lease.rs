@@ -63,6 +63,8 @@ impl<K: Kernel> Node<K> {
     /// Our own record is not in the store any more: written back at once, also where another node had it meanwhile.
     pub(super) fn own_gone(&mut self, id: &Id) {
         self.plan.remove(id);
+        // Who took ours away may take the others' too: theirs wait before they cost a packet.
+        self.hold.suspect(Instant::now());
         if !self.keeper.busy() {
             tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
         }

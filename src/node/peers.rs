@@ -15,6 +15,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
             tracing::warn!("this is another store than before (wiped, restored or another cluster)");
+            self.hold.suspect(Instant::now());
         }
         let own = self.plan.own().id.clone();
         let there: HashSet<Id> = records.iter().map(|record| record.id.clone()).collect();

@@ -74,7 +74,9 @@ impl DirStore {
         let leases: Vec<&Lease> = records.iter().filter_map(|record| record.lease.as_ref().ok()).collect();
         let mut ours: Vec<&Lease> =
             leases.iter().copied().filter(|lease| same_node(&lease.attrs, &claim.attrs)).collect();
-        ours.sort_by(|one, other| one.age.cmp(&other.age));
+        // Several leases name this node (a copied file, a node that moved): the one it lives on, else the oldest.
+        let other = |lease: &Lease| Some(lease.subnets) != claim.previous;
+        ours.sort_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age)));
         if let Some(own) = ours.iter().find(|own| pick::compatible(&claim.network, &own.subnets)) {
             return self.rewrite(own, &claim.attrs);
         }

@@ -27,7 +27,8 @@ fn route(net: &str, dev: &str) -> (Key, Value) {
 }
 
 fn seen(value: Value) -> Seen {
-    Seen { value, protocol: if matches!(value, Value::Route(_)) { PROTOCOL } else { 0 }, mark: false }
+    let protocol = if matches!(value, Value::Route(_)) { PROTOCOL } else { 0 };
+    Seen { value, protocol, mark: matches!(value, Value::Link(_)) }
 }
 
 #[test]
@@ -35,6 +36,8 @@ fn each_attribute_of_a_link_counts() {
     let (key, want) = (Key::Link(name("flannel.1")), tunnel());
     let op = |have: Link| change(key, Some(Value::Link(want)), Some(seen(Value::Link(have))), true);
     assert_eq!(op(want), None);
+    let unmarked = Seen { mark: false, ..seen(Value::Link(want)) };
+    assert_eq!(change(key, Some(Value::Link(want)), Some(unmarked), true), Some(Op::Ensure(key, Value::Link(want))));
     let ensure = Some(Op::Ensure(key, Value::Link(want)));
     assert_eq!(op(Link { mtu: 1500, ..want }), ensure);
     assert_eq!(op(Link { mac: Some(Mac([2; 6])), ..want }), ensure);

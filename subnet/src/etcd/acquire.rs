@@ -64,7 +64,8 @@ impl EtcdStore {
         let all = self.read_all().await?;
         let fits = |stored: &Stored| stored.subnets.is_some_and(|subnets| pick::compatible(&claim.network, &subnets));
         let mut ours: Vec<&Stored> = all.stored.iter().filter(|stored| stored.belongs_to(&claim.attrs)).collect();
-        ours.sort_by_key(|stored| stored.created);
+        // Several leases name this node (a copied value, a node that moved): the one it lives on, else the oldest.
+        ours.sort_by_key(|stored| (stored.subnets.is_none() || stored.subnets != claim.previous, stored.created));
         // An older lease of another node over the same addresses: ours came second in a race and its deletion was cut off.
         let beaten = |own: &Stored| {
             all.stored.iter().any(|other| {

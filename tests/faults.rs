@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent process on the real kernel, broken in every way of the fault table: each test in a network namespace of its own,
+//! with a directory store whose peers are lease files without a machine behind them. The audit is an hour away, so what heals
+//! is healed by an event.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+#[path = "faults/entries.rs"]
+mod entries;
+#[path = "faults/instances.rs"]
+mod instances;
+#[path = "faults/process.rs"]
+mod process;
+#[path = "faults/site.rs"]
+mod site;
+#[path = "faults/store.rs"]
+mod store;
+#[path = "faults/takeover.rs"]
+mod takeover;
+#[path = "faults/uplink.rs"]
+mod uplink;

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The process: its end, its murder, its restart, its answers.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value as Json, json};
+
+use crate::site::{Kind, Lease, Site, each, ip, observed};
+
+each! {
+    a_signal_ends_it_at_once: Vxlan HostGw;
+    a_restart_writes_nothing: Vxlan VxlanDual HostGw HostGwDual;
+    killed_fifty_times: Vxlan HostGw;
+    health_answers: Vxlan;
+    cleanup_refuses_then_removes_all: Vxlan VxlanDual HostGw HostGwDual;
+}
+
+fn a_signal_ends_it_at_once(kind: Kind) {
+    let mut site = Site::running(kind);
+    let before = observed();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let (code, took) = site.stop(signal);
+        assert_eq!(code, Some(0), "{}", site.log());
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        assert_eq!(observed(), before);
+        assert_eq!(fs::read_to_string(site.env_file()).unwrap(), site.expected_env());
+        assert!(!site.path("run/weft.sock").exists(), "the socket is gone");
+        site.start();
+        site.healed("a restart");
+    }
+}
+
+/// `ip monitor` into a file, until dropped.
+struct Monitor(Child);
+
+impl Monitor {
+    fn start(site: &Site) -> Monitor {
+        let file = fs::File::create(site.path("monitor")).unwrap();
+        let mut ip = Command::new("setpriv");
+        ip.args(["--pdeathsig", "KILL", "ip", "monitor", "link", "address", "route", "neigh", "nexthop"]);
+        let monitor = Monitor(ip.stdin(Stdio::null()).stdout(file).stderr(Stdio::null()).spawn().unwrap());
+        monitor.mark(site, "192.0.2.1");
+        monitor
+    }
+
+    /// What was announced before this mark; a mark is a route that comes and goes.
+    fn mark(&self, site: &Site, mark: &str) -> String {
+        let mut text = String::new();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !text.contains(mark) {
+            assert!(Instant::now() < deadline, "ip monitor says nothing: {text}");
+            ip(&format!("route replace blackhole {mark}/32"));
+            ip(&format!("route del blackhole {mark}/32"));
+            text = fs::read_to_string(site.path("monitor")).unwrap();
+        }
+        text
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn a_restart_writes_nothing(kind: Kind) {
+    let mut site = Site::running(kind);
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        site.stop(signal);
+        let modified = |site: &Site| fs::metadata(site.env_file()).unwrap().modified().unwrap();
+        let (written, lease) = (modified(&site), site.own_lease());
+        let monitor = Monitor::start(&site);
+        site.start();
+        site.healed("a restart");
+        let said = monitor.mark(&site, "192.0.2.2");
+        let loud: Vec<&str> = said.lines().filter(|line| line.contains("10.5.") || line.contains("fd05:") || line.contains("flannel")).collect();
+        assert!(loud.is_empty(), "{loud:#?}");
+        assert_eq!(site.status().unwrap()["last_pass"], Json::Null, "no pass wrote anything");
+        assert_eq!((modified(&site), site.own_lease()), (written, lease), "nor was a file written");
+    }
+}
+
+fn killed_fifty_times(kind: Kind) {
+    let mut site = Site::new(kind);
+    // A fixed sequence: what happens is the same each time, only the moment of death is the machine's.
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = move |limit: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % limit
+    };
+    for round in 0..50 {
+        site.start();
+        let number = 100 + u32::try_from(next(20)).unwrap();
+        if site.peers.contains_key(&number) {
+            site.remove_peer(number);
+        } else {
+            let other = u32::try_from(next(100)).unwrap();
+            site.put_peer(Lease { number, host: 100 + other, mac: number });
+        }
+        let death = Instant::now() + Duration::from_millis(next(if round % 5 == 0 { 250 } else { 60 }));
+        match next(4) {
+            0 => drop(Command::new("ip").args(["link", "del", "flannel.1"]).output().unwrap()),
+            1 => drop(Command::new("ip").args(["nexthop", "flush", "proto", "90"]).output().unwrap()),
+            2 => drop(Command::new("ip").args(["route", "del", "10.5.7.0/24"]).output().unwrap()),
+            _ => {}
+        }
+        while Instant::now() < death {
+            std::thread::yield_now();
+        }
+        site.stop(Signal::SIGKILL);
+        if round % 10 == 9 {
+            site.start();
+            site.healed(&format!("round {round}"));
+            site.stop(Signal::SIGKILL);
+        }
+    }
+    site.start();
+    site.healed("fifty deaths");
+    let used = ip("-4 -j route").matches("nhid").count();
+    assert_eq!(used, site.peers.len());
+    assert_eq!(ip("nexthop").lines().count(), used, "no nexthop is left over");
+}
+
+fn get(path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect("127.0.0.1:8081").ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+fn health_answers(kind: Kind) {
+    let mut site = Site::new(kind);
+    site.flags.extend(["--healthz-ip=127.0.0.1".to_owned(), "--healthz-port=8081".to_owned()]);
+    let config = fs::read(site.path("store/config.json")).unwrap();
+    fs::remove_file(site.path("store/config.json")).unwrap();
+    site.start();
+    let answers = |path: &'static str, code: &'static str, body: &'static str| {
+        move |_: &Site| get(path).is_some_and(|text| text.contains(code) && text.contains(body))
+    };
+    site.until("/healthz", answers("/healthz", " 200 ", "\r\n\r\nflanneld is running"));
+    site.until("/readyz not to be", answers("/readyz", " 503 ", "flanneld is not ready yet\n"));
+    fs::write(site.path("store/config.json"), config).unwrap();
+    site.healed("the start");
+    site.until("/readyz", answers("/readyz", " 200 ", "\r\n\r\nflanneld is ready"));
+    let metrics = get("/metrics").unwrap();
+    for line in ["weft_peers{state=\"programmed\"} 20", "weft_operations_total{kind=\"route\",result=\"done\"} 20"] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+    ip("link del up0");
+    site.until("/readyz to turn", answers("/readyz", " 503 ", "flanneld is not ready yet\n"));
+    crate::site::add_uplink();
+    site.until("/readyz to turn back", answers("/readyz", " 200 ", "flanneld is ready"));
+    assert!(site.status().is_some_and(|status| status["problems"] == json!([])), "{:#?}", site.status());
+}
+
+fn cleanup_refuses_then_removes_all(kind: Kind) {
+    let mut site = Site::running(kind);
+    let before = observed();
+    let out = site.cleanup();
+    assert!(!out.status.success());
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert!(said.contains("stop it first"), "{said}");
+    assert_eq!(observed(), before);
+    site.stop(Signal::SIGKILL);
+    // Orphans: of a route that someone deleted, and of one that never came to be.
+    ip("route del 10.5.7.0/24");
+    let out = site.cleanup();
+    assert!(out.status.success(), "{out:?}");
+    assert!(observed().is_empty(), "{:#?}", observed());
+    assert_eq!(ip("nexthop"), "", "no nexthop is left over");
+    let again = site.cleanup();
+    assert!(again.status.success(), "{again:?}");
+    assert!(String::from_utf8(again.stdout).unwrap().contains("removed 0 entries"));
+    site.start();
+    site.healed("a start after cleanup");
+}

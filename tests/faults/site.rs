@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node: namespace, uplink, directory store with peers, agent process; and what must be in its kernel, worked out here once more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value as Json, json};
+
+/// How long a repair may take on a busy machine; none needs the audit.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Vxlan,
+    VxlanDual,
+    HostGw,
+    HostGwDual,
+}
+
+impl Kind {
+    pub fn dual(self) -> bool {
+        matches!(self, Kind::VxlanDual | Kind::HostGwDual)
+    }
+
+    pub fn vxlan(self) -> bool {
+        matches!(self, Kind::Vxlan | Kind::VxlanDual)
+    }
+
+    pub fn name(self) -> &'static str {
+        if self.vxlan() { "vxlan" } else { "host-gw" }
+    }
+
+    /// Its devices, with the outer header's size.
+    pub fn devices(self) -> &'static [(&'static str, u32)] {
+        match self {
+            Kind::Vxlan => &[("flannel.1", 50)],
+            Kind::VxlanDual => &[("flannel.1", 50), ("flannel-v6.1", 70)],
+            Kind::HostGw | Kind::HostGwDual => &[],
+        }
+    }
+}
+
+/// A lease; number 1 is our own.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    /// Third part of the subnet.
+    pub number: u32,
+    /// Last part of the public addresses.
+    pub host: u32,
+    /// Last byte of the VTEP MACs.
+    pub mac: u32,
+}
+
+impl Lease {
+    pub fn new(number: u32) -> Lease {
+        Lease { number, host: number, mac: number }
+    }
+
+    pub fn mac(&self, v6: bool) -> String {
+        format!("02:00:00:00:0{}:{:02x}", if v6 { 6 } else { 4 }, self.mac)
+    }
+
+    pub fn public(&self, v6: bool) -> String {
+        if v6 { format!("fd00::{:x}", self.host) } else { format!("10.0.0.{}", self.host) }
+    }
+
+    /// Network address of the subnet.
+    pub fn first(&self, v6: bool) -> String {
+        if v6 { format!("fd05:0:0:{:x}::", self.number) } else { format!("10.5.{}.0", self.number) }
+    }
+
+    pub fn net(&self, v6: bool) -> String {
+        format!("{}/{}", self.first(v6), if v6 { 64 } else { 24 })
+    }
+
+    pub fn key(&self, kind: Kind) -> String {
+        let v4 = format!("{}-24", self.first(false));
+        if kind.dual() { format!("{v4}&{}-64", self.first(true)) } else { v4 }
+    }
+
+    pub fn value(&self, kind: Kind) -> Json {
+        let mut value = json!({"PublicIP": self.public(false), "PublicIPv6": null, "BackendType": kind.name()});
+        if kind.vxlan() {
+            value["BackendData"] = json!({"VNI": 1, "VtepMAC": self.mac(false)});
+        }
+        if kind.dual() {
+            value["PublicIPv6"] = json!(self.public(true));
+            if kind.vxlan() {
+                value["BackendV6Data"] = json!({"VNI": 1, "VtepMAC": self.mac(true)});
+            }
+        }
+        value["Created"] = json!(1000 + self.number);
+        value
+    }
+}
+
+/// A node under test. Its agent ends with it.
+pub struct Site {
+    pub kind: Kind,
+    dir: tempfile::TempDir,
+    /// Peers that must be programmed, by number.
+    pub peers: BTreeMap<u32, Lease>,
+    /// Our own.
+    pub own: Lease,
+    /// Of the uplink, bytes.
+    pub mtu: u32,
+    pub resync: &'static str,
+    pub flags: Vec<String>,
+    agent: Option<Child>,
+}
+
+impl Site {
+    /// A node with twenty peers; the agent does not run yet.
+    pub fn new(kind: Kind) -> Site {
+        let dir = tempfile::Builder::new().prefix("weft-fault-").tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("store/subnets")).unwrap();
+        let peers = (2..22).map(|n| (n, Lease::new(n))).collect();
+        let own = Lease::new(1);
+        let site = Site { kind, dir, peers, own, mtu: 1500, resync: "1h", flags: Vec::new(), agent: None };
+        let mut config = json!({"Network": "10.5.0.0/16", "Backend": {"Type": kind.name()}});
+        if kind.dual() {
+            config["EnableIPv6"] = json!(true);
+            config["IPv6Network"] = json!("fd05::/48");
+        }
+        fs::write(site.path("store/config.json"), config.to_string()).unwrap();
+        for lease in site.peers.values().chain([&site.own]) {
+            site.put(&lease.key(kind), &lease.value(kind).to_string());
+        }
+        site
+    }
+
+    /// The same, with the agent running and everything in place.
+    pub fn running(kind: Kind) -> Site {
+        let mut site = Site::new(kind);
+        site.start();
+        site.healed("the start");
+        site
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn env_file(&self) -> PathBuf {
+        self.path("run/subnet.env")
+    }
+
+    pub fn lease_file(&self, key: &str) -> PathBuf {
+        self.path("store/subnets").join(format!("{key}.json"))
+    }
+
+    /// Writes a lease file as syncing tools do: aside, then renamed.
+    pub fn put(&self, key: &str, value: &str) {
+        let aside = self.path("store/subnets/.aside");
+        fs::write(&aside, value).unwrap();
+        fs::rename(aside, self.lease_file(key)).unwrap();
+    }
+
+    pub fn put_peer(&mut self, lease: Lease) {
+        self.put(&lease.key(self.kind), &lease.value(self.kind).to_string());
+        self.peers.insert(lease.number, lease);
+    }
+
+    pub fn remove_peer(&mut self, number: u32) {
+        let lease = self.peers.remove(&number).unwrap();
+        fs::remove_file(self.lease_file(&lease.key(self.kind))).unwrap();
+    }
+
+    pub fn own_lease(&self) -> Option<Json> {
+        let text = fs::read_to_string(self.lease_file(&self.own.key(self.kind))).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    pub fn weft(&self, command: &str) -> Command {
+        self.weft_on(command, "run/weft.sock")
+    }
+
+    pub fn weft_on(&self, command: &str, socket: &str) -> Command {
+        let mut weft = Command::new("setpriv");
+        weft.args(["--pdeathsig", "KILL"]).arg(weft_exe()).arg(command);
+        weft.arg(format!("--socket={}", self.path(socket).display())).stdin(Stdio::null());
+        weft
+    }
+
+    pub fn start(&mut self) {
+        assert!(self.agent.is_none(), "it runs");
+        let mut command = self.weft("agent");
+        command.arg(format!("--store=dir:{}", self.path("store").display())).arg("--iface=up0");
+        command.arg(format!("--subnet-file={}", self.env_file().display()));
+        command.arg(format!("--resync={}", self.resync)).arg("-v=1").args(&self.flags);
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("log")).unwrap();
+        self.agent = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.agent.as_ref().unwrap().id()).unwrap())
+    }
+
+    /// Ends the agent; its exit code and how long it took.
+    pub fn stop(&mut self, signal: Signal) -> (Option<i32>, Duration) {
+        let started = Instant::now();
+        kill(self.pid(), signal).unwrap();
+        let status = self.agent.take().unwrap().wait().unwrap();
+        (status.code(), started.elapsed())
+    }
+
+    pub fn cleanup(&self) -> Output {
+        self.weft("cleanup").arg(format!("--subnet-file={}", self.env_file().display())).output().unwrap()
+    }
+
+    pub fn status(&self) -> Option<Json> {
+        let out = self.weft("status").args(["-o", "json"]).output().unwrap();
+        out.status.success().then(|| serde_json::from_slice(&out.stdout).unwrap())
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    pub fn expected_env(&self) -> String {
+        let mut text = "FLANNEL_NETWORK=10.5.0.0/16\n".to_owned();
+        let overhead = self.kind.devices().iter().map(|device| device.1).max().unwrap_or(0);
+        text += &format!("FLANNEL_SUBNET=10.5.{}.1/24\n", self.own.number);
+        if self.kind.dual() {
+            text += "FLANNEL_IPV6_NETWORK=fd05::/48\n";
+            text += &format!("FLANNEL_IPV6_SUBNET=fd05:0:0:{:x}::1/64\n", self.own.number);
+        }
+        text + &format!("FLANNEL_MTU={}\nFLANNEL_IPMASQ=false\n", self.mtu - overhead)
+    }
+
+    /// What must be in the kernel, as lines.
+    pub fn expected(&self) -> BTreeSet<String> {
+        let mut lines = BTreeSet::new();
+        let families: &[bool] = if self.kind.dual() { &[false, true] } else { &[false] };
+        for v6 in families.iter().copied() {
+            let device = self.kind.devices().get(usize::from(v6));
+            if let Some((dev, overhead)) = device {
+                let (mtu, mac, local) = (self.mtu - overhead, self.own.mac(v6), self.own.public(v6));
+                lines.insert(format!("link {dev} up mtu {mtu} {mac} id 1 local {local} dev up0 port 8472"));
+                lines.insert(format!("addr {}/{} dev {dev}", self.own.first(v6), if v6 { 128 } else { 32 }));
+            }
+            for peer in self.peers.values() {
+                let (net, first, public, mac) = (peer.net(v6), peer.first(v6), peer.public(v6), peer.mac(v6));
+                match device {
+                    Some((dev, _)) => {
+                        lines.insert(format!("route {net} via {first} dev {dev}"));
+                        lines.insert(format!("neigh {first} {mac} dev {dev}"));
+                        lines.insert(format!("fdb {mac} dst {public} dev {dev}"));
+                    }
+                    None => {
+                        lines.insert(format!("route {net} via {public} dev up0"));
+                    }
+                }
+            }
+        }
+        lines
+    }
+
+    /// Waits until the kernel holds exactly what it must, subnet.env too, and the agent says that it is ready.
+    pub fn healed(&mut self, what: &str) {
+        let expected = self.expected();
+        let env = self.expected_env();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let observed = observed();
+            let file = fs::read_to_string(self.env_file()).unwrap_or_default();
+            let right = observed == expected && file == env;
+            if right && self.status().is_some_and(|status| status["ready"] == json!(true)) {
+                return;
+            }
+            let ended = self.agent.as_mut().and_then(|agent| agent.try_wait().unwrap());
+            if Instant::now() < deadline && ended.is_none() {
+                continue;
+            }
+            let missing: Vec<_> = expected.difference(&observed).collect();
+            let surplus: Vec<_> = observed.difference(&expected).collect();
+            let (status, log) = (self.status(), self.log());
+            panic!(
+                "not healed after {what}: missing {missing:#?}, too much {surplus:#?}\n{file}\n{ended:?}\n{status:#?}\n{log}"
+            );
+        }
+    }
+
+    /// Waits for a condition.
+    pub fn until(&self, what: &str, reached: impl Fn(&Site) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !reached(self) {
+            assert!(Instant::now() < deadline, "waited for {what}:\n{:#?}\n{}", self.status(), self.log());
+        }
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            // It may have ended by itself.
+            let _ = agent.kill();
+            let _ = agent.wait();
+        }
+    }
+}
+
+fn weft_exe() -> PathBuf {
+    std::env::var_os("WEFT_BIN").map_or_else(|| Path::new(env!("CARGO_BIN_EXE_weft")).to_owned(), PathBuf::from)
+}
+
+/// What is in the kernel on flannel's devices, and which routes bear our number.
+pub fn observed() -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for link in array(&run("ip", "-j -d link show type vxlan")).iter().filter(|link| is_ours(&link["ifname"])) {
+        let data = &link["linkinfo"]["info_data"];
+        let local = data["local"].as_str().or(data["local6"].as_str()).unwrap_or("-");
+        let up = if text(&link["flags"]).contains("\"UP\"") { "up" } else { "down" };
+        lines.insert(format!(
+            "link {} {up} mtu {} {} id {} local {local} dev {} port {}",
+            word(&link["ifname"]),
+            link["mtu"],
+            word(&link["address"]),
+            data["id"],
+            word(&data["link"]),
+            data["port"]
+        ));
+    }
+    for link in array(&run("ip", "-j addr")).iter().filter(|link| is_ours(&link["ifname"])) {
+        for addr in link["addr_info"].as_array().unwrap().iter().filter(|addr| addr["scope"] != "link") {
+            lines.insert(format!("addr {}/{} dev {}", word(&addr["local"]), addr["prefixlen"], word(&link["ifname"])));
+        }
+    }
+    for family in ["-4", "-6"] {
+        for route in array(&run("ip", &format!("{family} -j route"))) {
+            let protocol = word(&route["protocol"]);
+            if protocol == "90" || (is_ours(&route["dev"]) && protocol != "kernel") {
+                let via = route["gateway"].as_str().unwrap_or("-");
+                let odd = if protocol == "90" { "" } else { " of another protocol" };
+                lines.insert(format!("route {} via {via} dev {}{odd}", word(&route["dst"]), word(&route["dev"])));
+            }
+        }
+    }
+    for entry in array(&run("bridge", "-j fdb show")).iter().filter(|entry| is_ours(&entry["ifname"])) {
+        let mac = word(&entry["mac"]);
+        lines.insert(format!("fdb {mac} dst {} dev {}", word(&entry["dst"]), word(&entry["ifname"])));
+    }
+    for entry in array(&run("ip", "-j neigh")).iter().filter(|entry| is_ours(&entry["dev"])) {
+        if text(&entry["state"]).contains("PERMANENT") {
+            lines.insert(format!(
+                "neigh {} {} dev {}",
+                word(&entry["dst"]),
+                word(&entry["lladdr"]),
+                word(&entry["dev"])
+            ));
+        }
+    }
+    lines
+}
+
+fn is_ours(name: &Json) -> bool {
+    name.as_str().is_some_and(|name| name.starts_with("flannel"))
+}
+
+fn word(value: &Json) -> &str {
+    value.as_str().unwrap_or("-")
+}
+
+fn text(value: &Json) -> String {
+    value.to_string()
+}
+
+pub fn array(text: &str) -> Vec<Json> {
+    if text.trim().is_empty() {
+        return Vec::new();
+    }
+    let all: Vec<Json> = serde_json::from_str(text).unwrap();
+    // `ip` prints an empty object for each link that a filter leaves out.
+    all.into_iter().filter(|one| one.as_object().is_some_and(|one| !one.is_empty())).collect()
+}
+
+/// Runs a test in a thread with a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+        ip("link set lo up");
+        add_uplink();
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+pub fn add_uplink() {
+    for line in [
+        "link add up0 type veth peer name far0",
+        "link set up0 up",
+        "link set far0 up",
+        "addr add 10.0.0.1/24 dev up0",
+        "addr add fd00::1/64 dev up0 nodad",
+    ] {
+        ip(line);
+    }
+}
+
+pub fn run(program: &str, line: &str) -> String {
+    let out = Command::new(program).args(line.split_whitespace()).output().unwrap();
+    assert!(out.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+pub fn ip(line: &str) -> String {
+    run("ip", line)
+}
+
+pub fn bridge(line: &str) -> String {
+    run("bridge", line)
+}
+
+/// One test for each backend named.
+macro_rules! each {
+    ($($test:ident: $($kind:ident)+;)+) => {
+        $(mod $test {
+            $(#[test]
+            #[allow(non_snake_case, reason = "named after the variant")]
+            fn $kind() {
+                crate::site::in_namespace(|| super::$test(crate::site::Kind::$kind));
+            })+
+        })+
+    };
+}
+pub(crate) use each;

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node where flannel ran before: its entries are taken over in place, its leftovers removed.
+
+use std::fs;
+
+use serde_json::Value as Json;
+
+use crate::site::{Kind, Site, array, bridge, each, ip, run};
+
+each! {
+    from_flannel_vxlan: Vxlan VxlanDual;
+    from_flannel_host_gw: HostGw HostGwDual;
+    stays_of_another_network: HostGw;
+}
+
+/// The device and the entries as flannel writes them, for the first ten peers and for two that are gone.
+fn flannel_vxlan(site: &Site) {
+    let families: &[bool] = if site.kind.dual() { &[false, true] } else { &[false] };
+    for v6 in families.iter().copied() {
+        let (dev, overhead) = site.kind.devices()[usize::from(v6)];
+        let (mac, local, mtu) = (site.own.mac(v6), site.own.public(v6), site.mtu - 50);
+        assert!(overhead >= 50);
+        ip(&format!(
+            "link add {dev} address {mac} mtu {mtu} type vxlan id 1 dev up0 local {local} dstport 8472 nolearning"
+        ));
+        ip(&format!("addr add {}/{} dev {dev}", site.own.first(v6), if v6 { "128 nodad" } else { "32" }));
+        ip(&format!("link set {dev} up"));
+        let gone = [70, 71].map(crate::site::Lease::new);
+        for peer in site.peers.values().take(10).chain(&gone) {
+            let (net, first, public, mac) = (peer.net(v6), peer.first(v6), peer.public(v6), peer.mac(v6));
+            ip(&format!("neigh replace {first} lladdr {mac} dev {dev} nud permanent"));
+            bridge(&format!("fdb replace {mac} dev {dev} dst {public} self permanent"));
+            let onlink = if v6 { "" } else { "onlink" };
+            if v6 {
+                // flannel gives IPv6 routes through a gateway on the device, too.
+                ip(&format!("-6 route replace {net} via {first} dev {dev} onlink"));
+            } else {
+                ip(&format!("route replace {net} via {first} dev {dev} {onlink}"));
+            }
+        }
+    }
+}
+
+fn index(dev: &str) -> Json {
+    array(&run("ip", &format!("-j link show {dev}")))[0]["ifindex"].clone()
+}
+
+fn from_flannel_vxlan(kind: Kind) {
+    let mut site = Site::new(kind);
+    fs::create_dir_all(site.path("run")).unwrap();
+    fs::write(site.env_file(), site.expected_env()).unwrap();
+    flannel_vxlan(&site);
+    let before: Vec<Json> = kind.devices().iter().map(|(dev, _)| index(dev)).collect();
+    site.start();
+    site.healed("the takeover");
+    let after: Vec<Json> = kind.devices().iter().map(|(dev, _)| index(dev)).collect();
+    assert_eq!(before, after, "the devices were kept");
+    for (dev, _) in kind.devices() {
+        let alias = array(&run("ip", &format!("-j -d link show {dev}")))[0]["ifalias"].clone();
+        assert!(alias.as_str().is_some_and(|alias| alias.starts_with("weft ")), "{dev} is ours now: {alias}");
+    }
+    site.stop(nix::sys::signal::Signal::SIGTERM);
+    let out = site.cleanup();
+    assert!(out.status.success(), "{out:?}");
+    assert!(crate::site::observed().is_empty(), "{:#?}", crate::site::observed());
+}
+
+fn flannel_host_gw(site: &Site) {
+    let gone = [70, 71].map(crate::site::Lease::new);
+    for peer in site.peers.values().take(10).chain(&gone) {
+        ip(&format!("route replace {} via {} dev up0", peer.net(false), peer.public(false)));
+        if site.kind.dual() {
+            ip(&format!("-6 route replace {} via {} dev up0", peer.net(true), peer.public(true)));
+        }
+    }
+}
+
+fn left() -> Vec<Json> {
+    let mut routes = array(&run("ip", "-4 -j route show proto boot"));
+    routes.extend(array(&run("ip", "-6 -j route show proto boot")));
+    routes
+}
+
+fn from_flannel_host_gw(kind: Kind) {
+    let mut site = Site::new(kind);
+    fs::create_dir_all(site.path("run")).unwrap();
+    fs::write(site.env_file(), site.expected_env()).unwrap();
+    flannel_host_gw(&site);
+    site.start();
+    site.healed("the takeover");
+    site.until("flannel's leftovers to go", |_| left().is_empty());
+}
+
+/// Without a subnet.env that names our Network nobody says that those routes were flannel's: only what we want is taken over.
+fn stays_of_another_network(kind: Kind) {
+    let mut site = Site::new(kind);
+    flannel_host_gw(&site);
+    site.start();
+    site.healed("the start");
+    assert_eq!(left().len(), 2, "{:#?}", left());
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The external interface goes away, comes back, or becomes another.
+
+use serde_json::json;
+
+use crate::site::{Kind, Site, add_uplink, each, ip};
+
+each! {
+    down_and_up: Vxlan VxlanDual HostGw HostGwDual;
+    carrier_lost: Vxlan HostGw HostGwDual;
+    deleted_and_created_again: Vxlan VxlanDual HostGw HostGwDual;
+    readdressed: Vxlan VxlanDual HostGw HostGwDual;
+    another_mtu: Vxlan VxlanDual HostGw;
+}
+
+/// Linux drops the IPv6 addresses of a link that goes down; whoever configures it gives them back.
+fn give_back_v6() {
+    ip("-6 addr replace fd00::1/64 dev up0 nodad");
+}
+
+fn down_and_up(kind: Kind) {
+    let mut site = Site::running(kind);
+    ip("link set up0 down");
+    ip("link set up0 up");
+    give_back_v6();
+    site.healed("uplink down and up at once");
+    ip("link set up0 down");
+    let before = site.own_lease();
+    if kind == Kind::HostGw {
+        site.until("the routes to go", |_| crate::site::observed().is_empty());
+    }
+    ip("link set up0 up");
+    give_back_v6();
+    site.healed("uplink down and up");
+    assert_eq!(site.own_lease(), before, "nothing was published");
+}
+
+fn carrier_lost(kind: Kind) {
+    let mut site = Site::running(kind);
+    ip("link set far0 down");
+    site.until("the loss of the carrier", |_| ip("link show up0").contains("NO-CARRIER"));
+    ip("link set far0 up");
+    site.healed("carrier lost and back");
+    ip("link set far0 down");
+    site.stop(nix::sys::signal::Signal::SIGKILL);
+    site.start();
+    site.until("an answer without carrier", |site| site.status().is_some());
+    ip("link set far0 up");
+    site.healed("a start without carrier");
+}
+
+fn deleted_and_created_again(kind: Kind) {
+    let mut site = Site::running(kind);
+    ip("link del up0");
+    site.until("the node not to be ready", |site| {
+        site.status().is_some_and(|status| status["ready"] == json!(false) && status["problems"] != json!([]))
+    });
+    // Another index, another MAC.
+    ip("link add between0 type veth peer name between1");
+    add_uplink();
+    site.healed("uplink deleted and created again");
+}
+
+fn readdressed(kind: Kind) {
+    let mut site = Site::running(kind);
+    ip("addr add 10.0.0.200/24 dev up0");
+    ip("addr del 10.0.0.1/24 dev up0");
+    // The second of one subnet went along with the first.
+    ip("addr replace 10.0.0.200/24 dev up0");
+    if kind.dual() {
+        ip("-6 addr add fd00::c8/64 dev up0 nodad");
+        ip("-6 addr del fd00::1/64 dev up0");
+    }
+    site.own.host = 200;
+    site.healed("another address of the uplink");
+    let want = site.own.value(kind);
+    site.until("the lease to follow", |site| site.own_lease().is_some_and(|lease| lease["PublicIP"] == want["PublicIP"]));
+    let lease = site.own_lease().unwrap();
+    assert_eq!(lease, want, "and the rest of it stays");
+    // Peers in a subnet that is no longer ours are out of reach for host-gw, and within reach for vxlan.
+    if !kind.dual() {
+        ip("addr add 10.0.0.201/16 dev up0");
+        ip("addr del 10.0.0.200/24 dev up0");
+        site.own.host = 201;
+        site.healed("a third address, with another prefix");
+    }
+}
+
+fn another_mtu(kind: Kind) {
+    let mut site = Site::running(kind);
+    for mtu in [1400, 1500] {
+        ip(&format!("link set up0 mtu {mtu}"));
+        site.mtu = mtu;
+        site.healed("another MTU of the uplink");
+    }
+}
