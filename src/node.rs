@@ -333,8 +333,13 @@ impl<K: Kernel> Node<K> {
             self.last_error = Some(error.clone());
         }
         if report.writes() > 0 {
-            tracing::debug!(cause = report.cause.as_str(), writes = report.writes(), failed = report.failed(),
-                took_us = report.took.as_micros(), "pass");
+            tracing::debug!(
+                cause = report.cause.as_str(),
+                writes = report.writes(),
+                failed = report.failed(),
+                took_us = report.took.as_micros(),
+                "pass"
+            );
             self.last_pass = Some(report::pass(&report));
         }
     }
@@ -342,6 +347,7 @@ impl<K: Kernel> Node<K> {
     fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
             tracing::warn!("this is another store than before (wiped, restored or another cluster)");
+            self.hold.suspect(Instant::now());
         }
         let own = self.plan.own().id.clone();
         let there: HashSet<Id> = records.iter().map(|record| record.id.clone()).collect();
@@ -402,13 +408,19 @@ impl<K: Kernel> Node<K> {
         let now = self.hold.remove(ids, self.plan.peers().len(), Instant::now());
         if now.len() < asked {
             let grace_s = self.world.options.hold_removals.as_secs();
-            tracing::warn!(held = asked - now.len(), grace_s, "many leases vanished at once: their peers are kept for now");
+            tracing::warn!(
+                held = asked - now.len(),
+                grace_s,
+                "many leases vanished at once: their peers are kept for now"
+            );
         }
         now.iter().flat_map(|id| self.plan.remove(id)).collect()
     }
 
     /// Our own record is not in the store any more: written back at once.
     fn own_gone(&mut self) {
+        // Who took ours away may take the others' too: theirs wait before they cost a packet.
+        self.hold.suspect(Instant::now());
         if self.lost.is_none() && !self.keeper.busy() {
             tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
             let own = self.plan.own().clone();
