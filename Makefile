@@ -67,12 +67,8 @@ test-all:
 	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh, VM" \
 	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
 
-clean-lab: ## forget labs whose process is gone (namespaces end with it)
-	@for file in /run/weft-lab/*.json; do \
-	  [ -e "$$file" ] || continue; pid=$$(basename "$$file" .json); pid=$${pid%%-*}; \
-	  if [ -d "/proc/$$pid" ]; then echo "lab of process $$pid is running: end it with Ctrl-C or kill $$pid"; \
-	  else rm -f "$$file" && echo "forgot $$file"; fi; \
-	done
+clean-lab: ## remove what killed or failed labs left behind (files only: namespaces and processes end with a lab)
+	@tools/clean-lab
 
 prepare-demo: ## install what a build and the lab need
 	@tools/prepare demo

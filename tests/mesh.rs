@@ -4,6 +4,8 @@
 
 #[path = "mesh/interop.rs"]
 mod interop;
+#[path = "mesh/killed.rs"]
+mod killed;
 #[path = "mesh/reach.rs"]
 mod reach;
 #[path = "mesh/restart.rs"]

@@ -31,6 +31,8 @@ pub struct Lab {
     /// Namespace of the bridge, of the router, and of etcd.
     pub fabric: Netns,
     dir: TempDir,
+    /// Held as long as the lab runs, however it ends: `make clean-lab` removes directories whose lock is free.
+    _lock: fs::File,
     pods: usize,
 }
 
@@ -43,6 +45,8 @@ impl Lab {
         options.check()?;
         own_names()?;
         let dir = TempDir::with_prefix("weft-lab-").context("create a temporary directory")?;
+        let lock = fs::File::create(dir.path().join("lock")).context("create the lab's lock")?;
+        lock.lock().context("take the lab's lock")?;
         fs::create_dir(dir.path().join("logs")).context("create the directory of logs")?;
         let fabric = build_fabric(options.router).await?;
         let store = Store::start(options.store, &fabric, dir.path(), &options.net_conf()).await?;
@@ -59,7 +63,7 @@ impl Lab {
             node.set_flags(flags);
             nodes.push(node);
         }
-        Ok(Lab { nodes, store, fabric, dir, pods: options.pods.into() })
+        Ok(Lab { nodes, store, fabric, dir, _lock: lock, pods: options.pods.into() })
     }
 
     /// Builds it, starts every agent at once, waits until all are ready, and adds the pods.

@@ -62,6 +62,12 @@ impl Hold {
         Vec::new()
     }
 
+    /// The store itself is in doubt (it is another one, or our own lease is gone): removals of the next 2 s are held, however few.
+    /// In a cluster of three nodes a wiped store takes two peers away, which alone would not be suspicious.
+    pub fn suspect(&mut self, now: Instant) {
+        self.alarm = Some(now);
+    }
+
     /// This lease is there again: it is no longer held. True when it was.
     pub fn back(&mut self, id: &Id) -> bool {
         match self.due.remove_entry(id) {

@@ -109,6 +109,18 @@ fn grace_zero_is_off() {
     assert_eq!((hold.held().count(), hold.next()), (0, None));
 }
 
+#[test]
+fn a_doubtful_store_holds_even_few_for_a_while() {
+    let (mut hold, t) = (Hold::new(GRACE), Instant::now());
+    hold.suspect(t);
+    assert_eq!(hold.remove(ids(0..2), 2, t), ids(0..0), "a wiped store of three nodes");
+    assert!(hold.back(&id(0)) && hold.back(&id(1)));
+    assert_eq!(hold.remove(ids(0..1), 2, t + ms(4_000)), ids(0..1), "an ordinary removal later");
+    let mut off = Hold::new(Duration::ZERO);
+    off.suspect(t);
+    assert_eq!(off.remove(ids(0..2), 2, t), ids(0..2), "grace 0 is off");
+}
+
 proptest! {
     /// Nothing is lost, nothing is carried out twice: what was asked for either passed, is held, came back, or fell due.
     #[test]
