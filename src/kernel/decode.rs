@@ -194,20 +194,25 @@ pub struct Neighbour {
     pub mac: Option<Mac>,
 }
 
-/// Decodes a [`Neighbour`]; `None` for other families and for a bridge's own table.
+/// Decodes a [`Neighbour`]; `None` for other families, for a bridge's own table, and for the second notification of an FDB
+/// entry: before Linux 6.13 the core repeats what the device has said, without destination and NDA_CACHEINFO.
 pub fn neighbour(payload: &[u8]) -> Option<Neighbour> {
     let family = u8_at(payload, 0);
     let fdb = i32::from(family) == libc::AF_BRIDGE;
     if !fdb && family != 2 && family != 10 || fdb && u8_at(payload, 10) & 0x02 == 0 || u8_at(payload, 10) & 0x08 != 0 {
         return None;
     }
-    let (mut dst, mut mac) = (None, None);
+    let (mut dst, mut mac, mut from_device) = (None, None, false);
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
             libc::NDA_DST => dst = ip(value),
             libc::NDA_LLADDR => mac = value.try_into().ok().map(Mac),
+            libc::NDA_CACHEINFO => from_device = true,
             _ => {}
         }
+    }
+    if fdb && !from_device {
+        return None;
     }
     Some(Neighbour { fdb, index: u32_at(payload, 4), lasting: u16_at(payload, 8) & LASTING != 0, dst, mac })
 }
@@ -343,6 +348,22 @@ mod tests {
         assert_eq!(facts.value(&links, &[]).kind, LinkKind::Other);
         let addr = AddrInfo { index: 5, net: "10.0.0.1/24".parse().unwrap(), scope: 0, flags: 0 };
         assert_eq!(facts.value(&links, &[addr]).kind, LinkKind::Ipip { parent, local });
+    }
+
+    /// Linux 6.1 announces an FDB entry twice; taken for a value, the second message would look like a foreign change.
+    #[test]
+    fn an_fdb_entry_is_heard_from_its_device_only() {
+        let announced = |by_device: bool| {
+            let mut w = Writer::default();
+            encode::fdb(&mut w, 7, Mac([2, 0, 0, 0, 0, 1]), by_device.then(|| "10.0.0.1".parse().unwrap()));
+            if by_device {
+                w.attr(libc::NDA_CACHEINFO, &[0; 16]);
+            }
+            w.end(1);
+            messages(w.bytes()).find_map(|m| neighbour(m.payload))
+        };
+        assert_eq!(announced(true).unwrap().dst, Some("10.0.0.1".parse().unwrap()));
+        assert_eq!(announced(false), None);
     }
 
     #[test]

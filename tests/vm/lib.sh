@@ -135,7 +135,8 @@ pod4() { value "$1" FLANNEL_SUBNET | sed 's,1/24$,2,'; }                        
 pod6() { value "$1" FLANNEL_IPV6_SUBNET | sed 's,1/64$,2,'; }                              # fd10:7::2
 index() { ip -n "$1" -o link show "$2" | cut -d: -f1; }
 mac() { ip -n "$1" -o link show "$2" | sed 's/.*link.ether \([^ ]*\).*/\1/'; }
-ours() { if [ "$NEXTHOPS" = yes ]; then case "$1" in *nhid*) true ;; *) false ;; esac; else case "$1" in *nhid*) false ;; *) true ;; esac; fi; }
+has_nexthop() { case "$1" in *nhid*) true ;; *) false ;; esac; }
+ours() { if [ "$NEXTHOPS" = yes ]; then has_nexthop "$1"; else ! has_nexthop "$1"; fi; }
 
 pod() { # pod NODE: behind a veth, addressed from subnet.env
     p=p${1#n}
@@ -165,11 +166,11 @@ reach() { # reach NAME: every pod reaches every other
     done; done
 }
 
-# A route is as expected, is ours (protocol 90), and uses a nexthop object exactly when it should.
+# A route is as expected, is ours (protocol 90), and uses a nexthop object exactly when it should: IPv4 with them switched on.
 route() { # route NODE PREFIX TEXT
     shows "$3|proto 90" ip -n "$1" route show "$2" && ours "$got"
 }
-route6() { shows "$3|proto 90" ip -n "$1" -6 route show "$2" && ours "$got"; }
+route6() { shows "$3|proto 90" ip -n "$1" -6 route show "$2" && ! has_nexthop "$got"; }
 
 # A deleted route comes back by itself.
 heals_route() { # heals_route NAME NODE PREFIX TEXT
