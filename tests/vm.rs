@@ -15,7 +15,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// A scenario with its boot; emulated CPUs on a loaded machine are slow.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// The agent under test.
 fn weft() -> PathBuf {

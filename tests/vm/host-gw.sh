@@ -3,19 +3,19 @@
 . /lib.sh
 
 cluster '{"Network":"10.244.0.0/16","IPv6Network":"fd10:244::/48","EnableIPv6":true,"Backend":{"Type":"host-gw"}}'
-eventually "n1 to n2" 20 route n1 "$(net n2)" "via 10.99.0.2|dev eth0"
-eventually "n2 to n1" 20 route n2 "$(net n1)" "via 10.99.0.1|dev eth0"
-eventually "n1 to n2 v6" 20 route6 n1 "$(net6 n2)" "via fd99::2|dev eth0"
-eventually "n2 to n1 v6" 20 route6 n2 "$(net6 n1)" "via fd99::1|dev eth0"
+eventually "n1 to n2" 60 route n1 "$(net n2)" "via 10.99.0.2|dev eth0"
+eventually "n2 to n1" 60 route n2 "$(net n1)" "via 10.99.0.1|dev eth0"
+eventually "n1 to n2 v6" 60 route6 n1 "$(net6 n2)" "via fd99::2|dev eth0"
+eventually "n2 to n1 v6" 60 route6 n2 "$(net6 n1)" "via fd99::1|dev eth0"
 check "no route to a node behind the router" empty ip -n n1 route show "$(net n3)"
 check "mtu" [ "$(value n1 FLANNEL_MTU)" = 1500 ]
-eventually "pods n1 to n2" 20 pings n1 "$(pod4 n2)"
-eventually "pods n1 to n2 v6" 20 pings n1 "$(pod6 n2)"
+eventually "pods n1 to n2" 60 pings n1 "$(pod4 n2)"
+eventually "pods n1 to n2 v6" 60 pings n1 "$(pod6 n2)"
 heals_route "route heals" n1 "$(net n2)" "via 10.99.0.2|dev eth0"
 ip -n n1 -6 route del "$(net6 n2)" || die "no v6 route to delete"
-eventually "v6 route heals" 20 route6 n1 "$(net6 n2)" "via fd99::2|dev eth0"
+eventually "v6 route heals" 60 route6 n1 "$(net6 n2)" "via fd99::2|dev eth0"
 ip -n n1 link set eth0 down || die "uplink down"
 ip -n n1 link set eth0 up || die "uplink up"
-eventually "routes come back with the uplink" 20 route n1 "$(net n2)" "via 10.99.0.2|dev eth0"
+eventually "routes come back with the uplink" 60 route n1 "$(net n2)" "via 10.99.0.2|dev eth0"
 for n in n1 n2 n3; do stop $n TERM || die "$n did not end with 0"; done
 pass "agents end"

@@ -25,7 +25,7 @@ pub struct Kernel {
 fn tool(command: &mut Command) -> Vec<u8> {
     let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?} failed (are the package lists there? apt-get update): {said}");
+    assert!(output.status.success(), "{command:?} failed: {said}");
     output.stdout
 }
 
@@ -43,41 +43,56 @@ fn find(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
     None
 }
 
-/// The kernel, fetched once into `target/vm` and kept there.
+/// The kernel, fetched once into `target/vm` and kept there: later runs need neither a network nor package lists.
 pub fn kernel() -> &'static Kernel {
     static KERNEL: OnceLock<Kernel> = OnceLock::new();
     KERNEL.get_or_init(|| {
-        let depends = String::from_utf8(tool(Command::new("apt-cache").args(["depends", META]))).expect("UTF-8");
-        let package = depends
-            .lines()
-            .filter_map(|l| l.trim().strip_prefix("Depends: "))
-            .find(|p| p.starts_with("linux-image-"))
-            .unwrap_or_else(|| panic!("{META} depends on no kernel:\n{depends}"))
-            .to_owned();
         let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm");
-        let root = cache.join(&package);
-        if !root.is_dir() {
-            fetch(&package, &cache, &root);
-        }
+        let root = kept(&cache).unwrap_or_else(|| fetch(&cache));
         let image = find(&root.join("boot"), &|n| n.starts_with("vmlinuz-")).expect("the package holds a vmlinuz");
         let base = if root.join("lib/modules").is_dir() { "lib/modules" } else { "usr/lib/modules" };
         Kernel { image, modules: root.join(base) }
     })
 }
 
-/// Unpacks aside and renames, so that a broken download never looks like a kernel.
-fn fetch(package: &str, cache: &Path, root: &Path) {
+/// An unpacked kernel of an earlier run.
+fn kept(cache: &Path) -> Option<PathBuf> {
+    let names = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
+    names.filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("linux-image-"))).max()
+}
+
+/// Package lists, cache and all of apt's are kept aside: this machine's may be missing (as in containers) or too old for what
+/// the mirror still has, and are not ours to change.
+fn fetch(cache: &Path) -> PathBuf {
     fs::create_dir_all(cache).expect("create cache");
     let aside = tempfile::tempdir_in(cache).expect("temporary directory");
-    // apt drops its privileges for the download.
-    fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
-    tool(Command::new("apt-get").args(["download", "-q", package]).current_dir(aside.path()));
-    let deb = find(aside.path(), &|n| n.ends_with(".deb")).expect("apt-get download left a package");
-    let tree = aside.path().join("tree");
+    for dir in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(aside.path().join(dir)).expect("create directory");
+    }
+    let apt = |program: &str, args: &[&str]| {
+        let state = format!("Dir::State::lists={}", aside.path().join("lists").display());
+        let archives = format!("Dir::Cache={}", aside.path().join("cache").display());
+        // The user _apt may not enter the directories above.
+        let options = ["-o", &state, "-o", &archives, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"];
+        tool(Command::new(program).args(options).args(args).current_dir(aside.path()))
+    };
+    apt("apt-get", &["update", "-q", "--error-on=any"]);
+    let depends = String::from_utf8(apt("apt-cache", &["depends", META])).expect("UTF-8");
+    let package = depends
+        .lines()
+        .filter_map(|l| l.trim().strip_prefix("Depends: "))
+        .find(|p| p.starts_with("linux-image-"))
+        .unwrap_or_else(|| panic!("{META} depends on no kernel:\n{depends}"));
+    apt("apt-get", &["download", "-q", package]);
+    let deb = find(aside.path(), &|n| n.starts_with("linux-image-") && n.ends_with(".deb"));
+    let deb = deb.expect("apt-get download left a package");
+    let (tree, root) = (aside.path().join("tree"), cache.join(package));
     tool(Command::new("dpkg-deb").arg("-x").arg(deb).arg(&tree));
-    if let Err(e) = fs::rename(&tree, root) {
+    // Unpacked aside and renamed: a broken download never looks like a kernel.
+    if let Err(e) = fs::rename(&tree, &root) {
         assert!(root.is_dir(), "rename to {}: {e}", root.display());
     }
+    root
 }
 
 impl Kernel {

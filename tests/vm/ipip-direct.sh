@@ -3,8 +3,8 @@
 . /lib.sh
 
 cluster '{"Network":"10.244.0.0/16","Backend":{"Type":"ipip","DirectRouting":true}}'
-direct() { eventually "$1 to $2 direct" 20 route "$1" "$(net "$2")" "via $(public "$2")|dev eth0"; }
-tunnel() { eventually "$1 to $2 tunnel" 20 route "$1" "$(net "$2")" "via $(public "$2")|dev flannel.ipip|onlink"; }
+direct() { eventually "$1 to $2 direct" 60 route "$1" "$(net "$2")" "via $(public "$2")|dev eth0"; }
+tunnel() { eventually "$1 to $2 tunnel" 60 route "$1" "$(net "$2")" "via $(public "$2")|dev flannel.ipip|onlink"; }
 direct n1 n2; direct n2 n1
 tunnel n1 n3; tunnel n2 n3; tunnel n3 n1; tunnel n3 n2
 reach pods

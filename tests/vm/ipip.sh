@@ -16,29 +16,29 @@ adopted
 # n1 comes last: a first list without any peer is suspicious, and nothing is removed because of it.
 for n in n2 n3 n1; do
     start $n
-    eventually "$n has its subnet" 30 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
+    eventually "$n has its subnet" 90 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
 done
 for n in n1 n2 n3; do pod $n; done
 
 for n in n1 n2 n3; do
-    eventually "$n device" 20 shows "remote any local $(public $n)|mtu 1480" ip -n $n -d link show flannel.ipip
+    eventually "$n device" 60 shows "remote any local $(public $n)|mtu 1480" ip -n $n -d link show flannel.ipip
     check "$n mtu" [ "$(value $n FLANNEL_MTU)" = 1480 ]
     for m in n1 n2 n3; do
-        [ $n = $m ] || eventually "$n route to $m" 20 route $n "$(net $m)" "via $(public $m)|dev flannel.ipip|onlink"
+        [ $n = $m ] || eventually "$n route to $m" 60 route $n "$(net $m)" "via $(public $m)|dev flannel.ipip|onlink"
     done
 done
 check "adopted the device" [ "$(index n1 flannel.ipip)" = "$left" ]
-eventually "stale route removed" 20 empty ip -n n1 route show 10.244.250.0/24
+eventually "stale route removed" 60 empty ip -n n1 route show 10.244.250.0/24
 reach pods
 
 heals_route "route heals" n1 "$(net n2)" "via 10.99.0.2|dev flannel.ipip|onlink"
 ip -n n1 link del flannel.ipip || die "delete the device"
-eventually "device heals" 20 shows "remote any local 10.99.0.1" ip -n n1 -d link show flannel.ipip
-eventually "its routes heal" 20 route n1 "$(net n3)" "via 10.98.0.3|dev flannel.ipip|onlink"
+eventually "device heals" 60 shows "remote any local 10.99.0.1" ip -n n1 -d link show flannel.ipip
+eventually "its routes heal" 60 route n1 "$(net n3)" "via 10.98.0.3|dev flannel.ipip|onlink"
 reach healed
 ip -n n2 link set flannel.ipip down || die "device down"
-eventually "device comes up again" 20 shows "state UNKNOWN" ip -n n2 link show flannel.ipip
-eventually "routes come back with it" 20 route n2 "$(net n1)" "via 10.99.0.1|dev flannel.ipip|onlink"
+eventually "device comes up again" 60 shows "state UNKNOWN" ip -n n2 link show flannel.ipip
+eventually "routes come back with it" 60 route n2 "$(net n1)" "via 10.99.0.1|dev flannel.ipip|onlink"
 
 restarts n1 flannel.ipip
 finish

@@ -121,7 +121,7 @@ cluster() {
     config "$1"
     for n in n1 n2 n3; do
         start $n
-        eventually "$n has its subnet" 30 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
+        eventually "$n has its subnet" 90 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
     done
     for n in n1 n2 n3; do pod $n; done
 }
@@ -156,13 +156,13 @@ pod() { # pod NODE: behind a veth, addressed from subnet.env
 
 # --- what every backend must show ---
 
-pings() { ip netns exec "p${1#n}" ping -q -c 1 -W 1 "$2"; }
+pings() { ip netns exec "p${1#n}" ping -q -c 1 -W 3 "$2"; }
 
 reach() { # reach NAME: every pod reaches every other
     for a in n1 n2 n3; do for b in n1 n2 n3; do
         [ $a = $b ] && continue
-        eventually "$1 $a to $b" 20 pings $a "$(pod4 $b)"
-        [ -z "$(value $b FLANNEL_IPV6_SUBNET)" ] || eventually "$1 $a to $b v6" 20 pings $a "$(pod6 $b)"
+        eventually "$1 $a to $b" 60 pings $a "$(pod4 $b)"
+        [ -z "$(value $b FLANNEL_IPV6_SUBNET)" ] || eventually "$1 $a to $b v6" 60 pings $a "$(pod6 $b)"
     done; done
 }
 
@@ -175,7 +175,7 @@ route6() { shows "$3|proto 90" ip -n "$1" -6 route show "$2" && ! has_nexthop "$
 # A deleted route comes back by itself.
 heals_route() { # heals_route NAME NODE PREFIX TEXT
     ip -n "$2" route del "$3" || die "$1: no route to delete"
-    eventually "$1" 20 route "$2" "$3" "$4"
+    eventually "$1" 60 route "$2" "$3" "$4"
 }
 
 # A restart keeps the device and every entry, and loses no packet.
@@ -193,7 +193,7 @@ restarts_quietly() {
     stop "$1" TERM || die "agent did not end with 0"
     check "entries stay while the agent is away" [ "$(ip -n "$1" route; ip -n "$1" -6 route show proto 90)" = "$routes" ]
     start "$1"
-    eventually "restart ready" 20 ready "$1"
+    eventually "restart ready" 60 ready "$1"
     wait $ping
     check "restart loses no packet" shows "0% packet loss,|60 received," cat /tmp/ping
     check "restart keeps the subnet" [ "$(value "$1" FLANNEL_SUBNET)" = "$subnet" ]
