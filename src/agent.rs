@@ -31,7 +31,7 @@ use crate::notify::Notify;
 use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
-use crate::start;
+use crate::start::{self, Waiting};
 
 /// Events of the store that may wait while a pass runs.
 const QUEUE: usize = 1024;
@@ -89,13 +89,17 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     let started = {
-        let starting = start::start(&*store, &mut kernel, &options.uplink, &options.subnet_file, &mut notify);
+        let waiting = Waiting::new(&mut notify, readiness.clone());
+        let starting = start::start(&*store, &mut kernel, &options.uplink, &options.subnet_file, waiting);
         let mut starting = pin!(starting);
         loop {
             tokio::select! {
-                () = &mut shutdown => return Ok(ExitCode::SUCCESS),
+                () = &mut shutdown => {
+                    tracing::info!("weft ends; it had no lease yet");
+                    return Ok(ExitCode::SUCCESS);
+                }
                 started = &mut starting => break started,
-                Some(request) = asked.recv() => answer_early(request, &*store),
+                Some(request) = asked.recv() => answer_early(request, &*store, &readiness),
             }
         }
     };
@@ -164,12 +168,12 @@ async fn turn<K: Kernel, M: Monitor>(
 }
 
 /// Before there is a lease, status says what is known.
-fn answer_early(request: admin::Request, store: &dyn Source) {
+fn answer_early(request: admin::Request, store: &dyn Source, readiness: &Readiness) {
     let admin::Request::Status(reply) = request;
     let status = crate::status::Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: crate::report::node_name(),
-        problems: vec!["the agent is starting: its log says what it waits for".to_owned()],
+        problems: readiness.reasons(),
         store: store.describe(),
         ..Default::default()
     };

@@ -16,6 +16,7 @@ use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 use weft_subnet::source::{Claim, Source};
 
+use crate::health::Readiness;
 use crate::kernel::{Kernel, Machine};
 use crate::notify::Notify;
 use crate::options::UplinkChoice;
@@ -41,18 +42,25 @@ pub struct Started {
     pub flannel_was_here: bool,
 }
 
-/// Says what is waited for: in the log, and to systemd.
+/// Says what is waited for: in the log, to systemd, in /readyz and `weft status`.
 pub struct Waiting<'a> {
     patience: Patience,
     notify: &'a mut Notify,
+    readiness: Readiness,
 }
 
 impl Waiting<'_> {
+    /// Nothing is waited for yet.
+    pub fn new(notify: &mut Notify, readiness: Readiness) -> Waiting<'_> {
+        Waiting { patience: Patience::default(), notify, readiness }
+    }
+
     async fn on(&mut self, text: String) {
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
             self.notify.status(&format!("waiting: {text}"));
         }
+        self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
         tokio::time::sleep(LOOK_AGAIN).await;
     }
@@ -64,9 +72,8 @@ pub async fn start(
     kernel: &mut impl Kernel,
     choice: &UplinkChoice,
     subnet_file: &Path,
-    notify: &mut Notify,
+    mut waiting: Waiting<'_>,
 ) -> Started {
-    let mut waiting = Waiting { patience: Patience::default(), notify };
     loop {
         let (config, network, backend) = config(store, &mut waiting).await;
         let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
