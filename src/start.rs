@@ -79,7 +79,7 @@ pub async fn start(
         let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
         let flannel_was_here = found.as_ref().is_some_and(|env| env.networks == network.networks);
         let previous = found.filter(|_| flannel_was_here).map(|env| env.subnets);
-        match lease(store, kernel, choice, &network, &*backend, previous).await {
+        match lease(store, kernel, choice, (&network, &*backend), previous).await {
             Ok((host, own)) => return Started { network, config, backend, host, own, flannel_was_here },
             Err(text) => waiting.on(text).await,
         }
@@ -113,8 +113,7 @@ async fn lease(
     store: &dyn Source,
     kernel: &mut impl Kernel,
     choice: &UplinkChoice,
-    network: &Network,
-    backend: &dyn Backend,
+    (network, backend): (&Network, &dyn Backend),
     previous: Option<Subnets>,
 ) -> Result<(Host, Lease), String> {
     let machine = kernel.machine().map_err(|error| format!("read links and routes: {error}"))?;

@@ -125,6 +125,7 @@ fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(Instant::now() < end, "waited {LIMIT:?} for {what}");
+        #[allow(clippy::disallowed_methods)] // between two looks at the condition
         std::thread::sleep(Duration::from_millis(10));
     }
 }
