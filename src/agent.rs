@@ -31,7 +31,7 @@ use crate::notify::Notify;
 use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
-use crate::start::{self, Place};
+use crate::start::{self, Place, Waiting};
 
 /// Events of the store that may wait while a pass runs.
 const QUEUE: usize = 1024;
@@ -94,13 +94,16 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file };
-        let starting = start::start(place, &mut notify);
+        let starting = start::start(place, Waiting::new(&mut notify, readiness.clone()));
         let mut starting = pin!(starting);
         loop {
             tokio::select! {
-                () = &mut shutdown => return Ok(ExitCode::SUCCESS),
+                () = &mut shutdown => {
+                    tracing::info!("weft ends; it had no lease yet");
+                    return Ok(ExitCode::SUCCESS);
+                }
                 started = &mut starting => break started,
-                Some(request) = asked.recv() => answer_early(request, &*store),
+                Some(request) = asked.recv() => answer_early(request, &*store, &readiness),
             }
         }
     };
@@ -170,12 +173,12 @@ async fn turn<K: Kernel, M: Monitor>(
 }
 
 /// Before there is a lease, status says what is known.
-fn answer_early(request: admin::Request, store: &dyn Source) {
+fn answer_early(request: admin::Request, store: &dyn Source, readiness: &Readiness) {
     let admin::Request::Status(reply) = request;
     let status = crate::status::Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node: crate::report::node_name(),
-        problems: vec!["the agent is starting: its log says what it waits for".to_owned()],
+        problems: readiness.reasons(),
         store: store.describe(),
         ..Default::default()
     };

@@ -279,6 +279,9 @@ fn leaf(words: &[String]) -> (usize, Flags) {
 fn from_clap(error: &clap::Error, from_env: &[(String, String)]) -> Exit {
     let help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let mut text = error.render().to_string();
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        text.insert_str(0, "say what to do\n\n");
+    }
     text.push_str(&origin(&text, from_env));
     let code = if help { 0 } else { USAGE };
     Exit { code, help, text: text.trim_start_matches("error: ").trim_end().to_owned() }

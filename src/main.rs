@@ -113,7 +113,6 @@ fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
     let mut int = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     Ok(async move {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        tracing::info!("ending; routes and devices stay");
         tokio::spawn(async move {
             tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
             #[allow(clippy::disallowed_methods)] // asked twice: nothing more to wait for

@@ -16,6 +16,7 @@ use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 use weft_subnet::source::{Claim, Source};
 
+use crate::health::Readiness;
 use crate::kernel::{Kernel, Machine};
 use crate::notify::Notify;
 use crate::options::UplinkChoice;
@@ -53,26 +54,32 @@ pub struct Place<'a, K> {
     pub subnet_file: &'a Path,
 }
 
-/// Says what is waited for: in the log, and to systemd.
+/// Says what is waited for: in the log, to systemd, in /readyz and `weft status`.
 pub struct Waiting<'a> {
     patience: Patience,
     notify: &'a mut Notify,
+    readiness: Readiness,
 }
 
 impl Waiting<'_> {
+    /// Nothing is waited for yet.
+    pub fn new(notify: &mut Notify, readiness: Readiness) -> Waiting<'_> {
+        Waiting { patience: Patience::default(), notify, readiness }
+    }
+
     async fn on(&mut self, text: String) {
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
             self.notify.status(&format!("waiting: {text}"));
         }
+        self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
         tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
 /// Waits for everything that a node needs, and takes a lease. Ends only when there is one; the caller races it with shutdown.
-pub async fn start<K: Kernel>(mut place: Place<'_, K>, notify: &mut Notify) -> Started {
-    let mut waiting = Waiting { patience: Patience::default(), notify };
+pub async fn start<K: Kernel>(mut place: Place<'_, K>, mut waiting: Waiting<'_>) -> Started {
     loop {
         let (config, network, backend) = config(place.store, &mut waiting).await;
         let found = std::fs::read_to_string(place.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));

@@ -2,7 +2,20 @@
 //! The binary as a user calls it.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are not inside #[test] themselves
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The longest that any condition is waited for.
+const LIMIT: Duration = Duration::from_secs(30);
+const NET_CONF: &str = r#"{"Network":"10.244.0.0/16","Backend":{"Type":"host-gw"}}"#;
 
 fn weft(args: &[&str], env: &[(&str, &str)]) -> Output {
     run(Command::new(env!("CARGO_BIN_EXE_weft")).args(args), env)
@@ -70,4 +83,245 @@ fn status_without_an_agent_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("none.sock");
     refused(&["status", "--socket", socket.to_str().unwrap()], &[], 1, "no agent answers on");
+}
+
+#[test]
+fn no_command_shows_the_commands() {
+    refused(&[], &[], 2, "say what to do");
+    refused(&["agent", "-resync=0s"], &[], 2, "--resync is below one second");
+    refused(&["agent", "-iface-regex", "("], &[], 2, "--iface-regex ( is not a regular expression");
+    refused(&["agent", "-store", "zookeeper"], &[], 2, "--store zookeeper: there is etcd and dir:PATH");
+    refused(&["agent", "-healthz-port=99999"], &[], 2, "--healthz-port");
+    refused(&["agent", "more"], &[], 2, "more");
+}
+
+/// Runs a test in a thread with a network namespace of its own: lo, and eth0 with 192.168.64.2 and the default route.
+fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+        for line in [
+            "link set lo up",
+            "link add eth0 type veth peer name far0",
+            "link set eth0 up",
+            "link set far0 up",
+            "addr add 192.168.64.2/24 dev eth0",
+            "route add default via 192.168.64.1",
+        ] {
+            let out = Command::new("ip").args(line.split(' ')).output().expect("run ip");
+            assert!(out.status.success(), "ip {line}: {}", String::from_utf8_lossy(&out.stderr));
+        }
+        test();
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Waits until `probe` yields something.
+fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = probe() {
+            return found;
+        }
+        assert!(Instant::now() < end, "waited {LIMIT:?} for {what}");
+        #[allow(clippy::disallowed_methods)] // between two looks at the condition
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A directory store and the places of one instance.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn store(&self) -> String {
+        format!("dir:{}", self.text("store"))
+    }
+
+    fn configure(&self) {
+        std::fs::create_dir_all(self.path("store")).unwrap();
+        std::fs::write(self.path("store/config.json"), NET_CONF).unwrap();
+    }
+
+    /// `weft agent` with these flags more, and this environment.
+    fn agent(&self, flags: &[&str], env: &[(&str, &Path)]) -> Agent {
+        let child = Command::new(env!("CARGO_BIN_EXE_weft"))
+            .args(["agent", "--store", &self.store(), "--subnet-file", &self.text("subnet.env")])
+            .args(["--socket", &self.text("weft.sock")])
+            .args(flags)
+            .env_clear()
+            .envs(env.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start the agent");
+        Agent(child)
+    }
+
+    /// Waits for `weft status` to show this.
+    fn wait_status(&self, wanted: &str) -> String {
+        wait_for(wanted, || {
+            let out = weft(&["status", "--socket", &self.text("weft.sock")], &[]);
+            Some(String::from_utf8(out.stdout).unwrap()).filter(|text| text.contains(wanted))
+        })
+    }
+
+    /// Runs weft with the places of this instance.
+    fn weft(&self, args: &[&str]) -> Output {
+        let mut all = args.to_vec();
+        let (store, file, socket) = (self.store(), self.text("subnet.env"), self.text("weft.sock"));
+        all.extend(["--store", &store]);
+        if args[0] == "release" {
+            all.extend(["--subnet-file", &file, "--socket", &socket]);
+        }
+        weft(&all, &[])
+    }
+}
+
+/// A running agent; killed when dropped.
+struct Agent(Child);
+
+impl Agent {
+    fn term(&mut self) -> ExitStatus {
+        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), Signal::SIGTERM).unwrap();
+        wait_for("the agent to end", || self.0.try_wait().unwrap())
+    }
+
+    /// What it logged; call it after its end.
+    fn log(&mut self) -> String {
+        let mut text = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn an_agent_that_waits_for_its_config_says_so_and_ends_at_once() {
+    in_namespace(|| {
+        let place = Place::new();
+        let mut agent = place.agent(&[], &[]);
+        let text = place.wait_status("config.json does not exist");
+        assert!(text.contains("NOT READY") && text.contains("lease       none yet"), "{text}");
+        let asked = Instant::now();
+        assert_eq!(agent.term().code(), Some(0));
+        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert!(agent.log().contains("WARN waiting: net-conf:"));
+        assert!(!place.path("weft.sock").exists(), "the socket goes with the agent");
+    });
+}
+
+#[test]
+fn a_second_agent_on_the_same_socket_is_refused() {
+    in_namespace(|| {
+        let place = Place::new();
+        let mut first = place.agent(&[], &[]);
+        place.wait_status("NOT READY");
+        let mut second = place.agent(&[], &[]);
+        let status = wait_for("the second agent to end", || second.0.try_wait().unwrap());
+        assert_eq!(status.code(), Some(1));
+        let log = second.log();
+        assert!(log.contains("another agent answers on") && log.contains("give --socket"), "{log}");
+        place.wait_status("NOT READY");
+        assert_eq!(first.term().code(), Some(0));
+    });
+}
+
+#[test]
+fn a_lease_is_listed_released_and_removed() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        let mut agent = place.agent(&[], &[]);
+        place.wait_status(", ready, weft");
+        let refused = place.weft(&["release"]);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("stop it first"));
+        assert_eq!(agent.term().code(), Some(0));
+        let list = String::from_utf8(place.weft(&["lease", "ls"]).stdout).unwrap();
+        assert!(list.contains("192.168.64.2") && list.contains("host-gw"), "{list}");
+
+        let released = place.weft(&["release"]);
+        assert_eq!(released.status.code(), Some(0), "{}", String::from_utf8_lossy(&released.stderr));
+        assert!(String::from_utf8(released.stdout).unwrap().starts_with("released 10.244."));
+        let again = place.weft(&["release"]);
+        assert_eq!(again.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&again.stderr).contains("there is nothing to release"));
+
+        let other = r#"{"PublicIP":"192.168.64.9","PublicIPv6":null,"BackendType":"host-gw"}"#;
+        std::fs::write(place.path("store/subnets/10.244.9.0-24.json"), other).unwrap();
+        let removed = place.weft(&["lease", "rm", "10.244.9.0-24"]);
+        assert_eq!(String::from_utf8(removed.stdout).unwrap(), "removed 10.244.9.0-24\n");
+        let missing = place.weft(&["lease", "rm", "10.244.9.0-24"]);
+        assert_eq!(missing.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&missing.stderr).contains("does not exist"));
+    });
+}
+
+#[test]
+fn systemd_is_told_ready_status_and_watchdog() {
+    in_namespace(|| {
+        let place = Place::new();
+        let socket = UnixDatagram::bind(place.path("notify")).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        let next = |wanted: &str| {
+            wait_for(wanted, || {
+                let mut buffer = [0; 4096];
+                let length = socket.recv(&mut buffer).expect("a word to systemd");
+                Some(String::from_utf8_lossy(&buffer[..length]).into_owned()).filter(|text| text.contains(wanted))
+            })
+        };
+        let env = [("NOTIFY_SOCKET", &*place.path("notify")), ("WATCHDOG_USEC", Path::new("400000"))];
+        let mut agent = place.agent(&[], &env);
+        next("STATUS=waiting: net-conf:");
+        next("WATCHDOG=1");
+        place.configure();
+        next("READY=1");
+        next("STATUS=subnet 10.244.");
+        next("WATCHDOG=1");
+        assert_eq!(agent.term().code(), Some(0));
+        next("STOPPING=1");
+    });
+}
+
+#[test]
+fn a_health_port_that_is_taken_is_tried_again() {
+    in_namespace(|| {
+        let place = Place::new();
+        let taken = TcpListener::bind("127.0.0.1:8081").unwrap();
+        let mut agent = place.agent(&["-healthz-ip=127.0.0.1", "-healthz-port=8081"], &[]);
+        let mut lines = BufReader::new(agent.0.stderr.take().unwrap()).lines();
+        let said = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("listen for health checks")));
+        assert!(said.expect("the log says it").unwrap().contains("trying again every 5 s"));
+        drop(taken);
+        let answer = wait_for("the health port", || {
+            let mut stream = TcpStream::connect("127.0.0.1:8081").ok()?;
+            stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            Some(answer)
+        });
+        assert!(answer.starts_with("HTTP/1.0 503") && answer.contains("config.json does not exist"), "{answer}");
+        assert_eq!(agent.term().code(), Some(0));
+    });
 }

@@ -20,7 +20,7 @@ pub struct StoreFlags {
     /// Where leases are kept: etcd, or dir:PATH.
     #[arg(long, default_value = "etcd", value_name = "etcd|dir:PATH", help_heading = OURS)]
     pub store: String,
-    /// Seconds that a lease lives in etcd without renewal (24h as flannel's; change it only in tests).
+    /// How long a lease lives in etcd without renewal (24h as flannel's; change it only in tests).
     #[arg(long, default_value = "24h", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub etcd_lease_ttl: Duration,
     /// Comma-separated list of etcd endpoints.

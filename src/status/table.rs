@@ -25,11 +25,12 @@ pub fn render(status: &Status, now_ms: u64) -> String {
         (false, None) => ", does not expire".to_owned(),
     };
     line(&mut out, "lease", &format!("{}{ttl}", or_none(&status.subnet)));
-    line(
-        &mut out,
-        "network",
-        &format!("{} by {}, MTU {}", or_none(&status.network), or_none(&status.backend), status.mtu),
-    );
+    if status.subnet.is_empty() {
+        // Nothing else is known before there is a lease.
+        line(&mut out, "store", &status.store);
+        return out;
+    }
+    line(&mut out, "network", &format!("{} by {}, MTU {}", status.network, status.backend, status.mtu));
     line(&mut out, "uplink", &or_none(&status.uplink));
     line(&mut out, "public", &or_none(&status.public.join(", ")));
     line(&mut out, "store", &format!("{}, last word {} ago", status.store, span(status.store_silent_s)));
