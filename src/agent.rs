@@ -122,7 +122,12 @@ async fn turn<K: Kernel, M: Monitor>(
     mut inputs: Inputs,
     mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<ExitCode> {
-    let mut file = FileWatch::new(node.subnet_file()).context("watch subnet.env")?;
+    // A host that is out of inotify instances must not be left without an agent: each audit looks at the file as well.
+    let mut file = FileWatch::new(node.subnet_file())
+        .inspect_err(
+            |error| tracing::warn!(%error, "watch subnet.env: left to the audit (fs.inotify.max_user_instances)"),
+        )
+        .ok();
     node.full(Cause::Start).await;
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
@@ -150,7 +155,7 @@ async fn turn<K: Kernel, M: Monitor>(
                 return Ok(ExitCode::FAILURE);
             },
             Some(request) = inputs.asked.recv() => node.answer(request),
-            changed = file.changed() => match changed {
+            changed = changed(&mut file) => match changed {
                 Ok(()) => node.publish_env(),
                 Err(error) => {
                     tracing::warn!(%error, "watch subnet.env");
@@ -160,6 +165,14 @@ async fn turn<K: Kernel, M: Monitor>(
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,
         }
         node.report();
+    }
+}
+
+/// The file changed; never, without a watch.
+async fn changed(file: &mut Option<FileWatch>) -> std::io::Result<()> {
+    match file {
+        Some(file) => file.changed().await,
+        None => std::future::pending().await,
     }
 }
 

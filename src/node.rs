@@ -333,8 +333,13 @@ impl<K: Kernel> Node<K> {
             self.last_error = Some(error.clone());
         }
         if report.writes() > 0 {
-            tracing::debug!(cause = report.cause.as_str(), writes = report.writes(), failed = report.failed(),
-                took_us = report.took.as_micros(), "pass");
+            tracing::debug!(
+                cause = report.cause.as_str(),
+                writes = report.writes(),
+                failed = report.failed(),
+                took_us = report.took.as_micros(),
+                "pass"
+            );
             self.last_pass = Some(report::pass(&report));
         }
     }
@@ -402,7 +407,11 @@ impl<K: Kernel> Node<K> {
         let now = self.hold.remove(ids, self.plan.peers().len(), Instant::now());
         if now.len() < asked {
             let grace_s = self.world.options.hold_removals.as_secs();
-            tracing::warn!(held = asked - now.len(), grace_s, "many leases vanished at once: their peers are kept for now");
+            tracing::warn!(
+                held = asked - now.len(),
+                grace_s,
+                "many leases vanished at once: their peers are kept for now"
+            );
         }
         now.iter().flat_map(|id| self.plan.remove(id)).collect()
     }

@@ -25,7 +25,8 @@ pub fn node_name() -> String {
 pub fn sticky(choice: &UplinkChoice, machine: &Machine, host: &Host) -> UplinkChoice {
     let told = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
     let there = machine.links.iter().find(|link| link.name == host.uplink.name);
-    let addressed = there.is_some_and(|link| machine.addrs.iter().any(|addr| addr.index == link.index && addr.scope == 0));
+    let addressed =
+        there.is_some_and(|link| machine.addrs.iter().any(|addr| addr.index == link.index && addr.scope == 0));
     match there {
         Some(link) if !told && addressed => {
             UplinkChoice { ifaces: vec![link.name.as_str().to_owned()], ..choice.clone() }
@@ -40,7 +41,8 @@ pub fn device_problem<K: Kernel>(node: &Node<K>) -> Option<String> {
     if pending.is_empty() {
         return None;
     }
-    let own = pending.iter().find(|(key, _)| matches!(key, Key::Link(_) | Key::Addr(..)) && node.plan.is_own_device(key));
+    let own =
+        pending.iter().find(|(key, _)| matches!(key, Key::Link(_) | Key::Addr(..)) && node.plan.is_own_device(key));
     own.map(|(key, pending)| format!("{key}: {}", pending.reason))
 }
 
@@ -65,7 +67,12 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     let blockers = blockers(node);
     let ready = blockers.is_empty();
     let text = blockers.first().cloned().unwrap_or_else(|| {
-        format!("subnet {}, {} peers, {}", node.plan.own().subnets, node.plan.peers().len(), node.plan.network().backend_type)
+        format!(
+            "subnet {}, {} peers, {}",
+            node.plan.own().subnets,
+            node.plan.peers().len(),
+            node.plan.network().backend_type
+        )
     });
     if node.world.readiness.set(blockers) {
         if ready {
@@ -152,7 +159,10 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
 }
 
 fn public(attrs: &Attrs) -> Vec<String> {
-    [attrs.public_ip.map(|ip| ip.to_string()), attrs.public_ipv6.map(|ip| ip.to_string())].into_iter().flatten().collect()
+    [attrs.public_ip.map(|ip| ip.to_string()), attrs.public_ipv6.map(|ip| ip.to_string())]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {

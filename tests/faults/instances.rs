@@ -46,7 +46,8 @@ impl Second {
 
     fn stop(&mut self) {
         let mut agent = self.agent.take().unwrap();
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(agent.id()).unwrap()), Signal::SIGTERM).unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(agent.id()).unwrap()), Signal::SIGTERM)
+            .unwrap();
         assert!(agent.wait().unwrap().success());
     }
 

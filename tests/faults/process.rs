@@ -79,7 +79,10 @@ fn a_restart_writes_nothing(kind: Kind) {
         site.start();
         site.healed("a restart");
         let said = monitor.mark(&site, "192.0.2.2");
-        let loud: Vec<&str> = said.lines().filter(|line| line.contains("10.5.") || line.contains("fd05:") || line.contains("flannel")).collect();
+        let loud: Vec<&str> = said
+            .lines()
+            .filter(|line| line.contains("10.5.") || line.contains("fd05:") || line.contains("flannel"))
+            .collect();
         assert!(loud.is_empty(), "{loud:#?}");
         assert_eq!(site.status().unwrap()["last_pass"], Json::Null, "no pass wrote anything");
         assert_eq!((modified(&site), site.own_lease()), (written, lease), "nor was a file written");

@@ -74,7 +74,9 @@ fn readdressed(kind: Kind) {
     site.own.host = 200;
     site.healed("another address of the uplink");
     let want = site.own.value(kind);
-    site.until("the lease to follow", |site| site.own_lease().is_some_and(|lease| lease["PublicIP"] == want["PublicIP"]));
+    site.until("the lease to follow", |site| {
+        site.own_lease().is_some_and(|lease| lease["PublicIP"] == want["PublicIP"])
+    });
     let lease = site.own_lease().unwrap();
     assert_eq!(lease, want, "and the rest of it stays");
     // Peers in a subnet that is no longer ours are out of reach for host-gw, and within reach for vxlan.
