@@ -130,7 +130,12 @@ async fn turn<K: Kernel, M: Monitor>(
     mut inputs: Inputs,
     mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<ExitCode> {
-    let mut file = FileWatch::new(node.subnet_file()).context("watch subnet.env")?;
+    // A host that is out of inotify instances must not be left without an agent: each audit looks at the file as well.
+    let mut file = FileWatch::new(node.subnet_file())
+        .inspect_err(
+            |error| tracing::warn!(%error, "watch subnet.env: left to the audit (fs.inotify.max_user_instances)"),
+        )
+        .ok();
     let mut blind_until: Option<Instant> = None;
     node.full(Cause::Start).await;
     loop {
@@ -159,7 +164,7 @@ async fn turn<K: Kernel, M: Monitor>(
                 return Ok(ExitCode::FAILURE);
             },
             Some(request) = inputs.asked.recv() => node.answer(request),
-            changed = file.changed(), if blind_until.is_none_or(|until| until <= Instant::now()) => match changed {
+            changed = changed(&mut file), if blind_until.is_none_or(|until| until <= Instant::now()) => match changed {
                 Ok(()) => node.publish_env(),
                 Err(error) => {
                     tracing::warn!(%error, "watch subnet.env: the audit looks at it meanwhile");
@@ -169,6 +174,14 @@ async fn turn<K: Kernel, M: Monitor>(
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,
         }
         node.report();
+    }
+}
+
+/// The file changed; never, without a watch.
+async fn changed(file: &mut Option<FileWatch>) -> std::io::Result<()> {
+    match file {
+        Some(file) => file.changed().await,
+        None => std::future::pending().await,
     }
 }
 
