@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of deploy/systemd, judged by systemd itself. Needs `systemd-analyze` (Debian package `systemd`) and fails without it.
 
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

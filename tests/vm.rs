@@ -3,6 +3,7 @@
 //!
 //! `WEFT_BIN` names a static weft to test instead of this build's. `WEFT_VM_EXTRA` names any test binary to run inside too.
 //! Nothing is skipped: no qemu or no kernel package is a failure that says so.
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
 #![allow(clippy::disallowed_methods, reason = "a test is told its binaries by the environment")]
 
 #[path = "vm/image.rs"]
