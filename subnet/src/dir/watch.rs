@@ -2,7 +2,8 @@
 //! The watch of a directory: inotify says when to look again, a slow poll is the net (NFS, synchronised trees), and what is
 //! reported is the difference of two complete looks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -15,15 +16,18 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
 use crate::source::{Error, Event};
 
-use super::files::Files;
+use super::files::{self, Files};
 
 const POLL: Duration = Duration::from_secs(30);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const SAY_EVERY: Duration = Duration::from_secs(60);
+
+const DELETED: AddWatchFlags = AddWatchFlags::IN_DELETE.union(AddWatchFlags::IN_MOVED_FROM);
 
 struct Fd(Inotify);
 
@@ -63,16 +67,21 @@ fn open(files: &Files) -> io::Result<AsyncFd<Fd>> {
     AsyncFd::new(Fd(inotify))
 }
 
-/// Waits for events or the slow poll, and takes all that are there: each look is complete anyway.
-async fn wait(watch: &AsyncFd<Fd>) -> io::Result<()> {
-    let Ok(ready) = timeout(POLL, watch.readable()).await else { return Ok(()) };
+/// Waits for events or the slow poll, and takes all that are there: each look is complete anyway. Returns the names deleted.
+async fn wait(watch: &AsyncFd<Fd>) -> io::Result<Vec<OsString>> {
+    let mut deleted = Vec::new();
+    let Ok(ready) = timeout(POLL, watch.readable()).await else { return Ok(deleted) };
     let mut guard = ready?;
     loop {
         match watch.get_ref().0.read_events() {
-            Ok(_) | Err(Errno::EINTR) => {}
+            Ok(events) => {
+                let gone = events.into_iter().filter(|event| event.mask.intersects(DELETED));
+                deleted.extend(gone.filter_map(|event| event.name));
+            }
+            Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => {
                 guard.clear_ready();
-                return Ok(());
+                return Ok(deleted);
             }
             Err(errno) => return Err(errno.into()),
         }
@@ -132,12 +141,13 @@ async fn session(files: &Files, out: &mpsc::Sender<Event>, known: &mut Known) ->
         return Ok(());
     }
     loop {
-        wait(&watch).await.map_err(unavailable(files))?;
+        let deleted = wait(&watch).await.map_err(unavailable(files))?;
         if identity(files)? != mine {
             let moved = io::Error::other("the directory was replaced");
             return Err(unavailable(files)(moved));
         }
-        let changes = difference(&mut known.records, files.scan()?);
+        let mut changes = difference(&mut known.records, files.scan()?);
+        changes.extend(short_lived(&known.records, &changes, &deleted));
         if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
             return Ok(());
         }
@@ -154,6 +164,19 @@ fn difference(known: &mut BTreeMap<Id, Record>, records: Vec<Record>) -> Vec<Res
     let changes = gone.chain(put).collect();
     *known = now;
     changes
+}
+
+/// Records that came and went between two looks: whoever wrote one (our own lease, taken again) must hear that it is gone.
+fn short_lived(
+    known: &BTreeMap<Id, Record>,
+    changes: &[Result<Record, Id>],
+    deleted: &[OsString],
+) -> Vec<Result<Record, Id>> {
+    let said: BTreeSet<&Id> = changes.iter().filter_map(|change| change.as_ref().err()).collect();
+    let subnets = |id: &Id| Subnets::from_key(id).is_some();
+    let ids = deleted.iter().filter_map(|name| files::id(name.to_str()?)).filter(subnets);
+    let gone: BTreeSet<Id> = ids.filter(|id| !known.contains_key(id) && !said.contains(id)).collect();
+    gone.into_iter().map(Err).collect()
 }
 
 /// Reports net-conf when it is another than the one handed out. False = nobody listens.
