@@ -29,8 +29,8 @@ pub struct Plan {
     own: Lease,
     peers: Peers,
     index: Index,
-    /// How many planned peers use a type that is not ours: for the MTU.
-    foreign_types: BTreeMap<String, usize>,
+    /// Backend type of each planned peer that uses another than ours: for the MTU.
+    foreign: HashMap<Id, String>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
 }
@@ -47,7 +47,7 @@ impl Plan {
             own,
             peers,
             index: Index::default(),
-            foreign_types: BTreeMap::new(),
+            foreign: HashMap::new(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
         };
@@ -61,7 +61,7 @@ impl Plan {
         self.others.clear();
         self.peers.judge_for(us(&self.network, &self.host, &self.own));
         self.index = Index::default();
-        self.foreign_types.clear();
+        self.foreign.clear();
         self.skipped.clear();
         self.devices.clear();
         self.plan_devices();
@@ -73,7 +73,14 @@ impl Plan {
 
     /// A record was put into the store.
     pub fn put(&mut self, record: Record) -> Vec<Changed> {
+        let id = record.id.clone();
+        let before = self.peers.reason(&id).map(str::to_owned);
         let changes = self.peers.put(record);
+        // One that was believed is told of where the change is followed.
+        let known = changes.iter().any(|change| change.id == id);
+        if let Some(reason) = self.peers.reason(&id).filter(|reason| !known && before.as_deref() != Some(*reason)) {
+            say_aside(&id, reason);
+        }
         self.follow(changes)
     }
 
@@ -135,7 +142,7 @@ impl Plan {
 
     /// True while peers of another backend type are reached: paths may be asymmetric.
     pub fn is_mixed(&self) -> bool {
-        !self.foreign_types.is_empty()
+        !self.foreign.is_empty()
     }
 
     /// Our lease.
@@ -171,7 +178,8 @@ impl Plan {
     /// The smallest MTU over the families and backends in use, bytes.
     pub fn mtu(&self) -> u32 {
         let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
-        let others = self.foreign_types.keys().filter_map(|kind| self.others.get(kind)?.as_ref().ok());
+        let kinds: BTreeSet<&String> = self.foreign.values().collect();
+        let others = kinds.into_iter().filter_map(|kind| self.others.get(kind)?.as_ref().ok());
         let backends = std::iter::once(&self.backend).chain(others);
         backends
             .flat_map(|backend| families.iter().map(|family| backend.mtu(&self.host, *family)))
@@ -187,13 +195,14 @@ impl Plan {
     fn follow(&mut self, changes: Vec<Change>) -> Vec<Changed> {
         let mut changed = Vec::new();
         for change in changes {
-            if let Some(before) = &change.before {
-                self.forget_type(before);
-            }
             match &change.after {
                 Some(lease) => changed.extend(self.plan_peer(lease)),
                 None => {
+                    if let Some(reason) = self.peers.reason(&change.id) {
+                        say_aside(&change.id, reason);
+                    }
                     self.skipped.remove(&change.id);
+                    self.foreign.remove(&change.id);
                     let age = change.before.map(|lease| lease.age).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
@@ -201,15 +210,6 @@ impl Plan {
         }
         self.note_devices(&changed);
         changed
-    }
-
-    fn forget_type(&mut self, lease: &Lease) {
-        if let Some(count) = self.foreign_types.get_mut(&lease.attrs.backend_type) {
-            *count -= 1;
-            if *count == 0 {
-                self.foreign_types.remove(&lease.attrs.backend_type);
-            }
-        }
     }
 
     fn plan_devices(&mut self) {
@@ -220,10 +220,10 @@ impl Plan {
 
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
         let kind = &lease.attrs.backend_type;
-        let backend = if kind == self.backend.kind() {
+        let own_kind = kind == self.backend.kind();
+        let backend = if own_kind {
             Ok(&self.backend)
         } else {
-            *self.foreign_types.entry(kind.clone()).or_default() += 1;
             let network = &self.network;
             let other = self.others.entry(kind.clone());
             other.or_insert_with(|| backend::make_kind(kind, "{}", network)).as_ref()
@@ -256,6 +256,12 @@ impl Plan {
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
+        // A lease that could not be planned must not lower the MTU.
+        if own_kind || state.is_empty() {
+            self.foreign.remove(&lease.id);
+        } else {
+            self.foreign.insert(lease.id.clone(), kind.clone());
+        }
         let changed = self.index.set(&lease.id, &lease.age, state);
         self.note_devices(&changed);
         changed
@@ -271,6 +277,10 @@ impl Plan {
             }
         }
     }
+}
+
+fn say_aside(id: &Id, reason: &str) {
+    tracing::warn!(lease = %id, reason, "lease set aside");
 }
 
 fn us(network: &Network, host: &Host, own: &Lease) -> Us {

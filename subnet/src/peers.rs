@@ -155,13 +155,16 @@ impl Peers {
 
     /// Set aside, with the reason, by id: a lease that parsed is given along. Our own record never is, readable or not.
     pub fn set_aside(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
-        self.slots.iter().filter_map(|(id, slot)| match &self.entries[*slot as usize] {
-            Entry::Unread(reason) if self.us.id.as_ref() != Some(id) => Some((id, &**reason, None)),
-            Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Beaten(Some((_, reason)))) => {
-                Some((id, &**reason, Some(&**lease)))
-            }
-            Entry::Free | Entry::Unread(_) | Entry::Read(..) => None,
+        self.slots.iter().filter_map(|(id, slot)| {
+            let (reason, lease) = self.entries[*slot as usize].aside()?;
+            (self.us.id.as_ref() != Some(id)).then_some((id, reason, lease))
         })
+    }
+
+    /// Why this record is set aside, if it is.
+    pub fn reason(&self, id: &Id) -> Option<&str> {
+        let slot = self.slots.get(id).filter(|_| self.us.id.as_ref() != Some(id))?;
+        self.entries[*slot as usize].aside().map(|(reason, _)| reason)
     }
 
     /// One believed lease.
@@ -313,6 +316,17 @@ impl Peers {
 }
 
 impl Entry {
+    /// Why it is not believed, and the lease when it could be read.
+    fn aside(&self) -> Option<(&str, Option<&Lease>)> {
+        match self {
+            Entry::Unread(reason) => Some((reason, None)),
+            Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Beaten(Some((_, reason)))) => {
+                Some((reason, Some(lease)))
+            }
+            Entry::Free | Entry::Read(..) => None,
+        }
+    }
+
     fn new(lease: Result<Lease, String>) -> Entry {
         match lease {
             Ok(lease) => Entry::Read(Box::new(lease), Verdict::Beaten(None)),
