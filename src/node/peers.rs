@@ -64,7 +64,17 @@ impl<K: Kernel> Node<K> {
         if self.hold.back(&record.id) {
             tracing::info!(lease = %record.id, "held lease is back");
         }
-        self.plan.put(record)
+        let id = record.id.clone();
+        let mut changed = self.plan.put(record);
+        // A lease that is there wins over one that is only held.
+        while let Some(winner) = self.plan.peers().beaten_by(&id).cloned() {
+            if !self.hold.back(&winner) {
+                break;
+            }
+            tracing::info!(lease = %winner, by = %id, "held lease gives way");
+            changed.extend(self.plan.remove(&winner));
+        }
+        changed
     }
 
     fn remove(&mut self, ids: Vec<Id>) -> Vec<Changed> {

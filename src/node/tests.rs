@@ -349,3 +349,41 @@ async fn noise_of_links_is_looked_at_later_not_never() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_lease_that_is_there_wins_over_one_that_is_only_held() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        // The store was wiped: the old owner of 10.5.2.0/24 is held, and its subnet given to another under a wider key.
+        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
+        bench.node.stored(vec![Event::Snapshot { records, reset: true }]).await;
+        assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "held");
+        let mut younger = lease("10.5.2.0-23", "192.168.0.3");
+        younger.age.stamp = 2;
+        let record = Record { id: younger.id.clone(), lease: Ok(younger) };
+        bench.node.stored(vec![Event::Changes(vec![Ok(record)])]).await;
+        assert_eq!(bench.via("10.5.2.0/23"), "192.168.0.3".parse().ok());
+        assert_eq!(bench.via("10.5.2.0/24"), None, "the held one gave way");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_peer_that_cannot_be_planned_does_not_lower_the_mtu() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mtu = bench.node.plan.mtu();
+        let of_type = |data: Option<Box<str>>| {
+            let mut peer = lease("10.5.3.0-24", "192.168.0.4");
+            (peer.attrs.backend_type, peer.attrs.backend_data) = ("vxlan".into(), data);
+            vec![Event::Changes(vec![Ok(Record { id: peer.id.clone(), lease: Ok(peer) })])]
+        };
+        bench.node.stored(of_type(None)).await;
+        assert_eq!(bench.node.plan.mtu(), mtu, "a vxlan lease without a MAC");
+        bench.node.stored(of_type(Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:04"}"#.into()))).await;
+        assert_eq!(bench.node.plan.mtu(), mtu - 50, "a good one");
+        bench.node.stored(of_type(None)).await;
+        assert_eq!(bench.node.plan.mtu(), mtu, "and a bad one again");
+    })
+    .await;
+}

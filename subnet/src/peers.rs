@@ -167,6 +167,15 @@ impl Peers {
         self.entries[*slot as usize].aside().map(|(reason, _)| reason)
     }
 
+    /// The older lease that pushes this one aside, if one does.
+    pub fn beaten_by(&self, id: &Id) -> Option<&Id> {
+        let slot = self.entries[*self.slots.get(id)? as usize].beaten_by()?;
+        match &self.entries[slot as usize] {
+            Entry::Read(winner, _) => Some(&winner.id),
+            Entry::Free | Entry::Unread(_) => None,
+        }
+    }
+
     /// One believed lease.
     pub fn get(&self, id: &Id) -> Option<&Lease> {
         self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
