@@ -33,6 +33,8 @@ pub struct Plan {
     foreign: HashMap<Id, String>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
+    /// Believed leases that wait until a device of another type or VNI goes.
+    no_room: BTreeSet<Id>,
 }
 
 impl Plan {
@@ -50,6 +52,7 @@ impl Plan {
             foreign: HashMap::new(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
+            no_room: BTreeSet::new(),
         };
         plan.plan_devices();
         plan
@@ -62,8 +65,11 @@ impl Plan {
         self.peers.judge_for(us(&self.network, &self.host, &self.own));
         self.index = Index::default();
         self.foreign.clear();
-        self.skipped.clear();
         self.devices.clear();
+        self.no_room.clear();
+        // What was said of a lease is not said again.
+        let peers = &self.peers;
+        self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
         let believed: Vec<Lease> = self.peers.believed().cloned().collect();
         for lease in believed {
@@ -203,13 +209,24 @@ impl Plan {
                     }
                     self.skipped.remove(&change.id);
                     self.foreign.remove(&change.id);
+                    self.no_room.remove(&change.id);
                     let age = change.before.map(|lease| lease.age).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
             }
         }
         self.note_devices(&changed);
+        let freed = changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none());
+        if freed {
+            changed.extend(self.use_room());
+        }
         changed
+    }
+
+    /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
+    fn use_room(&mut self) -> Vec<Changed> {
+        let waiting: Vec<Lease> = self.no_room.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 
     fn plan_devices(&mut self) {
@@ -239,7 +256,9 @@ impl Plan {
                 let planned = backend.plan(&self.host, &self.own, lease);
                 state = planned.state;
                 let new = brings(&state);
+                self.no_room.remove(&lease.id);
                 if new > 0 && self.devices.len() + new > MOST_DEVICES {
+                    self.no_room.insert(lease.id.clone());
                     state.clear();
                     reasons.push(format!("needs a device of its own, and there are {} already", self.devices.len()));
                 }
