@@ -75,13 +75,20 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A node: its namespace, a thread that lives in it, a monitor and a netlink socket of it. Dropped, the namespace goes.
 #[derive(Debug)]
 pub struct Node {
-    name: String,
-    jobs: Option<mpsc::Sender<Job>>,
-    hand: Option<JoinHandle<()>>,
     /// What its kernel tells.
     pub watch: Watch,
     /// For faults and prepared batches.
     pub netlink: Netlink,
+    /// Last, so that it is dropped last: sockets keep their namespace alive.
+    inside: Inside,
+}
+
+/// A namespace and the thread that lives in it.
+#[derive(Debug)]
+struct Inside {
+    name: String,
+    jobs: Option<mpsc::Sender<Job>>,
+    hand: Option<JoinHandle<()>>,
 }
 
 impl Node {
@@ -122,7 +129,7 @@ impl Node {
             }
             Ok((Watch::open(backend.tables())?, Netlink::open().context("open netlink")?))
         })??;
-        Ok(Node { name: name.to_owned(), jobs: Some(jobs), hand: Some(hand), watch, netlink })
+        Ok(Node { watch, netlink, inside: Inside { name: name.to_owned(), jobs: Some(jobs), hand: Some(hand) } })
     }
 
     /// Runs this in the node's namespace, on a thread that lives as long as the node.
@@ -130,7 +137,7 @@ impl Node {
     /// # Errors
     /// When it panicked.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-        call(self.jobs.as_ref().context("the node is gone")?, job)
+        call(self.inside.jobs.as_ref().context("the node is gone")?, job)
     }
 
     /// `ip WORDS` in it.
@@ -138,7 +145,7 @@ impl Node {
     /// # Errors
     /// As ip.
     pub fn ip(&self, words: &str) -> Result<String> {
-        ip(&self.name, words)
+        ip(&self.inside.name, words)
     }
 
     /// Index of one of its links.
@@ -172,7 +179,7 @@ fn call<T: Send + 'static>(jobs: &mpsc::Sender<Job>, job: impl FnOnce() -> T + S
     answers.recv().context("the node's thread has ended")
 }
 
-impl Drop for Node {
+impl Drop for Inside {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(hand) = self.hand.take() {
