@@ -16,7 +16,8 @@ use crate::{plots, table, targets};
 /// When there was no run, or a file cannot be written.
 pub fn write(out: &Path, docs: &Path) -> Result<()> {
     let path = out.join("results.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("read {} (`make bench` writes it)", path.display()))?;
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("read {} (`make bench` writes it)", path.display()))?;
     let run: Run = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
     fs::create_dir_all(docs).with_context(|| format!("create {}", docs.display()))?;
     let drawn = plots::draw(&run, docs)?;

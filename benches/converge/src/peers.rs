@@ -46,8 +46,7 @@ pub enum Table {
 }
 
 /// All tables, in the order of their numbers.
-pub const TABLES: [Table; 6] =
-    [Table::Fdb, Table::Fdb6, Table::Neigh, Table::Neigh6, Table::Route, Table::Route6];
+pub const TABLES: [Table; 6] = [Table::Fdb, Table::Fdb6, Table::Neigh, Table::Neigh6, Table::Route, Table::Route6];
 
 impl Backend {
     /// For tables and file names.

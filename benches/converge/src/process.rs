@@ -2,16 +2,18 @@
 //! An agent under measurement: weft or flanneld, as a process in a node's namespace.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::site::Node;
+use crate::site::{Node, pause};
 use crate::store::url;
 
 /// Who is measured.
@@ -54,7 +56,9 @@ impl Program {
 /// A running agent. Dropped, it is killed.
 pub struct Agent {
     child: Child,
-    notify: UnixDatagram,
+    ready: mpsc::Receiver<Instant>,
+    /// The thread that hears it ends when this goes.
+    _alive: Arc<()>,
     /// Just before it was started.
     pub started: Instant,
     log: PathBuf,
@@ -77,7 +81,8 @@ impl Agent {
         command.stdin(Stdio::null()).stdout(file.try_clone().context("open a log")?).stderr(file);
         let (started, child) = node.run(move || (Instant::now(), command.spawn()))?;
         let child = child.with_context(|| format!("start {}", program.name()))?;
-        Ok(Agent { child, notify, started, log })
+        let alive = Arc::new(());
+        Ok(Agent { child, ready: hear(notify, Arc::clone(&alive))?, _alive: alive, started, log })
     }
 
     /// Waits until it says READY=1 to systemd: when; `None` when the time is over.
@@ -85,22 +90,10 @@ impl Agent {
     /// # Errors
     /// When the socket fails.
     pub fn ready(&self, limit: Duration) -> Result<Option<Instant>> {
-        let deadline = Instant::now() + limit;
-        let mut buffer = [0; 4096];
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            self.notify.set_read_timeout(Some(left)).context("bound a read")?;
-            match self.notify.recv(&mut buffer) {
-                Ok(n) if buffer[..n].split(|b| *b == b'\n').any(|line| line == b"READY=1") => {
-                    return Ok(Some(Instant::now()));
-                }
-                Ok(_) => {}
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
-                Err(e) => return Err(e).context("read the notify socket"),
-            }
+        match self.ready.recv_timeout(limit) {
+            Ok(at) => Ok(Some(at)),
+            Err(mpsc::RecvTimeoutError::Timeout) => Ok(None),
+            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("the notify socket cannot be read"),
         }
     }
 
@@ -123,9 +116,9 @@ impl Agent {
     pub fn stop(mut self) -> Result<()> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM).context("end the agent")?;
         let deadline = Instant::now() + Duration::from_secs(5);
-        // Its end is told by no file descriptor that std has: look now and then, nothing is measured here.
+        // Nothing is measured here: looking now and then is good enough.
         while self.child.try_wait().context("wait for the agent")?.is_none() && Instant::now() < deadline {
-            let _ = self.ready(Duration::from_millis(5))?;
+            pause(Duration::from_millis(5));
         }
         Ok(())
     }
@@ -167,6 +160,30 @@ impl Agent {
         let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         line.and_then(|n| n.trim().parse().ok()).context("no switches in its status")
     }
+}
+
+/// Reads what an agent tells systemd, all of it: one that nobody reads would stop the agent. Tells of READY=1.
+fn hear(socket: UnixDatagram, alive: Arc<()>) -> Result<mpsc::Receiver<Instant>> {
+    let (tell, ready) = mpsc::channel();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).context("bound a read")?;
+    let read = move || {
+        let mut buffer = [0; 4096];
+        loop {
+            match socket.recv(&mut buffer) {
+                Ok(n) if buffer[..n].split(|b| *b == b'\n').any(|line| line == b"READY=1") => {
+                    // Nobody waits any more: the agent is dropped.
+                    if tell.send(Instant::now()).is_err() {
+                        return;
+                    }
+                }
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock && Arc::strong_count(&alive) > 1 => {}
+                Err(_) => return,
+            }
+        }
+    };
+    std::thread::Builder::new().name("notify".into()).spawn(read).context("start a thread")?;
+    Ok(ready)
 }
 
 impl Drop for Agent {

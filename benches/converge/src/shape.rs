@@ -2,7 +2,7 @@
 //! The bench that CI runs: at most 60 s, and it fails only on shape: how costs grow, and work where there should be none.
 //!
 //! Costs are CPU time of the agent, which other load on the machine changes far less than the time on the clock; of several
-//! runs the cheapest counts; what fails is measured once more before it counts as a failure.
+//! runs the cheapest counts; what fails is measured again before it counts as a failure, and the cheapest of all runs counts.
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use crate::rows::subject::cold;
 use crate::say;
 use crate::site::{Node, build, pause};
 use crate::store::Store;
+use crate::targets::memory_bound;
 
 /// Peers: the middle one halves the way up.
 const SIZES: [usize; 3] = [5_000, 10_000, 20_000];
@@ -24,8 +25,8 @@ const RUNS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(30);
 /// (t20k - t10k) / (t10k - t5k): linear is 2, plain routes of one device are 4.6.
 const MOST_GROWTH: f64 = 3.0;
-/// Bytes of resident memory per peer: the bound of 50,000 peers (60 MB) less what an agent without peers has.
-const MOST_BYTES: f64 = 1_200.0;
+/// How often a growth that is too large is measured again.
+const AGAIN: usize = 2;
 /// An idle node: share of a core, audits included, and waking up.
 const IDLE: Duration = Duration::from_secs(12);
 const MOST_CPU: f64 = 0.03;
@@ -51,28 +52,31 @@ pub fn run(options: &ShapeOptions) -> Result<bool> {
     let mut right = true;
     let program = Program::Weft(options.weft.clone(), options.agent_flags.clone());
     let mut bed = Bed { program, store: Store::start(Backend::Vxlan)?, filled: 0, nodes: 0 };
-    let (mut costs, mut resident, mut last) = (Vec::new(), Vec::new(), None);
+    let (mut costs, mut last) = (Vec::new(), None);
     for peers in SIZES {
         drop(last.take());
         bed.fill(peers)?;
         let (cost, agent, node) = bed.starts(peers, RUNS)?;
         node.watch.quiet(CALM, LIMIT)?;
-        resident.push(agent.memory()?.0 * 1024.0 * 1024.0);
+        right &= judge(&format!("memory of {peers} peers, MB"), agent.memory()?.0, memory_bound(peers as f64));
         costs.push(cost);
         last = Some((agent, node));
     }
     let (agent, node) = last.context("nothing ran")?;
-    let bytes = (resident[2] - resident[0]) / (SIZES[2] - SIZES[0]) as f64;
-    right &= judge("memory per peer, bytes", bytes, MOST_BYTES);
     right &= idle(&agent, &node)?;
     right &= restart(&bed, agent, &node)?;
     drop(node);
-    let mut growth = grows(&costs);
-    if growth > MOST_GROWTH {
-        say(&format!("growth {growth:.2}: measured again"));
-        growth = growth.min(bed.again()?);
+    for _ in 0..AGAIN {
+        if grows(&costs) <= MOST_GROWTH {
+            break;
+        }
+        say(&format!("growth {:.2}: measured again", grows(&costs)));
+        for (peers, cost) in SIZES.into_iter().zip(&mut costs) {
+            bed.fill(peers)?;
+            *cost = bed.starts(peers, RUNS)?.0.min(*cost);
+        }
     }
-    right &= judge("growth of the kernel phase from 5,000 over 10,000 to 20,000 peers", growth, MOST_GROWTH);
+    right &= judge("growth of the kernel phase from 5,000 over 10,000 to 20,000 peers", grows(&costs), MOST_GROWTH);
     say(&format!("shape: {}, {:.0} s", if right { "ok" } else { "FAILED" }, begin.elapsed().as_secs_f64()));
     Ok(right)
 }
@@ -102,16 +106,6 @@ impl Bed {
         }
         let (agent, node) = last.context("no run")?;
         Ok((quantile(&costs, 0.0).context("no run")?, agent, node))
-    }
-
-    /// Growth once more, from the small size up.
-    fn again(&mut self) -> Result<f64> {
-        let mut costs = Vec::new();
-        for peers in SIZES {
-            self.fill(peers)?;
-            costs.push(self.starts(peers, 2)?.0);
-        }
-        Ok(grows(&costs))
     }
 }
 

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use weft::kernel::socket::Netlink;
 
@@ -20,6 +21,8 @@ use crate::peers::{Backend, NODE, NODE6, STORE};
 use crate::watch::Watch;
 
 const FABRIC: &str = "fabric";
+/// Where the memory disk is.
+pub const MEMORY: &str = "/mnt";
 
 /// Runs a command to its end; its standard output.
 ///
@@ -51,6 +54,8 @@ fn enter(namespace: &str) -> Result<()> {
 /// Without root, mostly.
 pub fn build() -> Result<()> {
     weft::lab::net::own_names()?;
+    // A memory disk that goes with this process, however it ends: only its mount namespace has it.
+    mount(Some("weft-bench"), MEMORY, Some("tmpfs"), MsFlags::empty(), None::<&str>).context("mount a memory disk")?;
     command("ip", &["netns", "add", FABRIC])?;
     for words in [
         "link set lo up".to_owned(),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A private etcd on a memory disk, and the leases in it.
 
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::peers::{Backend, Peer, STORE};
+use crate::site::MEMORY;
 
 const SUBNETS: &str = "/coreos.com/network/subnets/";
 /// etcd's default limit of operations in one transaction.
@@ -44,16 +44,15 @@ impl Store {
     /// # Errors
     /// When etcd does not come up.
     pub fn start(backend: Backend) -> Result<Store> {
-        let memory = Path::new("/dev/shm");
-        let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let dir = TempDir::with_prefix_in("weft-bench-", base).context("create a temporary directory")?;
+        let dir = TempDir::with_prefix_in("weft-bench-", MEMORY).context("create a temporary directory")?;
         let log = std::fs::File::create(dir.path().join("etcd.log")).context("create a log")?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "etcd", "--name=bench", "--unsafe-no-fsync", "--logger=zap"]);
         command.arg("--log-outputs=stderr").arg("--quota-backend-bytes=4294967296");
         command.arg(format!("--data-dir={}", dir.path().join("etcd").display()));
         command.arg(format!("--listen-client-urls={}", url())).arg(format!("--advertise-client-urls={}", url()));
-        command.args(["--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380"]);
+        command
+            .args(["--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380"]);
         command.arg("--initial-cluster=bench=http://127.0.0.1:2380");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("start etcd")?;
         let runtime = runtime()?;

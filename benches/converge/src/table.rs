@@ -130,7 +130,10 @@ mod tests {
         run.note(at, "memory", Who::Weft, Cell::Value(25.04));
         let text = text(&run);
         let row = text.lines().find(|line| line.contains("cold start")).unwrap();
-        assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["cold", "start,", "ms", "100", "250", "cut,", "120", "s", "2.50"]);
+        assert_eq!(
+            row.split_whitespace().collect::<Vec<_>>(),
+            ["cold", "start,", "ms", "100", "250", "cut,", "120", "s", "2.50"]
+        );
         assert!(markdown(&run).contains("| memory, MB |  | 25.0 |  |  |  |"), "{}", markdown(&run));
     }
 }

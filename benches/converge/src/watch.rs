@@ -98,8 +98,7 @@ impl Watch {
     pub fn wait(&self, limit: Duration) -> Result<Option<Instant>> {
         let seen = self.lock();
         let open = |seen: &mut Seen| seen.reached.is_none() && !seen.lost;
-        let (seen, _) =
-            self.shared.news.wait_timeout_while(seen, limit, open).unwrap_or_else(PoisonError::into_inner);
+        let (seen, _) = self.shared.news.wait_timeout_while(seen, limit, open).unwrap_or_else(PoisonError::into_inner);
         anyhow::ensure!(!seen.lost, "the bench's own netlink monitor lost notifications");
         Ok(seen.reached)
     }

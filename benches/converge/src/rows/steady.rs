@@ -31,15 +31,27 @@ pub fn leases(place: &mut Place<'_>, node: &Node, who: Who) -> Result<()> {
         let first = if place.backend == Backend::HostGw { Table::Route } else { Table::Fdb };
         let changed = move |number| Goal::Written(first, number);
         let gone = |number: usize| Goal::Peers(2 * base + super::EVENTS - number - 1);
-        one_by_one(place, node, (who, "add"), |store, number| {
-            store.put(std::iter::once(Peer::new(number))).map(|()| all(number))
-        }, all)?;
-        one_by_one(place, node, (who, "change"), |store, number| {
-            store.put(std::iter::once(Peer { number, moved: true })).map(|()| changed(number))
-        }, changed)?;
-        one_by_one(place, node, (who, "remove"), |store, number| {
-            store.delete(std::iter::once(Peer::new(number))).map(|()| gone(number))
-        }, gone)?;
+        one_by_one(
+            place,
+            node,
+            (who, "add"),
+            |store, number| store.put(std::iter::once(Peer::new(number))).map(|()| all(number)),
+            all,
+        )?;
+        one_by_one(
+            place,
+            node,
+            (who, "change"),
+            |store, number| store.put(std::iter::once(Peer { number, moved: true })).map(|()| changed(number)),
+            changed,
+        )?;
+        one_by_one(
+            place,
+            node,
+            (who, "remove"),
+            |store, number| store.delete(std::iter::once(Peer::new(number))).map(|()| gone(number)),
+            gone,
+        )?;
         // What was cut half-way must not spoil what follows.
         place.store.delete(singles.map(Peer::new))?;
         node.watch.expect(Goal::Peers(base));
