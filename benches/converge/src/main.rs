@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Run(options) => run(&options).map(|()| true),
         Task::Shape(options) => shape::run(&options),
-        Task::Docs { out, docs } => docs::write(&out, &docs).map(|()| true),
+        Task::Docs { out, docs, readme } => docs::write(&out, &docs, &readme).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -29,6 +29,9 @@ pub enum Task {
         /// Where the documents go
         #[arg(long, default_value = "docs/bench")]
         docs: PathBuf,
+        /// The project's first page, which shows an excerpt
+        #[arg(long, default_value = "README.md")]
+        readme: PathBuf,
     },
 }
 

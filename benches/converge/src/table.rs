@@ -80,7 +80,8 @@ fn lines(run: &Run, at: (&str, usize)) -> Vec<[String; 6]> {
     rows
 }
 
-fn shown(cell: Option<&Cell>) -> String {
+/// One cell.
+pub fn shown(cell: Option<&Cell>) -> String {
     match cell {
         Some(Cell::Value(value)) => figure(*value),
         Some(Cell::Cut(seconds)) => format!("cut, {seconds} s"),
