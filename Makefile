@@ -83,7 +83,7 @@ bench-micro: ## plan, diff and codecs: time and allocations
 # The build of the tests: this bench looks at shapes, its own speed matters little.
 bench-shape: ## at most 60 s: does any cost grow as it must not?
 	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
-	@$(STEP) 180 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
+	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
 
 clean-lab: ## remove what killed or failed labs left behind (files only: namespaces and processes end with a lab)
 	@tools/clean-lab
