@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The CNI plugin: reads subnet.env, renders the configuration of a delegate (bridge, or our own routed pods) and calls it.
+//!
+//! It is started for every pod, so its own start is what matters: no runtime, no parser of arguments, no logger. What it
+//! promises: nothing that a delegate made can be forgotten. The record is on disk before the delegate runs, and goes only
+//! when the delegate has taken everything back.
+
+pub mod delegate;
+pub mod env;
+pub mod flannel;
+pub mod plugin;
+pub mod rtnl;
+pub mod spec;
+pub mod veth;
+
+/// Where the agent writes subnet.env, unless `subnetFile` says otherwise.
+pub const SUBNET_FILE: &str = "/run/flannel/subnet.env";
+/// Where records are kept, unless `dataDir` says otherwise.
+pub const DATA_DIR: &str = "/var/lib/cni/flannel";
