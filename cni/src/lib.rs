@@ -5,12 +5,17 @@
 //! promises: nothing that a delegate made can be forgotten. The record is on disk before the delegate runs, and goes only
 //! when the delegate has taken everything back.
 
+pub mod conf;
 pub mod delegate;
 pub mod env;
 pub mod flannel;
 pub mod plugin;
+pub mod record;
+pub mod render;
 pub mod spec;
+pub mod subnet_env;
 pub mod veth;
+pub mod wait;
 
 /// Where the agent writes subnet.env, unless `subnetFile` says otherwise.
 pub const SUBNET_FILE: &str = "/run/flannel/subnet.env";
