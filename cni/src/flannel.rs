@@ -11,7 +11,7 @@ use crate::record::{self, Locked};
 use crate::render::{self, kind};
 use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
-use crate::wait;
+use crate::{gc, status, wait};
 
 /// Answers one call.
 ///
@@ -24,7 +24,10 @@ pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
         // A configuration that was edited since must not keep a pod from being taken back.
         Verb::Del => del(call, &conf.or_else(|_| Conf::places(&call.conf))?),
         Verb::Check => check(call, &conf?),
-        Verb::Gc | Verb::Status | Verb::Version => Ok(Vec::new()),
+        Verb::Gc => gc::run(call, &conf?),
+        Verb::Status => status::run(call, &conf?),
+        // Answered before.
+        Verb::Version => Ok(Vec::new()),
     }
 }
 

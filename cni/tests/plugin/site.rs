@@ -54,7 +54,10 @@ impl Answer {
 impl Site {
     /// A node with IPv4 and IPv6 and a subnet.env.
     pub fn new() -> Site {
-        assert!(Path::new(PLUGINS).join("bridge").is_file(), "Debian's containernetworking-plugins are not in {PLUGINS}");
+        assert!(
+            Path::new(PLUGINS).join("bridge").is_file(),
+            "Debian's containernetworking-plugins are not in {PLUGINS}"
+        );
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces of our own: tests need root");
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
         fs::create_dir_all("/run/netns").unwrap();
