@@ -32,12 +32,15 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 enum Question {
     Status {},
+    /// What the CNI plugin asks for every pod: [`Status`] without its thousands of peers.
+    Ready {},
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Status(Box<Status>),
+    Ready { ready: bool, problems: Vec<String> },
     Error(String),
 }
 
@@ -105,9 +108,10 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>) -> io::Res
     let (read, mut write) = stream.split();
     BufReader::new(read.take(QUESTION)).read_line(&mut line).await?;
     let answer = match serde_json::from_str(&line) {
-        Ok(Question::Status {}) => match status(&agent).await {
-            Some(status) => Answer::Status(Box::new(status)),
-            None => Answer::Error("the agent is ending".to_owned()),
+        Ok(question) => match (status(&agent).await, question) {
+            (Some(status), Question::Status {}) => Answer::Status(Box::new(status)),
+            (Some(status), Question::Ready {}) => Answer::Ready { ready: status.ready, problems: status.problems },
+            (None, _) => Answer::Error("the agent is ending".to_owned()),
         },
         Err(error) => Answer::Error(format!("not a question this version knows: {error}")),
     };
@@ -136,6 +140,7 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
         match serde_json::from_str(&text).with_context(|| format!("read the answer on {place}"))? {
             Answer::Status(status) => Ok(*status),
             Answer::Error(error) => anyhow::bail!("the agent on {place} says: {error}"),
+            Answer::Ready { .. } => anyhow::bail!("the agent on {place} answered another question"),
         }
     };
     let late = || format!("the agent on {place} did not answer within {} s: it is stuck, see its log", LIMIT.as_secs());
@@ -173,6 +178,11 @@ mod tests {
         let mut text = String::new();
         raw.read_to_string(&mut text).await.unwrap();
         assert!(text.starts_with("{\"error\":\"not a question"), "{text}");
+        let mut plugin = UnixStream::connect(&path).await.unwrap();
+        plugin.write_all(b"{\"ready\":{}}\n").await.unwrap();
+        let mut text = String::new();
+        plugin.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "{\"ready\":{\"ready\":false,\"problems\":[]}}\n");
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
         assert!(!path.exists(), "the socket goes with its server");

@@ -8,16 +8,23 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::env::{Request, Verb};
-use crate::spec::{Error, code};
+use crate::spec::{Error, Version, code};
+use crate::{plugin, veth};
+
+/// The delegate that is this very program: called without starting it again.
+const OURS: &str = "weft-veth";
 
 /// The file of a plugin, searched in the directories of CNI_PATH in order.
 ///
 /// # Errors
 /// When its type is no file name, or no directory has it.
 pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
+    if kind == OURS {
+        return Ok(PathBuf::from("/proc/self/exe"));
+    }
     if kind.is_empty() || kind.contains('/') {
         return Err(Error::new(code::CONFIG, format!("{kind:?} is not the name of a plugin")));
     }
@@ -33,6 +40,9 @@ pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
 /// # Errors
 /// The plugin's own error unchanged; or that it cannot be found, started, or understood.
 pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<Vec<u8>, Error> {
+    if kind == OURS {
+        return plugin::within(Request { verb, ..request.clone() }, conf, veth::answer);
+    }
     let program = find(kind, &request.path)?;
     let text = serde_json::to_vec(conf).map_err(|error| Error::new(code::OTHER, format!("render {kind}: {error}")))?;
     let input = input(&text).map_err(|error| Error::io("pass a configuration on", error))?;
@@ -56,6 +66,17 @@ pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<V
     // It belongs to the runtime's log; nobody is there to hear that this failed.
     let _ = io::stderr().write_all(&output.stderr);
     if output.status.success() { Ok(output.stdout) } else { Err(failure(kind, verb, &output)) }
+}
+
+/// True when the plugin says that it knows a version of the specification.
+///
+/// # Errors
+/// As [`call`].
+pub fn speaks(kind: &str, version: Version, request: &Request) -> Result<bool, Error> {
+    let answer = call(kind, &json!({"cniVersion": version.to_string()}), Verb::Version, request)?;
+    let answer: Value = serde_json::from_slice(&answer)
+        .map_err(|error| Error::new(code::DECODE, format!("read the answer of {kind} to VERSION: {error}")))?;
+    Ok(answer["supportedVersions"].as_array().is_some_and(|all| all.contains(&json!(version.to_string()))))
 }
 
 /// A file in memory rather than a pipe: a plugin that reads late, or never, cannot block us.

@@ -5,13 +5,22 @@
 //! promises: nothing that a delegate made can be forgotten. The record is on disk before the delegate runs, and goes only
 //! when the delegate has taken everything back.
 
+pub mod conf;
 pub mod delegate;
 pub mod env;
 pub mod flannel;
+pub mod gc;
+pub mod hostlocal;
+pub mod masquerade;
 pub mod plugin;
+pub mod record;
+pub mod render;
 pub mod rtnl;
 pub mod spec;
+pub mod status;
+pub mod subnet_env;
 pub mod veth;
+pub mod wait;
 
 /// Where the agent writes subnet.env, unless `subnetFile` says otherwise.
 pub const SUBNET_FILE: &str = "/run/flannel/subnet.env";
