@@ -201,6 +201,24 @@ impl Rtnl {
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
     }
 
+    /// True when packets to the address are taken in. Of a new IPv6 address the kernel sees to that in a work of its own.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_local(&mut self, addr: IpAddr) -> Result<bool, Error> {
+        let len = if addr.is_ipv6() { 128 } else { 32 };
+        let mut batch = self.batch();
+        batch.push("look up a route", |w| {
+            w.begin(libc::RTM_GETROUTE, PLAIN, &[family(addr), len, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            w.attr_ip(libc::RTA_DST, addr);
+        });
+        let local = |data: &[u8]| {
+            let mut answers = messages(data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+            answers.any(|m| u8_at(m.payload, 7) == libc::RTN_LOCAL)
+        };
+        Ok(batch.send()?.is_ok_and(|data| local(&data)))
+    }
+
     /// Sets the MTU of a link, bytes.
     ///
     /// # Errors
