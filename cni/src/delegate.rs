@@ -12,12 +12,19 @@ use serde_json::{Value, json};
 
 use crate::env::{Request, Verb};
 use crate::spec::{Error, Version, code};
+use crate::{plugin, veth};
+
+/// The delegate that is this very program: called without starting it again.
+const OURS: &str = "weft-veth";
 
 /// The file of a plugin, searched in the directories of CNI_PATH in order.
 ///
 /// # Errors
 /// When its type is no file name, or no directory has it.
 pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
+    if kind == OURS {
+        return Ok(PathBuf::from("/proc/self/exe"));
+    }
     if kind.is_empty() || kind.contains('/') {
         return Err(Error::new(code::CONFIG, format!("{kind:?} is not the name of a plugin")));
     }
@@ -33,6 +40,9 @@ pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
 /// # Errors
 /// The plugin's own error unchanged; or that it cannot be found, started, or understood.
 pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<Vec<u8>, Error> {
+    if kind == OURS {
+        return plugin::within(Request { verb, ..request.clone() }, conf, veth::answer);
+    }
     let program = find(kind, &request.path)?;
     let text = serde_json::to_vec(conf).map_err(|error| Error::new(code::OTHER, format!("render {kind}: {error}")))?;
     let input = input(&text).map_err(|error| Error::io("pass a configuration on", error))?;

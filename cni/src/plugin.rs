@@ -61,6 +61,18 @@ fn answer(request: Request, work: Work, version: &mut Version) -> Result<Vec<u8>
     work(&call)
 }
 
+/// The same for a plugin that is called by another one in the same process.
+///
+/// # Errors
+/// Its own.
+pub fn within(request: Request, conf: &Value, work: Work) -> Result<Vec<u8>, Error> {
+    let text = conf.to_string().into_bytes();
+    if request.verb == Verb::Version {
+        return Ok(versions(&text));
+    }
+    work(&read(request, &text, &mut Version::NEWEST.clone())?)
+}
+
 fn read(request: Request, text: &[u8], version: &mut Version) -> Result<Call, Error> {
     let wrong = |error| Error::new(code::DECODE, format!("read the network configuration: {error}"));
     let conf: Map<String, Value> = serde_json::from_slice(text).map_err(wrong)?;
