@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::bridge;
 use crate::conf::Conf;
 use crate::delegate;
 use crate::env::{Request, Verb};
@@ -38,6 +39,7 @@ fn add(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     let rendered = render::delegate(call, conf, &env)?;
     // Before the record: what cannot be started leaves nothing behind.
     delegate::find(kind(&rendered), &request.path)?;
+    bridge::mend(&rendered, &env)?;
     let value = Value::Object(rendered);
     eprintln!("delegate's configuration: {value}");
     let Value::Object(rendered) = &value else { return Ok(Vec::new()) };
@@ -91,11 +93,27 @@ fn check(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
             rendered.insert(key.to_owned(), value.clone());
         }
     }
+    if let Some(routes) = rendered.get_mut("prevResult").and_then(|result| result.get_mut("routes")?.as_array_mut()) {
+        name_gateways(routes, result);
+    }
     if let Ok(env) = SubnetEnv::load(&conf.subnet_file) {
         addresses_are_ours(result, &rendered, &env)?;
     }
     let name = kind(&rendered).to_owned();
     delegate::call(&name, &Value::Object(rendered), Verb::Check, request).map(|_| Vec::new())
+}
+
+/// A route without a gateway goes through that of the pod's address. The bridge and ptp plugins know that when they add it,
+/// and forget it when they look for it.
+fn name_gateways(routes: &mut [Value], result: &Value) {
+    let is_v6 = |value: &Value| value.as_str().is_some_and(|text| text.contains(':'));
+    for route in routes.iter_mut().filter(|route| route["gw"].is_null()) {
+        let same_family = |ip: &&Value| is_v6(&ip["address"]) == is_v6(&route["dst"]);
+        let gateway = result["ips"].as_array().into_iter().flatten().find(same_family).map(|ip| ip["gateway"].clone());
+        if let Some(gateway) = gateway.filter(Value::is_string) {
+            route["gw"] = gateway;
+        }
+    }
 }
 
 fn addresses_are_ours(result: &Value, rendered: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {

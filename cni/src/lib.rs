@@ -5,6 +5,7 @@
 //! promises: nothing that a delegate made can be forgotten. The record is on disk before the delegate runs, and goes only
 //! when the delegate has taken everything back.
 
+pub mod bridge;
 pub mod conf;
 pub mod delegate;
 pub mod env;
