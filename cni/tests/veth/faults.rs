@@ -19,11 +19,9 @@ fn killed(site: &Site, verb: &str, pod: &str, conf: &Value, after: Duration) {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let lock = site.path("networks/cbr0/lock");
-    // host-local was started with this directory in its environment: none of ours is left when nobody has it.
+    // host-local has the path of this site's plugins in its environment.
     let ours = site.path("bin").display().to_string();
     wait_for("the IPAM plugin to end", || !running(&ours));
-    assert!(!lock.exists() || lock.is_file());
 }
 
 fn running(mark: &str) -> bool {

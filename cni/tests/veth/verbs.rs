@@ -24,7 +24,8 @@ fn a_second_add_adds_nothing() {
         assert_eq!(call(&site, "ADD", "p1", &conf).fine().json(), first);
         let mut after = state(&site, &["p1"]);
         let mut before = before;
-        (after.sort(), before.sort());
+        after.sort();
+        before.sort();
         assert_eq!(after, before);
         reaches(&site, "", &addr(&first, false));
     });
