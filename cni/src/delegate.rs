@@ -54,6 +54,7 @@ pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<V
         ("CNI_NETNS", &request.netns),
         ("CNI_IFNAME", &request.ifname),
         ("CNI_ARGS", &request.args),
+        ("CNI_PATH", &request.path),
     ];
     for (name, value) in vars {
         if value.is_empty() {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -20,6 +20,10 @@ pub const REPLACE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F
 pub const CREATE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
 /// Flags of any other message.
 pub const PLAIN: u16 = libc::NLM_F_REQUEST as u16;
+
+/// linux/net_namespace.h.
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
 
 /// Netlink in one network namespace.
 #[derive(Debug)]
@@ -199,6 +203,40 @@ impl Rtnl {
     pub fn neighbours(&mut self) -> Result<Vec<Neigh>, Error> {
         let data = self.dump("neighbours", libc::RTM_GETNEIGH, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
+    }
+
+    /// True when packets to the address are taken in. Of a new IPv6 address the kernel sees to that in a work of its own.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_local(&mut self, addr: IpAddr) -> Result<bool, Error> {
+        let len = if addr.is_ipv6() { 128 } else { 32 };
+        let mut batch = self.batch();
+        batch.push("look up a route", |w| {
+            w.begin(libc::RTM_GETROUTE, PLAIN, &[family(addr), len, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            w.attr_ip(libc::RTA_DST, addr);
+        });
+        let local = |data: &[u8]| {
+            let mut answers = messages(data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+            answers.any(|m| u8_at(m.payload, 7) == libc::RTN_LOCAL)
+        };
+        Ok(batch.send()?.is_ok_and(|data| local(&data)))
+    }
+
+    /// The id by which links of this namespace name another one; `None` when none of them does.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn netns_id(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
+        let mut batch = self.batch();
+        batch.push("read the id of a netns", |w| {
+            w.begin(libc::RTM_GETNSID, PLAIN, &[0; 4]);
+            w.attr_u32(NETNSA_FD, netns.as_raw_fd().cast_unsigned());
+        });
+        let data = batch.send()??;
+        let mut answers = messages(&data).filter(|m| m.kind == libc::RTM_NEWNSID);
+        let id = answers.find_map(|m| attrs_after(m.payload, 4).find(|(kind, _)| *kind == NETNSA_NSID));
+        Ok(id.map(|(_, value)| i32_at(value, 0)).filter(|id| *id >= 0))
     }
 
     /// Sets the MTU of a link, bytes.

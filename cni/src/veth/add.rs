@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -13,6 +14,9 @@ use super::{GATEWAY, GATEWAY6, encode};
 use crate::env::Verb;
 use crate::rtnl::{Link, Refused, Rtnl, links, within};
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
+
+/// A work of the kernel takes microseconds, and longer on a machine that is out of breath.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// A pair that is there.
 struct Pair {
@@ -171,11 +175,12 @@ fn everywhere(gateway: IpAddr) -> Option<Route> {
 }
 
 fn wire(plan: &Plan<'_>, host: &mut Rtnl, pair: &mut Pair, netns: &File, success: &Success) -> Result<(), Error> {
-    match inside(plan, pair, success)? {
-        Err(refused) if disabled(&refused) => {
-            within(netns.as_fd(), || enable(&plan.request.ifname))?;
-            inside(plan, pair, success)??;
-        }
+    let mut sent = inside(plan, pair, success)?;
+    if sent.as_ref().is_err_and(disabled) {
+        within(netns.as_fd(), || enable(&plan.request.ifname))?;
+        sent = inside(plan, pair, success)?;
+    }
+    match sent {
         Err(refused) if refused.what == encode::POD_ROUTE && refused.errno == Errno::EEXIST => {
             known_routes(plan, pair, success)?;
         }
@@ -187,6 +192,20 @@ fn wire(plan: &Plan<'_>, host: &mut Rtnl, pair: &mut Pair, netns: &File, success
             outside(plan, host, pair, success)??;
         }
         done => drop(done?),
+    }
+    settle(pair, success)
+}
+
+/// The pod's first packet shall not be its first loss. Mostly there is nothing to wait for.
+fn settle(pair: &mut Pair, success: &Success) -> Result<(), Error> {
+    let begin = Instant::now();
+    for ip in success.ips.iter().filter(|ip| ip.address.addr().is_ipv6()) {
+        while !pair.inside.is_local(ip.address.addr())? {
+            if begin.elapsed() > SETTLED {
+                return Err(Error::new(code::OTHER, format!("the kernel has not made {} usable", ip.address)));
+            }
+            std::thread::yield_now();
+        }
     }
     Ok(())
 }
@@ -206,6 +225,7 @@ fn inside(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
         let dst = (route.dst.addr(), route.dst.prefix_len());
         encode::pod_route(&mut batch, pair.pod, dst, gateway(dst.0));
     }
+    encode::read(&mut batch, &plan.request.ifname);
     batch.send()
 }
 
@@ -218,6 +238,7 @@ fn outside(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> 
         encode::neighbour(&mut batch, pair.host, ip.address.addr(), plan.pod_mac);
         encode::host_route(&mut batch, pair.host, ip.address.addr());
     }
+    encode::read(&mut batch, &plan.host);
     batch.send()
 }
 

@@ -122,7 +122,8 @@ fn rtmsg(dst: IpAddr, len: u8, protocol: u8, scope: u8) -> [u8; 12] {
     [family(dst), len, 0, 0, libc::RT_TABLE_MAIN, protocol, scope, libc::RTN_UNICAST, 0, 0, 0, 0]
 }
 
-/// The host's end as it is.
+/// A link as it is. Asking has an effect: the end that was set up first gets its carrier in a work of the kernel's own, and
+/// drops packets until that has run; RTM_GETLINK waits for it (Linux 6.8, linkwatch_sync_dev).
 pub fn read(batch: &mut Batch<'_>, name: &str) {
-    batch.push("read the new link", |w| rtnl::link_by_name(w, libc::RTM_GETLINK, PLAIN, name, (0, 0)));
+    batch.push("read the link", |w| rtnl::link_by_name(w, libc::RTM_GETLINK, PLAIN, name, (0, 0)));
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! GC: pairs and addresses of attachments that the runtime does not know any more.
 
-use super::plan::{ALIAS, Plan};
+use super::plan::{ALIAS, Plan, host_name};
 use crate::env::Verb;
+use crate::hostlocal::{self, Reservation};
 use crate::rtnl::Rtnl;
 use crate::spec::{Error, code};
 
@@ -30,6 +31,15 @@ pub fn gc(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
         {
             failed.push(format!("the address of {container} {ifname}: {error}"));
         }
+    }
+    // An ADD that was killed early has an address and no pair.
+    let conf = plan.conf.get("ipam").and_then(serde_json::Value::as_object);
+    if let Some(dir) = conf.and_then(|ipam| hostlocal::dir(ipam, plan.network)) {
+        let stale = |r: &Reservation| match &r.ifname {
+            Some(ifname) => !valid.contains(&host_name(&r.container, ifname)),
+            None => false,
+        };
+        failed.extend(hostlocal::release(&dir, stale).err().map(|error| error.to_string()));
     }
     if let Err(error) = plan.ipam(Verb::Gc) {
         failed.push(format!("GC of the IPAM plugin: {error}"));
