@@ -71,6 +71,10 @@ fuzz: ## every codec under random input, FUZZ_SECONDS long in all
 bench-cni: static ## ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel puts flannel's beside it
 	@LAST_STEP=1 $(STEP) 600 "CNI plugin" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench add
 
+.PHONY: bench-pods
+bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/path/to/flannel as above
+	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
+
 .PHONY: test-lab test-all
 test-lab:
 	@$(STEP) 300 "weft lab" $(STATIC) lab

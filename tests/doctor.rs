@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft doctor pods` on a made-up node: what leaks is listed with a command that clears it, what lives stays.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

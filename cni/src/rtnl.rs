@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Links, addresses, routes and neighbours of one network namespace, in as few datagrams as possible.
 
+mod decode;
+
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -10,9 +12,11 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
 use weft_netlink::socket::{NLM_F_ACK, Netlink};
-use weft_netlink::wire::{Writer, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
+use weft_netlink::wire::{Writer, attrs_after, i32_at, messages, u8_at};
 
 use crate::spec::Error;
+pub use decode::links;
+use decode::{addr, neigh, route};
 
 /// Flags of a message that creates or replaces.
 pub const REPLACE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
@@ -378,66 +382,4 @@ pub fn ifaddrmsg(addr: IpAddr, len: u8, index: u32) -> [u8; 8] {
 /// AF_INET or AF_INET6.
 pub fn family(addr: IpAddr) -> u8 {
     if addr.is_ipv6() { libc::AF_INET6 as u8 } else { libc::AF_INET as u8 }
-}
-
-/// The links of an answer or a dump.
-pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
-    messages(data).filter(|m| m.kind == libc::RTM_NEWLINK).map(|m| link(m.payload))
-}
-
-fn link(payload: &[u8]) -> Link {
-    let mut link =
-        Link { index: u32_at(payload, 4), up: u32_at(payload, 8) & libc::IFF_UP as u32 != 0, ..Link::default() };
-    for (kind, value) in attrs_after(payload, 16) {
-        match kind {
-            libc::IFLA_IFNAME => link.name = text(value).to_owned(),
-            libc::IFLA_MTU => link.mtu = u32_at(value, 0),
-            libc::IFLA_MASTER => link.master = u32_at(value, 0),
-            libc::IFLA_LINK => link.peer = u32_at(value, 0),
-            libc::IFLA_LINK_NETNSID => link.peer_netns = Some(i32_at(value, 0)),
-            libc::IFLA_IFALIAS => link.alias = text(value).to_owned(),
-            libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
-            libc::IFLA_LINKINFO => {
-                let kind = attrs(value).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND);
-                link.kind = kind.map(|(_, value)| text(value).to_owned()).unwrap_or_default();
-            }
-            _ => {}
-        }
-    }
-    link
-}
-
-fn addr(payload: &[u8]) -> Option<Addr> {
-    let find = |wanted: u16| attrs_after(payload, 8).find(|(kind, _)| *kind == wanted);
-    // IPv6 has IFA_ADDRESS only; of an IPv4 address with a peer, IFA_LOCAL is ours.
-    let (_, value) = find(libc::IFA_LOCAL).or_else(|| find(libc::IFA_ADDRESS))?;
-    let global = u8_at(payload, 3) < libc::RT_SCOPE_LINK;
-    Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global })
-}
-
-fn route(payload: &[u8]) -> Option<Route> {
-    if u8_at(payload, 4) != libc::RT_TABLE_MAIN || u8_at(payload, 7) != libc::RTN_UNICAST {
-        return None;
-    }
-    let v6 = i32::from(u8_at(payload, 0)) == libc::AF_INET6;
-    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None };
-    for (kind, value) in attrs_after(payload, 12) {
-        match kind {
-            libc::RTA_DST => route.dst = ip(value),
-            libc::RTA_OIF => route.index = u32_at(value, 0),
-            libc::RTA_GATEWAY => route.gateway = ip(value),
-            _ => {}
-        }
-    }
-    Some(route)
-}
-
-fn neigh(payload: &[u8]) -> Option<Neigh> {
-    let find = |wanted: u16| attrs_after(payload, 12).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
-    Some(Neigh {
-        index: u32_at(payload, 4),
-        addr: ip(find(libc::NDA_DST)?)?,
-        mac: find(libc::NDA_LLADDR).unwrap_or_default().to_vec(),
-        permanent: u16_at(payload, 8) & libc::NUD_PERMANENT != 0,
-    })
 }

@@ -204,10 +204,16 @@ fn settle(pair: &mut Pair, success: &Success) -> Result<(), Error> {
             if begin.elapsed() > SETTLED {
                 return Err(Error::new(code::OTHER, format!("the kernel has not made {} usable", ip.address)));
             }
-            std::thread::yield_now();
+            moment();
         }
     }
     Ok(())
+}
+
+/// Sleeps, so that whoever shall do the work can: we may have a higher priority than the kernel's workers.
+#[expect(clippy::disallowed_methods, reason = "the pause between two looks at a condition")]
+fn moment() {
+    std::thread::sleep(Duration::from_micros(100));
 }
 
 type Sent = Result<Result<Vec<u8>, Refused>, Error>;
