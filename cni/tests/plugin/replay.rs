@@ -64,7 +64,7 @@ fn a_second_add_does_not_take_a_pod_down() {
         let result = site.call("ADD", "p1", &conf).fine().json();
         let answer = site.call("ADD", "p1", &conf);
         let (code, text) = answer.error();
-        assert!(code == 999 && text.contains("duplicate allocation"), "{code} {text}");
+        assert!(code == 999 && text.contains("already exists"), "{code} {text}");
         assert!(answer.stderr.contains("was there before: DEL takes it back"), "{}", answer.stderr);
         site.call("CHECK", "p1", &site.conf(json!({"prevResult": result}))).fine();
         site.call("DEL", "p1", &conf).fine();
