@@ -14,6 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::health::Readiness;
 use crate::status::Status;
 
 /// One question and its answer may take so long.
@@ -32,7 +33,7 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 enum Question {
     Status {},
-    /// What the CNI plugin asks for every pod: [`Status`] without its thousands of peers.
+    /// What the CNI plugin asks for every pod: answered without the agent's loop, in the middle of a pass too.
     Ready {},
 }
 
@@ -74,14 +75,14 @@ impl Admin {
     }
 
     /// Answers until dropped.
-    pub async fn serve(&self, agent: mpsc::Sender<Request>) {
+    pub async fn serve(&self, agent: mpsc::Sender<Request>, readiness: Readiness) {
         let mut clients = tokio::task::JoinSet::new();
         loop {
             while clients.try_join_next().is_some() {}
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let agent = agent.clone();
-                    clients.spawn(async move { tokio::time::timeout(LIMIT, client(stream, agent)).await });
+                    let (agent, readiness) = (agent.clone(), readiness.clone());
+                    clients.spawn(async move { tokio::time::timeout(LIMIT, client(stream, agent, readiness)).await });
                 }
                 Err(error) => {
                     tracing::debug!(%error, "accept on the socket");
@@ -103,16 +104,19 @@ pub fn answers(path: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(path).is_ok()
 }
 
-async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>) -> io::Result<()> {
+async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness: Readiness) -> io::Result<()> {
     let mut line = String::new();
     let (read, mut write) = stream.split();
     BufReader::new(read.take(QUESTION)).read_line(&mut line).await?;
     let answer = match serde_json::from_str(&line) {
-        Ok(question) => match (status(&agent).await, question) {
-            (Some(status), Question::Status {}) => Answer::Status(Box::new(status)),
-            (Some(status), Question::Ready {}) => Answer::Ready { ready: status.ready, problems: status.problems },
-            (None, _) => Answer::Error("the agent is ending".to_owned()),
+        Ok(Question::Status {}) => match status(&agent).await {
+            Some(status) => Answer::Status(Box::new(status)),
+            None => Answer::Error("the agent is ending".to_owned()),
         },
+        Ok(Question::Ready {}) => {
+            let problems = readiness.reasons();
+            Answer::Ready { ready: problems.is_empty(), problems }
+        }
         Err(error) => Answer::Error(format!("not a question this version knows: {error}")),
     };
     let mut text = serde_json::to_string(&answer)?;
@@ -166,7 +170,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(Admin::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         let (ask, mut asked) = mpsc::channel(1);
-        let server = tokio::spawn(async move { admin.serve(ask).await });
+        let server = tokio::spawn(async move { admin.serve(ask, Readiness::new()).await });
         let agent = tokio::spawn(async move {
             while let Some(Request::Status(reply)) = asked.recv().await {
                 reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap();
@@ -182,7 +186,7 @@ mod tests {
         plugin.write_all(b"{\"ready\":{}}\n").await.unwrap();
         let mut text = String::new();
         plugin.read_to_string(&mut text).await.unwrap();
-        assert_eq!(text, "{\"ready\":{\"ready\":false,\"problems\":[]}}\n");
+        assert_eq!(text, "{\"ready\":{\"ready\":false,\"problems\":[\"the agent is starting\"]}}\n");
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
         assert!(!path.exists(), "the socket goes with its server");

@@ -35,17 +35,17 @@ pub fn mend(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error>
         if old_mtu {
             // Pods go on with it: no reason to refuse one more.
             let command = format!("ip link set {name} mtu {mtu}");
-            eprintln!("{name} has MTU {}, subnet.env says {mtu}, {pods} pods are on it; run: {command}", link.mtu);
+            note!("{name} has MTU {}, subnet.env says {mtu}, {pods} pods are on it; run: {command}", link.mtu);
         }
         return in_use(name, pods, &stale, env);
     }
     for addr in &stale {
         rtnl.remove_addr(addr)?;
-        eprintln!("{name}: removed {}/{}, which is not of this node's subnet; no pod is on it", addr.addr, addr.len);
+        note!("{name}: removed {}/{}, which is not of this node's subnet; no pod is on it", addr.addr, addr.len);
     }
     if old_mtu {
         rtnl.set_mtu(link.index, mtu)?;
-        eprintln!("{name}: MTU {} is {mtu} now; no pod is on it", link.mtu);
+        note!("{name}: MTU {} is {mtu} now; no pod is on it", link.mtu);
     }
     Ok(())
 }

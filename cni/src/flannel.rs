@@ -41,16 +41,19 @@ fn add(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     delegate::find(kind(&rendered), &request.path)?;
     bridge::mend(&rendered, &env)?;
     let value = Value::Object(rendered);
-    eprintln!("delegate's configuration: {value}");
+    note!("delegate's configuration: {value}");
     let Value::Object(rendered) = &value else { return Ok(Vec::new()) };
     let locked = record::write(&conf.data_dir, request, rendered)?;
     delegate::call(kind(rendered), &value, Verb::Add, request).inspect_err(|_| roll_back(locked, request))
 }
 
-/// A failed ADD is taken back at once; where that fails, the record stays for the runtime's DEL, or for GC.
+/// A failed ADD is taken back at once; where that fails, the record stays for the runtime's DEL, or for GC. One for a pod that
+/// was added before is not: that pod may be alive.
 fn roll_back(locked: Locked, request: &Request) {
-    if let Err(error) = take_back(locked, request) {
-        eprintln!("take back what the failed ADD left: {error}");
+    if !locked.first {
+        note!("{} was there before: DEL takes it back", locked.record.path.display());
+    } else if let Err(error) = take_back(locked, request) {
+        note!("take back what the failed ADD left: {error}");
     }
 }
 
@@ -60,7 +63,7 @@ fn roll_back(locked: Locked, request: &Request) {
 /// The delegate's, unchanged; [`code::IO`].
 pub fn take_back(locked: Locked, request: &Request) -> Result<(), Error> {
     let Some(conf) = locked.record.conf.clone() else {
-        eprintln!("{} is no JSON: it is kept, nothing can be taken back by it", locked.record.path.display());
+        note!("{} is no JSON: it is kept, nothing can be taken back by it", locked.record.path.display());
         return Ok(());
     };
     let name = kind(&conf).to_owned();

@@ -82,7 +82,7 @@ pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     if let Some(dir) = reservations {
         let stale = |r: &Reservation| !known.has(&r.container, r.ifname.as_deref()) && !recorded(&r.container);
         match hostlocal::release(&dir, stale) {
-            Ok(gone) => gone.iter().for_each(|r| eprintln!("address {} of {:?} is free again", r.addr, r.container)),
+            Ok(gone) => gone.iter().for_each(|r| note!("address {} of {:?} is free again", r.addr, r.container)),
             Err(error) => failed.push(error.to_string()),
         }
     }

@@ -5,6 +5,13 @@
 //! promises: nothing that a delegate made can be forgotten. The record is on disk before the delegate runs, and goes only
 //! when the delegate has taken everything back.
 
+use std::io::Write;
+
+/// A line for the runtime's log: one write, for nothing buffers standard error; nobody there to read it is no failure.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::write_note(format!($($text)*)) };
+}
+
 pub mod bridge;
 pub mod conf;
 pub mod delegate;
@@ -27,3 +34,8 @@ pub mod wait;
 pub const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 /// Where records are kept, unless `dataDir` says otherwise.
 pub const DATA_DIR: &str = "/var/lib/cni/flannel";
+
+fn write_note(mut line: String) {
+    line.push('\n');
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}

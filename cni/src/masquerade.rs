@@ -29,7 +29,7 @@ fn iptables(program: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Resul
     let Some(text) = output(program, &["-w", "-t", "nat", "-S"])? else { return Ok(()) };
     for command in removals(&text, network, lives) {
         let words: Vec<&str> = ["-w", "-t", "nat"].into_iter().chain(command.iter().map(String::as_str)).collect();
-        eprintln!("{program} {}", words.join(" "));
+        note!("{program} {}", words.join(" "));
         output(program, &words)?;
     }
     Ok(())

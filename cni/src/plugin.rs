@@ -32,7 +32,7 @@ pub fn main(about: &str, work: Work) -> ExitCode {
         Some(request) => answer(request, work, &mut version),
         None => {
             let known: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
-            eprintln!("{about}\nCNI protocol versions supported: {}", known.join(", "));
+            note!("{about}\nCNI protocol versions supported: {}", known.join(", "));
             Ok(Vec::new())
         }
     });
@@ -44,7 +44,7 @@ pub fn main(about: &str, work: Work) -> ExitCode {
     match stdout.write_all(&text).and_then(|()| stdout.flush()) {
         Ok(()) => code,
         Err(error) => {
-            eprintln!("write the answer: {error}");
+            note!("write the answer: {error}");
             ExitCode::FAILURE
         }
     }

@@ -75,6 +75,8 @@ impl Record {
 pub struct Locked {
     /// What it says.
     pub record: Record,
+    /// True when an ADD wrote it in the place of none: what the delegate makes now is all that there is.
+    pub first: bool,
     _lock: Flock<File>,
 }
 
@@ -128,9 +130,10 @@ pub fn write(dir: &Path, request: &Request, conf: &Map<String, Value>) -> Result
         Ok(lock)
     };
     let lock = put().map_err(failed)?;
+    let first = before.is_none();
     drop(before);
     let record = Record { path, container: request.container.clone(), caller: Some(caller), conf: Some(conf.clone()) };
-    Ok(Locked { record, _lock: lock })
+    Ok(Locked { record, first, _lock: lock })
 }
 
 /// The record of an attachment: ours, else flannel's; `None` when there is none.
@@ -178,7 +181,7 @@ pub fn list(dir: &Path) -> Result<Vec<Record>, Error> {
         match fs::read(&path) {
             Ok(text) => records.extend(parse(&path, &text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => eprintln!("read {}: {error}", path.display()),
+            Err(error) => note!("read {}: {error}", path.display()),
         }
     }
     records.sort_by(|a, b| a.path.cmp(&b.path));
@@ -194,7 +197,7 @@ pub fn take(path: &Path, limit: Duration) -> Result<Option<Locked>, Error> {
     let mut text = Vec::new();
     lock.read_to_end(&mut text).map_err(|error| Error::io(format!("read {}", path.display()), error))?;
     inherit(&*lock).map_err(|error| Error::io(format!("keep {} open", path.display()), error))?;
-    Ok(parse(path, &text).map(|record| Locked { record, _lock: lock }))
+    Ok(parse(path, &text).map(|record| Locked { record, first: false, _lock: lock }))
 }
 
 fn lock(path: &Path, limit: Duration) -> Result<Option<Flock<File>>, Error> {

@@ -13,12 +13,12 @@ use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
 
 /// Between two looks.
-const STEP: Duration = Duration::from_millis(10);
+const STEP: Duration = Duration::from_millis(20);
 /// With a subnet.env in place an agent that is not ready is waited for so long, and no pod is refused for it: a store that is
 /// down for hours keeps the agent from becoming ready, not the node from running pods.
 const WITH_FILE: Duration = Duration::from_secs(3);
 /// For one question to the agent.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// What the agent says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,21 +50,22 @@ pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
     let begin = Instant::now();
     let mut said = false;
     loop {
-        let (why, limit) = match (SubnetEnv::load(&conf.subnet_file), agent(&conf.socket)) {
-            (Ok(env), Agent::Fine) => {
+        // Without the file there is nothing to ask for.
+        let (why, limit) = match SubnetEnv::load(&conf.subnet_file).map(|env| (env, agent(&conf.socket))) {
+            Ok((env, Agent::Fine)) => {
                 if said {
-                    eprintln!("the agent is ready after {} ms", begin.elapsed().as_millis());
+                    note!("the agent is ready after {} ms", begin.elapsed().as_millis());
                 }
                 return Ok(env);
             }
-            (Ok(env), Agent::NotReady(why)) => {
+            Ok((env, Agent::NotReady(why))) => {
                 if begin.elapsed() >= WITH_FILE.min(conf.wait) {
-                    eprintln!("the agent is not ready ({why}): going on with {}", conf.subnet_file.display());
+                    note!("the agent is not ready ({why}): going on with {}", conf.subnet_file.display());
                     return Ok(env);
                 }
                 (format!("the agent is not ready: {why}"), WITH_FILE)
             }
-            (Err(why), _) => (why, conf.wait),
+            Err(why) => (why, conf.wait),
         };
         if begin.elapsed() >= limit.min(conf.wait) {
             let waited = begin.elapsed().as_millis();
@@ -72,7 +73,7 @@ pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
             return Err(Error::new(code::TRY_AGAIN, format!("failed to load flannel 'subnet.env' file: {text}")));
         }
         if !said {
-            eprintln!("waiting up to {} ms: {why}", limit.min(conf.wait).as_millis());
+            note!("waiting up to {} ms: {why}", limit.min(conf.wait).as_millis());
             said = true;
         }
         pause();
@@ -87,11 +88,11 @@ pub fn agent(socket: &Path) -> Agent {
         Ok(Answer::Ready { ready: true, .. }) => Agent::Fine,
         Ok(Answer::Ready { ready: false, problems }) => Agent::NotReady(problems.join("; ")),
         Ok(Answer::Error(error)) => {
-            eprintln!("the agent on {} says: {error}", socket.display());
+            note!("the agent on {} says: {error}", socket.display());
             Agent::Fine
         }
         Err(error) => {
-            eprintln!("ask the agent on {}: {error}", socket.display());
+            note!("ask the agent on {}: {error}", socket.display());
             Agent::Fine
         }
     }

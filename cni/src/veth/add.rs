@@ -285,7 +285,7 @@ fn enable(link: &str) {
 fn quiet(link: &str) {
     let file = format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
     match fs::write(&file, "0") {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => eprintln!("weft-veth: write {file}: {error}"),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => note!("weft-veth: write {file}: {error}"),
         _ => {}
     }
 }
@@ -293,14 +293,14 @@ fn quiet(link: &str) {
 /// The runtime calls DEL after a failed ADD, but not every one does.
 fn undo(plan: &Plan<'_>, host: &mut Rtnl) {
     if let Err(error) = host.remove_link_named(&plan.host) {
-        eprintln!("weft-veth: remove {} after a failure: {error}", plan.host);
+        note!("weft-veth: remove {} after a failure: {error}", plan.host);
     }
     release(plan);
 }
 
 fn release(plan: &Plan<'_>) {
     if let Err(error) = plan.ipam(Verb::Del) {
-        eprintln!("weft-veth: give the addresses back after a failure: {error}");
+        note!("weft-veth: give the addresses back after a failure: {error}");
     }
 }
 

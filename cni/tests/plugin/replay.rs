@@ -57,6 +57,22 @@ fn a_failed_add_is_taken_back_and_its_error_unchanged() {
 }
 
 #[test]
+fn a_second_add_does_not_take_a_pod_down() {
+    on_a_node(|site| {
+        let conf = site.conf(json!({}));
+        site.pod("p1");
+        let result = site.call("ADD", "p1", &conf).fine().json();
+        let answer = site.call("ADD", "p1", &conf);
+        let (code, text) = answer.error();
+        assert!(code == 999 && text.contains("already exists"), "{code} {text}");
+        assert!(answer.stderr.contains("was there before: DEL takes it back"), "{}", answer.stderr);
+        site.call("CHECK", "p1", &site.conf(json!({"prevResult": result}))).fine();
+        site.call("DEL", "p1", &conf).fine();
+        site.nothing_left();
+    });
+}
+
+#[test]
 fn a_failed_del_keeps_the_record_until_it_works() {
     on_a_node(|site| {
         moody()(site, |site, conf| {
