@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -19,6 +20,8 @@ use serde_json::{Value, json};
 /// A node in namespaces of the calling thread, with a tmpfs for the names of others.
 struct Node {
     dir: tempfile::TempDir,
+    /// Of the test: ids of containers are its own.
+    number: usize,
     running: Vec<Child>,
 }
 
@@ -52,8 +55,8 @@ impl Node {
     }
 
     /// A container's id that no process of this machine bears.
-    fn id(name: &str) -> String {
-        format!("doctor{:08x}{name}", std::process::id())
+    fn id(&self, name: &str) -> String {
+        format!("doctor{:08x}t{}{name}", std::process::id(), self.number)
     }
 
     /// A file of an hour ago.
@@ -65,7 +68,7 @@ impl Node {
     }
 
     fn address(&self, addr: &str, pod: &str) {
-        self.old(&format!("networks/cbr0/{addr}"), &format!("{}\r\neth0", Node::id(pod)));
+        self.old(&format!("networks/cbr0/{addr}"), &format!("{}\r\neth0", self.id(pod)));
     }
 
     /// A record as the plugin writes it, of a routed pod.
@@ -75,15 +78,15 @@ impl Node {
             "ipam": {"type": "host-local", "dataDir": self.path("networks"), "ranges": [[{"subnet": "10.5.1.0/24"}]]},
             "weft": {"ifname": "eth0"},
         });
-        self.old(&format!("records/{}", Node::id(pod)), &record.to_string());
+        self.old(&format!("records/{}", self.id(pod)), &record.to_string());
     }
 
     /// A namespace with an address, wired to the node by a pair of the name that the plugin would give it.
     fn space(&self, pod: &str, addr: &str) -> String {
-        let host = weft_cni::veth::host_name(&Node::id(pod), "eth0");
+        let host = weft_cni::veth::host_name(&self.id(pod), "eth0");
         ip(&format!("netns add {pod}"));
         ip(&format!("link add {host} type veth peer name eth0 netns {pod}"));
-        let alias = format!("weft-veth cbr0 {} eth0", Node::id(pod));
+        let alias = format!("weft-veth cbr0 {} eth0", self.id(pod));
         assert!(Command::new("ip").args(["link", "set", &host, "alias", &alias]).status().unwrap().success());
         ip(&format!("-n {pod} addr add {addr}/32 dev eth0"));
         host
@@ -224,17 +227,17 @@ fn what_might_live_is_listed_and_stays() {
         let host = node.space("cached", "10.5.1.6");
         let result = json!({"interfaces": [{"name": "eth0", "sandbox": "/run/netns/cached"}]});
         let cached =
-            json!({"kind": "cniCacheV1", "containerId": Node::id("cached"), "ifName": "eth0", "result": result});
+            json!({"kind": "cniCacheV1", "containerId": node.id("cached"), "ifName": "eth0", "result": result});
         node.old("results/cbr0-cached-eth0", &cached.to_string());
         // Just written: its pod may be starting.
-        fs::write(node.path("networks/cbr0/10.5.1.7"), format!("{}\r\neth0", Node::id("young"))).unwrap();
+        fs::write(node.path("networks/cbr0/10.5.1.7"), format!("{}\r\neth0", node.id("young"))).unwrap();
         // A process bears its id, as a sandbox does that keeps the address to itself.
         node.address("10.5.1.8", "sandboxed");
         let mut sandbox = Command::new("setpriv");
-        sandbox.args(["--pdeathsig", "KILL", "sh", "-c", "read wait", &Node::id("sandboxed")]);
+        sandbox.args(["--pdeathsig", "KILL", "sh", "-c", "read wait", &node.id("sandboxed")]);
         node.running.push(sandbox.stdin(Stdio::piped()).spawn().unwrap());
         // No JSON, and nobody's.
-        node.old(&format!("records/{}", Node::id("torn")), "{\"name\": \"cbr");
+        node.old(&format!("records/{}", node.id("torn")), "{\"name\": \"cbr");
         let fixed = node.doctor(&["--fix"]);
         let said = text(&fixed);
         assert!(fixed.status.success(), "{said}");
