@@ -42,8 +42,9 @@ impl Node {
         fs::create_dir_all("/run/netns").unwrap();
         mount(Some("weft-doctor"), "/run/netns", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
-        let node =
-            Node { dir: tempfile::Builder::new().prefix("weft-doctor-").tempdir().unwrap(), running: Vec::new() };
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let dir = tempfile::Builder::new().prefix("weft-doctor-").tempdir().unwrap();
+        let node = Node { dir, number: NUMBER.fetch_add(1, Ordering::Relaxed), running: Vec::new() };
         for dir in ["networks/cbr0", "records", "results", "bin"] {
             fs::create_dir_all(node.path(dir)).unwrap();
         }

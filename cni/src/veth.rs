@@ -48,14 +48,11 @@ pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Removes the pair and gives the addresses back, at the same time: the kernel takes 14 ms for the pair. Both are tried.
+/// Removes the pair, then gives the addresses back: nobody else gets one while packets for it still come here. Both are tried.
 /// Their being gone is success.
 fn del(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
-    let (link, ipam) = std::thread::scope(|scope| {
-        let ipam = scope.spawn(|| plan.ipam(Verb::Del));
-        let link = Rtnl::open().and_then(|mut host| host.remove_link_named(&plan.host));
-        (link, plan::joined(ipam))
-    });
+    let link = Rtnl::open().and_then(|mut host| host.remove_link_named(&plan.host));
+    let addresses = plan.release();
     link.map_err(|error| error.details(format!("of the pod, {}", plan.host)))?;
-    ipam.map(|_| Vec::new())
+    addresses.map(|()| Vec::new())
 }

@@ -33,8 +33,7 @@ pub fn gc(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
         }
     }
     // An ADD that was killed early has an address and no pair.
-    let conf = plan.conf.get("ipam").and_then(serde_json::Value::as_object);
-    if let Some(dir) = conf.and_then(|ipam| hostlocal::dir(ipam, plan.network)) {
+    if let Some(dir) = plan.reservations() {
         let stale = |r: &Reservation| match &r.ifname {
             Some(ifname) => !valid.contains(&host_name(&r.container, ifname)),
             None => false,

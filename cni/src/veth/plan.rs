@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a call means: names, hardware addresses and settings, all of them from the configuration and the environment.
 
+use std::path::PathBuf;
 use std::thread::ScopedJoinHandle;
 
 use serde_json::{Map, Value};
 
 use crate::delegate;
 use crate::env::{Request, Verb};
+use crate::hostlocal::{self, Reservation};
 use crate::plugin::Call;
 use crate::rtnl::Rtnl;
 use crate::spec::{Error, Version, code};
@@ -94,6 +96,27 @@ impl<'a> Plan<'a> {
     /// Its own.
     pub fn ipam(&self, verb: Verb) -> Result<Vec<u8>, Error> {
         delegate::call(self.ipam, &self.conf, verb, self.request)
+    }
+
+    /// Gives the addresses back. What host-local has written down is removed here, under its own lock, as it would do itself: to
+    /// start it costs more than all the rest of DEL but the kernel's part. Where nothing is found it has the last word.
+    ///
+    /// # Errors
+    /// A file cannot be removed; or the IPAM plugin's own.
+    pub fn release(&self) -> Result<(), Error> {
+        let request = self.request;
+        let ours =
+            |r: &Reservation| r.container == request.container && r.ifname.as_deref() == Some(request.ifname.as_str());
+        let given = match self.reservations() {
+            Some(dir) => hostlocal::release(&dir, ours)?.iter().any(ours),
+            None => false,
+        };
+        if given { Ok(()) } else { self.ipam(Verb::Del).map(drop) }
+    }
+
+    /// Where host-local keeps the addresses of this network, if it does.
+    pub fn reservations(&self) -> Option<PathBuf> {
+        hostlocal::dir(self.conf.get("ipam")?.as_object()?, self.network)
     }
 
     /// Calls the IPAM plugin to give back what another attachment of this network has.
