@@ -138,12 +138,20 @@ impl Request {
     /// [`code::NETNS`].
     pub fn check_netns(&self) -> Result<(), Error> {
         let wrong = |text: String| Error::new(code::NETNS, text);
-        let theirs = std::fs::metadata(&self.netns).map_err(|error| wrong(format!("netns {}: {error}", self.netns)))?;
-        let ours = std::fs::metadata("/proc/self/ns/net").map_err(|error| wrong(format!("our own netns: {error}")))?;
-        if !self.netns_override && (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) {
-            return Err(wrong(format!("netns {} is the plugin's own", self.netns)));
+        match self.is_own_netns() {
+            Err(error) => Err(wrong(format!("netns {}: {error}", self.netns))),
+            Ok(true) => Err(wrong(format!("netns {} is the plugin's own", self.netns))),
+            Ok(false) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// True when the pod's namespace is the one that we run in, the host's, and the caller did not say that it may be.
+    ///
+    /// # Errors
+    /// When it cannot be found out: mostly, there is no such namespace.
+    pub fn is_own_netns(&self) -> std::io::Result<bool> {
+        let (theirs, ours) = (std::fs::metadata(&self.netns)?, std::fs::metadata("/proc/self/ns/net")?);
+        Ok(!self.netns_override && (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()))
     }
 }
 

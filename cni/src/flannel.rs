@@ -72,9 +72,14 @@ pub fn take_back(locked: Locked, request: &Request) -> Result<(), Error> {
 }
 
 fn del(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
-    let request = &call.request;
+    let mut request = call.request.clone();
+    // A path by process id may lead to the host's namespace by now: the delegate would take down the host's own interface.
+    if matches!(request.is_own_netns(), Ok(true)) {
+        note!("netns {} is the plugin's own: the pod's is gone", request.netns);
+        request.netns.clear();
+    }
     if let Some(locked) = record::find(&conf.data_dir, &request.container, &request.ifname)? {
-        take_back(locked, request)?;
+        take_back(locked, &request)?;
     }
     Ok(Vec::new())
 }

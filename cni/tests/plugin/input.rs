@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -130,6 +131,27 @@ fn judge(site: &Site, ours: bool) {
     }
 }
 
+fn install(site: &Site, plugin: &Path) {
+    fs::remove_file(site.path("bin/flannel")).unwrap();
+    symlink(plugin, site.path("bin/flannel")).unwrap();
+}
+
+/// What one of the two plugins wired, the other takes back.
+fn take_turns(site: &Site, theirs: &Path) {
+    for name in ["bridge", "ptp"] {
+        fs::remove_file(site.path("bin").join(name)).unwrap();
+    }
+    site.subnet_env(MANY);
+    let ours = Path::new(env!("CARGO_BIN_EXE_weft-cni"));
+    for (adds, takes_back) in [(ours, theirs), (theirs, ours)] {
+        install(site, adds);
+        site.call("ADD", "p1", &site.conf(json!({}))).fine();
+        install(site, takes_back);
+        site.call("DEL", "p1", &site.conf(json!({}))).fine();
+        site.nothing_left();
+    }
+}
+
 #[test]
 fn the_delegate_is_given_what_flannels_plugin_gives_it() {
     on_a_node(|site| {
@@ -139,9 +161,9 @@ fn the_delegate_is_given_what_flannels_plugin_gives_it() {
         match std::env::var_os("FLANNEL_CNI") {
             None => eprintln!("flannel's own plugin is not compared: no FLANNEL_CNI"),
             Some(theirs) => {
-                fs::remove_file(site.path("bin/flannel")).unwrap();
-                symlink(theirs, site.path("bin/flannel")).unwrap();
+                install(&site, theirs.as_ref());
                 judge(&site, false);
+                take_turns(&site, theirs.as_ref());
             }
         }
     });

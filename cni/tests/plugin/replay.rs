@@ -73,6 +73,23 @@ fn a_second_add_does_not_take_a_pod_down() {
 }
 
 #[test]
+fn a_del_with_the_hosts_namespace_leaves_the_hosts_interface() {
+    on_a_node(|site| {
+        let conf = site.conf(json!({}));
+        site.pod("p1");
+        site.call("ADD", "p1", &conf).fine();
+        site.ip("netns del p1");
+        site.ip("link add eth0 type bridge");
+        let mut command = site.command("DEL", "p1", "eth0");
+        command.env("CNI_NETNS", "/proc/self/ns/net");
+        let answer = run(command, &conf).fine();
+        assert!(answer.stderr.contains("is the plugin's own: the pod's is gone"), "{}", answer.stderr);
+        site.ip("link show eth0");
+        site.nothing_left();
+    });
+}
+
+#[test]
 fn a_failed_del_keeps_the_record_until_it_works() {
     on_a_node(|site| {
         moody()(site, |site, conf| {
