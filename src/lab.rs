@@ -4,6 +4,7 @@
 //! Nothing of it can outlive its process: namespaces hang on a private mount namespace, processes on their parent's life.
 
 pub mod cluster;
+pub mod cni;
 pub mod fault;
 pub mod measure;
 pub mod net;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 pub use cluster::Lab;
+pub use cni::{Pods, Wiring};
 pub use options::{BackendKind, Families, LabOptions};
 pub use shell::shell;
 pub use store::StoreKind;

@@ -13,6 +13,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::cluster::Lab;
+use super::cni::Pods;
 use super::net::{Netns, checked, own_names};
 use super::options::{BackendKind, LabOptions};
 use super::report::say;
@@ -68,7 +69,8 @@ pub async fn measure(options: &LabOptions, backend: BackendKind, seconds: u32) -
     if !supported(backend).await? {
         return Ok(Row { backend, mtu: 0, paths: None });
     }
-    let options = LabOptions { nodes: 2, pods: 1, backend, router: false, ipv6: false, ..options.clone() };
+    let pods = Pods { count: 1, ..options.pods };
+    let options = LabOptions { nodes: 2, pods, backend, router: false, ipv6: false, ..options.clone() };
     let mut lab = Lab::start(&options).await?;
     lab.reach_all().await?;
     let mtu = lab.nodes[0].pod_net().await?.mtu;
