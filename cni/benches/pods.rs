@@ -63,11 +63,12 @@ fn main() {
             Some(theirs) => ways.push(way(&site, "flannel's bridge", &PathBuf::from(theirs), "bridge")),
             None => println!("skipped: no FLANNEL_CNI to compare with"),
         }
-        let (start, bare) = latency(&site, &mut ways);
+        let (start, bare, by_ip) = latency(&site, &mut ways);
         for way in &ways {
             println!("{}: ADD {:.2} ms, DEL {:.2} ms", way.name, low(&way.adds), low(&way.dels));
         }
         println!("bare start of our plugin (VERSION): {start:.2} ms, bare removal of a veth pair: {bare:.2} ms");
+        println!("the same removal by a process, `ip link del`: {by_ip:.2} ms");
         let routed = (low(&ways[0].adds), low(&ways[0].dels));
         for way in &ways[1..] {
             judge(&format!("ADD, routed to {}", way.name), routed.0 / low(&way.adds), 0.5, true);
@@ -100,10 +101,10 @@ fn way(site: &Site, name: &'static str, plugin: &std::path::Path, delegate: &str
 }
 
 /// ADD and DEL of every way in turns; between them the start of a process and the kernel alone, ms.
-fn latency(site: &Site, ways: &mut [Way]) -> (f64, f64) {
+fn latency(site: &Site, ways: &mut [Way]) -> (f64, f64, f64) {
     site.pod("p1");
     let mut host = Rtnl::open().unwrap();
-    let (mut starts, mut bare) = (Vec::new(), Vec::new());
+    let (mut starts, mut bare, mut by_ip) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         install(site, &ways[0]);
         starts.push(timed(site.command("VERSION", "", ""), &json!({"cniVersion": "1.0.0"})));
@@ -113,15 +114,24 @@ fn latency(site: &Site, ways: &mut [Way]) -> (f64, f64) {
             std::thread::sleep(LIFE);
             way.dels.push(timed(site.command("DEL", "p1", "eth0"), &way.conf));
         }
-        site.ip("link add bare0 type veth peer name eth0 netns p1");
-        site.ip("link set bare0 up");
-        site.ip("-n p1 link set eth0 up");
-        std::thread::sleep(LIFE);
+        pair(site);
         let begin = Instant::now();
         host.remove_link_named("bare0").unwrap();
         bare.push(ms(begin.elapsed()));
+        pair(site);
+        let begin = Instant::now();
+        site.ip("link del bare0");
+        by_ip.push(ms(begin.elapsed()));
     }
-    (low(&starts), low(&bare))
+    (low(&starts), low(&bare), low(&by_ip))
+}
+
+/// A pair that has lived for a while.
+fn pair(site: &Site) {
+    site.ip("link add bare0 type veth peer name eth0 netns p1");
+    site.ip("link set bare0 up");
+    site.ip("-n p1 link set eth0 up");
+    std::thread::sleep(LIFE);
 }
 
 fn install(site: &Site, way: &Way) {
