@@ -187,7 +187,7 @@ pub fn run(mut command: Command, conf: &Value) -> Answer {
 pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "waited 20 s for {what}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "waited 60 s for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
