@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use crate::site::{Site, on_a_node};
+use crate::site::{Site, V4_TEXT, env_text, on_a_node};
 
 #[allow(dead_code, reason = "the other tests use more of it")]
 #[path = "plugin/site.rs"]
@@ -77,9 +77,13 @@ const ALL: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1
 #[test]
 fn all_verbs_in_all_versions() {
     on_a_node(|site| {
+        let dual = env_text("10.5.1", "fd05:0:0:1", 1450);
         for (number, version) in ALL.iter().enumerate() {
             let delegates: &[&str] = if *version >= "1.0.0" { &["bridge", "ptp", "weft-veth"] } else { &["bridge"] };
             for delegate in delegates {
+                let ptp = *delegate == "ptp";
+                site.subnet_env(if ptp { V4_TEXT } else { &dual });
+                let wanted = if ptp { vec!["10.5.1.2"] } else { vec!["10.5.1.2", "fd05:0:0:1::2"] };
                 let list = list(&site, version, delegate);
                 let name = format!("p{number}-{delegate}");
                 let netns = site.pod(&name);
@@ -90,7 +94,7 @@ fn all_verbs_in_all_versions() {
                 let added = call(&site, "ADD", &list, &pod);
                 fine(&added);
                 assert_eq!(added["result"]["cniVersion"], *version, "{added}");
-                assert_eq!(site.addresses(), ["10.5.1.2", "fd05:0:0:1::2"].map(str::to_owned), "{added}");
+                assert_eq!(site.addresses(), wanted, "{added}");
                 let checked = call(&site, "CHECK", &list, &pod);
                 if *version >= "0.4.0" {
                     fine(&checked);

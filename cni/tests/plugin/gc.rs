@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::site::{Site, on_a_node, run};
+use crate::site::{Site, on_a_node, run, wait_for};
 
 fn gc(site: &Site, valid: Value) -> Value {
     site.conf(json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}))
@@ -40,7 +40,7 @@ fn takes_back_everything_of_pods_that_are_gone() {
         assert_eq!(site.files("records"), ["id-lives"]);
         // A record still speaks of id-lives, so its odd reservation is left to the delegate.
         assert_eq!(site.addresses(), ["10.5.1.2", "10.5.1.51", "10.5.1.53"]);
-        assert_eq!(site.veths(), 1);
+        wait_for("the last veth of pods that are gone to go", || site.veths() == 1);
         assert!(
             rules().contains("id-lives") && !rules().contains("died") && !rules().contains("netnsgone"),
             "{}",
