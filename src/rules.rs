@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Traffic rules: the seam to whatever carries them, and which one that is. What the rules say is decided in
-//! [`weft_backends::masq`].
+//! [`weft_backends::masq`]; when they are looked at, in [`keeper`].
 
 pub mod fake;
+pub mod keeper;
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::Path;
