@@ -20,6 +20,7 @@ pub mod own;
 pub mod pass;
 pub mod plan;
 pub mod report;
+pub mod rules;
 pub mod say;
 pub mod start;
 pub mod status;

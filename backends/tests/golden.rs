@@ -56,7 +56,7 @@ fn network(case: &Case) -> Network {
         networks: networks(&case.networks),
         v4: None,
         v6: None,
-        nftables: false,
+        nftables: None,
         backend_type: head["Type"].as_str().unwrap().to_lowercase(),
         backend: case.backend.get().into(),
     }

@@ -19,8 +19,8 @@ pub struct Network {
     pub v4: Option<Range<Ipv4Net, Ipv4Addr>>,
     /// IPv6 allocation, when IPv6 is on.
     pub v6: Option<Range<Ipv6Net, Ipv6Addr>>,
-    /// `EnableNFTables`.
-    pub nftables: bool,
+    /// `EnableNFTables`, where it is said.
+    pub nftables: Option<bool>,
     /// `Backend.Type`, lower case; `udp` when there is no Backend, as in flannel.
     pub backend_type: String,
     /// The whole `Backend` object, raw JSON (`{}` when there is none); each backend parses its own options.
@@ -173,7 +173,8 @@ impl Network {
     pub fn parse(text: &str) -> Result<Network, BadNetwork> {
         let conf: Members = serde_json::from_str(text)?;
         let on = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
-        let (on4, on6, nftables) = (on("EnableIPv4", true)?, on("EnableIPv6", false)?, on("EnableNFTables", false)?);
+        let (on4, on6) = (on("EnableIPv4", true)?, on("EnableIPv6", false)?);
+        let nftables = conf.get("EnableNFTables")?;
         let v4 = read::<Ipv4Net, Ipv4Addr>(&conf, &V4)?;
         let v6 = read::<Ipv6Net, Ipv6Addr>(&conf, &V6)?;
         let (backend_type, backend) = read_backend(&conf)?;
