@@ -91,7 +91,10 @@ impl Site {
         };
         let lab = Lab::build(&options).await.unwrap();
         let out = Netns::add("out").await.unwrap();
-        lab.fabric.batch("link add out type veth peer name eth0 netns out\nlink set out master br0 up\n").await.unwrap();
+        lab.fabric
+            .batch("link add out type veth peer name eth0 netns out\nlink set out master br0 up\n")
+            .await
+            .unwrap();
         out.batch(
             "addr add 192.168.77.200/24 dev eth0\naddr add fd77::200/64 dev eth0 nodad\nlink set eth0 up\n\
              route add default via 192.168.77.1 dev eth0\nroute add default via fd77::1 dev eth0\n",
