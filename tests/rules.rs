@@ -9,6 +9,8 @@
     reason = "helpers of tests; clippy exempts only the tests themselves"
 )]
 
+#[path = "rules/adapter.rs"]
+mod adapter;
 #[path = "rules/packets.rs"]
 mod packets;
 #[path = "rules/site.rs"]

@@ -6,8 +6,8 @@ mod program;
 mod render;
 mod saved;
 
-pub use program::{Flavour, installed};
-pub use saved::Saved;
+pub use program::{Failure, Flavour, installed, save};
+pub use saved::{Saved, target};
 
 use tracing::{debug, info};
 use weft_backends::masq::{FamilyRules, Rules};
@@ -15,7 +15,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
 use crate::rules::{Ensured, Firewall, Instance, Trouble};
-use program::{restore, save};
+use program::restore;
 use render::Places;
 
 /// Others write to the same tables: between reading and writing, a rule that we wanted to move may have gone.
