@@ -10,6 +10,7 @@ mod links;
 pub mod linux;
 pub mod monitor;
 pub mod nexthop;
+pub mod nft;
 mod observe;
 pub mod socket;
 pub mod sysctl;

@@ -13,3 +13,5 @@ mod adapter;
 mod adapter_monitor;
 #[path = "kernel/adapter_net.rs"]
 mod adapter_net;
+#[path = "kernel/nft.rs"]
+mod nft;

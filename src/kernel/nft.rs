@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! nftables without helpers: one table per family and agent, replaced as a whole in one transaction, by a socket that stays open
+//! (closing one costs the kernel 16 ms). What is there is read back and compared first, so that nothing is written for nothing.
+
+pub mod expr;
+pub mod table;
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{Socket, SocketAddr};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+use tokio::io::unix::AsyncFd;
+use weft_backends::masq::Rules;
+use weft_subnet::cidr::Family;
+use weft_subnet::source::Local;
+
+use super::monitor::wait_on;
+use super::socket::{Netlink, Refusal, force_buffer};
+use super::wire::{attrs_after, messages, text};
+use crate::rules::{Ensured, Firewall, Instance, Trouble};
+use table::{Batch, Table};
+
+/// NFNLGRP_NFTABLES.
+const GROUP: u32 = 7;
+/// kube-proxy rewrites thousands of rules at once, and tells of each.
+const BUFFER: usize = 8 << 20;
+const DATAGRAM: usize = 64 << 10;
+
+/// Our tables, and the news about them.
+#[derive(Debug)]
+pub struct Nft {
+    instance: Instance,
+    netlink: Netlink,
+    news: AsyncFd<Socket>,
+    buffer: Vec<u8>,
+}
+
+impl Nft {
+    /// Opens both sockets in the network namespace of this thread, inside a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// No nfnetlink (a kernel without nftables), or out of descriptors.
+    pub fn open(instance: &Instance) -> io::Result<Nft> {
+        let netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+        let mut news = Socket::new(NETLINK_NETFILTER)?;
+        force_buffer(&news, BUFFER);
+        news.set_non_blocking(true)?;
+        news.bind(&SocketAddr::new(0, 0))?;
+        news.add_membership(GROUP)?;
+        Ok(Nft { instance: instance.clone(), netlink, news: wait_on(news)?, buffer: vec![0; DATAGRAM] })
+    }
+
+    fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
+        let name = self.instance.name.clone();
+        let mut replace = Vec::new();
+        let mut delete = Vec::new();
+        for family in [Family::V4, Family::V6] {
+            match rules.of(family).map(|part| Table::of(part, &name)) {
+                Some(wanted) => {
+                    if table::read(&mut self.netlink, &wanted)?.as_ref() != Some(&wanted) {
+                        replace.push(wanted);
+                    }
+                }
+                None if table::look(&mut self.netlink, family, &name)?.is_some() => delete.push(family),
+                None => {}
+            }
+        }
+        if replace.is_empty() && delete.is_empty() {
+            return Ok(Ok(Ensured::Same));
+        }
+        let comment = format!("weft {}", self.instance.file);
+        let mut batch = Batch::new(&mut self.netlink);
+        delete.into_iter().for_each(|family| batch.delete(family, &name));
+        replace.iter().for_each(|table| batch.replace(table, &comment));
+        Ok(batch.send()?.map(|()| Ensured::Written))
+    }
+
+    /// Waits for news about a table of ours.
+    async fn told(&mut self) -> io::Result<()> {
+        loop {
+            let mut ready = self.news.readable().await?;
+            // Cleared before the reading: what arrives meanwhile is read or sets it again.
+            ready.clear_ready();
+            let mut ours = false;
+            loop {
+                match recv(self.news.get_ref().as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
+                    Ok(n) => ours |= messages(&self.buffer[..n]).any(|m| is_about(m.payload, &self.instance.name)),
+                    Err(Errno::EAGAIN) => break,
+                    Err(Errno::EINTR) => {}
+                    Err(Errno::ENOBUFS) => ours = true,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            if ours {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn is_about(payload: &[u8], name: &str) -> bool {
+    attrs_after(payload, 4).any(|(kind, value)| kind == table::TABLE_NAME && text(value) == name)
+}
+
+impl Firewall for Nft {
+    fn describe(&self) -> String {
+        format!("nftables, table {}", self.instance.name)
+    }
+
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+        Box::pin(async move {
+            match self.bring(rules) {
+                Ok(Ok(done)) => Ok(done),
+                Ok(Err(refusal)) => Err(trouble(&refusal.errno.into(), &refusal.text)),
+                Err(error) => Err(trouble(&error, "")),
+            }
+        })
+    }
+
+    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>> {
+        Box::pin(async move { Ok(self.ensure(&Rules::default()).await? == Ensured::Written) })
+    }
+
+    fn disturbed(&mut self) -> Local<'_, ()> {
+        Box::pin(async move {
+            if let Err(error) = self.told().await {
+                tracing::warn!(%error, "read the news of nftables: left to the resync");
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}
+
+/// The sentence for people, with the remedy.
+pub fn trouble(error: &io::Error, text: &str) -> Trouble {
+    let said = if text.is_empty() { String::new() } else { format!(": {text}") };
+    let remedy = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EPERM | Errno::EACCES) => "; run as root or with CAP_NET_ADMIN",
+        Some(Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EINVAL | Errno::EAFNOSUPPORT) => {
+            "; if the kernel lacks nf_tables or nft_masq, load them or give --firewall=iptables"
+        }
+        _ => "",
+    };
+    Trouble(format!("write the rules with nftables: {error}{said}{remedy}"))
+}

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A table of nftables as a value: written whole, read back whole.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+use weft_backends::masq::{FamilyRules, Rule, Test};
+use weft_subnet::cidr::Family;
+
+use super::expr::{self, DATA_VALUE, Expr, NODES, be32, be32_of};
+use crate::kernel::socket::{Netlink, Refusal};
+use crate::kernel::wire::{self, Writer, attrs, attrs_after, messages, text};
+
+const SUBSYS: u16 = 10 << 8;
+const NEWTABLE: u16 = SUBSYS;
+const GETTABLE: u16 = SUBSYS | 1;
+const DELTABLE: u16 = SUBSYS | 2;
+const NEWCHAIN: u16 = SUBSYS | 3;
+const GETCHAIN: u16 = SUBSYS | 4;
+const NEWRULE: u16 = SUBSYS | 6;
+const GETRULE: u16 = SUBSYS | 7;
+const NEWSET: u16 = SUBSYS | 9;
+const NEWSETELEM: u16 = SUBSYS | 12;
+const GETSETELEM: u16 = SUBSYS | 13;
+const DELSETELEM: u16 = SUBSYS | 14;
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+const CREATE: u16 = 0x400;
+const APPEND: u16 = 0x800;
+
+/// Elements per message: a list of attributes holds 64 KiB.
+const ELEMENTS: usize = 1024;
+/// Length of `struct nfgenmsg`.
+const NFGEN: usize = 4;
+
+/// The table's name is attribute 1 of every kind of message.
+pub const TABLE_NAME: u16 = 1;
+
+/// A table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// `ip` or `ip6`.
+    pub family: Family,
+    /// Its name.
+    pub name: String,
+    /// Its chains.
+    pub chains: Vec<Chain>,
+    /// Its sets of addresses.
+    pub sets: Vec<Set>,
+}
+
+/// A base chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name.
+    pub name: &'static str,
+    /// Where it stands.
+    pub place: Place,
+    /// Its rules, in order.
+    pub rules: Vec<Vec<Expr>>,
+}
+
+/// Type, hook and priority of a base chain; the policy is accept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    kind: &'static str,
+    hook: u32,
+    priority: i32,
+}
+
+/// After routing, where sources are translated.
+pub const SOURCE_NAT: Place = Place { kind: "nat", hook: 4, priority: 100 };
+/// Forwarded packets.
+pub const FORWARD: Place = Place { kind: "filter", hook: 2, priority: 0 };
+/// Packets to this machine, before connection tracking sees them.
+pub const RAW_PREROUTING: Place = Place { kind: "filter", hook: 0, priority: -300 };
+
+/// A set of addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Set {
+    /// Its name.
+    pub name: &'static str,
+    /// What is in it; `None`: looked after elsewhere, element by element.
+    pub elements: Option<BTreeSet<IpAddr>>,
+}
+
+impl Table {
+    /// The table that carries the rules of one family.
+    pub fn of(rules: &FamilyRules, name: &str) -> Table {
+        let chain = |name, place, rules: &[Rule]| {
+            let rules: Vec<Vec<Expr>> = rules.iter().map(expr::of).collect();
+            (!rules.is_empty()).then_some(Chain { name, place, rules })
+        };
+        let chains = [chain("postrouting", SOURCE_NAT, &rules.masquerade), chain("forward", FORWARD, &rules.forward)];
+        let mut nodes = BTreeSet::new();
+        for test in rules.masquerade.iter().flat_map(|rule| &rule.tests) {
+            if let Test::ToOneOf(addresses) = test {
+                nodes.extend(addresses.iter().copied());
+            }
+        }
+        let sets = if nodes.is_empty() { Vec::new() } else { vec![Set { name: NODES, elements: Some(nodes) }] };
+        let chains = chains.into_iter().flatten().collect();
+        Table { family: rules.family, name: name.to_owned(), chains, sets }
+    }
+}
+
+/// Messages that take effect together or not at all.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    netlink: &'a mut Netlink,
+    w: Writer,
+}
+
+impl<'a> Batch<'a> {
+    /// Empty.
+    pub fn new(netlink: &'a mut Netlink) -> Batch<'a> {
+        let mut batch = Batch { netlink, w: Writer::default() };
+        batch.edge(BATCH_BEGIN);
+        batch
+    }
+
+    /// Removes a table if it is there.
+    pub fn delete(&mut self, family: Family, name: &str) {
+        // Deleting what is not there fails the batch: make it first.
+        self.message(NEWTABLE, CREATE, family, |w| w.attr_str(TABLE_NAME, name));
+        self.message(DELTABLE, 0, family, |w| w.attr_str(TABLE_NAME, name));
+    }
+
+    /// Puts a table in the place of the one that is there. `comment`: for people.
+    pub fn replace(&mut self, table: &Table, comment: &str) {
+        let Table { family, name, chains, sets } = table;
+        self.delete(*family, name);
+        self.message(NEWTABLE, CREATE, *family, |w| {
+            w.attr_str(TABLE_NAME, name);
+            w.attr(6, &userdata(comment));
+        });
+        for (id, set) in (1..).zip(sets) {
+            self.set(table, set, id);
+        }
+        for chain in chains {
+            let Place { kind, hook, priority } = chain.place;
+            self.message(NEWCHAIN, CREATE, *family, |w| {
+                w.attr_str(TABLE_NAME, name);
+                w.attr_str(3, chain.name);
+                w.nest(4, |w| {
+                    be32(w, 1, hook);
+                    be32(w, 2, priority.cast_unsigned());
+                });
+                be32(w, 5, 1);
+                w.attr_str(7, kind);
+            });
+            for rule in &chain.rules {
+                self.message(NEWRULE, CREATE | APPEND, *family, |w| {
+                    w.attr_str(TABLE_NAME, name);
+                    w.attr_str(2, chain.name);
+                    w.nest(4, |w| rule.iter().for_each(|expr| expr.encode(w)));
+                });
+            }
+        }
+    }
+
+    fn set(&mut self, table: &Table, set: &Set, id: u32) {
+        // nft's own numbers of the types, for its listing.
+        let (kind, len) = if table.family == Family::V4 { (7, 4) } else { (8, 16) };
+        self.message(NEWSET, CREATE, table.family, |w| {
+            w.attr_str(TABLE_NAME, &table.name);
+            w.attr_str(2, set.name);
+            for (attr, value) in [(3, 0), (4, kind), (5, len), (10, id)] {
+                be32(w, attr, value);
+            }
+        });
+        let elements: Vec<IpAddr> = set.elements.iter().flatten().copied().collect();
+        self.elements(table.family, (&table.name, set.name), &elements, true);
+    }
+
+    /// Adds elements to a set (`there`: no error when they are there), or removes them.
+    pub fn elements(&mut self, family: Family, (table, set): (&str, &str), elements: &[IpAddr], there: bool) {
+        let (kind, flags) = if there { (NEWSETELEM, CREATE) } else { (DELSETELEM, 0) };
+        for part in elements.chunks(ELEMENTS) {
+            self.message(kind, flags, family, |w| {
+                w.attr_str(TABLE_NAME, table);
+                w.attr_str(2, set);
+                w.nest(3, |w| {
+                    for ip in part {
+                        w.nest(1, |w| w.nest(1, |w| w.attr_ip(DATA_VALUE, *ip)));
+                    }
+                });
+            });
+        }
+    }
+
+    /// Sends it. The inner error is the kernel's: nothing was changed.
+    pub fn send(mut self) -> io::Result<Result<(), Refusal>> {
+        self.w.flag_last(ACK);
+        let last = self.netlink.last_seq();
+        self.edge(BATCH_END);
+        let replies = self.netlink.exchange(self.w.bytes(), last)?;
+        if let Some(refusal) = replies.refused.into_iter().next() {
+            return Ok(Err(refusal));
+        }
+        if replies.complete {
+            Ok(Ok(()))
+        } else {
+            Err(io::Error::new(io::ErrorKind::WouldBlock, "acknowledgement lost"))
+        }
+    }
+
+    fn message(&mut self, kind: u16, flags: u16, family: Family, body: impl FnOnce(&mut Writer)) {
+        self.w.begin(kind, REQUEST | flags, &nfgen(family));
+        body(&mut self.w);
+        let seq = self.netlink.next_seq();
+        self.w.end(seq);
+    }
+
+    fn edge(&mut self, kind: u16) {
+        // The subsystem, big-endian, where other messages have none.
+        self.w.begin(kind, REQUEST, &[0, 0, 0, 10]);
+        let seq = self.netlink.next_seq();
+        self.w.end(seq);
+    }
+}
+
+/// Reads the table of this shape: the same name, chains and sets by name. `None`: not there, or of another shape.
+pub fn read(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
+    match read_there(netlink, shape) {
+        // Gone while it was read.
+        Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(None),
+        answer => answer,
+    }
+}
+
+fn read_there(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
+    let Table { family, name, chains, sets } = shape;
+    let Some((flags, objects)) = look(netlink, *family, name)? else { return Ok(None) };
+    // Flags: a table that sleeps has none of its rules in force.
+    if flags != 0 || objects != chains.len() + sets.len() {
+        return Ok(None);
+    }
+    let mut found = Table { family: *family, name: name.clone(), chains: Vec::new(), sets: Vec::new() };
+    for chain in chains {
+        let Some(place) = place(netlink, shape, chain)? else { return Ok(None) };
+        if !place {
+            return Ok(None);
+        }
+        let rules = rules(netlink, *family, name, chain.name)?;
+        found.chains.push(Chain { name: chain.name, place: chain.place, rules });
+    }
+    for set in sets {
+        let elements = match set.elements {
+            Some(_) => Some(elements(netlink, *family, name, set.name)?),
+            None => None,
+        };
+        found.sets.push(Set { name: set.name, elements });
+    }
+    Ok(Some(found))
+}
+
+/// Flags of a table and the number of its chains and sets; `None`: there is no such table.
+pub fn look(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Option<(u32, usize)>> {
+    let Some(data) = get(netlink, GETTABLE, family, |w| w.attr_str(TABLE_NAME, name))? else { return Ok(None) };
+    let Some(m) = messages(&data).find(|m| m.kind == NEWTABLE) else { return Ok(None) };
+    let (mut flags, mut objects) = (0, 0);
+    for (kind, value) in attrs_after(m.payload, NFGEN) {
+        match kind {
+            2 => flags = be32_of(value),
+            3 => objects = be32_of(value) as usize,
+            _ => {}
+        }
+    }
+    Ok(Some((flags, objects)))
+}
+
+/// Whether a chain stands where it should; `None`: there is no such chain.
+fn place(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Option<bool>> {
+    let data = get(netlink, GETCHAIN, table.family, |w| {
+        w.attr_str(TABLE_NAME, &table.name);
+        w.attr_str(3, chain.name);
+    })?;
+    let Some(data) = data else { return Ok(None) };
+    let Some(m) = messages(&data).find(|m| m.kind == NEWCHAIN) else { return Ok(None) };
+    let (mut kind, mut policy, mut hook, mut priority) = ("", None, None, 0);
+    for (attr, value) in attrs_after(m.payload, NFGEN) {
+        match attr {
+            4 => {
+                for (attr, value) in attrs(value) {
+                    match attr {
+                        1 => hook = Some(be32_of(value)),
+                        2 => priority = be32_of(value).cast_signed(),
+                        _ => {}
+                    }
+                }
+            }
+            5 => policy = Some(be32_of(value)),
+            7 => kind = text(value),
+            _ => {}
+        }
+    }
+    let wanted = chain.place;
+    Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook), wanted.priority)))
+}
+
+/// The rules of a chain. Asked for by table and chain, so foreign rules cost nothing.
+fn rules(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<Vec<Vec<Expr>>> {
+    let data = netlink.dump(GETRULE, |w, kind, flags| {
+        w.begin(kind, flags, &nfgen(family));
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(2, chain);
+    })?;
+    let list = |m: wire::Message<'_>| {
+        let (_, list) = attrs_after(m.payload, NFGEN).find(|(kind, _)| *kind == 4).unwrap_or((4, &[]));
+        Expr::list(list)
+    };
+    Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(list).collect())
+}
+
+/// The elements of a set of addresses.
+pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -> io::Result<BTreeSet<IpAddr>> {
+    let data = netlink.dump(GETSETELEM, |w, kind, flags| {
+        w.begin(kind, flags, &nfgen(family));
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(2, set);
+    })?;
+    let elements = messages(&data).filter(|m| m.kind == NEWSETELEM);
+    Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
+}
+
+/// The addresses that a message about elements names.
+pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
+    let lists = attrs_after(payload, NFGEN).filter(|(kind, _)| *kind == 3);
+    let inner = |bytes, wanted: u16| attrs(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(inner(inner(e, 1)?, DATA_VALUE)?)).collect()
+}
+
+/// One object; `None`: there is none.
+fn get(
+    netlink: &mut Netlink,
+    kind: u16,
+    family: Family,
+    body: impl FnOnce(&mut Writer),
+) -> io::Result<Option<Vec<u8>>> {
+    let answer = netlink.request(|w| {
+        w.begin(kind, REQUEST, &nfgen(family));
+        body(w);
+    })?;
+    match answer {
+        Ok(data) => Ok(Some(data)),
+        Err(refusal) if refusal.errno == Errno::ENOENT => Ok(None),
+        Err(refusal) => Err(refusal.errno.into()),
+    }
+}
+
+/// `struct nfgenmsg` of a family.
+fn nfgen(family: Family) -> [u8; NFGEN] {
+    [if family == Family::V4 { 2 } else { 10 }, 0, 0, 0]
+}
+
+/// A comment as nft's user space keeps it: type 0, length, text with its zero.
+fn userdata(comment: &str) -> Vec<u8> {
+    let mut text: Vec<u8> = comment.bytes().take(120).collect();
+    text.push(0);
+    let mut data = vec![0, u8::try_from(text.len()).unwrap_or(0)];
+    data.extend(text);
+    data
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the nft adapter writes is what `nft` shows; equal is not written; what others do to it is seen and mended.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use weft::kernel::nft::Nft;
+use weft::rules::{Ensured, Firewall, Instance};
+use weft_backends::masq::{self, Masquerade, Policy, Rules};
+use weft_subnet::cidr::Subnets;
+
+use super::adapter_net::{in_namespace, run};
+
+fn subnets(v4: &str, v6: &str) -> Subnets {
+    Subnets { v4: Some(v4.parse().unwrap()), v6: Some(v6.parse().unwrap()) }
+}
+
+fn rules(masquerade: Option<Masquerade>, forward: bool) -> Rules {
+    let (networks, own) = (subnets("10.5.0.0/16", "fd00:5::/48"), subnets("10.5.1.0/24", "fd00:5:0:1::/64"));
+    masq::rules(&networks, &own, &Policy { masquerade, forward })
+}
+
+fn all() -> Rules {
+    let nodes = ["192.0.2.7", "192.0.2.8"].map(|ip| ip.parse().unwrap()).to_vec();
+    rules(Some(Masquerade { fully_random: true, except: vec!["192.168.0.0/16".parse().unwrap()], nodes }), true)
+}
+
+fn plain() -> Rules {
+    rules(Some(Masquerade::default()), true)
+}
+
+fn open() -> Nft {
+    Nft::open(&Instance::new(Path::new("/run/flannel/subnet.env"))).unwrap()
+}
+
+/// The listing without counters and handles, one rule a line.
+fn listing(family: &str) -> Vec<String> {
+    let text = run("nft", &format!("-s list table {family} weft"));
+    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty() && line != "}").collect()
+}
+
+#[test]
+fn nft_shows_what_was_written() {
+    in_namespace(|| async {
+        let mut nft = open();
+        assert_eq!(nft.ensure(&all()).await, Ok(Ensured::Written));
+        let v4 = [
+            "table ip weft {",
+            "comment \"weft /run/flannel/subnet.env\"",
+            "set nodes {",
+            "type ipv4_addr",
+            "elements = { 192.0.2.7, 192.0.2.8 }",
+            "chain postrouting {",
+            "type nat hook postrouting priority srcnat; policy accept;",
+            "meta mark & 0x00004000 == 0x00004000 counter return",
+            "ip saddr 10.5.1.0/24 ip daddr 10.5.0.0/16 counter return",
+            "ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 counter return",
+            "ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 counter return",
+            "ip saddr 10.5.0.0/16 ip daddr 192.168.0.0/16 counter return",
+            "ip saddr 10.5.0.0/16 ip daddr @nodes counter return",
+            "ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 counter masquerade fully-random",
+            "ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 counter masquerade fully-random",
+            "chain forward {",
+            "type filter hook forward priority filter; policy accept;",
+            "ip saddr 10.5.0.0/16 counter accept",
+            "ip daddr 10.5.0.0/16 counter accept",
+        ];
+        assert_eq!(listing("ip"), v4);
+        let v6 = listing("ip6").join("\n");
+        for line in [
+            "ip6 saddr fd00:5:0:1::/64 ip6 daddr fd00:5::/48 counter return",
+            "ip6 saddr fd00:5::/48 ip6 daddr != ff00::/8 counter masquerade fully-random",
+            "ip6 saddr != fd00:5::/48 ip6 daddr fd00:5::/48 counter masquerade fully-random",
+        ] {
+            assert!(v6.contains(line), "{line} is missing in\n{v6}");
+        }
+    });
+}
+
+/// Handles change with every write.
+fn handles() -> String {
+    run("nft", "-a -s list ruleset")
+}
+
+#[test]
+fn equal_is_not_written_and_the_difference_is() {
+    in_namespace(|| async {
+        let mut nft = open();
+        for (name, rules) in [
+            ("all", all()),
+            ("plain", plain()),
+            ("forward only", rules(None, true)),
+            ("masquerade only", rules(Some(Masquerade::default()), false)),
+        ] {
+            assert_eq!(nft.ensure(&rules).await, Ok(Ensured::Written), "{name}");
+            let before = handles();
+            assert_eq!(nft.ensure(&rules).await, Ok(Ensured::Same), "{name}");
+            assert_eq!(open().ensure(&rules).await, Ok(Ensured::Same), "{name}: another process");
+            assert_eq!(handles(), before, "{name}");
+        }
+        let v4 = Rules { families: plain().families[..1].to_vec() };
+        assert_eq!(nft.ensure(&v4).await, Ok(Ensured::Written));
+        assert!(!handles().contains("table ip6"), "a family that is off has no table");
+        assert_eq!(nft.remove().await, Ok(true));
+        assert_eq!(handles(), "");
+        assert_eq!(nft.remove().await, Ok(false));
+    });
+}
+
+#[test]
+fn whatever_others_change_is_seen_and_mended() {
+    in_namespace(|| async {
+        let mut nft = open();
+        nft.ensure(&all()).await.unwrap();
+        let good = listing("ip");
+        for change in [
+            "flush ruleset",
+            "delete table ip weft",
+            "flush chain ip weft postrouting",
+            "delete chain ip6 weft forward",
+            "add rule ip weft forward drop",
+            "insert rule ip weft postrouting counter accept",
+            "add chain ip weft extra { type filter hook forward priority 1; policy drop; }",
+            "add chain ip weft forward { policy drop; }",
+            "add table ip weft { flags dormant; }",
+            "add element ip weft nodes { 192.0.2.9 }",
+            "delete element ip weft nodes { 192.0.2.7 }",
+        ] {
+            // The news of our own write are read first.
+            while tokio::time::timeout(Duration::from_millis(20), nft.disturbed()).await.is_ok() {}
+            let file = format!("/tmp/weft-nft-{}-{:?}", std::process::id(), std::thread::current().id());
+            std::fs::write(&file, change).unwrap();
+            run("nft", &format!("-f {file}"));
+            std::fs::remove_file(&file).unwrap();
+            let told = tokio::time::timeout(Duration::from_secs(5), nft.disturbed()).await;
+            assert!(told.is_ok(), "{change}: not told");
+            assert_eq!(nft.ensure(&all()).await, Ok(Ensured::Written), "{change}");
+            assert_eq!(listing("ip"), good, "{change}");
+        }
+    });
+}
+
+#[test]
+fn news_about_other_tables_are_not_ours() {
+    in_namespace(|| async {
+        let mut nft = open();
+        run("nft", "add table ip weft-0000cafe");
+        run("nft", "add chain ip weft-0000cafe weft");
+        let told = tokio::time::timeout(Duration::from_millis(200), nft.disturbed()).await;
+        assert!(told.is_err());
+    });
+}
+
+#[test]
+fn two_agents_have_two_tables() {
+    in_namespace(|| async {
+        let other = Instance::new(Path::new("/run/other/subnet.env"));
+        let (mut a, mut b) = (open(), Nft::open(&other).unwrap());
+        a.ensure(&plain()).await.unwrap();
+        b.ensure(&all()).await.unwrap();
+        assert_eq!((a.ensure(&plain()).await, b.ensure(&all()).await), (Ok(Ensured::Same), Ok(Ensured::Same)));
+        b.remove().await.unwrap();
+        assert_eq!(a.ensure(&plain()).await, Ok(Ensured::Same));
+        assert!(!handles().contains(&other.name));
+    });
+}
+
+#[test]
+fn thousands_of_foreign_rules_do_not_slow_a_look() {
+    in_namespace(|| async {
+        let mut nft = open();
+        nft.ensure(&plain()).await.unwrap();
+        let mut look = || {
+            let mut best = Duration::MAX;
+            for _ in 0..50 {
+                let start = Instant::now();
+                assert_eq!(futures_now(nft.ensure(&plain())), Ok(Ensured::Same));
+                best = best.min(start.elapsed());
+            }
+            best
+        };
+        let alone = look();
+        let mut text = String::from("table ip foreign {\n chain c {\n");
+        for n in 0..10_000 {
+            text.push_str(&format!("  ip saddr 10.{}.{}.1 counter accept\n", n / 250, n % 250));
+        }
+        text.push_str(" }\n}\n");
+        let file = format!("/tmp/weft-nft-{}-foreign", std::process::id());
+        std::fs::write(&file, text).unwrap();
+        run("nft", &format!("-f {file}"));
+        std::fs::remove_file(&file).unwrap();
+        let crowded = look();
+        // A dump of everything would take some 10 ms.
+        assert!(crowded < alone * 4 + Duration::from_millis(1), "{alone:?} alone, {crowded:?} among 10,000");
+    });
+}
+
+/// The nft adapter never waits.
+fn futures_now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("it waits"),
+    }
+}
