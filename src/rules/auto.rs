@@ -4,12 +4,13 @@
 //!
 //! It matters because an accept in one does not undo a drop in the other, and because iptables needs programs.
 
+mod tables;
+
 use tracing::{debug, info};
 use weft_subnet::cidr::Family;
 
 use super::Choice;
 use crate::kernel::iptables::{self, Saved};
-use crate::kernel::nft;
 
 /// kube-proxy's table in its nftables mode.
 const KUBE_TABLE: &str = "kube-proxy";
@@ -92,7 +93,7 @@ pub async fn choose(choice: Choice, nftables: Option<bool>) -> Mode {
 
 async fn look() -> Snapshot {
     let mut node = Snapshot::default();
-    match nft::tables() {
+    match tables::tables() {
         Ok(tables) => {
             node.nftables = true;
             node.kube_table = tables.iter().any(|name| name == KUBE_TABLE);
