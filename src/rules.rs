@@ -2,6 +2,7 @@
 //! Traffic rules: the seam to whatever carries them, and which one that is. What the rules say is decided in
 //! [`weft_backends::masq`]; when they are looked at, in [`keeper`].
 
+pub mod auto;
 pub mod fake;
 pub mod keeper;
 

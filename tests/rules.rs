@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Masquerade and forward rules, proved by packets: who does the other end see? A lab of two nodes, their pods on bridges with
+//! br_netfilter, and a host outside of the cluster. Needs root, iproute2, iptables of both flavours, nftables and etcd.
+//! `WEFT_BIN` names the binary under test (the static one in `make test`), `FLANNELD` that of flannel.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+#[path = "rules/adapter.rs"]
+mod adapter;
+#[path = "rules/packets.rs"]
+mod packets;
+#[path = "rules/site.rs"]
+mod site;
+#[path = "rules/verdicts.rs"]
+mod verdicts;
