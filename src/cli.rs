@@ -51,6 +51,8 @@ pub enum Task {
         socket: PathBuf,
         /// As JSON.
         json: bool,
+        /// Only the traffic rules.
+        rules: bool,
     },
     /// Remove what is ours from the kernel.
     Cleanup(CleanupTask),
@@ -133,6 +135,9 @@ enum Command {
 
 #[derive(Args)]
 struct StatusFlags {
+    /// What to show: everything, or the traffic rules one by one.
+    #[arg(value_parser = ["rules"], value_name = "rules")]
+    part: Option<String>,
     #[command(flatten)]
     place: SocketFlag,
     /// Form of the answer.
@@ -234,7 +239,9 @@ fn task(command: Command) -> Result<Task, Exit> {
             let (options, notes) = build::agent(*flags)?;
             Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
         }
-        Command::Status(flags) => Task::Status { socket: flags.place.socket, json: flags.output == "json" },
+        Command::Status(flags) => {
+            Task::Status { socket: flags.place.socket, json: flags.output == "json", rules: flags.part.is_some() }
+        }
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,

@@ -198,7 +198,7 @@ impl Plan {
             .unwrap_or(self.host.uplink.mtu)
     }
 
-    /// What subnet.env should say. `ipmasq` stays false until the agent has rules of its own.
+    /// What subnet.env should say; whether we masquerade is not the plan's to know.
     pub fn env(&self) -> SubnetEnv {
         SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }

@@ -164,3 +164,22 @@ pub fn trouble(error: &io::Error, text: &str) -> Trouble {
     };
     Trouble(format!("write the rules with nftables: {error}{said}{remedy}"))
 }
+
+/// Removes the tables that flannel makes; their names.
+///
+/// # Errors
+/// No nfnetlink, or the kernel refused.
+pub fn remove_flannels() -> io::Result<Vec<String>> {
+    let mut netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+    let mut gone = Vec::new();
+    for (family, kind, name) in [(Family::V4, "ip", "flannel-ipv4"), (Family::V6, "ip6", "flannel-ipv6")] {
+        if table::look(&mut netlink, family, name)?.is_none() {
+            continue;
+        }
+        let mut batch = Batch::new(&mut netlink);
+        batch.delete(family, name);
+        batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
+        gone.push(format!("table {kind} {name}"));
+    }
+    Ok(gone)
+}
