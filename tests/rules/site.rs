@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use weft::lab::net::{Netns, checked};
 use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
 
@@ -13,6 +14,8 @@ use crate::packets::{Seen, any, exchange, socket};
 
 /// How long rules may take to be there, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The key of net-conf.
+const CONFIG: &str = "/coreos.com/network/config";
 /// Where the far ends listen.
 pub const PORT: u16 = 7000;
 
@@ -85,7 +88,7 @@ impl Site {
             nodes: 2,
             backend,
             store: StoreKind::Etcd,
-            ipv6: backend != BackendKind::Ipip,
+            ipv6: true,
             agent_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             ..LabOptions::default()
         };
@@ -130,12 +133,7 @@ impl Site {
         self.lab.reach_all().await.unwrap();
     }
 
-    /// The families that it has.
-    pub fn families(&self) -> &'static [Family] {
-        if self.backend == BackendKind::Ipip { &[Family::V4] } else { &Family::BOTH }
-    }
-
-    /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`; where it is, and the address.
+    /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
     pub fn places(&self, family: Family) -> Vec<(String, IpAddr)> {
         let mut all = Vec::new();
         for node in &self.lab.nodes {
@@ -147,7 +145,9 @@ impl Site {
             all.push((format!("{}-bridge", node.name()), before(first, 0)));
             all.push((format!("{}-tunnel", node.name()), before(first, 1)));
         }
-        all.push(("out".to_owned(), ["192.168.77.200", "fd77::200"][family.index()].parse().unwrap()));
+        for (place, addrs) in [("out", ["192.168.77.200", "fd77::200"]), ("fabric", ["192.168.77.1", "fd77::1"])] {
+            all.push((place.to_owned(), addrs[family.index()].parse().unwrap()));
+        }
         all
     }
 
@@ -191,6 +191,36 @@ impl Site {
                 self.lab.logs(20)
             );
         }
+    }
+
+    /// Adds members to net-conf, for agents that are started later.
+    pub async fn configure(&mut self, more: &serde_json::Value) {
+        let text = self.lab.store.etcd().unwrap().ctl(&["get", "--print-value-only", CONFIG]).await.unwrap();
+        let mut conf: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for (key, value) in more.as_object().unwrap() {
+            conf[key] = value.clone();
+        }
+        self.lab.store.etcd().unwrap().ctl(&["put", CONFIG, &conf.to_string()]).await.unwrap();
+    }
+
+    /// Runs a shell script in every node.
+    pub async fn on_nodes(&self, script: &str) {
+        for node in &self.lab.nodes {
+            self.run(node.name(), &["sh", "-ec", script]).await;
+        }
+    }
+
+    /// Does what kubelet does: its chain tells which flavour of iptables the nodes use.
+    pub async fn hint(&self, flavour: &str) {
+        self.on_nodes(&format!("iptables-{flavour} -w 20 -t mangle -N KUBE-IPTABLES-HINT")).await;
+    }
+
+    /// Ends the agent of n1 and starts it again; waits until it is ready.
+    pub async fn restart_first(&mut self, signal: Signal) {
+        let node = &mut self.lab.nodes[0];
+        node.stop(signal).await.unwrap();
+        node.start().unwrap();
+        node.ready().await.unwrap();
     }
 
     /// `nft` in a namespace.
