@@ -42,12 +42,16 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             task.notes.iter().for_each(|note| tracing::info!("{note}"));
             agent::run(task.options, shutdown()?).await
         }
-        Task::Status { socket, json } => {
+        Task::Status { socket, json, rules } => {
             let answer = admin::ask_status(&socket).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
             let now = u64::try_from(now).unwrap_or(u64::MAX);
-            let text =
-                if json { serde_json::to_string_pretty(&answer)? + "\n" } else { status::table::render(&answer, now) };
+            let text = match (json, rules) {
+                (true, false) => serde_json::to_string_pretty(&answer)? + "\n",
+                (true, true) => serde_json::to_string_pretty(&answer.rules)? + "\n",
+                (false, false) => status::table::render(&answer, now),
+                (false, true) => status::table::rules(&answer),
+            };
             Ok(show(&text))
         }
         Task::Cleanup(task) => clean(&task),

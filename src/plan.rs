@@ -8,13 +8,15 @@ use weft_backends::backend::{self, Backend, BadOption, Skip};
 use weft_backends::host::Host;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
-use weft_backends::state::{Key, Name, State, Value};
+use weft_backends::state::{Key, LAST_METRIC, Name, Route, State, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
+
+use crate::options::Fences;
 
 /// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
 const MOST_DEVICES: usize = 18;
@@ -33,6 +35,7 @@ pub struct Plan {
     foreign: HashMap<Id, String>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
+    fences: Fences,
 }
 
 impl Plan {
@@ -50,9 +53,17 @@ impl Plan {
             foreign: HashMap::new(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
+            fences: Fences::default(),
         };
         plan.plan_devices();
         plan
+    }
+
+    /// With these routes that drop. Look at everything afterwards.
+    pub fn fence(mut self, fences: Fences) -> Plan {
+        self.fences = fences;
+        self.plan_devices();
+        self
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -187,7 +198,7 @@ impl Plan {
             .unwrap_or(self.host.uplink.mtu)
     }
 
-    /// What subnet.env should say. `ipmasq` stays false until the agent has rules of its own.
+    /// What subnet.env should say; whether we masquerade is not the plan's to know.
     pub fn env(&self) -> SubnetEnv {
         SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }
@@ -213,7 +224,8 @@ impl Plan {
     }
 
     fn plan_devices(&mut self) {
-        let state = self.backend.device(&self.host, &self.own);
+        let mut state = self.backend.device(&self.host, &self.own);
+        state.extend(fence_routes(self.fences, &self.network.networks, &self.own.subnets));
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.note_devices(&changed);
     }
@@ -277,6 +289,21 @@ impl Plan {
             }
         }
     }
+}
+
+/// Routes of the last metric: any other route wins over them.
+fn fence_routes(fences: Fences, networks: &Subnets, own: &Subnets) -> State {
+    let mut state = State::new();
+    let mut put = |nets: &Subnets, route| {
+        state.extend(nets.iter().map(|net| (Key::Route(net, LAST_METRIC), Value::Route(route))));
+    };
+    if fences.fail_closed {
+        put(networks, Route::Unreachable);
+    }
+    if fences.blackhole {
+        put(own, Route::Blackhole);
+    }
+    state
 }
 
 fn say_aside(id: &Id, reason: &str) {

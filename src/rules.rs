@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Traffic rules: the seam to whatever carries them, and which one that is. What the rules say is decided in
-//! [`weft_backends::masq`].
+//! [`weft_backends::masq`]; when they are looked at, in [`keeper`].
 
+pub mod around;
 pub mod auto;
 pub mod fake;
+pub mod keeper;
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 
 use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
+
+use crate::kernel::iptables::Iptables;
+use crate::kernel::nft::Nft;
+use crate::options::RuleOptions;
+use around::Around;
+use auto::Mode;
 
 /// The subnet file of an instance that has the plain name.
 const USUAL_FILE: &str = "/run/flannel/subnet.env";
@@ -74,5 +82,26 @@ impl Instance {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(subnet_file.as_os_str().as_encoded_bytes());
         let [a, b, c, d, ..] = hash.to_be_bytes();
         Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
+    }
+}
+
+/// What carries the rules of an agent, once net-conf is known.
+#[derive(Debug)]
+pub struct Carrier {
+    /// Names.
+    pub instance: Instance,
+    /// Flags.
+    pub options: RuleOptions,
+}
+
+impl Carrier {
+    /// Chooses nftables or iptables, and looks after the rules until the node is gone.
+    pub async fn keep(self, nftables: Option<bool>, post: keeper::Post) {
+        let mode = auto::choose(self.options.firewall, nftables).await;
+        let firewall: Box<dyn Firewall> = match mode {
+            Mode::Nft => Box::new(Nft::new(&self.instance)),
+            Mode::Iptables => Box::new(Iptables::open(&self.instance)),
+        };
+        keeper::keep(firewall, Box::new(Around::new(mode, self.instance)), post, self.options.resync).await;
     }
 }

@@ -57,6 +57,7 @@ fn network(case: &Case) -> Network {
         v4: None,
         v6: None,
         nftables: None,
+        masquerade: Default::default(),
         backend_type: head["Type"].as_str().unwrap().to_lowercase(),
         backend: case.backend.get().into(),
     }

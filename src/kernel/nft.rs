@@ -33,38 +33,38 @@ const DATAGRAM: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Nft {
     instance: Instance,
+    sockets: Option<Sockets>,
+}
+
+#[derive(Debug)]
+struct Sockets {
     netlink: Netlink,
     news: AsyncFd<Socket>,
     buffer: Vec<u8>,
 }
 
 impl Nft {
-    /// Opens both sockets in the network namespace of this thread, inside a tokio runtime with I/O.
-    ///
-    /// # Errors
-    /// No nfnetlink (a kernel without nftables), or out of descriptors.
-    pub fn open(instance: &Instance) -> io::Result<Nft> {
-        let netlink = Netlink::open_on(NETLINK_NETFILTER)?;
-        let mut news = Socket::new(NETLINK_NETFILTER)?;
-        force_buffer(&news, BUFFER);
-        news.set_non_blocking(true)?;
-        news.bind(&SocketAddr::new(0, 0))?;
-        news.add_membership(GROUP)?;
-        Ok(Nft { instance: instance.clone(), netlink, news: wait_on(news)?, buffer: vec![0; DATAGRAM] })
+    /// The tables of this agent. Sockets are opened when they are needed, in the network namespace of the thread that runs then.
+    pub fn new(instance: &Instance) -> Nft {
+        Nft { instance: instance.clone(), sockets: None }
     }
 
     fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
-        let name = self.instance.name.clone();
+        let name = &self.instance.name;
+        let netlink = match &mut self.sockets {
+            Some(sockets) => &mut sockets.netlink,
+            none => &mut none.insert(Sockets::open()?).netlink,
+        };
         let mut replace = Vec::new();
         let mut delete = Vec::new();
         for family in [Family::V4, Family::V6] {
-            match rules.of(family).map(|part| Table::of(part, &name)) {
+            match rules.of(family).map(|part| Table::of(part, name)) {
                 Some(wanted) => {
-                    if table::read(&mut self.netlink, &wanted)?.as_ref() != Some(&wanted) {
+                    if table::read(netlink, &wanted)?.as_ref() != Some(&wanted) {
                         replace.push(wanted);
                     }
                 }
-                None if table::look(&mut self.netlink, family, &name)?.is_some() => delete.push(family),
+                None if table::look(netlink, family, name)?.is_some() => delete.push(family),
                 None => {}
             }
         }
@@ -72,14 +72,28 @@ impl Nft {
             return Ok(Ok(Ensured::Same));
         }
         let comment = format!("weft {}", self.instance.file);
-        let mut batch = Batch::new(&mut self.netlink);
-        delete.into_iter().for_each(|family| batch.delete(family, &name));
+        let mut batch = Batch::new(netlink);
+        delete.into_iter().for_each(|family| batch.delete(family, name));
         replace.iter().for_each(|table| batch.replace(table, &comment));
         Ok(batch.send()?.map(|()| Ensured::Written))
     }
+}
+
+impl Sockets {
+    /// # Errors
+    /// No nfnetlink (a kernel without nftables), or out of descriptors.
+    fn open() -> io::Result<Sockets> {
+        let netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+        let mut news = Socket::new(NETLINK_NETFILTER)?;
+        force_buffer(&news, BUFFER);
+        news.set_non_blocking(true)?;
+        news.bind(&SocketAddr::new(0, 0))?;
+        news.add_membership(GROUP)?;
+        Ok(Sockets { netlink, news: wait_on(news)?, buffer: vec![0; DATAGRAM] })
+    }
 
     /// Waits for news about a table of ours.
-    async fn told(&mut self) -> io::Result<()> {
+    async fn told(&mut self, table: &str) -> io::Result<()> {
         loop {
             let mut ready = self.news.readable().await?;
             // Cleared before the reading: what arrives meanwhile is read or sets it again.
@@ -87,7 +101,7 @@ impl Nft {
             let mut ours = false;
             loop {
                 match recv(self.news.get_ref().as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
-                    Ok(n) => ours |= messages(&self.buffer[..n]).any(|m| is_about(m.payload, &self.instance.name)),
+                    Ok(n) => ours |= messages(&self.buffer[..n]).any(|m| is_about(m.payload, table)),
                     Err(Errno::EAGAIN) => break,
                     Err(Errno::EINTR) => {}
                     Err(Errno::ENOBUFS) => ours = true,
@@ -126,7 +140,11 @@ impl Firewall for Nft {
 
     fn disturbed(&mut self) -> Local<'_, ()> {
         Box::pin(async move {
-            if let Err(error) = self.told().await {
+            let told = match &mut self.sockets {
+                Some(sockets) => sockets.told(&self.instance.name).await,
+                None => std::future::pending().await,
+            };
+            if let Err(error) = told {
                 tracing::warn!(%error, "read the news of nftables: left to the resync");
                 std::future::pending::<()>().await;
             }
@@ -145,4 +163,23 @@ pub fn trouble(error: &io::Error, text: &str) -> Trouble {
         _ => "",
     };
     Trouble(format!("write the rules with nftables: {error}{said}{remedy}"))
+}
+
+/// Removes the tables that flannel makes; their names.
+///
+/// # Errors
+/// No nfnetlink, or the kernel refused.
+pub fn remove_flannels() -> io::Result<Vec<String>> {
+    let mut netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+    let mut gone = Vec::new();
+    for (family, kind, name) in [(Family::V4, "ip", "flannel-ipv4"), (Family::V6, "ip6", "flannel-ipv6")] {
+        if table::look(&mut netlink, family, name)?.is_none() {
+            continue;
+        }
+        let mut batch = Batch::new(&mut netlink);
+        batch.delete(family, name);
+        batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
+        gone.push(format!("table {kind} {name}"));
+    }
+    Ok(gone)
 }

@@ -22,7 +22,7 @@ use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, LinkInfo, Machine, Notice, RouteInfo};
 use crate::metrics::Metrics;
 use crate::notify::Notify;
-use crate::options::{OnLostLease, Options, Store, UplinkChoice};
+use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
 use crate::start::{self, Started};
@@ -151,6 +151,7 @@ impl Bench {
             hold_removals: Duration::from_secs(300),
             on_lost_lease,
             manage_sysctls: false,
+            rules: RuleOptions::default(),
         };
         let store = Rc::new(Script {
             gate: Semaphore::new(0),

@@ -30,7 +30,7 @@ fn plain() -> Rules {
 }
 
 fn open() -> Nft {
-    Nft::open(&Instance::new(Path::new("/run/flannel/subnet.env"))).unwrap()
+    Nft::new(&Instance::new(Path::new("/run/flannel/subnet.env")))
 }
 
 /// The listing without counters and handles, one rule a line.
@@ -155,7 +155,7 @@ fn news_about_other_tables_are_not_ours() {
 fn two_agents_have_two_tables() {
     in_namespace(|| async {
         let other = Instance::new(Path::new("/run/other/subnet.env"));
-        let (mut a, mut b) = (open(), Nft::open(&other).unwrap());
+        let (mut a, mut b) = (open(), Nft::new(&other));
         a.ensure(&plain()).await.unwrap();
         b.ensure(&all()).await.unwrap();
         assert_eq!((a.ensure(&plain()).await, b.ensure(&all()).await), (Ok(Ensured::Same), Ok(Ensured::Same)));

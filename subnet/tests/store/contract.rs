@@ -55,6 +55,7 @@ pub fn network(len: u8, max: &str) -> Network {
         v4: Some(Range { network: net, len, min: "10.5.1.0".parse().unwrap(), max: max.parse().unwrap() }),
         v6: None,
         nftables: None,
+        masquerade: Default::default(),
         backend_type: "vxlan".into(),
         backend: "{}".into(),
     }
