@@ -3,6 +3,7 @@
 //! (closing one costs the kernel 16 ms). What is there is read back and compared first, so that nothing is written for nothing.
 
 pub mod expr;
+pub mod foreign;
 pub mod table;
 
 use std::io;
@@ -163,6 +164,14 @@ pub fn trouble(error: &io::Error, text: &str) -> Trouble {
         _ => "",
     };
     Trouble(format!("write the rules with nftables: {error}{said}{remedy}"))
+}
+
+/// A socket for what is not ours.
+///
+/// # Errors
+/// No nfnetlink: a kernel without nftables.
+pub fn socket() -> io::Result<Netlink> {
+    Netlink::open_on(NETLINK_NETFILTER)
 }
 
 /// Removes the tables that flannel makes; their names.

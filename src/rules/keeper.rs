@@ -86,7 +86,9 @@ pub async fn keep(
         let wanted = post.wanted.borrow_and_update().clone();
         if let Some(rules) = &wanted {
             let by_others = state.in_place.as_ref() == Some(rules);
-            match firewall.ensure(rules).await {
+            let outcome = firewall.ensure(rules).await;
+            state.carrier = firewall.describe();
+            match outcome {
                 Ok(done) => written(&mut state, rules, done, by_others, &mut mended),
                 Err(trouble) => failed(&mut state, rules, &trouble.0),
             }

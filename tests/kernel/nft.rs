@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use weft::kernel::nft::Nft;
+use weft::kernel::nft::{self, Nft, foreign};
 use weft::rules::{Ensured, Firewall, Instance};
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Family, Subnets};
 
 use super::adapter_net::{in_namespace, run};
 
@@ -192,6 +192,92 @@ fn thousands_of_foreign_rules_do_not_slow_a_look() {
         let crowded = look();
         // A dump of everything would take some 10 ms.
         assert!(crowded < alone * 4 + Duration::from_millis(1), "{alone:?} alone, {crowded:?} among 10,000");
+    });
+}
+
+/// What makes a rule of iptables-nft, in its words.
+fn saved(chain: &str) -> Vec<String> {
+    run("iptables-nft", &format!("-S {chain}")).lines().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn pods_are_accepted_where_iptables_drops_and_only_there() {
+    in_namespace(|| async {
+        let rules = plain();
+        let v4 = rules.of(Family::V4).unwrap();
+        let mut netlink = nft::socket().unwrap();
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap(), "no iptables, no rule");
+        run("iptables-nft", "-P FORWARD DROP");
+        run("iptables-nft", "-A FORWARD -i docker0 -j ACCEPT");
+        let found = foreign::dropping(&mut netlink, v4, "weft").unwrap();
+        assert!(found.len() == 1 && found[0].is_iptables(), "{found:?}");
+        assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+        let expected = [
+            "-A FORWARD -s 10.5.0.0/16 -j ACCEPT",
+            "-A FORWARD -d 10.5.0.0/16 -j ACCEPT",
+            "-A FORWARD -i docker0 -j ACCEPT",
+        ];
+        assert_eq!(without_comments(&saved("FORWARD")), expected);
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap(), "once is enough");
+        assert!(foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        assert_eq!(saved("FORWARD"), ["-A FORWARD -i docker0 -j ACCEPT"]);
+        assert!(!foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        // iptables loads two bytes for a /16, we four: the same rule.
+        run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -j ACCEPT");
+        run("iptables-nft", "-A FORWARD -d 10.5.0.0/16 -j ACCEPT");
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        run("iptables-nft", "-F FORWARD");
+        run("iptables-nft", "-N DOCKER-USER");
+        assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+        assert_eq!((saved("FORWARD").len(), saved("DOCKER-USER").len()), (0, 2), "Docker's own chain for others");
+        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+        assert!(foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        assert_eq!(saved("DOCKER-USER").len(), 0);
+    });
+}
+
+/// Versions of iptables differ in whether they show a rule's comment.
+fn without_comments(rules: &[String]) -> Vec<String> {
+    rules.iter().map(|rule| rule.replace(" -m comment --comment \"weft forward\"", "")).collect()
+}
+
+#[test]
+fn other_chains_that_drop_are_named() {
+    in_namespace(|| async {
+        let rules = plain();
+        let (v4, v6) = (rules.of(Family::V4).unwrap(), rules.of(Family::V6).unwrap());
+        let mut netlink = nft::socket().unwrap();
+        run("nft", "add table inet fw");
+        run("nft", "add chain inet fw way { type filter hook forward priority 0 ; policy drop ; }");
+        run("nft", "add table ip6 six");
+        run("nft", "add chain ip6 six way { type filter hook forward priority 0 ; policy drop ; }");
+        run("nft", "add table ip open");
+        run("nft", "add chain ip open way { type filter hook forward priority 0 ; policy accept ; }");
+        run("nft", "add chain ip open in { type filter hook input priority 0 ; policy drop ; }");
+        let mut names = |part| -> Vec<String> {
+            foreign::dropping(&mut netlink, part, "weft").unwrap().into_iter().map(|chain| chain.table).collect()
+        };
+        assert_eq!((names(v4), names(v6)), (vec!["fw".to_owned()], vec!["fw".to_owned(), "six".to_owned()]));
+        run("nft", "add rule inet fw way ip saddr 10.5.0.0/16 counter accept");
+        assert_eq!(names(v4), ["fw"], "one of two");
+        run("nft", "add rule inet fw way ip daddr 10.5.0.0/16 accept");
+        assert!(names(v4).is_empty());
+        assert_eq!(names(v6), ["fw", "six"]);
+    });
+}
+
+#[test]
+fn flannels_tables_are_removed_and_no_others() {
+    in_namespace(|| async {
+        for table in ["ip flannel-ipv4", "ip6 flannel-ipv6", "ip flannel-ipv6", "inet flannel-ipv4"] {
+            run("nft", &format!("add table {table}"));
+        }
+        let gone = nft::remove_flannels().unwrap();
+        assert_eq!(gone, ["table ip flannel-ipv4", "table ip6 flannel-ipv6"]);
+        assert_eq!(nft::remove_flannels().unwrap(), [""; 0]);
+        assert_eq!(run("nft", "list tables").trim(), "table ip flannel-ipv6\ntable inet flannel-ipv4");
     });
 }
 

@@ -21,6 +21,7 @@ const NEWCHAIN: u16 = SUBSYS | 3;
 const GETCHAIN: u16 = SUBSYS | 4;
 const NEWRULE: u16 = SUBSYS | 6;
 const GETRULE: u16 = SUBSYS | 7;
+const DELRULE: u16 = SUBSYS | 8;
 const NEWSET: u16 = SUBSYS | 9;
 const NEWSETELEM: u16 = SUBSYS | 12;
 const GETSETELEM: u16 = SUBSYS | 13;
@@ -194,6 +195,25 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Puts a rule at the head of a chain.
+    pub fn insert(&mut self, family: Family, (table, chain): (&str, &str), exprs: &[Expr], comment: &str) {
+        self.message(NEWRULE, CREATE, family, |w| {
+            w.attr_str(TABLE_NAME, table);
+            w.attr_str(2, chain);
+            w.nest(4, |w| exprs.iter().for_each(|expr| expr.encode(w)));
+            w.attr(7, &userdata(comment));
+        });
+    }
+
+    /// Removes a rule.
+    pub fn delete_rule(&mut self, family: Family, (table, chain): (&str, &str), handle: u64) {
+        self.message(DELRULE, 0, family, |w| {
+            w.attr_str(TABLE_NAME, table);
+            w.attr_str(2, chain);
+            w.attr(3, &handle.to_be_bytes());
+        });
+    }
+
     /// Sends it. The inner error is the kernel's: nothing was changed.
     pub fn send(mut self) -> io::Result<Result<(), Refusal>> {
         self.w.flag_last(ACK);
@@ -247,7 +267,8 @@ fn read_there(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>>
         if !place {
             return Ok(None);
         }
-        let rules = rules(netlink, *family, name, chain.name)?;
+        let rules = rules_of(netlink, number(*family), name, chain.name)?;
+        let rules = rules.into_iter().map(|found| found.exprs).collect();
         found.chains.push(Chain { name: chain.name, place: chain.place, rules });
     }
     for set in sets {
@@ -304,18 +325,81 @@ fn place(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Opti
     Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook), wanted.priority)))
 }
 
-/// The rules of a chain. Asked for by table and chain, so foreign rules cost nothing.
-fn rules(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<Vec<Vec<Expr>>> {
+/// A rule that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// What it says.
+    pub exprs: Vec<Expr>,
+    /// Its comment, perhaps empty.
+    pub comment: String,
+    /// The kernel's number of it.
+    pub handle: u64,
+}
+
+/// The rules of a chain; `number` as [`number`] gives it. Asked for by table and chain, so foreign rules cost nothing.
+pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> io::Result<Vec<Found>> {
     let data = netlink.dump(GETRULE, |w, kind, flags| {
-        w.begin(kind, flags, &nfgen(family));
+        w.begin(kind, flags, &[number, 0, 0, 0]);
         w.attr_str(TABLE_NAME, table);
         w.attr_str(2, chain);
     })?;
-    let list = |m: wire::Message<'_>| {
-        let (_, list) = attrs_after(m.payload, NFGEN).find(|(kind, _)| *kind == 4).unwrap_or((4, &[]));
-        Expr::list(list)
+    let found = |m: wire::Message<'_>| {
+        let mut found = Found { exprs: Vec::new(), comment: String::new(), handle: 0 };
+        for (kind, value) in attrs_after(m.payload, NFGEN) {
+            match kind {
+                3 => found.handle = super::foreign::handle_of(value),
+                4 => found.exprs = Expr::list(value),
+                7 => found.comment = comment_of(value),
+                _ => {}
+            }
+        }
+        found
     };
-    Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(list).collect())
+    Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(found).collect())
+}
+
+/// A base chain of forwarded packets.
+#[derive(Debug)]
+pub struct ForwardChain {
+    /// `ip`, `ip6` or `inet`.
+    pub family: &'static str,
+    /// The family on the wire.
+    pub number: u8,
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub name: String,
+    /// Its policy is drop.
+    pub drops: bool,
+}
+
+/// All base chains of forwarded packets. Costs the kernel a look at every chain there is.
+pub fn forward_chains(netlink: &mut Netlink) -> io::Result<Vec<ForwardChain>> {
+    let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGEN]))?;
+    let chain = |m: wire::Message<'_>| {
+        let number = *m.payload.first()?;
+        let family = match number {
+            1 => "inet",
+            2 => "ip",
+            10 => "ip6",
+            _ => return None,
+        };
+        let get = |kind: u16| attrs_after(m.payload, NFGEN).find(|(k, _)| *k == kind).map(|(_, value)| value);
+        let (_, hook) = attrs(get(4)?).find(|(kind, _)| *kind == 1)?;
+        let (table, name) = (text(get(TABLE_NAME)?).to_owned(), text(get(3)?).to_owned());
+        let drops = get(5).is_some_and(|policy| be32_of(policy) == 0);
+        (be32_of(hook) == FORWARD.hook).then_some(ForwardChain { family, number, table, name, drops })
+    };
+    Ok(messages(&data).filter(|m| m.kind == NEWCHAIN).filter_map(chain).collect())
+}
+
+/// Whether there is such a chain.
+pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
+    let data = get(netlink, GETCHAIN, family, |w| {
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(3, chain);
+    })?;
+    Ok(data.is_some())
 }
 
 /// The elements of a set of addresses.
@@ -356,7 +440,24 @@ fn get(
 
 /// `struct nfgenmsg` of a family.
 fn nfgen(family: Family) -> [u8; NFGEN] {
-    [if family == Family::V4 { 2 } else { 10 }, 0, 0, 0]
+    [number(family), 0, 0, 0]
+}
+
+/// A family on the wire.
+pub fn number(family: Family) -> u8 {
+    if family == Family::V4 { 2 } else { 10 }
+}
+
+/// The comment in a rule's data of user space: entries of type, length, value.
+fn comment_of(mut data: &[u8]) -> String {
+    while let [kind, len, rest @ ..] = data {
+        let Some((value, next)) = rest.split_at_checked(usize::from(*len)) else { break };
+        if *kind == 0 {
+            return text(value).to_owned();
+        }
+        data = next;
+    }
+    String::new()
 }
 
 /// A comment as nft's user space keeps it: type 0, length, text with its zero.
