@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use weft::lab::net::{Netns, checked};
-use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
+use weft::lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::packets::{Seen, any, exchange, socket};
 
@@ -124,6 +123,11 @@ impl Site {
             node.start_other(program).unwrap();
         }
         self.add_pods().await;
+        // flanneld lets the kernel look for doubles of its IPv6 address: until that ends, it is nobody's source.
+        for node in &self.lab.nodes {
+            let settled = async || node.ns.ip("-6 addr show tentative").await.is_ok_and(|text| text.is_empty());
+            wait_for("IPv6 addresses to be usable", PATIENCE, settled).await.unwrap();
+        }
     }
 
     async fn add_pods(&mut self) {
@@ -213,14 +217,6 @@ impl Site {
     /// Does what kubelet does: its chain tells which flavour of iptables the nodes use.
     pub async fn hint(&self, flavour: &str) {
         self.on_nodes(&format!("iptables-{flavour} -w 20 -t mangle -N KUBE-IPTABLES-HINT")).await;
-    }
-
-    /// Ends the agent of n1 and starts it again; waits until it is ready.
-    pub async fn restart_first(&mut self, signal: Signal) {
-        let node = &mut self.lab.nodes[0];
-        node.stop(signal).await.unwrap();
-        node.start().unwrap();
-        node.ready().await.unwrap();
     }
 
     /// `nft` in a namespace.
