@@ -11,8 +11,12 @@
 
 #[path = "rules/adapter.rs"]
 mod adapter;
+#[path = "rules/forward.rs"]
+mod forward;
 #[path = "rules/packets.rs"]
 mod packets;
+#[path = "rules/repair.rs"]
+mod repair;
 #[path = "rules/site.rs"]
 mod site;
 #[path = "rules/verdicts.rs"]

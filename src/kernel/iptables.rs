@@ -30,64 +30,78 @@ pub struct Iptables {
     flavour: Option<Flavour>,
     /// The programs know `--random-fully` (iptables 1.6.2 does).
     random_fully: bool,
-    /// The families wanted when what is not wanted was last looked for, and removed: an earlier run's, the other flavour's.
-    swept: Option<[bool; 2]>,
+    /// Looked for at the first need.
+    installed: Vec<Flavour>,
 }
 
 impl Iptables {
     /// Of this instance. Looks at nothing yet.
     pub fn open(instance: &Instance) -> Iptables {
-        Iptables { places: Places::of(&instance.name), flavour: None, random_fully: true, swept: None }
+        Iptables { places: Places::of(&instance.name), flavour: None, random_fully: true, installed: Vec::new() }
     }
 
     async fn bring(&mut self, rules: &Rules) -> Result<Ensured, Trouble> {
         if self.flavour.is_none() {
-            self.flavour = self.choose().await;
+            self.choose().await;
         }
         let Some(flavour) = self.flavour else {
             // Without programs there can be no rules of ours either.
             return if rules.is_empty() { Ok(Ensured::Same) } else { Err(nothing_installed()) };
         };
         let mut written = false;
-        for rules in &rules.families {
-            written |= self.bring_family(flavour, rules).await?;
+        for part in &rules.families {
+            written |= self.bring_part(flavour, part.family, |_| part.clone()).await?;
         }
-        let wanted = FAMILIES.map(|family| rules.of(family).is_some());
-        if self.swept != Some(wanted) {
-            written |= self.sweep(flavour, rules).await;
-            self.swept = Some(wanted);
+        // Only after ours are in: what an earlier run left where nothing is wanted any more, and in the other flavour. There a
+        // FORWARD that drops needs our accepts too.
+        for other in self.installed.clone() {
+            for family in FAMILIES {
+                let part = rules.of(family);
+                if other == flavour && part.is_some() {
+                    continue;
+                }
+                let forward = part.map(|part| part.forward.clone()).unwrap_or_default();
+                let wanted = |saved: &Saved| FamilyRules {
+                    family,
+                    masquerade: Vec::new(),
+                    forward: if saved.forward_drops() { forward.clone() } else { Vec::new() },
+                };
+                written |= self.bring_part(other, family, wanted).await.unwrap_or_else(|trouble| {
+                    debug!("{other}: {trouble}");
+                    false
+                });
+            }
         }
         Ok(if written { Ensured::Written } else { Ensured::Same })
     }
 
-    /// Removes our chains from families that have no rules, and from the other flavour: only after ours are in.
-    async fn sweep(&self, flavour: Flavour, rules: &Rules) -> bool {
-        let mut written = false;
-        for one in installed().await {
-            for family in FAMILIES {
-                if one != flavour || rules.of(family).is_none() {
-                    written |= remove_from(one, family, &self.places).await;
-                }
-            }
+    async fn choose(&mut self) {
+        self.installed = installed().await;
+        let mut found = Vec::new();
+        for flavour in &self.installed {
+            let saved = save(*flavour, Family::V4).await.unwrap_or_default();
+            found.push((*flavour, Traces::of(&saved)));
         }
-        written
+        if let Some((flavour, why)) = pick(&found) {
+            info!("traffic rules go through {flavour}: {why}");
+            self.flavour = Some(flavour);
+        }
     }
 
-    async fn choose(&self) -> Option<Flavour> {
-        let (flavour, why) = usual(&installed().await).await?;
-        info!("traffic rules go through {flavour}: {why}");
-        Some(flavour)
-    }
-
-    /// True when something was written.
-    async fn bring_family(&mut self, flavour: Flavour, rules: &FamilyRules) -> Result<bool, Trouble> {
+    /// Brings one family of one flavour to what is wanted in view of what is there; true when something was written.
+    async fn bring_part(
+        &mut self,
+        flavour: Flavour,
+        family: Family,
+        wanted: impl Fn(&Saved) -> FamilyRules,
+    ) -> Result<bool, Trouble> {
         let mut failure = None;
         for attempt in 0..ATTEMPTS {
-            let saved = save(flavour, rules.family).await?;
-            let Some(text) = render::changes(&saved, &self.places, rules, self.random_fully) else {
+            let saved = save(flavour, family).await?;
+            let Some(text) = render::changes(&saved, &self.places, &wanted(&saved), self.random_fully) else {
                 return Ok(attempt > 0);
             };
-            match restore(flavour, rules.family, &text).await {
+            match restore(flavour, family, &text).await {
                 Ok(()) => return Ok(true),
                 Err(error) if self.random_fully && error.said().contains("random-fully") => self.random_fully = false,
                 Err(error) => {
@@ -145,32 +159,9 @@ async fn remove_all(places: &Places) -> Result<Vec<String>, Trouble> {
     Ok(removed)
 }
 
-/// Removes our chains of one family; true when there were some. What does not work here is no trouble: nothing is wanted there.
-async fn remove_from(flavour: Flavour, family: Family, places: &Places) -> bool {
-    let Ok(saved) = save(flavour, family).await else { return false };
-    let Some(text) = render::removal(&saved, places) else { return false };
-    match restore(flavour, family, &text).await {
-        Ok(()) => true,
-        Err(error) => {
-            debug!("{flavour}: chains that are not wanted any more stay: {}", error.said());
-            false
-        }
-    }
-}
-
 fn nothing_installed() -> Trouble {
     let names = "iptables-restore, iptables-nft-restore or iptables-legacy-restore";
     Trouble(format!("none of {names} is in PATH: install the package iptables, or choose --firewall=nft"))
-}
-
-/// The flavour that the node uses, of those installed, and why.
-async fn usual(installed: &[Flavour]) -> Option<(Flavour, &'static str)> {
-    let mut found = Vec::new();
-    for flavour in installed {
-        let saved = save(*flavour, Family::V4).await.unwrap_or_default();
-        found.push((*flavour, Traces::of(&saved)));
-    }
-    pick(&found)
 }
 
 /// What tells who uses a flavour.
@@ -178,6 +169,8 @@ async fn usual(installed: &[Flavour]) -> Option<(Flavour, &'static str)> {
 pub struct Traces {
     /// kubelet or kube-proxy made a chain there.
     pub kube: bool,
+    /// FORWARD drops there what nobody accepts: Docker sets that.
+    pub drops: bool,
     /// Rules there, of anybody.
     pub rules: usize,
 }
@@ -185,17 +178,21 @@ pub struct Traces {
 impl Traces {
     /// From the IPv4 tables.
     pub fn of(saved: &Saved) -> Traces {
-        Traces { kube: saved.chains().any(|name| name.starts_with("KUBE-")), rules: saved.rules() }
+        let kube = saved.chains().any(|name| name.starts_with("KUBE-"));
+        Traces { kube, drops: saved.forward_drops(), rules: saved.rules() }
     }
 }
 
-/// As kubelet's hint chains are meant: where they are is where rules go; else where more rules are; else nf_tables.
+/// As kubelet's hint chains are meant: where they are is where rules go; else where FORWARD drops; else where more rules are; else nf_tables.
 fn pick(found: &[(Flavour, Traces)]) -> Option<(Flavour, &'static str)> {
     if let [(only, _)] = found {
         return Some((*only, "no other is installed"));
     }
     if let Some((flavour, _)) = found.iter().find(|(_, traces)| traces.kube) {
         return Some((*flavour, "kubelet or kube-proxy has chains there"));
+    }
+    if let Some((flavour, _)) = found.iter().find(|(_, traces)| traces.drops) {
+        return Some((*flavour, "FORWARD drops there"));
     }
     let (flavour, traces) = found.iter().rev().max_by_key(|(_, traces)| traces.rules)?;
     Some((*flavour, if traces.rules > 0 { "most rules are there" } else { "no rules are anywhere yet" }))
@@ -207,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_flavour_is_that_of_the_node() {
-        let traces = |kube, rules| Traces { kube, rules };
+        let traces = |kube, rules| Traces { kube, rules, drops: false };
         let both = |nft, legacy| vec![(Flavour::Nft, nft), (Flavour::Legacy, legacy)];
         for (what, found, wanted) in [
             ("nothing installed", vec![], None),
@@ -219,6 +216,11 @@ mod tests {
             ("canaries in both", both(traces(true, 1), traces(true, 50)), Some(Flavour::Nft)),
             ("Docker in legacy", both(traces(false, 0), traces(false, 12)), Some(Flavour::Legacy)),
             ("Docker in nft", both(traces(false, 12), traces(false, 0)), Some(Flavour::Nft)),
+            (
+                "FORWARD drops in legacy",
+                both(traces(false, 3), Traces { drops: true, ..traces(false, 0) }),
+                Some(Flavour::Legacy),
+            ),
             ("as many in both", both(traces(false, 3), traces(false, 3)), Some(Flavour::Nft)),
         ] {
             assert_eq!(pick(&found).map(|(flavour, _)| flavour), wanted, "{what}");

@@ -49,13 +49,13 @@ impl Snapshot {
         self.iptables = true;
         self.kube_chains |= saved.chains().any(|name| KUBE_PROXY_CHAINS.contains(&name));
         let ours = |name: &str| name.starts_with("WEFT-") || name.starts_with("FLANNEL-");
+        self.forward_drops |= saved.forward_drops();
         for table in ["nat", "filter"] {
             for (name, chain) in saved.table(table).into_iter().flatten() {
                 let foreign = |rule: &&String| iptables::target(rule).is_none_or(|target| !ours(&target));
                 if !ours(name) {
                     self.rules += chain.rules.iter().filter(foreign).count();
                 }
-                self.forward_drops |= name == "FORWARD" && chain.policy.as_deref() == Some("DROP");
             }
         }
     }
@@ -72,7 +72,7 @@ pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode,
         (Choice::Auto, Some(false)) => (Mode::Iptables, "EnableNFTables is false"),
         (Choice::Auto, None) if node.kube_table => (Mode::Nft, "kube-proxy uses nftables"),
         (Choice::Auto, None) if node.kube_chains => (Mode::Iptables, "kube-proxy uses iptables"),
-        (Choice::Auto, None) if node.forward_drops => (Mode::Iptables, "FORWARD of iptables drops by policy"),
+        (Choice::Auto, None) if node.forward_drops => (Mode::Iptables, "FORWARD of iptables drops"),
         (Choice::Auto, None) if node.rules > 0 => (Mode::Iptables, "the node has rules in iptables"),
         (Choice::Auto, None) => (Mode::Nft, "the node has no rules in iptables"),
     }

@@ -36,9 +36,18 @@ pub fn inside<T: Send>(ns: &str, run: impl FnOnce() -> T + Send) -> T {
 
 /// A UDP socket in a namespace, on an address of it; port 0 = any.
 pub fn socket(ns: &str, addr: IpAddr, port: u16) -> UdpSocket {
-    let socket = inside(ns, || UdpSocket::bind((addr, port))).unwrap_or_else(|e| panic!("{ns}: bind {addr}: {e}"));
-    socket.set_read_timeout(Some(ARRIVAL)).unwrap();
-    socket
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match inside(ns, || UdpSocket::bind((addr, port))) {
+            Ok(socket) => {
+                socket.set_read_timeout(Some(ARRIVAL)).unwrap();
+                return socket;
+            }
+            // Of a socket that was closed just now, a process that another test is starting has a copy until it execs.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {}
+            Err(error) => panic!("{ns}: bind {addr}: {error}"),
+        }
+    }
 }
 
 /// The unspecified address of the same family.

@@ -7,12 +7,14 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft::lab::net::{Netns, checked};
-use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
+use weft::lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::packets::{Seen, any, exchange, socket};
 
 /// How long rules may take to be there, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The key of net-conf.
+const CONFIG: &str = "/coreos.com/network/config";
 /// Where the far ends listen.
 pub const PORT: u16 = 7000;
 
@@ -85,7 +87,7 @@ impl Site {
             nodes: 2,
             backend,
             store: StoreKind::Etcd,
-            ipv6: backend != BackendKind::Ipip,
+            ipv6: true,
             agent_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             ..LabOptions::default()
         };
@@ -121,6 +123,11 @@ impl Site {
             node.start_other(program).unwrap();
         }
         self.add_pods().await;
+        // flanneld lets the kernel look for doubles of its IPv6 address: until that ends, it is nobody's source.
+        for node in &self.lab.nodes {
+            let settled = async || node.ns.ip("-6 addr show tentative").await.is_ok_and(|text| text.is_empty());
+            wait_for("IPv6 addresses to be usable", PATIENCE, settled).await.unwrap();
+        }
     }
 
     async fn add_pods(&mut self) {
@@ -130,12 +137,7 @@ impl Site {
         self.lab.reach_all().await.unwrap();
     }
 
-    /// The families that it has.
-    pub fn families(&self) -> &'static [Family] {
-        if self.backend == BackendKind::Ipip { &[Family::V4] } else { &Family::BOTH }
-    }
-
-    /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`; where it is, and the address.
+    /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
     pub fn places(&self, family: Family) -> Vec<(String, IpAddr)> {
         let mut all = Vec::new();
         for node in &self.lab.nodes {
@@ -147,7 +149,9 @@ impl Site {
             all.push((format!("{}-bridge", node.name()), before(first, 0)));
             all.push((format!("{}-tunnel", node.name()), before(first, 1)));
         }
-        all.push(("out".to_owned(), ["192.168.77.200", "fd77::200"][family.index()].parse().unwrap()));
+        for (place, addrs) in [("out", ["192.168.77.200", "fd77::200"]), ("fabric", ["192.168.77.1", "fd77::1"])] {
+            all.push((place.to_owned(), addrs[family.index()].parse().unwrap()));
+        }
         all
     }
 
@@ -191,6 +195,28 @@ impl Site {
                 self.lab.logs(20)
             );
         }
+    }
+
+    /// Adds members to net-conf, for agents that are started later.
+    pub async fn configure(&mut self, more: &serde_json::Value) {
+        let text = self.lab.store.etcd().unwrap().ctl(&["get", "--print-value-only", CONFIG]).await.unwrap();
+        let mut conf: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for (key, value) in more.as_object().unwrap() {
+            conf[key] = value.clone();
+        }
+        self.lab.store.etcd().unwrap().ctl(&["put", CONFIG, &conf.to_string()]).await.unwrap();
+    }
+
+    /// Runs a shell script in every node.
+    pub async fn on_nodes(&self, script: &str) {
+        for node in &self.lab.nodes {
+            self.run(node.name(), &["sh", "-ec", script]).await;
+        }
+    }
+
+    /// Does what kubelet does: its chain tells which flavour of iptables the nodes use.
+    pub async fn hint(&self, flavour: &str) {
+        self.on_nodes(&format!("iptables-{flavour} -w 20 -t mangle -N KUBE-IPTABLES-HINT")).await;
     }
 
     /// `nft` in a namespace.

@@ -2,6 +2,7 @@
 //! The table of verdicts: for every way a datagram can take, the source that its far end sees. flannel-compat.md section 7 in
 //! packets; flanneld itself, in iptables mode, gives the same answers.
 
+use serde_json::json;
 use weft::lab::BackendKind;
 
 use crate::packets::{any, receive, socket};
@@ -37,9 +38,9 @@ fn service(to: &'static str, port: u16) -> Trip {
 
 /// Routes of the outside host to pods, and services on n1, as kube-proxy would make them without masquerade.
 async fn prepare(site: &Site) {
-    for family in site.families() {
-        let addr = |place: &str| site.addr(place, *family);
-        let (bits, ip, l3) = if *family == Family::V4 { (32, "-4", "ip") } else { (128, "-6", "ip6") };
+    for family in Family::BOTH {
+        let addr = |place: &str| site.addr(place, family);
+        let (bits, ip, l3) = if family == Family::V4 { (32, "-4", "ip") } else { (128, "-6", "ip6") };
         for (pod, node) in [("n1-p1", "n1"), ("n2-p1", "n1"), ("n2-p2", "n2")] {
             let line = format!("{ip} route add {}/{bits} via {}", addr(pod), addr(node));
             let mut words = vec!["ip", "-n", "out"];
@@ -48,7 +49,7 @@ async fn prepare(site: &Site) {
         }
         let to = |pod: &str| {
             let addr = addr(pod);
-            if *family == Family::V4 { format!("{addr}:{PORT}") } else { format!("[{addr}]:{PORT}") }
+            if family == Family::V4 { format!("{addr}:{PORT}") } else { format!("[{addr}]:{PORT}") }
         };
         let chain = "{ type nat hook prerouting priority dstnat; }";
         let table = format!("{l3} services");
@@ -62,15 +63,11 @@ async fn prepare(site: &Site) {
 
 fn all_seen(site: &Site) {
     let mut wrong = Vec::new();
-    for family in site.families() {
-        let tunnel = match (site.backend, family) {
-            (BackendKind::HostGw | BackendKind::Ipip, _) => "n1",
-            (BackendKind::Vxlan, Family::V4) => "n1-tunnel",
-            // The kernel prefers the longer common prefix over the outgoing device.
-            (BackendKind::Vxlan, Family::V6) => "n1-bridge",
-        };
+    for family in Family::BOTH {
+        // Without a tunnel device it is the uplink's address.
+        let tunnel = if site.backend == BackendKind::HostGw { "n1" } else { "n1-tunnel" };
         for (what, trip, expected) in table(tunnel) {
-            let seen = site.probe(&trip, *family);
+            let seen = site.probe(&trip, family);
             if seen != expected {
                 wrong.push(format!("{family:?}: {what}: sees {seen}, not {expected}"));
             }
@@ -81,11 +78,11 @@ fn all_seen(site: &Site) {
 
 /// What kube-proxy marked (bit 0x4000, whatever the others) is left to it.
 async fn marked_is_left_alone(site: &Site) {
-    for family in site.families() {
+    for family in Family::BOTH {
         let l3 = family.nft();
         let table = format!("{l3} marks");
         let chain = "{ type filter hook prerouting priority mangle; }";
-        let source = site.addr("n1-p2", *family);
+        let source = site.addr("n1-p2", family);
         // The answer would not find its way back: nobody outside knows a route to pods.
         for (mark, expected) in [("0x4000", "n1-p2, no answer"), ("0x14001", "n1-p2, no answer"), ("0x8000", "n1")] {
             site.nft(
@@ -96,7 +93,7 @@ async fn marked_is_left_alone(site: &Site) {
                 ),
             )
             .await;
-            assert_eq!(site.probe(&straight("n1-p2", "out"), *family), expected, "{family:?}, mark {mark}");
+            assert_eq!(site.probe(&straight("n1-p2", "out"), family), expected, "{family:?}, mark {mark}");
         }
         site.nft("n1", &format!("delete table {table}")).await;
     }
@@ -104,19 +101,19 @@ async fn marked_is_left_alone(site: &Site) {
 
 /// br_netfilter shows bridged packets to the rules: multicast between pods of one node keeps its source.
 async fn multicast_keeps_its_source(site: &Site) {
-    for family in site.families() {
-        let group = if *family == Family::V4 { "239.1.2.3" } else { "ff15::1:2:3" };
+    for family in Family::BOTH {
+        let group = if family == Family::V4 { "239.1.2.3" } else { "ff15::1:2:3" };
         let group = group.parse().unwrap();
         let listener = socket("n1-p2", any(group), PORT + 1);
-        match (group, site.addr("n1-p2", *family)) {
+        match (group, site.addr("n1-p2", family)) {
             (std::net::IpAddr::V4(group), std::net::IpAddr::V4(addr)) => listener.join_multicast_v4(&group, &addr),
             (std::net::IpAddr::V6(group), _) => listener.join_multicast_v6(&group, 0),
             _ => unreachable!("one family"),
         }
         .unwrap();
-        let sender = socket("n1-p1", site.addr("n1-p1", *family), 0);
+        let sender = socket("n1-p1", site.addr("n1-p1", family), 0);
         sender.send_to(b"to all", (group, PORT + 1)).unwrap();
-        let seen = receive(&listener, b"to all").map(|source| site.name(source.ip(), *family));
+        let seen = receive(&listener, b"to all").map(|source| site.name(source.ip(), family));
         assert_eq!(seen.as_deref(), Some("n1-p1"), "{family:?}");
     }
 }
@@ -126,6 +123,72 @@ async fn verdicts(site: &Site) {
     all_seen(site);
     marked_is_left_alone(site).await;
     multicast_keeps_its_source(site).await;
+}
+
+fn of_weft(backend: BackendKind, firewall: &str, flavour: Option<&str>) {
+    let firewall = format!("--firewall={firewall}");
+    on_this_thread(async {
+        let mut site = Site::build(backend, &["--ip-masq", &firewall]).await;
+        if let Some(flavour) = flavour {
+            site.hint(flavour).await;
+        }
+        site.start().await;
+        verdicts(&site).await;
+    });
+}
+
+#[test]
+fn of_nft_vxlan() {
+    of_weft(BackendKind::Vxlan, "nft", None);
+}
+
+#[test]
+fn of_nft_host_gw() {
+    of_weft(BackendKind::HostGw, "nft", None);
+}
+
+#[test]
+fn of_iptables_nft_vxlan() {
+    of_weft(BackendKind::Vxlan, "iptables", Some("nft"));
+}
+
+#[test]
+fn of_iptables_legacy_vxlan() {
+    of_weft(BackendKind::Vxlan, "iptables", Some("legacy"));
+}
+
+#[test]
+fn of_iptables_legacy_host_gw() {
+    of_weft(BackendKind::HostGw, "iptables", Some("legacy"));
+}
+
+/// `MasqueradeExcept` and `MasqueradeToNodes`: there pods keep their addresses.
+fn exceptions(firewall: &'static str) {
+    on_this_thread(async move {
+        let firewall = format!("--firewall={firewall}");
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", &firewall]).await;
+        let except = json!(["192.168.77.200/32", "fd77::200/128"]);
+        site.configure(&json!({"MasqueradeExcept": except, "MasqueradeToNodes": false})).await;
+        site.start().await;
+        prepare(&site).await;
+        for family in Family::BOTH {
+            site.until_seen(&straight("n1-p1", "out"), family, "n1-p1");
+            site.until_seen(&straight("n1-p1", "n2"), family, "n1-p1");
+            site.until_seen(&straight("n2-p1", "n1"), family, "n2-p1");
+            site.until_seen(&straight("n1-p1", "fabric"), family, "n1");
+            site.until_seen(&straight("n1-p1", "n2-p1"), family, "n1-p1");
+        }
+    });
+}
+
+#[test]
+fn exceptions_of_nft() {
+    exceptions("nft");
+}
+
+#[test]
+fn exceptions_of_iptables() {
+    exceptions("iptables");
 }
 
 fn of_flanneld(backend: BackendKind) {
@@ -145,9 +208,4 @@ fn of_flanneld_vxlan() {
 #[test]
 fn of_flanneld_host_gw() {
     of_flanneld(BackendKind::HostGw);
-}
-
-#[test]
-fn of_flanneld_ipip() {
-    of_flanneld(BackendKind::Ipip);
 }

@@ -62,6 +62,14 @@ impl Saved {
         known.chain(self.chains_elsewhere.iter().map(String::as_str))
     }
 
+    /// True when FORWARD drops what nobody accepts: by its policy, or in a rule that ends all.
+    pub fn forward_drops(&self) -> bool {
+        let forward = self.table("filter").and_then(|table| table.get("FORWARD"));
+        forward.is_some_and(|chain| {
+            chain.policy.as_deref() == Some("DROP") || chain.rules.iter().any(|rule| ends_all(rule))
+        })
+    }
+
     /// How many rules there are in the two tables.
     pub fn rules(&self) -> usize {
         self.tables.values().flat_map(Table::values).map(|chain| chain.rules.len()).sum()
@@ -176,6 +184,11 @@ COMMIT
         assert_eq!(nat["X"].policy, None);
         assert_eq!(saved.table("filter").unwrap()["FORWARD"].policy.as_deref(), Some("DROP"));
         assert!(saved.table("mangle").is_none());
+        assert!(saved.forward_drops());
+        let open = TEXT.replace("FORWARD DROP", "FORWARD ACCEPT");
+        assert!(!Saved::parse(&open).forward_drops());
+        let rejects = open.replace(":FORWARD ACCEPT [0:0]\n", ":FORWARD ACCEPT [0:0]\n-A FORWARD -j REJECT\n");
+        assert!(Saved::parse(&rejects).forward_drops());
         assert!(saved.chains().any(|name| name == "KUBE-KUBELET-CANARY"));
         assert_eq!(saved.rules(), 2);
         let targets: Vec<_> = nat["POSTROUTING"].rules.iter().map(|rule| target(rule).unwrap()).collect();
