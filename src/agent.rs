@@ -95,7 +95,8 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
 
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
-        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file };
+        let guard = options.rules.guard;
+        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file, guard };
         let starting = start::start(place, Waiting::new(&mut notify, readiness.clone()));
         let mut starting = pin!(starting);
         loop {

@@ -59,14 +59,14 @@ impl Nft {
         let mut replace = Vec::new();
         let mut delete = Vec::new();
         for family in [Family::V4, Family::V6] {
-            match rules.of(family).map(|part| Table::of(part, name)) {
-                Some(wanted) => {
-                    if table::read(netlink, &wanted)?.as_ref() != Some(&wanted) {
-                        replace.push(wanted);
-                    }
+            let Some(wanted) = rules.of(family).map(|part| Table::of(part, name)) else {
+                if table::look(netlink, family, name)?.is_some() {
+                    delete.push(family);
                 }
-                None if table::look(netlink, family, name)?.is_some() => delete.push(family),
-                None => {}
+                continue;
+            };
+            if table::read(netlink, &wanted)?.as_ref() != Some(&wanted) {
+                replace.push(wanted);
             }
         }
         if replace.is_empty() && delete.is_empty() {

@@ -138,7 +138,10 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
             lease.attrs.tunnel_ip = tunnel.map(|ip| ip.parse().unwrap());
             Record { id: lease.id.clone(), lease: Ok(lease) }
         };
-        let records = vec![said("10.5.2.0-24", "192.168.0.2", Some("192.168.0.22"))];
+        let records = vec![
+            said("10.5.1.0-24", "192.168.0.1", Some("192.168.0.1")),
+            said("10.5.2.0-24", "192.168.0.2", Some("192.168.0.22")),
+        ];
         bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
         assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
         // host-gw has no tunnel to guard.
