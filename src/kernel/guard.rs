@@ -15,8 +15,9 @@ use weft_backends::state::{Guard, Key, Seen, Value};
 use weft_subnet::cidr::{Family, family};
 
 use super::nft;
+use super::nft::batch::Batch;
 use super::nft::expr::{self, Expr};
-use super::nft::table::{self, Batch, Chain, INPUT, Set, Table};
+use super::nft::table::{self, Chain, INPUT, Set, Table};
 use super::socket::{Netlink, Refusal};
 use super::{Outcome, errno};
 use crate::rules::Instance;

@@ -2,6 +2,7 @@
 //! nftables without helpers: one table per family and agent, replaced as a whole in one transaction, by a socket that stays open
 //! (closing one costs the kernel 16 ms). What is there is read back and compared first, so that nothing is written for nothing.
 
+pub mod batch;
 pub mod expr;
 pub mod foreign;
 pub mod table;
@@ -22,7 +23,8 @@ use super::monitor::wait_on;
 use super::socket::{Netlink, Refusal, force_buffer};
 use super::wire::{attrs_after, messages, text};
 use crate::rules::{Ensured, Firewall, Instance, Trouble};
-use table::{Batch, Table};
+use batch::Batch;
+use table::Table;
 
 /// NFNLGRP_NFTABLES.
 const GROUP: u32 = 7;

@@ -9,8 +9,9 @@ use std::io;
 use weft_backends::masq::FamilyRules;
 use weft_subnet::cidr::Family;
 
+use super::batch::Batch;
 use super::expr::{self, Expr, be32_of};
-use super::table::{self, Batch, Found};
+use super::table::{self, Found};
 use crate::kernel::socket::Netlink;
 
 /// Tables that iptables-nft looks after.
