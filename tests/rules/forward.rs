@@ -89,7 +89,7 @@ fn policy_drops_without_the_rules() {
 fn policy_under_flanneld() {
     let Some(flanneld) = flanneld() else { return };
     on_this_thread(async {
-        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq"]).await;
+        let mut site = Site::for_flanneld(BackendKind::Vxlan, &["--ip-masq"]).await;
         site.on_nodes(&policy("nft")).await;
         site.start_other(&flanneld).await;
         pods_get_through(&site);

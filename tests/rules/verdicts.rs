@@ -168,7 +168,7 @@ fn exceptions(firewall: &'static str) {
         let firewall = format!("--firewall={firewall}");
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", &firewall]).await;
         let except = json!(["192.168.77.200/32", "fd77::200/128"]);
-        site.configure(&json!({"MasqueradeExcept": except, "MasqueradeToNodes": false})).await;
+        site.configure(&json!({"MasqueradeExcept": except, "MasqueradeToNodes": false}));
         site.start().await;
         prepare(&site).await;
         for family in Family::BOTH {
@@ -194,7 +194,7 @@ fn exceptions_of_iptables() {
 fn of_flanneld(backend: BackendKind) {
     let Some(flanneld) = flanneld() else { return };
     on_this_thread(async {
-        let mut site = Site::build(backend, &["--ip-masq"]).await;
+        let mut site = Site::for_flanneld(backend, &["--ip-masq"]).await;
         site.start_other(&flanneld).await;
         verdicts(&site).await;
     });
