@@ -7,6 +7,7 @@ pub mod cleanup;
 pub mod cli;
 pub mod fights;
 pub mod files;
+pub mod guard;
 pub mod health;
 pub mod kernel;
 pub mod lab;

@@ -119,7 +119,7 @@ impl<K: Kernel> Node<K> {
             hold: Hold::new(world.options.hold_removals),
             audit_interval: world.options.resync,
             next_ping: world.notify.watchdog_interval().map(|_| now),
-            plan: Plan::new(network, backend, host, own).fence(world.options.rules.fences),
+            plan: Plan::new(network, backend, host, own).fence(world.options.rules.fences, world.options.rules.guard),
             world,
             passer,
             keeper,

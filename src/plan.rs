@@ -16,10 +16,14 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
+use crate::guard::{self, Roster};
 use crate::options::Fences;
 
 /// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
 const MOST_DEVICES: usize = 18;
+
+/// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
+const GUARD: &str = "/guard";
 
 /// The desired state of one node.
 pub struct Plan {
@@ -36,6 +40,7 @@ pub struct Plan {
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
     fences: Fences,
+    guard: Option<Roster>,
 }
 
 impl Plan {
@@ -54,16 +59,23 @@ impl Plan {
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
             fences: Fences::default(),
+            guard: None,
         };
         plan.plan_devices();
         plan
     }
 
-    /// With these routes that drop. Look at everything afterwards.
-    pub fn fence(mut self, fences: Fences) -> Plan {
+    /// With these routes that drop, and a tunnel guard if `guard`. Look at everything afterwards.
+    pub fn fence(mut self, fences: Fences, guard: bool) -> Plan {
         self.fences = fences;
+        self.guard = guard.then(Roster::default);
         self.plan_devices();
         self
+    }
+
+    /// The tunnel guard, for people; `None` = not asked for.
+    pub fn guard(&self) -> Option<String> {
+        self.guard.as_ref().map(Roster::to_string)
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -75,15 +87,18 @@ impl Plan {
         self.foreign.clear();
         self.skipped.clear();
         self.devices.clear();
+        self.guard.iter_mut().for_each(Roster::forget_all);
         self.plan_devices();
         let believed: Vec<Lease> = self.peers.believed().cloned().collect();
         for lease in believed {
             self.plan_peer(&lease);
         }
+        self.plan_guard();
     }
 
     /// A record was put into the store.
     pub fn put(&mut self, record: Record) -> Vec<Changed> {
+        self.guard.iter_mut().for_each(Roster::listed);
         let id = record.id.clone();
         let before = self.peers.reason(&id).map(str::to_owned);
         let changes = self.peers.put(record);
@@ -173,7 +188,8 @@ impl Plan {
 
     /// What our lease should say now.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        self.backend.advertise(host)
+        let attrs = self.backend.advertise(host)?;
+        Ok(if self.guard.is_some() { guard::stated(attrs, host) } else { attrs })
     }
 
     /// What tells our leftovers from other people's entries.
@@ -214,13 +230,23 @@ impl Plan {
                     }
                     self.skipped.remove(&change.id);
                     self.foreign.remove(&change.id);
+                    self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     let age = change.before.map(|lease| lease.age).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
             }
         }
         self.note_devices(&changed);
+        changed.extend(self.plan_guard());
         changed
+    }
+
+    /// The guard's chains, after devices or peers changed.
+    fn plan_guard(&mut self) -> Vec<Changed> {
+        let Some(guard) = &self.guard else { return Vec::new() };
+        let links = self.devices.iter().filter_map(|name| self.index.desired(&Key::Link(*name)));
+        let state = guard.chains(links);
+        self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
     fn plan_devices(&mut self) {
@@ -267,6 +293,11 @@ impl Plan {
                 tracing::warn!(subnet = %lease.subnets, lease = %lease.id, reason, "lease set aside");
             }
             self.skipped.insert(lease.id.clone(), reason);
+        }
+        if let Some(guard) = &mut self.guard
+            && !state.is_empty()
+        {
+            state.extend(guard.peer(lease));
         }
         // A lease that could not be planned must not lower the MTU.
         if own_kind || state.is_empty() {

@@ -15,6 +15,8 @@ impl<K: Kernel> Node<K> {
     pub fn carry(&mut self, desk: Desk) {
         self.rules = Some(desk);
         self.want_rules();
+        // The lease says where our tunnel packets come from, if it must.
+        self.republish();
     }
 
     /// Tells the keeper what is wanted now; the same again is no news.
@@ -99,7 +101,7 @@ impl<K: Kernel> Node<K> {
             rules: text.lines().map(str::to_owned).collect(),
             writes: state.writes,
             mended: state.mended,
-            guard: None,
+            guard: self.plan.guard(),
         }
     }
 }

@@ -15,6 +15,7 @@ use super::auto::Mode;
 use super::keeper::Surroundings;
 use super::{Firewall, Instance};
 use crate::cleanup;
+use crate::kernel::guard;
 use crate::kernel::iptables::{self, Flavour, Iptables};
 use crate::kernel::nft::foreign::{self, Dropping};
 use crate::kernel::nft::{self, Nft};
@@ -173,6 +174,10 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<String>> {
     match withdrawn {
         Ok(some) => {
             gone |= some;
+            match guard::remove(instance) {
+                Ok(some) => gone |= some,
+                Err(error) => problems.push(nft::trouble(&error, "").0),
+            }
             match Nft::new(instance).remove().await {
                 Ok(some) => gone |= some,
                 Err(trouble) => problems.push(trouble.0),

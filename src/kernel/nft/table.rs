@@ -19,6 +19,7 @@ const GETTABLE: u16 = SUBSYS | 1;
 const DELTABLE: u16 = SUBSYS | 2;
 const NEWCHAIN: u16 = SUBSYS | 3;
 const GETCHAIN: u16 = SUBSYS | 4;
+const DELCHAIN: u16 = SUBSYS | 5;
 const NEWRULE: u16 = SUBSYS | 6;
 const GETRULE: u16 = SUBSYS | 7;
 const DELRULE: u16 = SUBSYS | 8;
@@ -78,8 +79,8 @@ pub struct Place {
 pub const SOURCE_NAT: Place = Place { kind: "nat", hook: 4, priority: 100 };
 /// Forwarded packets.
 pub const FORWARD: Place = Place { kind: "filter", hook: 2, priority: 0 };
-/// Packets to this machine, before connection tracking sees them.
-pub const RAW_PREROUTING: Place = Place { kind: "filter", hook: 0, priority: -300 };
+/// Packets to this machine, before anyone else's rules for them.
+pub const INPUT: Place = Place { kind: "filter", hook: 1, priority: -300 };
 
 /// A set of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,8 +135,13 @@ impl<'a> Batch<'a> {
 
     /// Puts a table in the place of the one that is there. `comment`: for people.
     pub fn replace(&mut self, table: &Table, comment: &str) {
+        self.delete(table.family, &table.name);
+        self.add(table, comment);
+    }
+
+    /// Adds what of a table is not there yet; its chains must not be.
+    pub fn add(&mut self, table: &Table, comment: &str) {
         let Table { family, name, chains, sets } = table;
-        self.delete(*family, name);
         self.message(NEWTABLE, CREATE, *family, |w| {
             w.attr_str(TABLE_NAME, name);
             w.attr(6, &userdata(comment));
@@ -211,6 +217,14 @@ impl<'a> Batch<'a> {
             w.attr_str(TABLE_NAME, table);
             w.attr_str(2, chain);
             w.attr(3, &handle.to_be_bytes());
+        });
+    }
+
+    /// Removes a chain with its rules.
+    pub fn delete_chain(&mut self, family: Family, (table, chain): (&str, &str)) {
+        self.message(DELCHAIN, 0, family, |w| {
+            w.attr_str(TABLE_NAME, table);
+            w.attr_str(3, chain);
         });
     }
 
@@ -294,6 +308,16 @@ pub fn look(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Opt
         }
     }
     Ok(Some((flags, objects)))
+}
+
+/// The rules of the first chain of this shape; `None`: it does not stand where it should.
+pub fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Vec<Vec<Expr>>>> {
+    let Some(chain) = shape.chains.first() else { return Ok(None) };
+    if place(netlink, shape, chain)? != Some(true) {
+        return Ok(None);
+    }
+    let rules = rules_of(netlink, number(shape.family), &shape.name, chain.name)?;
+    Ok(Some(rules.into_iter().map(|found| found.exprs).collect()))
 }
 
 /// Whether a chain stands where it should; `None`: there is no such chain.
