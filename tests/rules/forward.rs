@@ -54,6 +54,12 @@ fn reject_of_legacy_flavour() {
     before(reject("legacy"), &["--ip-masq"]);
 }
 
+/// kubelet uses one flavour, Docker the other.
+#[test]
+fn policy_of_the_other_flavour() {
+    before(format!("iptables-nft -w 20 -t mangle -N KUBE-IPTABLES-HINT; {}", policy("legacy")), &["--ip-masq"]);
+}
+
 #[test]
 fn policy_under_nftables() {
     before(policy("nft"), &["--ip-masq", "--firewall=nft"]);
