@@ -8,9 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
-use weft::lab::LabOptions;
+use weft::lab::{LabOptions, wait_for};
 
-use crate::site::{Family, Site, on_this_thread, options, straight, weft_exe};
+use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight, weft_exe};
+
+const REMEDY: &str = "install the package iptables, or choose --firewall=nft";
 
 /// A directory with the binary, what it is linked with when it is not static, and /proc.
 fn empty_root() -> TempDir {
@@ -42,23 +44,42 @@ fn entrance(root: &Path) -> std::path::PathBuf {
     script
 }
 
-#[test]
-fn the_binary_alone_does_all_by_nftables() {
+/// A test with the binary in an empty root, which is gone afterwards.
+fn alone(flags: &[&str], test: impl AsyncFn(Site) + std::panic::RefUnwindSafe) {
     let root = empty_root();
     let exe = entrance(root.path());
-    let test = std::panic::catch_unwind(|| {
-        on_this_thread(async {
-            let flags = ["--ip-masq", "--iptables-resync=3600", "--resync=1h"];
-            let mut site = Site::with(LabOptions { exe: Some(exe.clone()), ..options(&flags) }).await;
-            site.start().await;
-            masqueraded(&site);
-            site.nft("n1", "flush ruleset").await;
-            masqueraded(&site);
-        });
+    let options = LabOptions { exe: Some(exe.clone()), ..options(flags) };
+    let outcome = std::panic::catch_unwind(|| {
+        on_this_thread(async { test(Site::with(options.clone()).await).await });
     });
     fs::remove_file(exe).unwrap();
     drop(root);
-    test.unwrap();
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn nftables_needs_no_helper() {
+    alone(&["--ip-masq", "--guard-tunnel", "--iptables-resync=3600", "--resync=1h"], async |mut site| {
+        site.start().await;
+        masqueraded(&site);
+        site.nft("n1", "flush ruleset").await;
+        masqueraded(&site);
+    });
+}
+
+/// Asked for iptables where there is none: not ready, and it says what to do.
+#[test]
+fn iptables_that_is_missing_is_named() {
+    alone(&["--ip-masq", "--firewall=iptables"], async |mut site| {
+        site.lab.nodes[0].start().unwrap();
+        let said = async || match site.lab.nodes[0].status().await {
+            Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.contains(REMEDY)),
+            Err(_) => false,
+        };
+        wait_for("the problem to be named", PATIENCE, said).await.unwrap();
+    });
 }
 
 fn masqueraded(site: &Site) {

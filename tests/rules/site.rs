@@ -115,6 +115,7 @@ impl Site {
             node.ready().await.unwrap();
         }
         self.add_pods().await;
+        self.all_reach_all();
     }
 
     /// Starts another program on every node, and adds the pods.
@@ -123,6 +124,7 @@ impl Site {
             node.start_other(program).unwrap();
         }
         self.add_pods().await;
+        self.lab.reach_all().await.unwrap();
         // flanneld lets the kernel look for doubles of its IPv6 address: until that ends, it is nobody's source.
         for node in &self.lab.nodes {
             let settled = async || node.ns.ip("-6 addr show tentative").await.is_ok_and(|text| text.is_empty());
@@ -130,11 +132,27 @@ impl Site {
         }
     }
 
+    /// Waits until pods and nodes reach all pods: IPv6 links need a second before neighbours answer there.
+    pub fn all_reach_all(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        for family in Family::BOTH {
+            let mut places = self.places(family);
+            places.retain(|(name, _)| namespace(name) == name && name != "out" && name != "fabric");
+            let pods = places.iter().filter(|(name, _)| name.contains("-p"));
+            for ((from, _), (to, addr)) in pods.flat_map(|to| places.iter().map(move |from| (from, to))) {
+                let server = socket(to, *addr, PORT);
+                let client = socket(from, any(*addr), 0);
+                while !matches!(exchange(&client, SocketAddr::new(*addr, PORT), &server), Seen::From(_)) {
+                    assert!(Instant::now() < deadline, "{from} does not reach {addr} of {to}\n{}", self.lab.logs(20));
+                }
+            }
+        }
+    }
+
     async fn add_pods(&mut self) {
         for node in &mut self.lab.nodes {
             node.add_pods(2).await.unwrap();
         }
-        self.lab.reach_all().await.unwrap();
     }
 
     /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
