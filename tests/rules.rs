@@ -11,8 +11,14 @@
 
 #[path = "rules/adapter.rs"]
 mod adapter;
+#[path = "rules/alone.rs"]
+mod alone;
+#[path = "rules/closed.rs"]
+mod closed;
 #[path = "rules/forward.rs"]
 mod forward;
+#[path = "rules/guard.rs"]
+mod guard;
 #[path = "rules/packets.rs"]
 mod packets;
 #[path = "rules/repair.rs"]

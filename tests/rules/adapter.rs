@@ -3,9 +3,12 @@
 
 use nix::sched::{CloneFlags, unshare};
 use std::process::Command;
+use std::time::Duration;
 
 use weft::kernel::iptables::{Iptables, remove_flannels};
-use weft::rules::{Ensured, Firewall, Instance};
+use weft::kernel::nft::Nft;
+use weft::rules::auto::{Mode, choose};
+use weft::rules::{Choice, Ensured, Firewall, Instance};
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
 
@@ -14,16 +17,22 @@ const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 /// Runs a test for each flavour in a namespace of its own, where kubelet's hint says which flavour the node uses.
 fn each_flavour(test: impl AsyncFn(&str) + Send + Sync) {
     for flavour in FLAVOURS {
-        std::thread::scope(|scope| {
-            let run = || {
-                unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
-                hint(flavour);
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(test(flavour));
-            };
-            scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        in_namespace(async || {
+            hint(flavour);
+            test(flavour).await;
         });
     }
+}
+
+fn in_namespace(test: impl AsyncFn() + Send + Sync) {
+    std::thread::scope(|scope| {
+        let run = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test());
+        };
+        scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
 }
 
 fn hint(flavour: &str) {
@@ -73,7 +82,7 @@ fn instance() -> Instance {
     Instance { name: "weft".to_owned(), file: "/run/flannel/subnet.env".to_owned() }
 }
 
-async fn ensure(iptables: &mut Iptables, rules: &Rules, expected: Ensured, what: &str) {
+async fn ensure(iptables: &mut impl Firewall, rules: &Rules, expected: Ensured, what: &str) {
     assert_eq!(iptables.ensure(rules).await, Ok(expected), "{what}");
 }
 
@@ -192,4 +201,76 @@ fn flannels_chains_are_removed_and_others_stay() {
         assert_eq!(lines_with(flavour, "OTHER").len(), 4, "others stay");
         assert_eq!(remove_flannels().await, Ok(Vec::new()));
     });
+}
+
+/// Ten thousand rules of others, in the tables and hooks that ours are in too.
+fn crowd() {
+    let mut text =
+        "table ip kube-proxy {\n chain services { type nat hook postrouting priority srcnat; policy accept;\n"
+            .to_owned();
+    for n in 0..10_000u32 {
+        let addr = std::net::Ipv4Addr::from(0x0a60_0000 + n);
+        text += &format!("  ip daddr {addr} tcp dport 80 counter accept\n");
+    }
+    text += " }\n}\n";
+    let mut nft = Command::new("nft").args(["-f", "-"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut nft.stdin.take().unwrap(), text.as_bytes()).unwrap();
+    assert!(nft.wait().unwrap().success());
+}
+
+/// Processor time of 200 looks: what they cost, whatever else the machine does.
+async fn cost(firewall: &mut impl Firewall, rules: &Rules) -> Duration {
+    let before = processor_time();
+    for _ in 0..200 {
+        assert_eq!(firewall.ensure(rules).await, Ok(Ensured::Same));
+    }
+    processor_time() - before
+}
+
+/// Of this thread so far, the kernel's part too.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn others_rules_cost_a_pass_of_nftables_nothing() {
+    in_namespace(async || {
+        let mut nft = Nft::new(&instance());
+        ensure(&mut nft, &dual(), Ensured::Written, "nothing was there").await;
+        let alone = cost(&mut nft, &dual()).await;
+        crowd();
+        let crowded = cost(&mut nft, &dual()).await;
+        assert!(crowded < alone * 2, "200 looks: alone {alone:?}, beside 10,000 rules {crowded:?}");
+    });
+}
+
+/// What there is to see, and what is chosen for it. Looking leaves no trace.
+#[test]
+fn what_the_node_uses_is_chosen() {
+    let kube_table = "nft add table ip kube-proxy";
+    let docker = "iptables-nft -w 20 -P FORWARD DROP";
+    for (what, script, mode) in [
+        ("nothing", "", Mode::Nft),
+        ("kube-proxy in nftables mode", kube_table, Mode::Nft),
+        ("the same, and Docker", &format!("{kube_table}; {docker}"), Mode::Nft),
+        ("kube-proxy in iptables mode", "iptables-nft -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("the same in legacy", "iptables-legacy -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("the same in IPv6 alone", "ip6tables-legacy -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("kubelet alone", "iptables-nft -w 20 -t mangle -N KUBE-KUBELET-CANARY", Mode::Nft),
+        ("Docker", docker, Mode::Iptables),
+        ("a rule", "iptables-legacy -w 20 -A FORWARD -i eth1 -j ACCEPT", Mode::Iptables),
+    ] {
+        in_namespace(async || {
+            sh(script);
+            let traces = || {
+                sh("cat /proc/thread-self/net/ip_tables_names /proc/thread-self/net/ip6_tables_names; nft list ruleset")
+            };
+            let before = traces();
+            assert_eq!(choose(Choice::Auto, None).await, mode, "{what}");
+            assert_eq!(traces(), before, "{what}");
+            assert_eq!(choose(Choice::Auto, Some(true)).await, Mode::Nft, "{what}");
+            assert_eq!(choose(Choice::Auto, Some(false)).await, Mode::Iptables, "{what}");
+        });
+    }
 }

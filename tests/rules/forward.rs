@@ -54,6 +54,12 @@ fn reject_of_legacy_flavour() {
     before(reject("legacy"), &["--ip-masq"]);
 }
 
+/// kubelet uses one flavour, Docker the other.
+#[test]
+fn policy_of_the_other_flavour() {
+    before(format!("iptables-nft -w 20 -t mangle -N KUBE-IPTABLES-HINT; {}", policy("legacy")), &["--ip-masq"]);
+}
+
 #[test]
 fn policy_under_nftables() {
     before(policy("nft"), &["--ip-masq", "--firewall=nft"]);
@@ -89,7 +95,7 @@ fn policy_drops_without_the_rules() {
 fn policy_under_flanneld() {
     let Some(flanneld) = flanneld() else { return };
     on_this_thread(async {
-        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq"]).await;
+        let mut site = Site::for_flanneld(BackendKind::Vxlan, &["--ip-masq"]).await;
         site.on_nodes(&policy("nft")).await;
         site.start_other(&flanneld).await;
         pods_get_through(&site);

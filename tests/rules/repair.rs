@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use weft::lab::BackendKind;
 
 use crate::packets::inside;
-use crate::site::{Family, PATIENCE, Site, flanneld, on_this_thread, straight};
+use crate::site::{Family, PATIENCE, Site, flanneld, on_this_thread, straight, weft_exe};
 
 async fn running(flags: &[&str], flavour: Option<&str>) -> Site {
     let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();
@@ -159,7 +159,7 @@ impl Flow {
 /// weft takes flanneld's place: never a datagram with a pod's address outside, and at the end no chain of flannel's.
 async fn takes_over(flanneld: &Path, flags: &[&str]) {
     let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();
-    let mut site = Site::build(BackendKind::Vxlan, &flags).await;
+    let mut site = Site::for_flanneld(BackendKind::Vxlan, &flags).await;
     site.start_other(flanneld).await;
     masqueraded(&site);
     let node = &mut site.lab.nodes[0];
@@ -198,11 +198,10 @@ fn cleanup_removes_all(flags: &'static [&'static str]) {
         let mut site = running(flags, None).await;
         let node = &mut site.lab.nodes[0];
         node.stop(Signal::SIGTERM).await.unwrap();
-        let exe = std::env::var("WEFT_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_weft").to_owned());
         let file = node.subnet_file();
         let flag = format!("--subnet-file={}", file.display());
         let socket_flag = format!("--socket={}", file.with_file_name("weft.sock").display());
-        site.run("n1", &[&exe, "cleanup", &flag, &socket_flag]).await;
+        site.run("n1", &[weft_exe().to_str().unwrap(), "cleanup", &flag, &socket_flag]).await;
         let all = "nft list ruleset; for six in '' 6; do ip${six}tables-nft-save; ip${six}tables-legacy-save; done";
         let left = site.run("n1", &["sh", "-c", all]).await;
         assert!(!left.to_lowercase().contains("weft"), "{left}");

@@ -7,14 +7,13 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft::lab::net::{Netns, checked};
+use weft::lab::store::Store;
 use weft::lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::packets::{Seen, any, exchange, socket};
 
 /// How long rules may take to be there, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// The key of net-conf.
-const CONFIG: &str = "/coreos.com/network/config";
 /// Where the far ends listen.
 pub const PORT: u16 = 7000;
 
@@ -76,21 +75,22 @@ impl Family {
 pub struct Site {
     pub lab: Lab,
     pub backend: BackendKind,
+    out: Netns,
 }
 
 impl Site {
-    /// A lab whose agents do not run yet.
+    /// A lab of weft whose agents do not run yet.
     pub async fn build(backend: BackendKind, flags: &[&str]) -> Site {
-        let exe = std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into());
-        let options = LabOptions {
-            exe: Some(PathBuf::from(exe)),
-            nodes: 2,
-            backend,
-            store: StoreKind::Etcd,
-            ipv6: true,
-            agent_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            ..LabOptions::default()
-        };
+        Site::with(LabOptions { backend, ..options(flags) }).await
+    }
+
+    /// The same with the store that flanneld needs.
+    pub async fn for_flanneld(backend: BackendKind, flags: &[&str]) -> Site {
+        Site::with(LabOptions { backend, store: StoreKind::Etcd, ..options(flags) }).await
+    }
+
+    /// A lab of two nodes and a host outside.
+    pub async fn with(options: LabOptions) -> Site {
         let lab = Lab::build(&options).await.unwrap();
         let out = Netns::add("out").await.unwrap();
         lab.fabric
@@ -103,7 +103,7 @@ impl Site {
         )
         .await
         .unwrap();
-        Site { lab, backend }
+        Site { lab, backend: options.backend, out }
     }
 
     /// Starts weft on every node, and adds the pods.
@@ -115,6 +115,7 @@ impl Site {
             node.ready().await.unwrap();
         }
         self.add_pods().await;
+        self.all_reach_all();
     }
 
     /// Starts another program on every node, and adds the pods.
@@ -123,6 +124,7 @@ impl Site {
             node.start_other(program).unwrap();
         }
         self.add_pods().await;
+        self.lab.reach_all().await.unwrap();
         // flanneld lets the kernel look for doubles of its IPv6 address: until that ends, it is nobody's source.
         for node in &self.lab.nodes {
             let settled = async || node.ns.ip("-6 addr show tentative").await.is_ok_and(|text| text.is_empty());
@@ -130,11 +132,27 @@ impl Site {
         }
     }
 
+    /// Waits until pods and nodes reach all pods: IPv6 links need a second before neighbours answer there.
+    pub fn all_reach_all(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        for family in Family::BOTH {
+            let mut places = self.places(family);
+            places.retain(|(name, _)| namespace(name) == name && name != "out" && name != "fabric");
+            let pods = places.iter().filter(|(name, _)| name.contains("-p"));
+            for ((from, _), (to, addr)) in pods.flat_map(|to| places.iter().map(move |from| (from, to))) {
+                let server = socket(to, *addr, PORT);
+                let client = socket(from, any(*addr), 0);
+                while !matches!(exchange(&client, SocketAddr::new(*addr, PORT), &server), Seen::From(_)) {
+                    assert!(Instant::now() < deadline, "{from} does not reach {addr} of {to}\n{}", self.lab.logs(20));
+                }
+            }
+        }
+    }
+
     async fn add_pods(&mut self) {
         for node in &mut self.lab.nodes {
             node.add_pods(2).await.unwrap();
         }
-        self.lab.reach_all().await.unwrap();
     }
 
     /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
@@ -198,13 +216,14 @@ impl Site {
     }
 
     /// Adds members to net-conf, for agents that are started later.
-    pub async fn configure(&mut self, more: &serde_json::Value) {
-        let text = self.lab.store.etcd().unwrap().ctl(&["get", "--print-value-only", CONFIG]).await.unwrap();
-        let mut conf: serde_json::Value = serde_json::from_str(&text).unwrap();
+    pub fn configure(&self, more: &serde_json::Value) {
+        let Store::Dir(path) = &self.lab.store else { panic!("only of a directory store") };
+        let file = path.join("config.json");
+        let mut conf: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         for (key, value) in more.as_object().unwrap() {
             conf[key] = value.clone();
         }
-        self.lab.store.etcd().unwrap().ctl(&["put", CONFIG, &conf.to_string()]).await.unwrap();
+        std::fs::write(file, conf.to_string()).unwrap();
     }
 
     /// Runs a shell script in every node.
@@ -233,9 +252,20 @@ impl Site {
     fn netns(&self, name: &str) -> Netns {
         let nodes = self.lab.nodes.iter().map(|node| &node.ns);
         let pods = self.lab.nodes.iter().flat_map(|node| node.pods.iter().map(|pod| &pod.ns));
-        let mut all = nodes.chain(pods).chain([&self.lab.fabric]);
+        let mut all = nodes.chain(pods).chain([&self.lab.fabric, &self.out]);
         all.find(|ns| ns.name() == name).unwrap_or_else(|| panic!("no namespace {name}")).clone()
     }
+}
+
+/// Options with the binary under test and both families.
+pub fn options(flags: &[&str]) -> LabOptions {
+    let agent_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    LabOptions { exe: Some(weft_exe()), nodes: 2, ipv6: true, agent_flags, ..LabOptions::default() }
+}
+
+/// The binary under test.
+pub fn weft_exe() -> PathBuf {
+    std::env::var_os("WEFT_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_weft")), PathBuf::from)
 }
 
 /// A way to take.

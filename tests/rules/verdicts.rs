@@ -133,7 +133,13 @@ fn of_weft(backend: BackendKind, firewall: &str, flavour: Option<&str>) {
             site.hint(flavour).await;
         }
         site.start().await;
+        let status = site.lab.nodes[0].status().await.unwrap();
+        let carrier = flavour.map_or_else(|| "nftables".to_owned(), |flavour| format!("iptables-{flavour}"));
+        assert!(status.rules.carrier.contains(&carrier) && status.rules.in_place, "{:#?}", status.rules);
+        assert_eq!(status.problems, [""; 0]);
         verdicts(&site).await;
+        let after = site.lab.nodes[0].status().await.unwrap();
+        assert_eq!((after.rules.writes, after.rules.mended), (1, 0), "written once, never touched again");
     });
 }
 
@@ -168,7 +174,7 @@ fn exceptions(firewall: &'static str) {
         let firewall = format!("--firewall={firewall}");
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", &firewall]).await;
         let except = json!(["192.168.77.200/32", "fd77::200/128"]);
-        site.configure(&json!({"MasqueradeExcept": except, "MasqueradeToNodes": false})).await;
+        site.configure(&json!({"MasqueradeExcept": except, "MasqueradeToNodes": false}));
         site.start().await;
         prepare(&site).await;
         for family in Family::BOTH {
@@ -194,7 +200,7 @@ fn exceptions_of_iptables() {
 fn of_flanneld(backend: BackendKind) {
     let Some(flanneld) = flanneld() else { return };
     on_this_thread(async {
-        let mut site = Site::build(backend, &["--ip-masq"]).await;
+        let mut site = Site::for_flanneld(backend, &["--ip-masq"]).await;
         site.start_other(&flanneld).await;
         verdicts(&site).await;
     });
