@@ -26,6 +26,18 @@ pub enum Mode {
     Iptables,
 }
 
+/// What kube-proxy uses, by what it left in the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KubeProxy {
+    /// Not there, or in a mode that uses neither.
+    #[default]
+    Unseen,
+    /// Its chains of iptables are there.
+    Iptables,
+    /// Its table of nftables is there; chains of iptables may be left from before.
+    Nftables,
+}
+
 /// What the node uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -33,10 +45,8 @@ pub struct Snapshot {
     pub iptables: bool,
     /// The kernel has nftables.
     pub nftables: bool,
-    /// kube-proxy's table of nftables is there.
-    pub kube_table: bool,
-    /// kube-proxy's chains of iptables are there.
-    pub kube_chains: bool,
+    /// What kube-proxy uses.
+    pub kube_proxy: KubeProxy,
     /// Rules of iptables in `nat` and `filter`, of anybody but us and flannel.
     pub rules: usize,
     /// FORWARD of iptables drops what nobody accepts: Docker sets that.
@@ -47,7 +57,10 @@ impl Snapshot {
     /// Adds what one flavour has in one family.
     fn add(&mut self, saved: &Saved) {
         self.iptables = true;
-        self.kube_chains |= saved.chains().any(|name| KUBE_PROXY_CHAINS.contains(&name));
+        let kube_proxy = saved.chains().any(|name| KUBE_PROXY_CHAINS.contains(&name));
+        if kube_proxy && self.kube_proxy == KubeProxy::Unseen {
+            self.kube_proxy = KubeProxy::Iptables;
+        }
         let ours = |name: &str| name.starts_with("WEFT-") || name.starts_with("FLANNEL-");
         self.forward_drops |= saved.forward_drops();
         for table in ["nat", "filter"] {
@@ -70,8 +83,8 @@ pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode,
         (Choice::Auto, _) if !node.nftables && node.iptables => (Mode::Iptables, "the kernel lacks nftables"),
         (Choice::Auto, _) if !node.iptables => (Mode::Nft, "no program of iptables is there, or none works"),
         (Choice::Auto, Some(false)) => (Mode::Iptables, "EnableNFTables is false"),
-        (Choice::Auto, None) if node.kube_table => (Mode::Nft, "kube-proxy uses nftables"),
-        (Choice::Auto, None) if node.kube_chains => (Mode::Iptables, "kube-proxy uses iptables"),
+        (Choice::Auto, None) if node.kube_proxy == KubeProxy::Nftables => (Mode::Nft, "kube-proxy uses nftables"),
+        (Choice::Auto, None) if node.kube_proxy == KubeProxy::Iptables => (Mode::Iptables, "kube-proxy uses iptables"),
         (Choice::Auto, None) if node.forward_drops => (Mode::Iptables, "FORWARD of iptables drops"),
         (Choice::Auto, None) if node.rules > 0 => (Mode::Iptables, "the node has rules in iptables"),
         (Choice::Auto, None) => (Mode::Nft, "the node has no rules in iptables"),
@@ -96,7 +109,9 @@ async fn look() -> Snapshot {
     match tables::tables() {
         Ok(tables) => {
             node.nftables = true;
-            node.kube_table = tables.iter().any(|name| name == KUBE_TABLE);
+            if tables.iter().any(|name| name == KUBE_TABLE) {
+                node.kube_proxy = KubeProxy::Nftables;
+            }
         }
         Err(error) => debug!("tables of nftables cannot be listed: {error}"),
     }
@@ -113,7 +128,7 @@ async fn look() -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mode, Snapshot, decide};
+    use super::{KubeProxy, Mode, Snapshot, decide};
     use crate::kernel::iptables::Saved;
     use crate::rules::Choice;
 
@@ -128,11 +143,14 @@ mod tests {
             ("nothing there", node(), nft),
             (
                 "kube-proxy in nftables mode, kubelet's own rules",
-                Snapshot { kube_table: true, rules: 3, ..node() },
+                Snapshot { kube_proxy: KubeProxy::Nftables, rules: 3, ..node() },
                 nft,
             ),
-            ("kube-proxy in iptables mode", Snapshot { kube_chains: true, rules: 40, ..node() }, iptables),
-            ("it moved to nftables and left chains", Snapshot { kube_table: true, kube_chains: true, ..node() }, nft),
+            (
+                "kube-proxy in iptables mode",
+                Snapshot { kube_proxy: KubeProxy::Iptables, rules: 40, ..node() },
+                iptables,
+            ),
             ("Docker", Snapshot { forward_drops: true, rules: 12, ..node() }, iptables),
             ("a policy and no rule", Snapshot { forward_drops: true, ..node() }, iptables),
             ("some rule", Snapshot { rules: 1, ..node() }, iptables),
@@ -146,8 +164,8 @@ mod tests {
 
     #[test]
     fn what_is_said_wins() {
-        let kube = Snapshot { kube_table: true, ..node() };
-        let chains = Snapshot { kube_chains: true, ..node() };
+        let kube = Snapshot { kube_proxy: KubeProxy::Nftables, ..node() };
+        let chains = Snapshot { kube_proxy: KubeProxy::Iptables, ..node() };
         let bare = Snapshot { nftables: true, ..Snapshot::default() };
         for (what, choice, nftables, node, wanted) in [
             ("flag over net-conf", Choice::Iptables, Some(true), &kube, Mode::Iptables),
@@ -171,8 +189,12 @@ mod tests {
         assert_eq!(seen, node());
         seen.add(&Saved::parse("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j DOCKER-USER\nCOMMIT\n"));
         assert_eq!(seen, Snapshot { rules: 1, forward_drops: true, ..node() });
-        seen.add(&Saved::parse("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n"));
-        assert!(seen.kube_chains);
+        let services = Saved::parse("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
+        seen.add(&services);
+        assert_eq!(seen.kube_proxy, KubeProxy::Iptables);
+        let mut moved = Snapshot { kube_proxy: KubeProxy::Nftables, ..node() };
+        moved.add(&services);
+        assert_eq!(moved.kube_proxy, KubeProxy::Nftables, "it left chains behind");
         let mut kubelet = node();
         kubelet.add(&Saved::parse("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"));
         assert_eq!(kubelet, node(), "kubelet is there in any mode");
