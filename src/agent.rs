@@ -51,6 +51,14 @@ pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     })
 }
 
+/// Opens a store for a command that is no agent: a directory must be there, for a typing error must not make one.
+pub fn open_existing_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
+    if let Store::Dir(path) = store {
+        anyhow::ensure!(path.is_dir(), "--store dir:{0}: {0} is no directory", path.display());
+    }
+    open_store(store)
+}
+
 /// Opens the kernel of this network namespace, with nexthop objects. The instance is named after the subnet file.
 pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
     LinuxKernel::open(kernel_options(subnet_file, true)).context("open netlink (are you root?)")

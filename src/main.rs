@@ -58,11 +58,11 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         Task::Cleanup(task) => clean(&task).await,
         Task::Release(task) => release(task).await,
         Task::LeaseList(store) => {
-            let records = agent::open_store(&store)?.list().await.context("list leases")?;
+            let records = agent::open_existing_store(&store)?.list().await.context("list leases")?;
             Ok(show(&leases::render(&records)))
         }
         Task::LeaseRemove(store, id) => {
-            agent::open_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
+            agent::open_existing_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
             Ok(show(&format!("removed {id}\n")))
         }
         Task::Version { flag: true } => {
@@ -112,7 +112,7 @@ async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     let env = SubnetEnv::parse(&text).with_context(|| format!("{file} names no subnet: use weft lease rm"))?;
     let machine = agent::open_kernel(&task.subnet_file)?.machine().context("read the addresses of this machine")?;
     let ours: Vec<IpAddr> = machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public).collect();
-    let source = agent::open_store(&task.store)?;
+    let source = agent::open_existing_store(&task.store)?;
     let subnets = leases::release(source.as_ref(), &env.subnets, &ours).await?;
     Ok(show(&format!("released {subnets}\n")))
 }

@@ -95,6 +95,8 @@ pub struct Node<K> {
     pub(crate) ttl: Option<(Instant, Duration)>,
     pub(crate) last_pass: Option<Pass>,
     pub(crate) last_error: Option<String>,
+    /// Peers with entries that wait, and with entries that were refused, at a version of the pending entries.
+    pub(crate) troubled: (u64, usize, usize),
     pub(crate) audit_interval: Duration,
     next_audit: Instant,
     /// News of the kernel that ask for a look at everything wait until then.
@@ -138,6 +140,7 @@ impl<K: Kernel> Node<K> {
             ttl: None,
             last_pass: None,
             last_error: None,
+            troubled: (0, 0, 0),
             next_audit: now,
             quiet_until: now,
             trouble_said: Patience::default(),

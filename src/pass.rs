@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pass: observe, diff, apply, report. The only caller of [`Kernel::apply`]; what failed is pending and tried again with back-off.
 
+mod pending;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,14 +16,14 @@ use crate::fights::Fights;
 use crate::kernel::{Kernel, Outcome};
 use crate::plan::Plan;
 
+pub use pending::{Pending, Pendings};
+
 /// Operations between two looks at the rest of the world (health, signals).
 const SLICE: usize = 2048;
 /// A pass that re-creates links runs again, at most so often.
 const ROUNDS: usize = 3;
 /// Failures of one pass that are logged one by one; status and metrics have the rest.
 const FAILURES_SAID: usize = 10;
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// Why a pass ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,21 +82,10 @@ impl Report {
     }
 }
 
-/// An entry that could not be written.
-#[derive(Debug, Clone)]
-pub struct Pending {
-    /// What the kernel said.
-    pub reason: String,
-    /// Trying again soon may help; else only the audit tries.
-    pub retry: bool,
-    tries: u32,
-    due: Instant,
-}
-
 /// Carries passes out, and remembers what failed.
 pub struct Passer<K> {
     kernel: K,
-    pending: HashMap<Key, Pending>,
+    pending: Pendings,
     fights: Fights,
     /// Removals of peers' leftovers wait until then: the store came up empty.
     pub keep_stale_until: Option<Instant>,
@@ -110,7 +101,7 @@ impl<K: Kernel> Passer<K> {
     pub fn new(kernel: K) -> Passer<K> {
         Passer {
             kernel,
-            pending: HashMap::new(),
+            pending: Pendings::default(),
             fights: Fights::default(),
             keep_stale_until: None,
             keep_all: false,
@@ -130,13 +121,13 @@ impl<K: Kernel> Passer<K> {
     }
 
     /// What failed, by key.
-    pub fn pending(&self) -> &HashMap<Key, Pending> {
+    pub fn pending(&self) -> &Pendings {
         &self.pending
     }
 
-    /// When the first pending entry is due.
+    /// When to call [`Self::retry`].
     pub fn next_retry(&self) -> Option<Instant> {
-        self.pending.values().filter(|pending| pending.retry).map(|pending| pending.due).min()
+        self.pending.next()
     }
 
     /// Compares everything with a dump and writes the difference.
@@ -154,7 +145,7 @@ impl<K: Kernel> Passer<K> {
             if !self.pending.is_empty() {
                 // What needs no write any more, whoever mended it, is no longer pending.
                 let needed: HashSet<Key> = ops.iter().map(op_key).collect();
-                self.pending.retain(|key, _| needed.contains(key));
+                self.pending.retain(|key| needed.contains(key));
             }
             self.write_in_stages(ops, &desired, &mut report).await;
             if !again {
@@ -220,8 +211,7 @@ impl<K: Kernel> Passer<K> {
     /// Tries again what is due. `None` when nothing is. `Some(Err)` asks for a full pass: a link is pending, or removals are.
     pub async fn retry(&mut self, plan: &Plan) -> Option<Result<Report, NeedsFull>> {
         let started = Instant::now();
-        let due = |pending: &Pending| pending.retry && pending.due <= started;
-        let keys: Vec<Key> = self.pending.iter().filter(|(_, p)| due(p)).map(|(key, _)| *key).collect();
+        let keys = self.pending.due(started);
         if keys.is_empty() {
             return None;
         }
@@ -229,7 +219,7 @@ impl<K: Kernel> Passer<K> {
         for key in keys {
             match (key, plan.desired(&key)) {
                 (Key::Link(_) | Key::Addr(..), _) | (_, None) => {
-                    self.postpone(&key, started);
+                    self.pending.postpone(&key, started);
                     return Some(Err(NeedsFull));
                 }
                 (_, Some(value)) => ops.push(Op::Ensure(key, value)),
@@ -240,13 +230,6 @@ impl<K: Kernel> Passer<K> {
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         Some(Ok(report))
-    }
-
-    fn postpone(&mut self, key: &Key, now: Instant) {
-        if let Some(pending) = self.pending.get_mut(key) {
-            pending.tries += 1;
-            pending.due = now + back_off(pending.tries);
-        }
     }
 
     fn observe(&mut self, plan: &Plan) -> io::Result<Observed> {
@@ -286,7 +269,7 @@ impl<K: Kernel> Passer<K> {
         let broken: BTreeSet<Name> = devices
             .iter()
             .filter_map(|op| match op_key(op) {
-                Key::Link(name) if self.pending.contains_key(&Key::Link(name)) => Some(name),
+                Key::Link(name) if self.pending.get(&Key::Link(name)).is_some() => Some(name),
                 _ => None,
             })
             .filter(|name| desired.contains_key(&Key::Link(*name)))
@@ -318,32 +301,25 @@ impl<K: Kernel> Passer<K> {
         *report.operations.entry((kind(&key), done)).or_default() += 1;
         let (retry, reason) = match outcome {
             Outcome::Done => {
-                if !self.pending.is_empty() {
-                    self.pending.remove(&key);
-                }
+                self.pending.remove(&key);
                 tracing::trace!(%op, "done");
                 return;
             }
             Outcome::Retry(reason) => (true, reason),
             Outcome::Fatal(reason) => (false, reason),
         };
-        let tries = self.pending.get(&key).map_or(0, |pending| pending.tries + 1);
+        report.error = Some(reason.clone());
+        let first = self.pending.failed(key, reason, retry, now);
         // A device that vanished fails every peer's entries: a few lines say it as well as 50,000.
-        if tries == 0 && report.failed() <= FAILURES_SAID {
+        if let (true, Some(reason)) = (first && report.failed() <= FAILURES_SAID, &report.error) {
             tracing::warn!(%op, retry, reason, "kernel refused");
         }
-        report.error = Some(reason.clone());
-        self.pending.insert(key, Pending { reason, retry, tries, due: now + back_off(tries) });
     }
 }
 
 /// A pending entry can only be mended by a full pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedsFull;
-
-fn back_off(tries: u32) -> Duration {
-    (FIRST_RETRY * 2u32.saturating_pow(tries.min(16))).min(LAST_RETRY)
-}
 
 fn op_key(op: &Op) -> Key {
     match op {

@@ -41,6 +41,8 @@ pub struct Plan {
     devices: BTreeSet<Name>,
     fences: Fences,
     guard: Option<Roster>,
+    /// Believed leases that wait until a device of another type or VNI goes.
+    no_room: BTreeSet<Id>,
 }
 
 impl Plan {
@@ -60,6 +62,7 @@ impl Plan {
             devices: BTreeSet::new(),
             fences: Fences::default(),
             guard: None,
+            no_room: BTreeSet::new(),
         };
         plan.plan_devices();
         plan
@@ -85,9 +88,12 @@ impl Plan {
         self.peers.judge_for(us(&self.network, &self.host, &self.own));
         self.index = Index::default();
         self.foreign.clear();
-        self.skipped.clear();
         self.devices.clear();
         self.guard.iter_mut().for_each(Roster::forget_all);
+        self.no_room.clear();
+        // What was said of a lease is not said again.
+        let peers = &self.peers;
+        self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
         let believed: Vec<Lease> = self.peers.believed().cloned().collect();
         for lease in believed {
@@ -231,12 +237,17 @@ impl Plan {
                     self.skipped.remove(&change.id);
                     self.foreign.remove(&change.id);
                     self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
+                    self.no_room.remove(&change.id);
                     let age = change.before.map(|lease| lease.age).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
             }
         }
         self.note_devices(&changed);
+        let freed = changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none());
+        if freed {
+            changed.extend(self.use_room());
+        }
         changed.extend(self.plan_guard());
         changed
     }
@@ -247,6 +258,12 @@ impl Plan {
         let links = self.devices.iter().filter_map(|name| self.index.desired(&Key::Link(*name)));
         let state = guard.chains(links);
         self.index.set(&Id::from(GUARD), &Age::default(), state)
+    }
+
+    /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
+    fn use_room(&mut self) -> Vec<Changed> {
+        let waiting: Vec<Lease> = self.no_room.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 
     fn plan_devices(&mut self) {
@@ -277,7 +294,9 @@ impl Plan {
                 let planned = backend.plan(&self.host, &self.own, lease);
                 state = planned.state;
                 let new = brings(&state);
+                self.no_room.remove(&lease.id);
                 if new > 0 && self.devices.len() + new > MOST_DEVICES {
+                    self.no_room.insert(lease.id.clone());
                     state.clear();
                     reasons.push(format!("needs a device of its own, and there are {} already", self.devices.len()));
                 }
@@ -294,10 +313,10 @@ impl Plan {
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
-        if let Some(guard) = &mut self.guard
-            && !state.is_empty()
-        {
-            state.extend(guard.peer(lease));
+        match &mut self.guard {
+            Some(guard) if state.is_empty() => guard.forget(&lease.id),
+            Some(guard) => state.extend(guard.peer(lease)),
+            None => {}
         }
         // A lease that could not be planned must not lower the MTU.
         if own_kind || state.is_empty() {

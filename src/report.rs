@@ -84,23 +84,28 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
         }
     }
     node.world.notify.status(&text);
-    let (pending, failed) = troubled(node);
+    let version = node.passer.pending().version();
+    if node.troubled.0 != version {
+        let (pending, failed) = troubled(node);
+        node.troubled = (version, pending.len(), failed.len());
+    }
+    let (_, pending, failed) = node.troubled;
     let count = |state, count| node.world.metrics.peers(state, count);
-    count(PeerState::Pending, pending.len());
-    count(PeerState::Failed, failed.len());
+    count(PeerState::Pending, pending);
+    count(PeerState::Failed, failed);
     let held = node.hold.len();
     count(PeerState::Held, held);
     let aside = node.plan.set_aside_count();
     count(PeerState::SetAside, aside);
     let believed = node.plan.peers().len();
-    let unwell = pending.len() + failed.len() + held + node.plan.skipped_count();
+    let unwell = pending + failed + held + node.plan.skipped_count();
     count(PeerState::Programmed, believed.saturating_sub(unwell));
 }
 
 /// Peers with an entry that waits, and peers with one that the kernel refused.
 fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
     let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
-    for (key, entry) in node.passer.pending() {
+    for (key, entry) in node.passer.pending().iter() {
         let Some(id) = node.plan.owner(key) else { continue };
         if entry.retry {
             pending.insert(id.clone());

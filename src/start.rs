@@ -127,7 +127,7 @@ async fn lease<K: Kernel>(
     let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
     let picked = pick(place.choice, &machine, network)?;
     let who = Attrs { public_ip: picked.public_v4, public_ipv6: picked.public_v6, ..Attrs::default() };
-    let mine = place.store.own(&who).await.map_err(|error| format!("own lease: {}", chain(&error)))?;
+    let mine = place.store.own(&who, previous).await.map_err(|error| format!("own lease: {}", chain(&error)))?;
     let mut host = host(&picked, &machine, (Mac([0; 6]), Mac([0; 6])));
     let existing = device_macs(backend, &host, &machine, network);
     let stored = mine.as_ref().map(|lease| macs(&lease.attrs)).unwrap_or_default();

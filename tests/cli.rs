@@ -84,6 +84,17 @@ fn status_without_an_agent_says_what_to_do() {
 }
 
 #[test]
+fn a_mistyped_directory_is_not_created() {
+    let place = tempfile::tempdir().unwrap();
+    let typo = place.path().join("typo");
+    let store = format!("dir:{}", typo.display());
+    for command in [&["lease", "ls"][..], &["lease", "rm", "10.5.1.0-24"]] {
+        refused(&[command, &["--store", &store]].concat(), &[], 1, "is no directory");
+    }
+    assert!(!typo.exists());
+}
+
+#[test]
 fn no_command_shows_the_commands() {
     refused(&[], &[], 2, "say what to do");
     refused(&["agent", "-resync=0s"], &[], 2, "--resync is below one second");

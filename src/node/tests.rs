@@ -62,7 +62,7 @@ impl Source for Script {
     fn config(&self) -> Local<'_, Result<String, Error>> {
         missing()
     }
-    fn own<'a>(&'a self, _: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>> {
+    fn own<'a>(&'a self, _: &'a Attrs, _: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
         missing()
     }
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {

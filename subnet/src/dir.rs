@@ -18,9 +18,9 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Lease, Record};
 use crate::pick;
-use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
+use crate::source::{Capabilities, Claim, Error, Event, Local, Source, UNREADABLE};
 
-use files::{Files, random};
+use files::Files;
 
 /// How often the keeper says that it is there: nothing is to be renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
@@ -31,35 +31,9 @@ pub struct DirStore {
     files: Files,
 }
 
-/// True when these name the same node: by IPv4 where there is one, else by IPv6.
-fn same_node(one: &Attrs, other: &Attrs) -> bool {
-    match (one.public_ip, other.public_ip) {
-        (Some(one), Some(other)) => one == other,
-        (None, None) => one.public_ipv6.is_some() && one.public_ipv6 == other.public_ipv6,
-        _ => false,
-    }
-}
-
-fn owner(lease: &Lease) -> String {
-    match (lease.attrs.public_ip, lease.attrs.public_ipv6) {
-        (Some(v4), _) => v4.to_string(),
-        (None, Some(v6)) => v6.to_string(),
-        (None, None) => "an unnamed node".to_owned(),
-    }
-}
-
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn out_of_subnets(claim: &Claim) -> Error {
-    let (v4, v6) = (claim.network.v4.as_ref(), claim.network.v6.as_ref());
-    let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
-    Error::OutOfSubnets {
-        min: join(v4.map(|range| range.min.to_string()), v6.map(|range| range.min.to_string())),
-        max: join(v4.map(|range| range.max.to_string()), v6.map(|range| range.max.to_string())),
-    }
 }
 
 impl DirStore {
@@ -73,7 +47,7 @@ impl DirStore {
         let records = self.files.scan()?;
         let leases: Vec<&Lease> = records.iter().filter_map(|record| record.lease.as_ref().ok()).collect();
         let mut ours: Vec<&Lease> =
-            leases.iter().copied().filter(|lease| same_node(&lease.attrs, &claim.attrs)).collect();
+            leases.iter().copied().filter(|lease| lease.attrs.same_node(&claim.attrs)).collect();
         // Several leases name this node (a copied file, a node that moved): the one it lives on, else the oldest.
         let other = |lease: &Lease| Some(lease.subnets) != claim.previous;
         ours.sort_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age)));
@@ -83,23 +57,8 @@ impl DirStore {
         for own in &ours {
             self.files.delete(&own.id)?;
         }
-        // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
-        let inside = |subnets: &Subnets| {
-            subnets.iter().any(|net| claim.network.networks.iter().any(|network| network.contains(&net)))
-        };
-        let taken: Vec<Subnets> = records
-            .iter()
-            .filter(|record| !ours.iter().any(|own| own.id == record.id))
-            .filter_map(|record| Subnets::from_key(&record.id))
-            .filter(inside)
-            .collect();
-        let previous = claim.previous.filter(|subnets| {
-            pick::compatible(&claim.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
-        });
-        let chosen = match previous.or_else(|| pick::pick(&claim.network, &taken, &mut random)) {
-            Some(chosen) => chosen,
-            None => return Err(out_of_subnets(claim)),
-        };
+        let others = records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
+        let chosen = claim.choose(others.filter_map(|record| Subnets::from_key(&record.id)).collect())?;
         self.files.create(&chosen.to_key(), &claim.attrs, now())
     }
 
@@ -115,10 +74,10 @@ impl DirStore {
     async fn retake_locked(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
         let _lock = self.files.lock().await?;
         let id = subnets.to_key();
-        let mine = |lease: &Lease| same_node(&lease.attrs, attrs) || same_node(&lease.attrs, was);
+        let mine = |lease: &Lease| lease.attrs.same_node(attrs) || lease.attrs.same_node(was);
         match self.files.read(&id)?.map(|record| record.lease) {
             Some(Ok(own)) if mine(&own) => self.rewrite(&own, attrs),
-            Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: owner(&other) }),
+            Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
             // A value that nobody can read belongs to nobody, and the file was ours.
             Some(Err(_)) => self.files.replace(&id, attrs, now()),
             None => {
@@ -128,7 +87,7 @@ impl DirStore {
                     lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !mine(lease)
                 });
                 match rival {
-                    Some(other) => Err(Error::Taken { subnet: *subnets, owner: owner(&other) }),
+                    Some(other) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
                     None => self.files.create(&id, attrs, now()),
                 }
             }
@@ -139,15 +98,17 @@ impl DirStore {
         let _lock = self.files.lock().await?;
         match self.files.read(&lease.id)?.map(|record| record.lease) {
             None => Err(self.files.missing(&lease.id)),
-            Some(Ok(own)) if same_node(&own.attrs, &lease.attrs) => self.files.delete(&lease.id),
-            Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: owner(&other) }),
-            Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: "an unreadable value".to_owned() }),
+            Some(Ok(own)) if own.attrs.same_node(&lease.attrs) => self.files.delete(&lease.id),
+            Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),
+            Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: UNREADABLE.to_owned() }),
         }
     }
 
-    async fn find_own(&self, attrs: &Attrs) -> Result<Option<Lease>, Error> {
+    async fn find_own(&self, attrs: &Attrs, previous: Option<Subnets>) -> Result<Option<Lease>, Error> {
         let leases = self.files.scan()?.into_iter().filter_map(|record| record.lease.ok());
-        Ok(leases.filter(|lease| same_node(&lease.attrs, attrs)).min_by(|one, other| one.age.cmp(&other.age)))
+        let other = |lease: &Lease| Some(lease.subnets) != previous;
+        let ours = leases.filter(|lease| lease.attrs.same_node(attrs));
+        Ok(ours.min_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age))))
     }
 
     async fn remove_locked(&self, id: &str) -> Result<(), Error> {
@@ -169,8 +130,8 @@ impl Source for DirStore {
         Box::pin(async { self.files.config()?.ok_or_else(|| self.files.missing_config()) })
     }
 
-    fn own<'a>(&'a self, attrs: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>> {
-        Box::pin(self.find_own(attrs))
+    fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(self.find_own(attrs, previous))
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {

@@ -22,7 +22,7 @@ use crate::lease::{Id, Lease, Record};
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
 
 use client::Pool;
-use keys::Keys;
+use keys::{Keys, Listed};
 
 /// How to reach etcd.
 #[derive(Debug, Clone)]
@@ -58,6 +58,7 @@ pub struct EtcdStore {
     /// The key that is kept alive; an event on it wakes the keeper.
     kept: RefCell<Option<Id>>,
     wake: Notify,
+    listed: Listed,
 }
 
 impl EtcdStore {
@@ -75,6 +76,7 @@ impl EtcdStore {
             config_seen: RefCell::new(None),
             kept: RefCell::new(None),
             wake: Notify::new(),
+            listed: Listed::default(),
         })
     }
 
@@ -114,8 +116,8 @@ impl Source for EtcdStore {
         Box::pin(self.read_config())
     }
 
-    fn own<'a>(&'a self, attrs: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>> {
-        Box::pin(self.find_own(attrs))
+    fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(self.find_own(attrs, previous))
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {

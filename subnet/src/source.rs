@@ -11,6 +11,7 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Id, Lease, Record};
 use crate::network::Network;
+use crate::pick;
 
 /// A future on the current thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -73,6 +74,40 @@ pub struct Claim {
     pub previous: Option<Subnets>,
 }
 
+impl Claim {
+    /// The subnet to take: the previous one when it is free and compatible, else a free one by chance.
+    pub(crate) fn choose(&self, mut taken: Vec<Subnets>) -> Result<Subnets, Error> {
+        // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
+        taken.retain(|subnets| {
+            subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))
+        });
+        let free = |subnets: &Subnets| {
+            pick::compatible(&self.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
+        };
+        let previous = self.previous.filter(free);
+        previous.or_else(|| pick::pick(&self.network, &taken, &mut random)).ok_or_else(|| self.out_of_subnets())
+    }
+
+    /// Names the range that is full.
+    fn out_of_subnets(&self) -> Error {
+        let (v4, v6) = (self.network.v4.as_ref(), self.network.v6.as_ref());
+        let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
+        Error::OutOfSubnets {
+            min: join(v4.map(|range| range.min.to_string()), v6.map(|range| range.min.to_string())),
+            max: join(v4.map(|range| range.max.to_string()), v6.map(|range| range.max.to_string())),
+        }
+    }
+}
+
+/// Any 64 bits.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// The owner of a value that is no lease, for people.
+pub(crate) const UNREADABLE: &str = "an unreadable value";
+
 /// What the watch of a store reports, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -106,7 +141,8 @@ pub trait Source {
     /// The raw JSON of net-conf. `Missing` when there is none.
     fn config(&self) -> Local<'_, Result<String, Error>>;
     /// The lease that the node with this public address holds already, if any: asked before `advertise`, for the VTEP MAC.
-    fn own<'a>(&'a self, attrs: &'a Attrs) -> Local<'a, Result<Option<Lease>, Error>>;
+    /// Of several the one on the previous subnet, else the oldest.
+    fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>>;
     /// Takes a lease in flannel's order (flannel-compat.md section 1), every write fenced by what was read.
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
     /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours

@@ -15,17 +15,11 @@ use tokio::time::{Instant, sleep};
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Age, Id, Lease, Record};
-use crate::source::Error;
+use crate::source::{Error, random};
 
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_EVERY: Duration = Duration::from_millis(10);
 const SUFFIX: &str = ".json";
-
-/// Any 64 bits.
-pub(super) fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
-}
 
 /// A directory with leases.
 #[derive(Debug)]

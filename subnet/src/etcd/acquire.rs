@@ -18,8 +18,8 @@ use crate::pick;
 use crate::source::{Claim, Error};
 
 use super::EtcdStore;
-use super::client::{jitter, random};
-use super::keys::{Stored, same_node};
+use super::client::jitter;
+use super::keys::{All, Stored};
 
 /// Conflicts with other nodes before giving up.
 const ATTEMPTS: u32 = 30;
@@ -36,10 +36,13 @@ fn contended(what: &str) -> Error {
 }
 
 impl EtcdStore {
-    pub(super) async fn find_own(&self, attrs: &Attrs) -> Result<Option<Lease>, Error> {
+    pub(super) async fn find_own(&self, attrs: &Attrs, previous: Option<Subnets>) -> Result<Option<Lease>, Error> {
         let all = self.read_all().await?;
-        let own = all.stored.iter().filter(|stored| stored.belongs_to(attrs)).min_by_key(|stored| stored.created);
-        Ok(own.and_then(Stored::lease).cloned())
+        let ours = all.stored.iter().filter(|stored| stored.belongs_to(attrs));
+        let own = ours.min_by_key(|stored| (stored.subnets != previous, stored.created));
+        let own = own.and_then(Stored::lease).cloned();
+        self.listed.keep(all);
+        Ok(own)
     }
 
     pub(super) async fn acquire_fenced(&self, claim: &Claim) -> Result<Lease, Error> {
@@ -50,8 +53,20 @@ impl EtcdStore {
     }
 
     async fn acquire_attempts(&self, claim: &Claim, granted: &mut Granted) -> Result<Lease, Error> {
+        // What was read a moment ago will do: every write is fenced by it.
+        let mut fresh = self.listed.take();
+        let starting = fresh.is_some();
         for attempt in 1..=ATTEMPTS {
-            if let Some(lease) = self.acquire_once(claim, granted).await? {
+            let mut all = match fresh.take() {
+                Some(all) => all,
+                None => self.read_all().await?,
+            };
+            let own = self.acquire_once(claim, &all, granted).await?;
+            if let Some((own, lease)) = own.and_then(|own| Some((own.clone(), own.lease()?.clone()))) {
+                if starting {
+                    all.put(own);
+                    self.listed.keep(all);
+                }
                 return Ok(lease);
             }
             back_off(attempt).await;
@@ -60,8 +75,7 @@ impl EtcdStore {
     }
 
     /// `None` = someone was faster: read again.
-    async fn acquire_once(&self, claim: &Claim, granted: &mut Granted) -> Result<Option<Lease>, Error> {
-        let all = self.read_all().await?;
+    async fn acquire_once(&self, claim: &Claim, all: &All, granted: &mut Granted) -> Result<Option<Stored>, Error> {
         let fits = |stored: &Stored| stored.subnets.is_some_and(|subnets| pick::compatible(&claim.network, &subnets));
         let mut ours: Vec<&Stored> = all.stored.iter().filter(|stored| stored.belongs_to(&claim.attrs)).collect();
         // Several leases name this node (a copied value, a node that moved): the one it lives on, else the oldest.
@@ -84,25 +98,9 @@ impl EtcdStore {
                 return Ok(None);
             }
         }
-        // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
-        let inside = |subnets: &Subnets| {
-            subnets.iter().any(|net| claim.network.networks.iter().any(|network| network.contains(&net)))
-        };
         let gone = |stored: &Stored| ours.iter().any(|own| own.record.id == stored.record.id);
-        let taken: Vec<Subnets> = all
-            .stored
-            .iter()
-            .filter(|stored| !gone(stored))
-            .filter_map(|stored| stored.subnets)
-            .filter(inside)
-            .collect();
-        let previous = claim.previous.filter(|subnets| {
-            pick::compatible(&claim.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
-        });
-        let chosen = match previous.or_else(|| pick::pick(&claim.network, &taken, &mut random)) {
-            Some(chosen) => chosen,
-            None => return Err(out_of_subnets(claim)),
-        };
+        let taken = all.stored.iter().filter(|stored| !gone(stored)).filter_map(|stored| stored.subnets);
+        let chosen = claim.choose(taken.collect())?;
         self.create(&chosen, &claim.attrs, all.revision, granted).await
     }
 
@@ -113,7 +111,7 @@ impl EtcdStore {
         attrs: &Attrs,
         listed: i64,
         granted: &mut Granted,
-    ) -> Result<Option<Lease>, Error> {
+    ) -> Result<Option<Stored>, Error> {
         let id: Id = subnets.to_key().into();
         let key = self.keys.lease(&id);
         let etcd_lease = self.grant(granted).await?;
@@ -136,19 +134,23 @@ impl EtcdStore {
         });
         let (own, _) = self.read_one(&id).await?;
         match own {
-            Some(own) if rival => self.delete_fenced(&own).await.map(|_| None),
-            Some(own) => Ok(own.lease().cloned()),
-            None => Ok(None),
+            Some(own) if rival => {
+                if self.delete_fenced(&own).await? {
+                    *granted = Some(etcd_lease);
+                }
+                Ok(None)
+            }
+            own => Ok(own),
         }
     }
 
     /// Our key as it stands gets our value; nothing is written when it has it. Its etcd lease stays (`ignore_lease`), and
     /// so a key without one stays a reservation. `None` = it changed meanwhile.
-    async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Option<Lease>, Error> {
+    async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Option<Stored>, Error> {
         let alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
         let value = attrs.to_wire();
         if alive && value.as_bytes() == own.value {
-            return Ok(own.lease().cloned());
+            return Ok(Some(own.clone()));
         }
         let options = if alive {
             PutOptions::new().with_ignore_lease()
@@ -165,7 +167,7 @@ impl EtcdStore {
         if !alive {
             *granted = None;
         }
-        Ok(self.read_one(&own.record.id).await?.0.and_then(|stored| stored.lease().cloned()))
+        Ok(self.read_one(&own.record.id).await?.0)
     }
 
     /// True when the key as it was read is gone.
@@ -225,8 +227,8 @@ impl EtcdStore {
                     self.create(subnets, attrs, revision, granted).await?
                 }
             };
-            if let Some(lease) = done {
-                return Ok(lease);
+            if let Some(lease) = done.as_ref().and_then(Stored::lease) {
+                return Ok(lease.clone());
             }
             back_off(attempt).await;
         }
@@ -240,7 +242,7 @@ impl EtcdStore {
             // Only equals: a stray key over a whole range is set aside by every node and must not keep us out.
             let same_length =
                 lease.subnets.iter().map(|net| net.prefix_len()).eq(subnets.iter().map(|net| net.prefix_len()));
-            let mine = same_node(&lease.attrs, attrs) || same_node(&lease.attrs, was);
+            let mine = lease.attrs.same_node(attrs) || lease.attrs.same_node(was);
             same_length && !mine && lease.subnets.overlaps(subnets)
         });
         match rival {
@@ -268,14 +270,4 @@ impl EtcdStore {
 
 fn overlap(one: &Stored, other: &Stored) -> bool {
     matches!((one.subnets, other.subnets), (Some(one), Some(other)) if one.overlaps(&other))
-}
-
-/// Names the range that is full.
-fn out_of_subnets(claim: &Claim) -> Error {
-    let (v4, v6) = (claim.network.v4.as_ref(), claim.network.v6.as_ref());
-    let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
-    Error::OutOfSubnets {
-        min: join(v4.map(|range| range.min.to_string()), v6.map(|range| range.min.to_string())),
-        max: join(v4.map(|range| range.max.to_string()), v6.map(|range| range.max.to_string())),
-    }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, GetOptions, GetResponse, KvClient, TxnResponse};
 use tokio::time::timeout;
 
-use crate::source::Error;
+use crate::source::{Error, random};
 
 use super::tls::Target;
 
@@ -222,12 +222,6 @@ impl Pool {
 /// The store cannot be reached.
 pub(super) fn unavailable(what: &str, url: &str, fault: Fault) -> Error {
     Error::Unavailable { what: format!("{what} from {url}"), source: Some(Box::new(fault)) }
-}
-
-/// Any 64 bits: for jitter and for the choice of a subnet. `RandomState` is seeded by the system.
-pub(super) fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
 }
 
 /// Between 3/4 and 4/4 of this.

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names of keys, and what stands under them. Each key and value is judged alone.
 
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
 use etcd_client::{GetOptions, KeyValue};
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Age, Id, Lease, Record};
-use crate::source::Error;
+use crate::source::{Error, UNREADABLE};
 
 use super::EtcdStore;
 
 /// Keys in one answer.
 const PAGE: i64 = 5_000;
+/// So long a list is as good as a new one.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// The names of our keys.
 pub(super) struct Keys {
@@ -84,40 +89,51 @@ pub(super) struct Stored {
     pub(super) etcd_lease: i64,
 }
 
-/// True when these name the same node: by IPv4 where there is one, else by IPv6.
-pub(super) fn same_node(one: &Attrs, other: &Attrs) -> bool {
-    match (one.public_ip, other.public_ip) {
-        (Some(one), Some(other)) => one == other,
-        (None, None) => one.public_ipv6.is_some() && one.public_ipv6 == other.public_ipv6,
-        _ => false,
-    }
-}
-
 impl Stored {
     pub(super) fn lease(&self) -> Option<&Lease> {
         self.record.lease.as_ref().ok()
     }
 
     pub(super) fn belongs_to(&self, attrs: &Attrs) -> bool {
-        self.lease().is_some_and(|lease| same_node(&lease.attrs, attrs))
+        self.lease().is_some_and(|lease| lease.attrs.same_node(attrs))
     }
 
     /// The owner's public address, for people.
     pub(super) fn owner(&self) -> String {
-        let address = |lease: &Lease| match (lease.attrs.public_ip, lease.attrs.public_ipv6) {
-            (Some(v4), _) => v4.to_string(),
-            (None, Some(v6)) => v6.to_string(),
-            (None, None) => "an unnamed node".to_owned(),
-        };
-        self.lease().map_or_else(|| "an unreadable value".to_owned(), address)
+        self.lease().map_or_else(|| UNREADABLE.to_owned(), |lease| lease.attrs.owner())
     }
 }
 
 /// Every lease at one revision.
+#[derive(Debug)]
 pub(super) struct All {
     pub(super) stored: Vec<Stored>,
     pub(super) revision: i64,
     pub(super) cluster: u64,
+}
+
+impl All {
+    /// This one in place of what was read of its key.
+    pub(super) fn put(&mut self, new: Stored) {
+        self.stored.retain(|stored| stored.record.id != new.record.id);
+        self.stored.push(new);
+    }
+}
+
+/// The last list, for who comes next: a start looks for our lease, takes it and follows the others, and 50,000 leases are
+/// not read three times for that. What changed meanwhile is told by the fences of a write and by the watch.
+#[derive(Debug, Default)]
+pub(super) struct Listed(RefCell<Option<(Instant, All)>>);
+
+impl Listed {
+    pub(super) fn keep(&self, all: All) {
+        *self.0.borrow_mut() = Some((Instant::now(), all));
+    }
+
+    /// The list, when it was read within the last seconds.
+    pub(super) fn take(&self) -> Option<All> {
+        self.0.take().filter(|(at, _)| at.elapsed() < FRESH).map(|(_, all)| all)
+    }
 }
 
 impl EtcdStore {

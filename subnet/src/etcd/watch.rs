@@ -113,7 +113,10 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
 
 /// The complete set, or nothing at all. `None` = nobody listens.
 async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Result<Option<Position>, Error> {
-    let all = store.read_all().await?;
+    let all = match store.listed.take() {
+        Some(all) => all,
+        None => store.read_all().await?,
+    };
     let key = store.keys.config();
     let pinned = etcd_client::GetOptions::new().with_revision(all.revision);
     let answer = store.pool.get(&format!("read {key}"), &key, Some(pinned)).await?;

@@ -100,7 +100,7 @@ pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnO
 
 pub async fn creates_and_takes_over(kind: &Kind) {
     let store = kind.open();
-    assert!(store.own(&attrs(1)).await.unwrap().is_none());
+    assert!(store.own(&attrs(1), None).await.unwrap().is_none());
     let first = store.acquire(&claim(1)).await.unwrap();
     assert_eq!(first.attrs, attrs(1));
     assert_eq!(&*first.id, first.subnets.to_key());
@@ -108,7 +108,7 @@ pub async fn creates_and_takes_over(kind: &Kind) {
     other.attrs.backend_data = Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into());
     let again = kind.open().acquire(&other).await.unwrap();
     assert_eq!((again.subnets, &again.attrs, &again.age), (first.subnets, &other.attrs, &first.age));
-    assert_eq!(store.own(&attrs(1)).await.unwrap(), Some(again));
+    assert_eq!(store.own(&attrs(1), None).await.unwrap(), Some(again));
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
@@ -205,7 +205,7 @@ pub async fn releases_only_what_is_ours(kind: &Kind) {
     let lease = store.acquire(&claim(1)).await.unwrap();
     store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
-    let lease = store.own(&attrs(2)).await.unwrap().unwrap();
+    let lease = store.own(&attrs(2), None).await.unwrap().unwrap();
     store.release(&lease).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Missing(_))));
     assert!(store.list().await.unwrap().is_empty());
