@@ -89,7 +89,7 @@ impl fmt::Display for Roster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.silent.len() {
             _ if !self.listed => f.write_str("off: no list of leases yet"),
-            0 => write!(f, "on: tunnel packets are taken from {} peers alone", self.stated.len()),
+            0 => write!(f, "on: tunnel packets are taken from peers alone ({} of them)", self.stated.len()),
             many => write!(
                 f,
                 "off: {many} of {} leases do not say where their tunnel packets come from; run weft with --guard-tunnel \
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(chains(&roster).len(), 1);
         roster.peer(&lease("c", "198.51.100.3", None));
         roster.forget(&"c".into());
-        assert_eq!(roster.to_string(), "on: tunnel packets are taken from 2 peers alone");
+        assert_eq!(roster.to_string(), "on: tunnel packets are taken from peers alone (2 of them)");
     }
 
     #[test]

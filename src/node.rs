@@ -156,7 +156,13 @@ impl<K: Kernel> Node<K> {
 
     /// When [`Node::tick`] has something to do.
     pub fn next_wake(&self) -> Option<Instant> {
-        let times = [Some(self.next_audit), self.passer.next_retry(), self.hold.next(), self.next_ping];
+        let times = [
+            Some(self.next_audit),
+            self.passer.next_retry(),
+            self.hold.next(),
+            self.next_ping,
+            self.world.notify.next(),
+        ];
         times.into_iter().flatten().min()
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::OnLink;
 use weft_backends::index::Changed;
-use weft_backends::state::{Key, Name, Observed, Seen, State, Value};
+use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
 use crate::fights::Fights;
 use crate::kernel::{Kernel, Outcome};
@@ -135,19 +135,19 @@ impl<K: Kernel> Passer<K> {
         let started = Instant::now();
         let mut report = Report::new(cause);
         for _ in 0..ROUNDS {
-            let desired = plan.state();
             let observed = self.observe(plan)?;
             let ownership = plan.ownership(self.marked.iter().copied(), self.flannel_was_here);
             let on_link = &plan.host().routes;
-            let ops = diff::diff(&desired, &observed, |key, seen| ownership.ours(key, seen, on_link));
+            let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen, on_link));
+            drop(observed);
             let ops = self.without_kept(ops, started);
             let again = ops.iter().any(|op| matches!(op, Op::Recreate(..)));
             if !self.pending.is_empty() {
                 // What needs no write any more, whoever mended it, is no longer pending.
-                let needed: HashSet<Key> = ops.iter().map(op_key).collect();
+                let needed: HashSet<Key> = ops.iter().map(Op::key).collect();
                 self.pending.retain(|key| needed.contains(key));
             }
-            self.write_in_stages(ops, &desired, &mut report).await;
+            self.write_in_stages(ops, plan, &mut report).await;
             if !again {
                 break;
             }
@@ -175,8 +175,8 @@ impl<K: Kernel> Passer<K> {
             }
             self.pending.remove(&key);
         }
-        ensure.sort_unstable_by_key(op_key);
-        remove.sort_unstable_by_key(|op| std::cmp::Reverse(op_key(op)));
+        ensure.sort_unstable_by_key(Op::key);
+        remove.sort_unstable_by_key(|op| std::cmp::Reverse(op.key()));
         self.write(&ensure, &mut report).await;
         self.write(&remove, &mut report).await;
         report.took = started.elapsed();
@@ -202,7 +202,7 @@ impl<K: Kernel> Passer<K> {
             return None;
         }
         let mut report = Report::new(Cause::Kernel);
-        ops.sort_unstable_by_key(op_key);
+        ops.sort_unstable_by_key(Op::key);
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         Some(report)
@@ -225,7 +225,7 @@ impl<K: Kernel> Passer<K> {
                 (_, Some(value)) => ops.push(Op::Ensure(key, value)),
             }
         }
-        ops.sort_unstable_by_key(op_key);
+        ops.sort_unstable_by_key(Op::key);
         let mut report = Report::new(Cause::Retry);
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
@@ -262,23 +262,23 @@ impl<K: Kernel> Passer<K> {
     }
 
     /// Links and addresses first; entries on a device that could not be made are left out: the retry of the link brings them.
-    async fn write_in_stages(&mut self, ops: Vec<Op>, desired: &State, report: &mut Report) {
-        let on_device = |op: &Op| matches!(op_key(op), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
-        let (devices, entries): (Vec<Op>, Vec<Op>) = ops.into_iter().partition(on_device);
-        self.write(&devices, report).await;
+    async fn write_in_stages(&mut self, ops: Vec<Op>, plan: &Plan, report: &mut Report) {
+        let on_device = |op: &Op| matches!(op.key(), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
+        let (devices, entries) = ops.split_at(ops.partition_point(on_device));
+        self.write(devices, report).await;
         let broken: BTreeSet<Name> = devices
             .iter()
-            .filter_map(|op| match op_key(op) {
+            .filter_map(|op| match op.key() {
                 Key::Link(name) if self.pending.get(&Key::Link(name)).is_some() => Some(name),
                 _ => None,
             })
-            .filter(|name| desired.contains_key(&Key::Link(*name)))
+            .filter(|name| plan.desired(&Key::Link(*name)).is_some())
             .collect();
         if broken.is_empty() {
-            return self.write(&entries, report).await;
+            return self.write(entries, report).await;
         }
         let stands = |op: &Op| matches!(op, Op::Remove(..)) || device(op).is_none_or(|name| !broken.contains(&name));
-        let entries: Vec<Op> = entries.into_iter().filter(stands).collect();
+        let entries: Vec<Op> = entries.iter().filter(|op| stands(op)).copied().collect();
         self.write(&entries, report).await;
     }
 
@@ -296,7 +296,7 @@ impl<K: Kernel> Passer<K> {
     }
 
     fn note(&mut self, op: &Op, outcome: Outcome, now: Instant, report: &mut Report) {
-        let key = op_key(op);
+        let key = op.key();
         let done = outcome == Outcome::Done;
         *report.operations.entry((kind(&key), done)).or_default() += 1;
         let (retry, reason) = match outcome {
@@ -320,12 +320,6 @@ impl<K: Kernel> Passer<K> {
 /// A pending entry can only be mended by a full pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedsFull;
-
-fn op_key(op: &Op) -> Key {
-    match op {
-        Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _) => *key,
-    }
-}
 
 fn device(op: &Op) -> Option<Name> {
     let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;

@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use weft_backends::backend::{self, Backend, BadOption, Skip};
+use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
-use weft_backends::state::{Key, LAST_METRIC, Name, Route, State, Value};
+use weft_backends::state::{Key, LAST_METRIC, Name, Observed, Route, Seen, State, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::env::SubnetEnv;
@@ -95,7 +97,7 @@ impl Plan {
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
-        let believed: Vec<Lease> = self.peers.believed().cloned().collect();
+        let believed: Vec<Rc<Lease>> = self.peers.believed().cloned().collect();
         for lease in believed {
             self.plan_peer(&lease);
         }
@@ -127,9 +129,9 @@ impl Plan {
         self.index.desired(key)
     }
 
-    /// Everything that is wanted.
-    pub fn state(&self) -> State {
-        self.index.state()
+    /// What must be written to make what is there equal to what is wanted.
+    pub fn difference(&self, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
+        diff::difference(self.index.iter(), |key| self.index.desired(key).is_some(), observed, ours)
     }
 
     /// The devices in the plan.
@@ -238,7 +240,7 @@ impl Plan {
                     self.foreign.remove(&change.id);
                     self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     self.no_room.remove(&change.id);
-                    let age = change.before.map(|lease| lease.age).unwrap_or_default();
+                    let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
             }
@@ -262,7 +264,7 @@ impl Plan {
 
     /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
     fn use_room(&mut self) -> Vec<Changed> {
-        let waiting: Vec<Lease> = self.no_room.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        let waiting: Vec<Rc<Lease>> = self.no_room.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
         waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 

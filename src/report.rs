@@ -78,10 +78,12 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     if node.world.readiness.set(blockers) {
         if ready {
             tracing::info!(subnet = %node.plan.own().subnets, peers = node.plan.peers().len(), "ready");
-            node.world.notify.ready();
         } else {
             tracing::warn!(reason = text, "not ready");
         }
+    }
+    if ready {
+        node.world.notify.ready();
     }
     node.world.notify.status(&text);
     let version = node.passer.pending().version();

@@ -73,8 +73,8 @@ impl Waiting<'_> {
     async fn on(&mut self, text: String) {
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
-            self.notify.status(&format!("waiting: {text}"));
         }
+        self.notify.status(&format!("waiting: {text}"));
         self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
         tokio::time::sleep(LOOK_AGAIN).await;

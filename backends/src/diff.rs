@@ -18,6 +18,15 @@ pub enum Op {
     Remove(Key, Value),
 }
 
+impl Op {
+    /// The entry that it is about.
+    pub fn key(&self) -> Key {
+        match self {
+            Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _) => *key,
+        }
+    }
+}
+
 impl fmt::Display for Op {
     /// For logs: `add route 10.5.1.0/24 via 10.5.1.0 dev flannel.1 onlink`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,11 +47,23 @@ impl fmt::Display for Op {
 /// A re-created link takes its entries along: nothing on it is removed here, and what it should carry is found missing by the
 /// next pass.
 pub fn diff(desired: &State, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
-    let wanted = |(key, value): (&Key, &Value)| change(*key, Some(*value), observed.get(key).copied(), false);
-    let mut ops: Vec<Op> = desired.iter().filter_map(wanted).collect();
+    let all = desired.iter().map(|(key, value)| (*key, *value));
+    difference(all, |key| desired.contains_key(key), observed, ours)
+}
+
+/// [`diff`] for who has the desired state in another form: all entries in any order, and a way to ask for one.
+pub fn difference(
+    desired: impl Iterator<Item = (Key, Value)>,
+    is_desired: impl Fn(&Key) -> bool,
+    observed: &Observed,
+    ours: impl Fn(&Key, &Seen) -> bool,
+) -> Vec<Op> {
+    let wanted = |(key, value)| change(key, Some(value), observed.get(&key).copied(), false);
+    let mut ops: Vec<Op> = desired.filter_map(wanted).collect();
+    ops.sort_unstable_by_key(Op::key);
     let recreated: BTreeSet<Name> = ops.iter().filter_map(recreated).collect();
     let stale = |(key, seen): (&Key, &Seen)| {
-        if desired.contains_key(key) || !ours(key, seen) {
+        if is_desired(key) || !ours(key, seen) {
             return None;
         }
         let gone = device(key, &seen.value).is_some_and(|name| recreated.contains(&name));

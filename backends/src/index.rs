@@ -96,7 +96,8 @@ impl Index {
     /// with the value before and after.
     pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<Changed> {
         let rank = (**id != *OWN, age.clone(), id.clone());
-        let old_keys = self.contributors.row(id).map(|row| row.keys.clone()).unwrap_or_default();
+        let Some(row) = self.contributors.row(id) else { return self.add(rank, state) };
+        let old_keys = row.keys.clone();
         let old = old_keys.iter().filter_map(|key| self.names.unpack(key));
         let mut before: BTreeMap<Key, Option<Value>> =
             old.chain(state.keys().copied()).map(|key| (key, self.desired(&key))).collect();
@@ -113,6 +114,27 @@ impl Index {
         }
         before.retain(|key, value| *value != self.desired(key));
         before.into_iter().map(|(key, value)| (key, value, self.desired(&key))).collect()
+    }
+
+    /// The contributions of someone new, who can change a key only where he contributes to it.
+    fn add(&mut self, rank: Rank, state: State) -> Vec<Changed> {
+        if state.is_empty() {
+            return Vec::new();
+        }
+        let keys: Box<[PackedKey]> = state.keys().filter_map(|key| self.names.key(key)).collect();
+        let number = self.contributors.add(Contributor { rank, keys });
+        let mut changed = Vec::with_capacity(state.len());
+        for (key, value) in state {
+            let Some(packed) = self.names.find(&key) else { continue };
+            let before = self.winner(&packed);
+            let own = self.names.value(value);
+            self.contribute(number, packed, own);
+            let after = if before.is_none() { Some(value) } else { self.winner(&packed) };
+            if before != after {
+                changed.push((key, before, after));
+            }
+        }
+        changed
     }
 
     fn withdraw(&mut self, id: &Id, keys: &[PackedKey]) {
@@ -154,8 +176,11 @@ impl Index {
 
     /// The winning value of a key.
     pub fn desired(&self, key: &Key) -> Option<Value> {
-        let key = self.names.find(key)?;
-        let (_, value) = self.slots.get(&key)?.winner(&key)?;
+        self.winner(&self.names.find(key)?)
+    }
+
+    fn winner(&self, key: &PackedKey) -> Option<Value> {
+        let (_, value) = self.slots.get(key)?.winner(key)?;
         self.names.unpack_value(value)
     }
 
@@ -172,12 +197,17 @@ impl Index {
         row.keys.iter().filter_map(|key| self.names.unpack(key)).collect()
     }
 
-    /// Everything, in key order.
-    pub fn state(&self) -> State {
+    /// Everything, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (Key, Value)> {
         let entry = |(key, slot): (&PackedKey, &Slot)| {
             Some((self.names.unpack(key)?, self.names.unpack_value(slot.winner(key)?.1)?))
         };
-        self.slots.iter().filter_map(entry).collect()
+        self.slots.iter().filter_map(entry)
+    }
+
+    /// Everything, in key order.
+    pub fn state(&self) -> State {
+        self.iter().collect()
     }
 }
 

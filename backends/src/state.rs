@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Names here, interface indexes only in the shell.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -12,8 +13,21 @@ use weft_subnet::cidr::{Family, family};
 pub const LAST_METRIC: u32 = 4_294_967_294;
 
 /// Name of a network interface: at most 15 bytes, stored inline so that keys are small and `Copy`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Name([u8; 16]);
+
+impl Ord for Name {
+    /// By bytes, as one number: names are compared more often than anything else.
+    fn cmp(&self, other: &Name) -> Ordering {
+        u128::from_be_bytes(self.0).cmp(&u128::from_be_bytes(other.0))
+    }
+}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Name) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl Name {
     /// A valid interface name (1 to 15 bytes, no `/`, no white space, not `.` or `..`), else `None`.

@@ -39,7 +39,8 @@ const AT_ONCE: usize = 4096;
 pub struct MonitorOptions {
     /// Our `rtm_protocol`.
     pub protocol: u8,
-    /// Receive buffer, bytes. The default, 32 MiB, holds the echoes of about 50,000 writes.
+    /// Receive buffer, bytes. More than the default would cost memory and time and gain nothing: who writes thousands of entries
+    /// overflows it and looks at everything once afterwards, and the kernel need not queue the echoes.
     pub buffer: usize,
     /// The writer's index: [`super::LinuxKernel::shared`].
     pub shared: Shared,
@@ -48,7 +49,7 @@ pub struct MonitorOptions {
 impl MonitorOptions {
     /// The usual ones.
     pub fn new(protocol: u8, shared: Shared) -> MonitorOptions {
-        MonitorOptions { protocol, buffer: 32 << 20, shared }
+        MonitorOptions { protocol, buffer: 2 << 20, shared }
     }
 }
 

@@ -32,7 +32,11 @@ impl<K: Kernel> Node<K> {
         }
         let mut changed = self.remove(gone);
         for record in records {
-            changed.extend(self.put(record));
+            let put = self.put(record);
+            // The first one leads to a look at everything: what it brings need not be listed.
+            if !first {
+                changed.extend(put);
+            }
         }
         changed
     }

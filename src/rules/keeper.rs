@@ -57,6 +57,19 @@ impl Desk {
     }
 }
 
+impl Post {
+    /// The same again is no news.
+    fn tell(&self, state: &State) {
+        self.state.send_if_modified(|now| {
+            let changed = now != state;
+            if changed {
+                now.clone_from(state);
+            }
+            changed
+        });
+    }
+}
+
 /// What is done around the rules: others' chains that drop what ours accept, and what earlier programs left.
 pub trait Surroundings {
     /// After the rules are in, and at every look: remarks for people. Removals only here, never before ours are in.
@@ -92,18 +105,14 @@ pub async fn keep(
                 Ok(done) => written(&mut state, rules, done, by_others, &mut mended),
                 Err(trouble) => failed(&mut state, rules, &trouble.0),
             }
+            // The rules are in, or not: subnet.env waits for that, not for what is done around them.
+            post.tell(&state);
             if state.in_place.is_some() {
                 let remarks = around.settle(rules).await;
                 remarks.iter().filter(|text| !state.remarks.contains(text)).for_each(|text| tracing::warn!("{text}"));
                 state.remarks = remarks;
+                post.tell(&state);
             }
-            post.state.send_if_modified(|now| {
-                let changed = *now != state;
-                if changed {
-                    now.clone_from(&state);
-                }
-                changed
-            });
         }
         let idle = wanted.as_ref().is_none_or(Rules::is_empty) && state.trouble.is_none();
         let calm = fights(&mut mended);

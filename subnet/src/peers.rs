@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use crate::cidr::Subnets;
 use crate::lease::{Age, Id, Lease, Record};
@@ -37,9 +38,9 @@ pub struct Change {
     /// Which lease.
     pub id: Id,
     /// Believed before.
-    pub before: Option<Lease>,
+    pub before: Option<Rc<Lease>>,
     /// Believed now.
-    pub after: Option<Lease>,
+    pub after: Option<Rc<Lease>>,
 }
 
 /// All records, believed or set aside.
@@ -57,7 +58,7 @@ pub struct Peers {
 enum Entry {
     Free,
     Unread(Box<str>),
-    Read(Box<Lease>, Verdict),
+    Read(Rc<Lease>, Verdict),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +77,7 @@ enum Verdict {
 type Dirty = BTreeSet<(Age, Id, Slot)>;
 
 /// What was believed of each touched slot before this call.
-type Before = BTreeMap<Slot, (Id, Option<Lease>)>;
+type Before = BTreeMap<Slot, (Id, Option<Rc<Lease>>)>;
 
 impl Peers {
     /// An empty set.
@@ -103,7 +104,7 @@ impl Peers {
             let (entry, was) = (&self.entries[*slot as usize], was[*slot as usize]);
             let Entry::Read(lease, _) = entry else { continue };
             if entry.is_believed() != was {
-                let lease = Some(Lease::clone(lease));
+                let lease = Some(lease.clone());
                 let (before, after) = if was { (lease, None) } else { (None, lease) };
                 changes.push(Change { id: id.clone(), before, after });
             }
@@ -125,6 +126,9 @@ impl Peers {
                 slot
             }
             None => {
+                if let Some(claim) = lease.as_ref().ok().and_then(|lease| self.unclaimed(lease)) {
+                    return vec![self.believe(id, lease, &claim)];
+                }
                 let slot = self.place(Entry::new(lease));
                 before.insert(slot, (id.clone(), None));
                 self.slots.insert(id, slot);
@@ -149,7 +153,7 @@ impl Peers {
     }
 
     /// Believed leases, by id.
-    pub fn believed(&self) -> impl Iterator<Item = &Lease> {
+    pub fn believed(&self) -> impl Iterator<Item = &Rc<Lease>> {
         self.slots.values().filter_map(|slot| self.entries[*slot as usize].believed())
     }
 
@@ -177,7 +181,7 @@ impl Peers {
     }
 
     /// One believed lease.
-    pub fn get(&self, id: &Id) -> Option<&Lease> {
+    pub fn get(&self, id: &Id) -> Option<&Rc<Lease>> {
         self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
     }
 
@@ -213,6 +217,25 @@ impl Peers {
         (self.entries.len() - 1) as Slot
     }
 
+    /// The short way for the usual new lease: what it claims, when it is possible and nobody else claims any of it.
+    fn unclaimed(&self, lease: &Lease) -> Option<Subnets> {
+        let free = self.us.id.as_ref() != Some(&lease.id) && judge::impossible(&self.us, lease).is_none();
+        let claim = judge::enabled(&self.us, &lease.subnets);
+        (free && self.claims.overlapping(&claim).next().is_none()).then_some(claim)
+    }
+
+    fn believe(&mut self, id: Id, lease: Result<Lease, String>, claim: &Subnets) -> Change {
+        let mut entry = Entry::new(lease);
+        if let Entry::Read(_, verdict) = &mut entry {
+            *verdict = Verdict::Believed;
+        }
+        let slot = self.place(entry);
+        self.slots.insert(id.clone(), slot);
+        self.claims.insert(claim, slot);
+        self.believed += 1;
+        Change { id, before: None, after: self.entries[slot as usize].believed().cloned() }
+    }
+
     /// The short way for the usual put: the lease is the same, or only what its owner says of itself changed, and its claim
     /// stays as it is. Gives the record back when the long way is needed, `None` when nothing is left to do.
     fn renewed(
@@ -233,8 +256,7 @@ impl Peers {
         if !same_claim || !possible || judge::impossible(&self.us, lease).is_some() {
             return Some(new);
         }
-        let was = Lease::clone(old);
-        **old = lease.clone();
+        let was = std::mem::replace(old, Rc::new(lease.clone()));
         if *verdict == Verdict::Believed {
             before.insert(slot, (was.id.clone(), Some(was)));
         }
@@ -289,7 +311,7 @@ impl Peers {
                 }
             };
             let now = verdict == Verdict::Believed;
-            before.entry(slot).or_insert_with(|| (id.clone(), was.then(|| Lease::clone(lease))));
+            before.entry(slot).or_insert_with(|| (id.clone(), was.then(|| lease.clone())));
             if let Entry::Read(_, old) = &mut self.entries[slot as usize] {
                 *old = verdict;
             }
@@ -308,7 +330,7 @@ impl Peers {
     }
 
     /// The believed claim that beats this one.
-    fn blocker(&self, subnets: &Subnets, rank: (&Age, &Id)) -> Option<(Slot, &Lease)> {
+    fn blocker(&self, subnets: &Subnets, rank: (&Age, &Id)) -> Option<(Slot, &Rc<Lease>)> {
         self.claims.overlapping(subnets).find_map(|slot| {
             let lease = self.entries[slot as usize].believed()?;
             ((&lease.age, &lease.id) < rank).then_some((slot, lease))
@@ -316,7 +338,7 @@ impl Peers {
     }
 
     fn changes(&self, before: Before) -> Vec<Change> {
-        let change = |(slot, (id, before)): (Slot, (Id, Option<Lease>))| {
+        let change = |(slot, (id, before)): (Slot, (Id, Option<Rc<Lease>>))| {
             let after = self.entries[slot as usize].believed();
             (before.as_ref() != after).then(|| Change { id, before, after: after.cloned() })
         };
@@ -338,12 +360,12 @@ impl Entry {
 
     fn new(lease: Result<Lease, String>) -> Entry {
         match lease {
-            Ok(lease) => Entry::Read(Box::new(lease), Verdict::Beaten(None)),
+            Ok(lease) => Entry::Read(Rc::new(lease), Verdict::Beaten(None)),
             Err(reason) => Entry::Unread(reason.into()),
         }
     }
 
-    fn believed(&self) -> Option<&Lease> {
+    fn believed(&self) -> Option<&Rc<Lease>> {
         match self {
             Entry::Read(lease, Verdict::Believed) => Some(lease),
             _ => None,

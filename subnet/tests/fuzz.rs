@@ -2,8 +2,8 @@
 //! One fuzz target for each format that others write: lease key, lease value, net-conf, subnet.env. A target never panics, and
 //! what it accepts survives a round trip.
 //!
-//! They run on stable Rust as ordinary tests, one second each on random input. `WEFT_FUZZ_SECONDS=60 cargo test -p weft-subnet
-//! --test fuzz` is the 60 s smoke; `cargo bolero test -p weft-subnet --test fuzz fuzz_net_conf` (nightly, cargo-bolero) guides
+//! They run on stable Rust as ordinary tests, one second on random input. `WEFT_FUZZ_SECONDS=60 cargo test -p weft-subnet
+//! --test fuzz` is the 60 s smoke, all targets together; `cargo bolero test -p weft-subnet --test fuzz fuzz_net_conf` (nightly, cargo-bolero) guides
 //! the same targets by coverage.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
@@ -17,9 +17,14 @@ use weft_subnet::env::SubnetEnv;
 use weft_subnet::network::Network;
 use weft_subnet::pick::{compatible, pick};
 
+/// So many targets share the time, as many at once as there are processors.
+const TARGETS: u32 = 4;
+
 fn time() -> Duration {
     let seconds = std::env::vars().find(|(name, _)| name == "WEFT_FUZZ_SECONDS").map(|(_, value)| value);
-    Duration::from_secs(seconds.map_or(1, |text| text.parse().expect("WEFT_FUZZ_SECONDS is no number")))
+    let all = Duration::from_secs(seconds.map_or(1, |text| text.parse().expect("WEFT_FUZZ_SECONDS is no number")));
+    let at_once = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    all * at_once.min(TARGETS) / TARGETS
 }
 
 /// Pure noise seldom gets past the first byte: input chooses words of the format, and noise between them.

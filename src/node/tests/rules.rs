@@ -147,7 +147,7 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         // host-gw has no tunnel to guard.
         let chains = bench.kernel.entries().into_keys().filter(|key| matches!(key, Key::Guard(_))).count();
         assert_eq!(chains, 0);
-        assert_eq!(bench.node.plan.guard().unwrap(), "on: tunnel packets are taken from 1 peers alone");
+        assert_eq!(bench.node.plan.guard().unwrap(), "on: tunnel packets are taken from peers alone (1 of them)");
         bench.node.stored(vec![Event::Changes(vec![Ok(said("10.5.3.0-24", "192.168.0.3", None))])]).await;
         assert_eq!(peers(&bench).len(), 2);
         assert!(bench.node.plan.guard().unwrap().starts_with("off: 1 of 2 leases"));

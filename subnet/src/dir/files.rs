@@ -6,6 +6,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
@@ -54,7 +55,7 @@ fn record(id: Id, value: &[u8]) -> Record {
             let created = serde_json::from_slice::<Created>(value).ok().and_then(|file| file.created);
             // Of unknown age = the youngest: it must not push older leases aside.
             let age = match created {
-                Some(stamp) => Age { stamp, tie: "".into() },
+                Some(stamp) => Age { stamp, tie: Arc::default() },
                 None => Age { stamp: u64::MAX, tie: id.clone() },
             };
             Lease { id: id.clone(), subnets, attrs, age }

@@ -144,12 +144,11 @@ impl EtcdStore {
         }
     }
 
-    /// Our key as it stands gets our value; nothing is written when it has it. Its etcd lease stays (`ignore_lease`), and
+    /// Our key as it stands gets our value; nothing is written when it says the same. Its etcd lease stays (`ignore_lease`), and
     /// so a key without one stays a reservation. `None` = it changed meanwhile.
     async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Option<Stored>, Error> {
         let alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
-        let value = attrs.to_wire();
-        if alive && value.as_bytes() == own.value {
+        if alive && own.lease().is_some_and(|lease| lease.attrs == *attrs) {
             return Ok(Some(own.clone()));
         }
         let options = if alive {
@@ -159,7 +158,7 @@ impl EtcdStore {
         };
         let key = self.keys.lease(&own.record.id);
         let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
-        let put = TxnOp::put(key.as_str(), value, Some(options));
+        let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(options));
         let answer = self.pool.swap(&format!("rewrite {key}"), unchanged, put).await?;
         if !answer.succeeded() {
             return Ok(None);

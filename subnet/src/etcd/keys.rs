@@ -2,6 +2,7 @@
 //! Names of keys, and what stands under them. Each key and value is judged alone.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etcd_client::{GetOptions, KeyValue};
@@ -58,7 +59,7 @@ impl Keys {
     pub(super) fn stored(&self, kv: &KeyValue) -> Option<Stored> {
         let id = self.id(kv.key())?;
         let subnets = Subnets::from_key(&id);
-        let age = Age { stamp: u64::try_from(kv.create_revision()).unwrap_or(0), tie: "".into() };
+        let age = Age { stamp: u64::try_from(kv.create_revision()).unwrap_or(0), tie: Arc::default() };
         let lease = match subnets {
             None => Err(format!("key {id} is not a subnet")),
             Some(subnets) => Attrs::from_wire(kv.value())
@@ -68,7 +69,6 @@ impl Keys {
         Some(Stored {
             record: Record { id, lease },
             subnets,
-            value: kv.value().to_vec(),
             created: kv.create_revision(),
             modified: kv.mod_revision(),
             etcd_lease: kv.lease(),
@@ -82,7 +82,6 @@ pub(super) struct Stored {
     pub(super) record: Record,
     /// What the key grants, whatever its value says.
     pub(super) subnets: Option<Subnets>,
-    pub(super) value: Vec<u8>,
     pub(super) created: i64,
     pub(super) modified: i64,
     /// 0 = none: a reservation.
