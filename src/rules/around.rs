@@ -58,7 +58,7 @@ impl Around {
             if dropping.iter().any(Dropping::is_iptables) {
                 // In the other mode iptables itself accepts, at the end of the chain.
                 if self.mode == Mode::Nft && foreign::accept(netlink, part, &comment)? {
-                    tracing::info!("the policy of FORWARD in iptables is DROP: pods accepted there");
+                    tracing::info!("FORWARD of iptables drops what it does not know: pods accepted there");
                 }
                 dropping.retain(|chain| !chain.is_iptables());
             }

@@ -214,9 +214,9 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         assert!(found.len() == 1 && found[0].is_iptables(), "{found:?}");
         assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
         let expected = [
+            "-A FORWARD -i docker0 -j ACCEPT",
             "-A FORWARD -s 10.5.0.0/16 -j ACCEPT",
             "-A FORWARD -d 10.5.0.0/16 -j ACCEPT",
-            "-A FORWARD -i docker0 -j ACCEPT",
         ];
         assert_eq!(without_comments(&saved("FORWARD")), expected);
         assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
@@ -228,13 +228,21 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -j ACCEPT");
         run("iptables-nft", "-A FORWARD -d 10.5.0.0/16 -j ACCEPT");
         assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        // A last rule that rejects everything is as good as a policy, and ours go before it.
         run("iptables-nft", "-F FORWARD");
-        run("iptables-nft", "-N DOCKER-USER");
-        assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
-        assert_eq!((saved("FORWARD").len(), saved("DOCKER-USER").len()), (0, 2), "Docker's own chain for others");
-        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap());
-        assert!(foreign::withdraw(&mut netlink, "weft forward").unwrap());
-        assert_eq!(saved("DOCKER-USER").len(), 0);
+        run("iptables-nft", "-P FORWARD ACCEPT");
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        for last in ["-j REJECT", "-j DROP"] {
+            run("iptables-nft", "-F FORWARD");
+            run("iptables-nft", "-A FORWARD -p tcp -j REJECT");
+            run("iptables-nft", &format!("-A FORWARD {last}"));
+            assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap().len(), 1, "{last}");
+            assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+            let rules = without_comments(&saved("FORWARD"));
+            assert_eq!(rules[1..3], expected[1..], "{last}");
+            assert!(rules.len() == 4 && rules[3].contains(last), "{rules:?}");
+            assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        }
     });
 }
 
@@ -260,6 +268,21 @@ fn other_chains_that_drop_are_named() {
             foreign::dropping(&mut netlink, part, "weft").unwrap().into_iter().map(|chain| chain.table).collect()
         };
         assert_eq!((names(v4), names(v6)), (vec!["fw".to_owned()], vec!["fw".to_owned(), "six".to_owned()]));
+        run("nft", "add table inet firewalld");
+        run("nft", "add chain inet firewalld filter_FORWARD { type filter hook forward priority 10 ; }");
+        run("nft", "add chain inet firewalld filter_FORWARD_ZONES");
+        run("nft", "add chain inet firewalld filter_FWD_trusted");
+        run("nft", "add rule inet firewalld filter_FORWARD jump filter_FORWARD_ZONES");
+        run("nft", "add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited");
+        assert_eq!(names(v4), ["fw", "firewalld"]);
+        run("nft", "add rule inet firewalld filter_FORWARD_ZONES ip saddr 10.5.0.0/16 goto filter_FWD_trusted");
+        assert_eq!(names(v4), ["fw"], "its zone is trusted");
+        run("nft", "delete table inet firewalld");
+        run("nft", "add rule ip open way tcp dport 22 drop");
+        assert_eq!(names(v4), ["fw"], "not everything is dropped");
+        run("nft", "add rule ip open way counter reject");
+        assert_eq!(names(v4), ["fw", "open"]);
+        run("nft", "flush chain ip open way");
         run("nft", "add rule inet fw way ip saddr 10.5.0.0/16 counter accept");
         assert_eq!(names(v4), ["fw"], "one of two");
         run("nft", "add rule inet fw way ip daddr 10.5.0.0/16 accept");

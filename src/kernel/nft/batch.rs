@@ -31,6 +31,17 @@ pub struct Batch<'a> {
     w: Writer,
 }
 
+/// A rule for someone else's chain.
+#[derive(Debug, Clone, Copy)]
+pub struct New<'a> {
+    /// What it says.
+    pub exprs: &'a [Expr],
+    /// Says whose it is.
+    pub comment: &'a str,
+    /// The rule that it goes before.
+    pub before: Option<u64>,
+}
+
 impl<'a> Batch<'a> {
     /// Empty.
     pub fn new(netlink: &'a mut Netlink) -> Batch<'a> {
@@ -114,13 +125,17 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Puts a rule at the head of a chain.
-    pub fn insert(&mut self, family: Family, (table, chain): (&str, &str), exprs: &[Expr], comment: &str) {
-        self.message(NEWRULE, CREATE, family, |w| {
+    /// Puts a rule before the one with this handle, or at the end of a chain.
+    pub fn insert(&mut self, family: Family, (table, chain): (&str, &str), rule: &New<'_>) {
+        let flags = if rule.before.is_some() { CREATE } else { CREATE | APPEND };
+        self.message(NEWRULE, flags, family, |w| {
             w.attr_str(TABLE_NAME, table);
             w.attr_str(2, chain);
-            w.nest(4, |w| exprs.iter().for_each(|expr| expr.encode(w)));
-            w.attr(7, &userdata(comment));
+            w.nest(4, |w| rule.exprs.iter().for_each(|expr| expr.encode(w)));
+            if let Some(handle) = rule.before {
+                w.attr(6, &handle.to_be_bytes());
+            }
+            w.attr(7, &userdata(rule.comment));
         });
     }
 

@@ -269,6 +269,8 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
             Expr::Lookup { set: text(get(1)?).to_owned(), inside: two(number(5).unwrap_or(0))? }
         }
         "counter" => Expr::Counter,
+        // One of iptables, by its own name.
+        "target" => Expr::Other(text(get(1)?).to_owned()),
         "immediate" if number(1) == Some(0) => {
             let (_, verdict) = attrs(get(2)?).find(|(kind, _)| *kind == DATA_VERDICT)?;
             let (_, code) = attrs(verdict).find(|(kind, _)| *kind == VERDICT_CODE)?;
