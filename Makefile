@@ -16,6 +16,7 @@ export CARGO_TERM_PROGRESS_WHEN ?= never
 export CARGO_NET_RETRY ?= 5
 
 .PHONY: help demo lab test check fmt alone static aarch64 fuzz clean-lab prepare-demo prepare-test
+.PHONY: bench bench-docs bench-micro bench-shape prepare-bench
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,7 +31,7 @@ lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--b
 
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab test-all
+	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape test-all
 
 fmt: ## formatting, checked only
 	@$(STEP) 60 "formatting" cargo fmt --all --check
@@ -67,11 +68,31 @@ test-all:
 	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh, VM" \
 	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
 
+# FLANNELD=/path/to/flanneld adds its figures. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
+BENCH_ARGS ?=
+bench: prepare-bench static ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
+	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
+	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
+
+bench-docs: ## write table and plots of the last `make bench` into docs/bench
+	@cargo run --quiet --release --locked -p weft-bench -- docs --out $(TARGET_DIR)/bench --docs docs/bench
+
+bench-micro: ## plan, diff and codecs: time and allocations
+	@$(STEP) 1200 "micro-benches" cargo bench --locked -p weft-bench
+
+# The build of the tests: this bench looks at shapes, its own speed matters little.
+bench-shape: ## at most 60 s: does any cost grow as it must not?
+	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
+	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
+
 clean-lab: ## remove what killed or failed labs left behind (files only: namespaces and processes end with a lab)
 	@tools/clean-lab
 
 prepare-demo: ## install what a build and the lab need
 	@tools/prepare demo
+
+prepare-bench: ## install what the bench and `weft lab --measure` need
+	@tools/prepare bench
 
 prepare-test: ## install what the tests need too
 	@tools/prepare test

@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod fault;
+pub mod measure;
 pub mod net;
 pub mod node;
 pub mod options;
@@ -34,6 +35,9 @@ pub struct LabArgs {
     /// The cluster.
     #[command(flatten)]
     pub options: LabOptions,
+    /// Measure each backend beside the bare underlay (iperf3, ping), in place of breaking things
+    #[arg(long, conflicts_with_all = ["backend", "ipv6", "router", "direct_routing", "keep"])]
+    pub measure: bool,
     /// Something else than running one.
     #[command(subcommand)]
     pub command: Option<LabCommand>,
@@ -56,6 +60,12 @@ pub enum LabCommand {
 pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     match args.command {
         Some(LabCommand::Shell { node }) => shell(&node),
+        None if args.measure => {
+            tokio::select! {
+                done = measure::run(&args.options) => done.map(|()| ExitCode::SUCCESS),
+                () = shutdown => Ok(ExitCode::FAILURE),
+            }
+        }
         None => run(args.options, shutdown).await,
     }
 }
