@@ -10,7 +10,7 @@ use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
-use weft_backends::state::{Key, Name, Observed, Seen, State, Value};
+use weft_backends::state::{Key, LAST_METRIC, Name, Observed, Route, Seen, State, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::env::SubnetEnv;
@@ -18,8 +18,14 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
+use crate::guard::{self, Roster};
+use crate::options::Fences;
+
 /// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
 const MOST_DEVICES: usize = 18;
+
+/// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
+const GUARD: &str = "/guard";
 
 /// The desired state of one node.
 pub struct Plan {
@@ -35,6 +41,8 @@ pub struct Plan {
     foreign: HashMap<Id, String>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
+    fences: Fences,
+    guard: Option<Roster>,
     /// Believed leases that wait until a device of another type or VNI goes.
     no_room: BTreeSet<Id>,
 }
@@ -54,10 +62,25 @@ impl Plan {
             foreign: HashMap::new(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
+            fences: Fences::default(),
+            guard: None,
             no_room: BTreeSet::new(),
         };
         plan.plan_devices();
         plan
+    }
+
+    /// With these routes that drop, and a tunnel guard if `guard`. Look at everything afterwards.
+    pub fn fence(mut self, fences: Fences, guard: bool) -> Plan {
+        self.fences = fences;
+        self.guard = guard.then(Roster::default);
+        self.plan_devices();
+        self
+    }
+
+    /// The tunnel guard, for people; `None` = not asked for.
+    pub fn guard(&self) -> Option<String> {
+        self.guard.as_ref().map(Roster::to_string)
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -68,6 +91,7 @@ impl Plan {
         self.index = Index::default();
         self.foreign.clear();
         self.devices.clear();
+        self.guard.iter_mut().for_each(Roster::forget_all);
         self.no_room.clear();
         // What was said of a lease is not said again.
         let peers = &self.peers;
@@ -77,10 +101,12 @@ impl Plan {
         for lease in believed {
             self.plan_peer(&lease);
         }
+        self.plan_guard();
     }
 
     /// A record was put into the store.
     pub fn put(&mut self, record: Record) -> Vec<Changed> {
+        self.guard.iter_mut().for_each(Roster::listed);
         let id = record.id.clone();
         let before = self.peers.reason(&id).map(str::to_owned);
         let changes = self.peers.put(record);
@@ -170,7 +196,8 @@ impl Plan {
 
     /// What our lease should say now.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        self.backend.advertise(host)
+        let attrs = self.backend.advertise(host)?;
+        Ok(if self.guard.is_some() { guard::stated(attrs, host) } else { attrs })
     }
 
     /// What tells our leftovers from other people's entries.
@@ -195,7 +222,7 @@ impl Plan {
             .unwrap_or(self.host.uplink.mtu)
     }
 
-    /// What subnet.env should say. `ipmasq` stays false until the agent has rules of its own.
+    /// What subnet.env should say; whether we masquerade is not the plan's to know.
     pub fn env(&self) -> SubnetEnv {
         SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }
@@ -211,6 +238,7 @@ impl Plan {
                     }
                     self.skipped.remove(&change.id);
                     self.foreign.remove(&change.id);
+                    self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     self.no_room.remove(&change.id);
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
@@ -222,7 +250,16 @@ impl Plan {
         if freed {
             changed.extend(self.use_room());
         }
+        changed.extend(self.plan_guard());
         changed
+    }
+
+    /// The guard's chains, after devices or peers changed.
+    fn plan_guard(&mut self) -> Vec<Changed> {
+        let Some(guard) = &self.guard else { return Vec::new() };
+        let links = self.devices.iter().filter_map(|name| self.index.desired(&Key::Link(*name)));
+        let state = guard.chains(links);
+        self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
     /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
@@ -232,7 +269,8 @@ impl Plan {
     }
 
     fn plan_devices(&mut self) {
-        let state = self.backend.device(&self.host, &self.own);
+        let mut state = self.backend.device(&self.host, &self.own);
+        state.extend(fence_routes(self.fences, &self.network.networks, &self.own.subnets));
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.note_devices(&changed);
     }
@@ -277,6 +315,11 @@ impl Plan {
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
+        match &mut self.guard {
+            Some(guard) if state.is_empty() => guard.forget(&lease.id),
+            Some(guard) => state.extend(guard.peer(lease)),
+            None => {}
+        }
         // A lease that could not be planned must not lower the MTU.
         if own_kind || state.is_empty() {
             self.foreign.remove(&lease.id);
@@ -298,6 +341,21 @@ impl Plan {
             }
         }
     }
+}
+
+/// Routes of the last metric: any other route wins over them.
+fn fence_routes(fences: Fences, networks: &Subnets, own: &Subnets) -> State {
+    let mut state = State::new();
+    let mut put = |nets: &Subnets, route| {
+        state.extend(nets.iter().map(|net| (Key::Route(net, LAST_METRIC), Value::Route(route))));
+    };
+    if fences.fail_closed {
+        put(networks, Route::Unreachable);
+    }
+    if fences.blackhole {
+        put(own, Route::Blackhole);
+    }
+    state
 }
 
 fn say_aside(id: &Id, reason: &str) {

@@ -54,6 +54,7 @@ fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
         device_problem(node),
         node.kernel_problem.clone(),
         node.env_problem.clone(),
+        node.rules_blocker(),
         node.host_problem.as_ref().map(|problem| format!("uplink: {problem}")),
         node.lost.clone(),
     ]
@@ -138,6 +139,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     let ready = problems.is_empty();
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());
+    problems.extend(node.rules_remarks());
     let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
         .into_iter()
         .flatten()
@@ -162,6 +164,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
         last_error: node.last_error.clone(),
         audit_interval_s: node.audit_interval.as_secs_f64(),
         held: node.hold.len(),
+        rules: node.rules_status(),
     }
 }
 

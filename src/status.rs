@@ -46,6 +46,26 @@ pub struct Status {
     pub audit_interval_s: f64,
     /// Removals held because emptiness came suddenly.
     pub held: usize,
+    /// Traffic rules.
+    #[serde(default)]
+    pub rules: RuleStatus,
+}
+
+/// Traffic rules, as `weft status rules` shows them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RuleStatus {
+    /// What carries them: `nftables, table weft`; empty before that is known.
+    pub carrier: String,
+    /// All of them are in the kernel.
+    pub in_place: bool,
+    /// What is wanted, one a line.
+    pub rules: Vec<String>,
+    /// How often they were written.
+    pub writes: u64,
+    /// How many of these because others had changed them.
+    pub mended: u64,
+    /// The tunnel guard: what it does or why it does not; `None` = not asked for.
+    pub guard: Option<String>,
 }
 
 /// One peer.

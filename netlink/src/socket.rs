@@ -69,7 +69,15 @@ impl Netlink {
     /// # Errors
     /// No netlink, or out of descriptors. Options that an old kernel lacks (strict checking: 4.20) are not errors.
     pub fn open() -> io::Result<Netlink> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Netlink::open_on(NETLINK_ROUTE)
+    }
+
+    /// The same for another netlink protocol.
+    ///
+    /// # Errors
+    /// As [`Netlink::open`].
+    pub fn open_on(protocol: isize) -> io::Result<Netlink> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind(&SocketAddr::new(0, 0))?;
         force_buffer(&socket, WRITER_BUFFER);
         // Older kernels lack these; the code reads both shapes of an answer and filters dumps by itself.
@@ -84,6 +92,11 @@ impl Netlink {
     /// The next sequence number, never 0 (0 marks notifications).
     pub fn next_seq(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
+        self.seq
+    }
+
+    /// The number given out last.
+    pub fn last_seq(&self) -> u32 {
         self.seq
     }
 

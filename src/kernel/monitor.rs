@@ -230,7 +230,7 @@ impl LinuxMonitor {
 /// The successor of this function is unsafe, and this program forbids unsafe code. What it would make us promise holds: the
 /// socket owns its descriptor, closes it only when dropped, and nothing takes it out of the `AsyncFd`.
 #[expect(deprecated, reason = "the replacement needs an unsafe block")]
-fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
+pub(super) fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
     AsyncFd::new(socket)
 }
 

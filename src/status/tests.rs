@@ -41,6 +41,7 @@ uplink      eth0 192.168.64.2 MTU 1500
 public      192.168.64.2
 store       etcd http://127.0.0.1:2379 /coreos.com/network, last word 3 s ago
 last pass   4 s ago, lease: 3 writes, 0 failed, took 840 us; audit every 10 s
+rules       none yet
 peers       1 programmed, 1 set-aside
 
 SUBNET       PUBLIC        BACKEND  STATE
@@ -49,6 +50,26 @@ SUBNET       PUBLIC        BACKEND  STATE
 10.5.2.0/24  192.168.64.3  vxlan    programmed
 ";
     assert_eq!(render(&status(), 5_000), wanted);
+}
+
+#[test]
+fn rules_in_one_line_and_one_by_one() {
+    let rules = RuleStatus {
+        carrier: "nftables, table weft".into(),
+        in_place: true,
+        rules: vec!["IPv4 forward: from 10.5.0.0/16 accept".into(), "IPv4 forward: to 10.5.0.0/16 accept".into()],
+        writes: 3,
+        mended: 2,
+        guard: None,
+    };
+    let mut status = Status { rules, ..status() };
+    let line = "rules       2 in place by nftables, table weft, mended 2 times after others changed them\n";
+    assert!(render(&status, 5_000).contains(line), "{}", render(&status, 5_000));
+    let wanted = format!("{line}\nIPv4 forward: from 10.5.0.0/16 accept\nIPv4 forward: to 10.5.0.0/16 accept\n");
+    assert_eq!(super::rules(&status), wanted);
+    (status.rules.in_place, status.rules.mended) = (false, 1);
+    let line = "rules       NOT IN PLACE by nftables, table weft, mended once after others changed them\n";
+    assert!(super::rules(&status).starts_with(line), "{}", super::rules(&status));
 }
 
 #[test]
