@@ -4,6 +4,7 @@
 
 use weft::lab::BackendKind;
 
+use crate::packets::{Seen, any, exchange, socket};
 use crate::site::{Family, Site, flanneld, on_this_thread, straight};
 
 /// Policy drop, in this flavour.
@@ -63,6 +64,40 @@ fn policy_of_the_other_flavour() {
 #[test]
 fn policy_under_nftables() {
     before(policy("nft"), &["--ip-masq", "--firewall=nft"]);
+}
+
+#[test]
+fn reject_under_nftables() {
+    before(reject("nft"), &["--ip-masq", "--firewall=nft"]);
+}
+
+/// What someone drops by a rule of FORWARD (a network policy) stays dropped, though we accept what the policy of the chain would
+/// drop.
+fn policies_of_others_hold(firewall: &'static str) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", firewall]).await;
+        let rules = ["", "6"].map(|six| {
+            format!("ip{six}tables-nft -w 20 -P FORWARD DROP; ip{six}tables-nft -w 20 -A FORWARD -p udp --dport 7099 -j DROP")
+        });
+        site.on_nodes(&rules.join("; ")).await;
+        site.start().await;
+        pods_get_through(&site);
+        for family in Family::BOTH {
+            let addr = site.addr("n2-p1", family);
+            let (server, client) = (socket("n2-p1", addr, 7099), socket("n1-p1", any(addr), 0));
+            assert_eq!(exchange(&client, (addr, 7099).into(), &server), Seen::Lost, "{family:?}");
+        }
+    });
+}
+
+#[test]
+fn policies_of_others_hold_under_nftables() {
+    policies_of_others_hold("--firewall=nft");
+}
+
+#[test]
+fn policies_of_others_hold_under_iptables() {
+    policies_of_others_hold("--firewall=iptables");
 }
 
 /// Docker is installed on a node that runs.
