@@ -4,6 +4,7 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
+use weft::lab::store::Store;
 use weft::lab::{BackendKind, LabOptions};
 
 use crate::packets::{any, socket};
@@ -57,6 +58,18 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     (!u16::try_from(sum).unwrap()).to_be_bytes()
+}
+
+/// The flags of one node alone, beside those of its store.
+fn flags(site: &mut Site, node: usize, flags: &[&str]) {
+    let mut all = site.lab.store.flags();
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    site.lab.nodes[node].set_flags(all);
+}
+
+/// What the node says of its guard.
+async fn said(site: &Site, node: usize) -> String {
+    site.lab.nodes[node].status().await.unwrap().rules.guard.unwrap_or_default()
 }
 
 async fn mac(site: &Site, family: Family) -> [u8; 6] {
@@ -132,6 +145,56 @@ fn a_node_that_joins_is_heard() {
             site.until_seen(&straight("n3-p1", "n1-p1"), family, "n3-p1");
             site.until_seen(&straight("n1-p2", "n3-p2"), family, "n1-p2");
             assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+        }
+    });
+}
+
+/// n2 is known by addresses that none of its interfaces sends from, as behind an address translation of 1:1.
+async fn behind_other_addresses(guard: &[&str]) -> Site {
+    let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--guard-tunnel"]).await;
+    site.run("n2", &["sh", "-ec", "ip addr add 192.168.77.112/32 dev lo; ip addr add fd77::112/128 dev lo nodad"])
+        .await;
+    let routes = "ip route add 192.168.77.112/32 via 192.168.77.12; ip route add fd77::112/128 via fd77::12";
+    site.run("n1", &["sh", "-ec", routes]).await;
+    flags(&mut site, 1, &[&["--ip-masq", "--public-ip=192.168.77.112", "--public-ipv6=fd77::112"], guard].concat());
+    site.start().await;
+    site
+}
+
+/// The only lease that names this address.
+fn lease(site: &Site, public: &str) -> serde_json::Value {
+    let Store::Dir(path) = &site.lab.store else { panic!("a directory store") };
+    let files = std::fs::read_dir(path.join("subnets")).unwrap().map(|entry| entry.unwrap().path());
+    let mut leases = files.map(|file| serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap());
+    leases.find(|lease: &serde_json::Value| lease["PublicIP"] == public).unwrap()
+}
+
+#[test]
+fn a_node_with_another_public_address_says_where_its_packets_come_from() {
+    on_this_thread(async {
+        let site = behind_other_addresses(&["--guard-tunnel"]).await;
+        let lease = lease(&site, "192.168.77.112");
+        let stated = ["PublicIPv6", "TunnelIP", "TunnelIPv6"].map(|name| lease[name].as_str().unwrap_or("-"));
+        assert_eq!(stated, ["fd77::112", "192.168.77.12", "fd77::12"], "{lease}");
+        assert!(said(&site, 0).await.starts_with("on: "), "{}", said(&site, 0).await);
+        for family in Family::BOTH {
+            site.until_seen(&straight("n2-p1", "n1-p1"), family, "n2-p1");
+            site.until_seen(&straight("n1-p2", "n2-p2"), family, "n1-p2");
+            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+        }
+    });
+}
+
+/// Its packets would be dropped as a stranger's: the guard stays off, and says why.
+#[test]
+fn a_node_that_does_not_say_it_keeps_the_guard_off() {
+    on_this_thread(async {
+        let site = behind_other_addresses(&[]).await;
+        assert!(lease(&site, "192.168.77.112").get("TunnelIP").is_none());
+        assert!(said(&site, 0).await.starts_with("off: 1 of 1 leases do not say"), "{}", said(&site, 0).await);
+        for family in Family::BOTH {
+            site.until_seen(&straight("n2-p1", "n1-p1"), family, "n2-p1");
+            assert_eq!(arrive(&site, family).await, ["n2-p1"; 3], "{family:?}");
         }
     });
 }
