@@ -109,6 +109,7 @@ pub struct Node<K> {
     trouble_said: Patience,
     /// Traffic rules, where they are looked after.
     rules: Option<Desk>,
+    made: rules::Made,
     /// The rules were in place once: subnet.env may say IPMASQ=true.
     masquerading: bool,
 }
@@ -150,6 +151,7 @@ impl<K: Kernel> Node<K> {
             quiet_until: now,
             trouble_said: Patience::default(),
             rules: None,
+            made: rules::Made::default(),
             masquerading: false,
         }
     }
@@ -166,12 +168,13 @@ impl<K: Kernel> Node<K> {
             self.passer.next_retry(),
             self.hold.next(),
             self.next_ping,
+            self.made.due,
             self.world.notify.next(),
         ];
         times.into_iter().flatten().min()
     }
 
-    /// Timers: held removals, retries, the audit, the watchdog.
+    /// Timers: held removals, retries, the audit, the watchdog, rules that wait.
     pub async fn tick(&mut self) {
         let now = Instant::now();
         if let Some(interval) = self.world.notify.watchdog_interval()
@@ -179,6 +182,9 @@ impl<K: Kernel> Node<K> {
         {
             self.world.notify.ping();
             self.next_ping = Some(now + interval);
+        }
+        if self.made.due.is_some_and(|at| at <= now) {
+            self.want_rules();
         }
         let due = self.hold.due(now);
         if !due.is_empty() {
@@ -357,8 +363,12 @@ impl<K: Kernel> Node<K> {
     }
 
     async fn write(&mut self, changed: Vec<Changed>) {
-        if changed.is_empty() || !self.snapshot_applied {
+        if !self.snapshot_applied {
             return;
+        }
+        if changed.is_empty() {
+            // A lease that nothing can be written for is a node all the same.
+            return self.want_rules();
         }
         let mtu_or_links = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
         if mtu_or_links {

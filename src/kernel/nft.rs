@@ -53,12 +53,20 @@ impl Nft {
     }
 
     fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
+        let done = self.bring_by(rules, true)?;
+        // An element that others took away meanwhile cannot be removed, and takes the whole batch along.
+        if done.is_err() { self.bring_by(rules, false) } else { Ok(done) }
+    }
+
+    /// `elements`: where a set alone differs, its elements are changed one by one; else tables are replaced as a whole.
+    fn bring_by(&mut self, rules: &Rules, elements: bool) -> io::Result<Result<Ensured, Refusal>> {
         let name = &self.instance.name;
         let netlink = match &mut self.sockets {
             Some(sockets) => &mut sockets.netlink,
             none => &mut none.insert(Sockets::open()?).netlink,
         };
         let mut replace = Vec::new();
+        let mut change = Vec::new();
         let mut delete = Vec::new();
         for family in [Family::V4, Family::V6] {
             let Some(wanted) = rules.of(family).map(|part| Table::of(part, name)) else {
@@ -67,17 +75,20 @@ impl Nft {
                 }
                 continue;
             };
-            if table::read(netlink, &wanted)?.as_ref() != Some(&wanted) {
-                replace.push(wanted);
+            match table::read(netlink, &wanted)? {
+                Some(found) if found == wanted => {}
+                Some(found) if elements && found.chains == wanted.chains => change.push((found, wanted)),
+                _ => replace.push(wanted),
             }
         }
-        if replace.is_empty() && delete.is_empty() {
+        if replace.is_empty() && delete.is_empty() && change.is_empty() {
             return Ok(Ok(Ensured::Same));
         }
         let comment = format!("weft {}", self.instance.file);
         let mut batch = Batch::new(netlink);
         delete.into_iter().for_each(|family| batch.delete(family, name));
         replace.iter().for_each(|table| batch.replace(table, &comment));
+        change.iter().for_each(|(found, wanted)| batch.change(found, wanted));
         Ok(batch.send()?.map(|()| Ensured::Written))
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A batch: messages about tables of nftables that take effect together or not at all.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
@@ -107,6 +108,19 @@ impl<'a> Batch<'a> {
         });
         let elements: Vec<IpAddr> = set.elements.iter().flatten().copied().collect();
         self.elements(table.family, (&table.name, set.name), &elements, true);
+    }
+
+    /// Brings the sets of a table to what is wanted, element by element.
+    pub fn change(&mut self, found: &Table, wanted: &Table) {
+        let none = BTreeSet::new();
+        for (before, after) in found.sets.iter().zip(&wanted.sets) {
+            let name = (&*wanted.name, after.name);
+            let (before, after) = (before.elements.as_ref().unwrap_or(&none), after.elements.as_ref().unwrap_or(&none));
+            for (more, less, there) in [(after, before, true), (before, after, false)] {
+                let elements: Vec<IpAddr> = more.difference(less).copied().collect();
+                self.elements(wanted.family, name, &elements, there);
+            }
+        }
     }
 
     /// Adds elements to a set (`there`: no error when they are there), or removes them.
