@@ -74,10 +74,12 @@ fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
 /// Runs the agent until `shutdown`. Returns an error only when it cannot begin at all (options, netlink, socket taken).
 pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
     let store: Rc<dyn Source> = Rc::from(open_store(&options.store)?);
-    let kernel = LinuxKernel::open(kernel_options(&options.subnet_file, options.nexthop_objects))
-        .context("open netlink (are you root?)")?;
-    let monitor =
-        LinuxMonitor::open(MonitorOptions::new(PROTOCOL, kernel.shared())).context("open the netlink monitor")?;
+    let kernel_options = kernel_options(&options.subnet_file, options.nexthop_objects);
+    let alias = kernel_options.alias.clone();
+    let kernel = LinuxKernel::open(kernel_options).context("open netlink (are you root?)")?;
+    let watched = MonitorOptions::new(PROTOCOL, kernel.shared());
+    let watched = if options.rules.guard { watched.watch_guard(&alias) } else { watched };
+    let monitor = LinuxMonitor::open(watched).context("open the netlink monitor")?;
     LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
 }
 

@@ -183,15 +183,13 @@ impl<K: Kernel> Node<K> {
             self.world.notify.ping();
             self.next_ping = Some(now + interval);
         }
-        if self.made.due.is_some_and(|at| at <= now) {
-            self.want_rules();
-        }
         let due = self.hold.due(now);
         if !due.is_empty() {
             tracing::warn!(peers = due.len(), "the grace time of held removals is over: peers removed");
             let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
             self.write(changed).await;
         }
+        self.want_rules();
         if self.next_audit <= now {
             self.full(Cause::Audit).await;
             return;
@@ -244,6 +242,7 @@ impl<K: Kernel> Node<K> {
                     entries.insert(key, seen);
                 }
                 Notice::Links | Notice::Lost => all = true,
+                Notice::Guard => self.look_at_guard(&mut entries),
                 Notice::Routes => routes = true,
             }
         }
@@ -307,6 +306,7 @@ impl<K: Kernel> Node<K> {
             self.full(Cause::Start).await;
         } else {
             self.write(changed).await;
+            self.want_rules();
         }
     }
 
@@ -363,12 +363,8 @@ impl<K: Kernel> Node<K> {
     }
 
     async fn write(&mut self, changed: Vec<Changed>) {
-        if !self.snapshot_applied {
+        if changed.is_empty() || !self.snapshot_applied {
             return;
-        }
-        if changed.is_empty() {
-            // A lease that nothing can be written for is a node all the same.
-            return self.want_rules();
         }
         let mtu_or_links = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
         if mtu_or_links {
@@ -376,7 +372,6 @@ impl<K: Kernel> Node<K> {
         }
         let report = self.passer.changed(changed).await;
         self.passed(report);
-        self.want_rules();
     }
 
     fn passed(&mut self, report: Report) {

@@ -82,6 +82,11 @@ impl Plan {
         self
     }
 
+    /// What is wanted of the tunnel guard.
+    pub fn guard_keys(&self) -> impl Iterator<Item = Key> {
+        self.index.iter().map(|(key, _)| key).filter(|key| matches!(key, Key::Peer(_) | Key::Guard(_)))
+    }
+
     /// The tunnel guard, for people; `None` = not asked for.
     pub fn guard(&self) -> Option<String> {
         self.guard.as_ref().map(Roster::to_string)

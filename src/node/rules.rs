@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which traffic rules this node wants, and what it waits for until they are in place. Writing them is [`crate::rules::keeper`]'s.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
+use weft_backends::state::{Key, Seen};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::network::Masquerading;
 
@@ -88,6 +90,17 @@ impl<K: Kernel> Node<K> {
         });
         let policy = Policy { masquerade, forward: options.forward };
         masq::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
+    }
+
+    /// Adds to what the kernel announced the guard as it is now. Its own table only is read, whatever else there is.
+    pub(super) fn look_at_guard(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+        match self.passer.kernel().guard() {
+            Ok(there) => {
+                entries.extend(self.plan.guard_keys().map(|key| (key, None)));
+                entries.extend(there.into_iter().map(|(key, seen)| (key, Some(seen))));
+            }
+            Err(error) => tracing::warn!(%error, "read the tunnel guard: left to the audit"),
+        }
     }
 
     /// The keeper has news. subnet.env may wait for them.

@@ -8,15 +8,15 @@ use std::net::IpAddr;
 use weft_subnet::cidr::Family;
 
 use super::expr::{DATA_VALUE, Expr, be32};
-use super::table::{NEWCHAIN, NEWRULE, NEWSETELEM, NEWTABLE, Place, REQUEST, SUBSYS, Set, TABLE_NAME, Table, nfgen};
+use super::table::{
+    DELSETELEM, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, Place, REQUEST, SUBSYS, Set, TABLE_NAME, Table, nfgen,
+};
 use crate::kernel::socket::{Netlink, Refusal};
 use crate::kernel::wire::Writer;
 
 const DELTABLE: u16 = SUBSYS | 2;
 const DELCHAIN: u16 = SUBSYS | 5;
 const DELRULE: u16 = SUBSYS | 8;
-const NEWSET: u16 = SUBSYS | 9;
-const DELSETELEM: u16 = SUBSYS | 14;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const ACK: u16 = 0x4;
@@ -69,6 +69,8 @@ impl<'a> Batch<'a> {
         let Table { family, name, chains, sets } = table;
         self.message(NEWTABLE, CREATE, *family, |w| {
             w.attr_str(TABLE_NAME, name);
+            // No flag: one that was put to sleep wakes up.
+            be32(w, 2, 0);
             w.attr(6, &userdata(comment));
         });
         for (id, set) in (1..).zip(sets) {
