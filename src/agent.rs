@@ -104,6 +104,8 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let mut notify = Notify::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
+    // Programs are asked while the lease is waited for.
+    let look = rules::auto::Look::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
@@ -125,7 +127,7 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (keeper, answers) = Keeper::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let carrier = Carrier { instance: Instance::new(&options.subnet_file), options: options.rules.clone() };
+    let carrier = Carrier { instance: Instance::new(&options.subnet_file), options: options.rules.clone(), look };
     let (desk, post) = Desk::new();
     let ruled = desk.state.clone();
     let nftables = started.network.nftables;

@@ -5,6 +5,7 @@ use weft_backends::masq::Masquerade;
 use weft_backends::state::LAST_METRIC;
 
 use super::{Bench, CONFIG, local, put};
+use crate::kernel::Notice;
 use crate::node::tests::lease;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
@@ -200,6 +201,11 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         assert!(bench.node.plan.guard().unwrap().starts_with("off: 1 of 2 leases"));
         bench.node.stored(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
         assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
+        // Someone empties the table: the news of it lead to a look at the guard alone.
+        let (peer, value) = (Key::Peer("192.168.0.22".parse().unwrap()), Value::Peer);
+        bench.kernel.disturb(peer, None, false);
+        bench.node.noticed(vec![Notice::Guard]).await;
+        assert_eq!(bench.kernel.entries().get(&peer).map(|seen| seen.value), Some(value));
         let attrs = bench.node.plan.advertise(bench.node.plan.host()).unwrap();
         assert_eq!(attrs.tunnel_ip, "192.168.0.1".parse().ok(), "our lease says where our packets come from");
     })
