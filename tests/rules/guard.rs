@@ -154,6 +154,9 @@ fn a_node_that_joins_is_heard() {
     });
 }
 
+/// What someone does to a table.
+type Damage<'a> = dyn Fn(&mut Batch<'_>) + Sync + 'a;
+
 /// The audit is an hour away: the news of nftables alone bring the guard back. Within 50 ms, for the best of twelve tries, since the
 /// machine may have much else to do. Nothing is held: n1's first list of leases may have nobody else in it.
 #[test]
@@ -169,7 +172,7 @@ fn changes_by_others_are_mended_at_once() {
         let (v4, v6) = (weft_subnet::cidr::Family::V4, weft_subnet::cidr::Family::V6);
         let (peer, stranger) = (["192.168.77.12".parse().unwrap()], ["fd77::200".parse().unwrap()]);
         let (peers, chain) = ((&*table, "peers"), (&*table, "input"));
-        let damages: [(&str, &(dyn Fn(&mut Batch<'_>) + Sync)); 4] = [
+        let damages: [(&str, &Damage<'_>); 4] = [
             ("a peer goes", &|batch| batch.elements(v4, peers, &peer, false)),
             ("a stranger comes", &|batch| batch.elements(v6, peers, &stranger, true)),
             ("the chain goes", &|batch| batch.delete_chain(v4, chain)),
