@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tunnel guard in the real kernel: who is let in, element by element, and what others may do to it.
 
+use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice, guard};
 use weft::rules::Instance;
@@ -35,9 +36,20 @@ fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
     ours.map(|(key, seen)| (key, seen.value)).collect()
 }
 
+/// Of a socket that was closed just now, a process that another test is starting has a copy until it execs.
+fn bound(to: &str) -> UdpSocket {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match UdpSocket::bind(to) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {}
+            done => return done.unwrap(),
+        }
+    }
+}
+
 /// Whether a datagram to this port of ours arrives when it comes from there.
 fn arrives(from: &str, to: &str) -> bool {
-    let server = UdpSocket::bind(to).unwrap();
+    let server = bound(to);
     server.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let client = UdpSocket::bind((from.parse::<std::net::IpAddr>().unwrap(), 0)).unwrap();
     client.send_to(b"vxlan", to).unwrap();
