@@ -368,3 +368,6 @@ fn us(network: &Network, host: &Host, own: &Lease) -> Us {
     let networks: Subnets = network.networks;
     Us { networks, id: Some(own.id.clone()), own: own.subnets, public: v4.chain(v6).collect() }
 }
+
+#[cfg(test)]
+mod tests;
