@@ -140,6 +140,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());
     problems.extend(node.rules_remarks());
+    problems.extend(node.plan.problem());
     let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
         .into_iter()
         .flatten()
