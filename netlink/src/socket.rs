@@ -61,6 +61,8 @@ pub struct Replies {
 pub struct Netlink {
     socket: Socket,
     seq: u32,
+    /// For answers: one datagram.
+    buffer: Box<[u8]>,
 }
 
 impl Netlink {
@@ -86,7 +88,7 @@ impl Netlink {
         let _ = socket.set_netlink_get_strict_chk(true);
         // A bound on waiting for the rest of a dump: the agent must not hang on a kernel that lost it.
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(5))?;
-        Ok(Netlink { socket, seq: 0 })
+        Ok(Netlink { socket, seq: 0, buffer: vec![0; DATAGRAM].into() })
     }
 
     /// The next sequence number, never 0 (0 marks notifications).
@@ -108,10 +110,9 @@ impl Netlink {
         let fd = self.socket.as_raw_fd();
         send(fd, datagram, MsgFlags::empty())?;
         let mut replies = Replies::default();
-        let mut buffer = vec![0; DATAGRAM];
         let (mut answered, mut lost) = (false, false);
         loop {
-            let n = match recv(fd, &mut buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
+            let n = match recv(fd, &mut self.buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
                 Ok(n) => n,
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EINTR) => continue,
@@ -121,7 +122,7 @@ impl Netlink {
                 }
                 Err(e) => return Err(e.into()),
             };
-            let Some(datagram) = buffer.get(..n) else {
+            let Some(datagram) = self.buffer.get(..n) else {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answer exceeds the buffer"));
             };
             for m in messages(datagram) {
