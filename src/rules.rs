@@ -94,12 +94,14 @@ pub struct Carrier {
     pub instance: Instance,
     /// Flags.
     pub options: RuleOptions,
+    /// What the node uses, for mode `auto`.
+    pub look: auto::Look,
 }
 
 impl Carrier {
     /// Chooses nftables or iptables, and looks after the rules until the node is gone.
     pub async fn keep(self, nftables: Option<bool>, post: keeper::Post) {
-        let mode = auto::choose(self.options.firewall, nftables).await;
+        let mode = auto::choose(self.options.firewall, nftables, self.look).await;
         let firewall: Box<dyn Firewall> = match mode {
             Mode::Nft => Box::new(Nft::new(&self.instance)),
             Mode::Iptables => Box::new(Iptables::open(&self.instance)),

@@ -6,6 +6,9 @@
 
 mod tables;
 
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
 use tracing::{debug, info};
 use weft_subnet::cidr::Family;
 
@@ -16,6 +19,9 @@ use crate::kernel::iptables::{self, Saved};
 const KUBE_TABLE: &str = "kube-proxy";
 /// Chains of kube-proxy alone: kubelet makes KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-FIREWALL in any mode.
 const KUBE_PROXY_CHAINS: [&str; 4] = ["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-FORWARD"];
+
+/// What was seen longer ago is looked at again: kube-proxy may have come meanwhile.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// What carries the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,10 +97,40 @@ pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode,
     }
 }
 
+/// A look at the node, begun before anyone knows whether it is needed: asking the programs of iptables takes a quarter of a second,
+/// in which a lease can be acquired. Dropped, it ends.
+#[derive(Debug)]
+pub struct Look(Option<(Instant, JoinHandle<Snapshot>)>);
+
+impl Look {
+    /// Begins it, unless it is never needed. Inside a tokio runtime.
+    pub fn begin(choice: Choice) -> Look {
+        Look((choice == Choice::Auto).then(|| (Instant::now(), tokio::spawn(look()))))
+    }
+
+    async fn end(mut self) -> Snapshot {
+        if let Some((began, task)) = &mut self.0
+            && began.elapsed() < FRESH
+            && let Ok(node) = task.await
+        {
+            return node;
+        }
+        look().await
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        if let Some((_, task)) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
 /// Decides for this node, and says it in the log.
-pub async fn choose(choice: Choice, nftables: Option<bool>) -> Mode {
+pub async fn choose(choice: Choice, nftables: Option<bool>, look: Look) -> Mode {
     let looked_at = choice == Choice::Auto && nftables != Some(true);
-    let node = if looked_at { look().await } else { Snapshot::default() };
+    let node = if looked_at { look.end().await } else { Snapshot::default() };
     let (mode, why) = decide(choice, nftables, &node);
     let name = match mode {
         Mode::Nft => "nftables",
@@ -128,7 +164,9 @@ async fn look() -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::{KubeProxy, Mode, Snapshot, decide};
+    use std::time::Instant;
+
+    use super::{KubeProxy, Look, Mode, Snapshot, choose, decide};
     use crate::kernel::iptables::Saved;
     use crate::rules::Choice;
 
@@ -176,6 +214,19 @@ mod tests {
             ("flannel's manifest says false, no programs", Choice::Auto, Some(false), &bare, Mode::Nft),
         ] {
             assert_eq!(decide(choice, nftables, node).0, wanted, "{what}");
+        }
+    }
+
+    /// What was seen while the lease was waited for decides; where it cannot matter, nobody looks, and nobody waits for a look.
+    #[tokio::test]
+    async fn a_look_that_was_begun_before_is_the_one_that_counts() {
+        let docker = Snapshot { forward_drops: true, ..node() };
+        let seen = Look(Some((Instant::now(), tokio::spawn(async { docker }))));
+        assert_eq!(choose(Choice::Auto, None, seen).await, Mode::Iptables);
+        let endless = Look(Some((Instant::now(), tokio::spawn(std::future::pending()))));
+        assert_eq!(choose(Choice::Auto, Some(true), endless).await, Mode::Nft);
+        for choice in [Choice::Nft, Choice::Iptables] {
+            assert!(Look::begin(choice).0.is_none());
         }
     }
 

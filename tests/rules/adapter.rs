@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft::kernel::iptables::{Iptables, remove_flannels};
 use weft::kernel::nft::Nft;
-use weft::rules::auto::{Mode, choose};
+use weft::rules::auto::{Look, Mode, choose};
 use weft::rules::{Choice, Ensured, Firewall, Instance};
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
@@ -267,10 +267,11 @@ fn what_the_node_uses_is_chosen() {
                 sh("cat /proc/thread-self/net/ip_tables_names /proc/thread-self/net/ip6_tables_names; nft list ruleset")
             };
             let before = traces();
-            assert_eq!(choose(Choice::Auto, None).await, mode, "{what}");
+            let decided = async |nftables| choose(Choice::Auto, nftables, Look::begin(Choice::Auto)).await;
+            assert_eq!(decided(None).await, mode, "{what}");
             assert_eq!(traces(), before, "{what}");
-            assert_eq!(choose(Choice::Auto, Some(true)).await, Mode::Nft, "{what}");
-            assert_eq!(choose(Choice::Auto, Some(false)).await, Mode::Iptables, "{what}");
+            assert_eq!(decided(Some(true)).await, Mode::Nft, "{what}");
+            assert_eq!(decided(Some(false)).await, Mode::Iptables, "{what}");
         });
     }
 }
