@@ -3,10 +3,10 @@
 //! written with `iptables-restore --noflush`, one transaction per table, only when something differs.
 
 mod program;
-mod render;
+pub mod render;
 mod saved;
 
-pub use program::{Failure, Flavour, installed, save};
+pub use program::{Failure, Flavour, has_legacy_table, installed, save};
 pub use saved::{Saved, target};
 
 use tracing::{debug, info};
@@ -147,8 +147,12 @@ async fn remove_all(places: &Places) -> Result<Vec<String>, Trouble> {
     let mut removed = Vec::new();
     for flavour in installed().await {
         for family in FAMILIES {
-            // A family that the kernel lacks has no rules.
-            let Ok(saved) = save(flavour, family).await else { continue };
+            let saved = match save(flavour, family).await {
+                Ok(saved) => saved,
+                Err(late @ Failure::Run(..)) => return Err(late.into()),
+                // A family that the kernel lacks has no rules.
+                Err(Failure::Said(..) | Failure::Missing(_)) => continue,
+            };
             if let Some(text) = render::removal(&saved, places) {
                 restore(flavour, family, &text).await?;
                 let chains = render::present(&saved, places);

@@ -176,6 +176,19 @@ pub fn socket() -> io::Result<Netlink> {
     Netlink::open_on(NETLINK_NETFILTER)
 }
 
+/// True when this answer to a plain question means that the kernel has no nftables: nothing of it can be there.
+pub fn lacks(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    // nfnetlink without nf_tables says EINVAL.
+    let known = matches!(errno, Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL));
+    known || error.kind() == io::ErrorKind::Unsupported
+}
+
+/// True when the kernel has no nftables.
+pub fn is_absent() -> bool {
+    socket().and_then(|mut netlink| table::look(&mut netlink, Family::V4, "weft")).is_err_and(|error| lacks(&error))
+}
+
 /// Removes the tables that flannel makes; their names.
 ///
 /// # Errors

@@ -144,8 +144,16 @@ pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(),
 }
 
 fn no_legacy_tables(family: Family) -> bool {
-    let file = LEGACY_TABLES[usize::from(family == Family::V6)];
-    std::fs::read_to_string(file).unwrap_or_default().trim().is_empty()
+    legacy_tables(family).trim().is_empty()
+}
+
+/// Whether this namespace has that table of iptables-legacy. Makes none by looking.
+pub fn has_legacy_table(family: Family, table: &str) -> bool {
+    legacy_tables(family).lines().any(|line| line == table)
+}
+
+fn legacy_tables(family: Family) -> String {
+    std::fs::read_to_string(LEGACY_TABLES[usize::from(family == Family::V6)]).unwrap_or_default()
 }
 
 async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String, Failure> {
