@@ -22,7 +22,7 @@ use weft_subnet::source::Local;
 use super::monitor::wait_on;
 use super::socket::{Netlink, Refusal, force_buffer};
 use super::wire::{attrs_after, messages, text};
-use crate::rules::{Ensured, Firewall, Instance, Trouble};
+use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
 use batch::Batch;
 use table::Table;
 
@@ -127,12 +127,12 @@ impl Firewall for Nft {
         format!("nftables, table {}", self.instance.name)
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
         Box::pin(async move {
             match self.bring(rules) {
                 Ok(Ok(done)) => Ok(done),
-                Ok(Err(refusal)) => Err(trouble(&refusal.errno.into(), &refusal.text)),
-                Err(error) => Err(trouble(&error, "")),
+                Ok(Err(refusal)) => Err(Failed::Write(trouble(&refusal.errno.into(), &refusal.text))),
+                Err(error) => Err(Failed::Look(trouble(&error, ""))),
             }
         })
     }

@@ -183,6 +183,12 @@ fn comment(instance: &Instance) -> String {
     format!("{} forward", instance.name)
 }
 
+/// Whether a rule of FORWARD is one of ours, of any agent, as `iptables-save` prints it.
+pub fn is_ours(rule: &str) -> bool {
+    let Some((_, rest)) = rule.split_once("--comment \"weft") else { return false };
+    rest.split_once('"').is_some_and(|(comment, _)| comment.ends_with(" forward"))
+}
+
 /// What the forward rules accept.
 fn network(part: &FamilyRules) -> String {
     let nets = part.forward.iter().flat_map(|rule| &rule.tests).filter_map(|test| match test {

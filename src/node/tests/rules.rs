@@ -22,10 +22,11 @@ fn masquerading() -> RuleOptions {
 /// A node whose rules a fake carries; not started.
 fn bench(rules: RuleOptions) -> (Bench, FakeFirewall) {
     let mut bench = Bench::with(OnLostLease::Hold, rules);
-    let (desk, post) = Desk::new();
+    let (desk, mut post) = Desk::new();
     let fake = FakeFirewall::default();
     let resync = std::time::Duration::from_millis(20);
-    tokio::task::spawn_local(keep(Box::new(fake.clone()), Box::new(Alone), post, resync));
+    let firewall = Box::new(fake.clone());
+    tokio::task::spawn_local(async move { keep(firewall, Box::new(Alone), &mut post, resync).await });
     bench.node.carry(desk);
     (bench, fake)
 }
