@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
 
 use super::Node;
+use crate::guard;
 use crate::kernel::Kernel;
 use crate::rules::keeper::Desk;
 use crate::status::RuleStatus;
@@ -90,6 +91,11 @@ impl<K: Kernel> Node<K> {
         trouble.map(|text| format!("rules: {text}")).chain(state.remarks.iter().cloned()).collect()
     }
 
+    /// What the kernel has not of the tunnel guard; `None` also where nobody asked for one.
+    pub(crate) fn guard_trouble(&self) -> Option<String> {
+        self.plan.guard().and_then(|_| guard::trouble(self.passer.pending()))
+    }
+
     /// For `weft status rules`.
     pub(crate) fn rules_status(&self) -> RuleStatus {
         let Some(desk) = &self.rules else { return RuleStatus::default() };
@@ -101,7 +107,7 @@ impl<K: Kernel> Node<K> {
             rules: text.lines().map(str::to_owned).collect(),
             writes: state.writes,
             mended: state.mended,
-            guard: self.plan.guard(),
+            guard: self.guard_trouble().or_else(|| self.plan.guard()),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! A FORWARD chain of iptables that drops: Docker sets that policy, distributions end the chain with a REJECT. Pods still reach
 //! each other and the outside.
 
+use nix::sys::signal::Signal;
 use weft::lab::{BackendKind, wait_for};
 
 use crate::packets::{Seen, any, exchange, socket};
@@ -133,6 +134,37 @@ fn a_node_cut_off_stays_so_under_nftables() {
 #[test]
 fn a_node_cut_off_stays_so_under_iptables() {
     a_node_cut_off_stays_so("--firewall=iptables");
+}
+
+/// A restart without the forward rules, or in the other mode: no accept of ours stays in FORWARD of iptables-nft.
+fn accepts_go_with_the_flags(flag: &'static str, works: bool) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft", "--iptables-resync=1"]).await;
+        site.on_nodes(&policy("nft")).await;
+        site.start().await;
+        pods_get_through(&site);
+        let forward = async |site: &Site| site.run("n1", &["sh", "-c", "nft list chain ip filter FORWARD"]).await;
+        assert!(forward(&site).await.contains("saddr 10."), "{}", forward(&site).await);
+        let node = &mut site.lab.nodes[0];
+        node.stop(Signal::SIGTERM).await.unwrap();
+        node.add_flag(flag);
+        node.start().unwrap();
+        let gone = async || !forward(&site).await.contains("saddr 10.");
+        wait_for("the accepts to go", PATIENCE, gone).await.unwrap();
+        if works {
+            pods_get_through(&site);
+        }
+    });
+}
+
+#[test]
+fn accepts_go_with_the_forward_rules() {
+    accepts_go_with_the_flags("--iptables-forward-rules=false", false);
+}
+
+#[test]
+fn accepts_go_with_the_mode() {
+    accepts_go_with_the_flags("--firewall=iptables", true);
 }
 
 /// Docker is installed on a node that runs.
