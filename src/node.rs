@@ -109,6 +109,7 @@ pub struct Node<K> {
     trouble_said: Patience,
     /// Traffic rules, where they are looked after.
     rules: Option<Desk>,
+    made: rules::Made,
     /// The rules were in place once: subnet.env may say IPMASQ=true.
     masquerading: bool,
 }
@@ -150,6 +151,7 @@ impl<K: Kernel> Node<K> {
             quiet_until: now,
             trouble_said: Patience::default(),
             rules: None,
+            made: rules::Made::default(),
             masquerading: false,
         }
     }
@@ -166,12 +168,13 @@ impl<K: Kernel> Node<K> {
             self.passer.next_retry(),
             self.hold.next(),
             self.next_ping,
+            self.made.due,
             self.world.notify.next(),
         ];
         times.into_iter().flatten().min()
     }
 
-    /// Timers: held removals, retries, the audit, the watchdog.
+    /// Timers: held removals, retries, the audit, the watchdog, rules that wait.
     pub async fn tick(&mut self) {
         let now = Instant::now();
         if let Some(interval) = self.world.notify.watchdog_interval()
@@ -186,6 +189,7 @@ impl<K: Kernel> Node<K> {
             let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
             self.write(changed).await;
         }
+        self.want_rules();
         if self.next_audit <= now {
             self.full(Cause::Audit).await;
             return;
@@ -238,6 +242,7 @@ impl<K: Kernel> Node<K> {
                     entries.insert(key, seen);
                 }
                 Notice::Links | Notice::Lost => all = true,
+                Notice::Guard => self.look_at_guard(&mut entries),
                 Notice::Routes => routes = true,
             }
         }
@@ -301,6 +306,7 @@ impl<K: Kernel> Node<K> {
             self.full(Cause::Start).await;
         } else {
             self.write(changed).await;
+            self.want_rules();
         }
     }
 
@@ -366,7 +372,6 @@ impl<K: Kernel> Node<K> {
         }
         let report = self.passer.changed(changed).await;
         self.passed(report);
-        self.want_rules();
     }
 
     fn passed(&mut self, report: Report) {

@@ -19,6 +19,7 @@ use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
 use crate::guard::{self, Roster};
+use crate::nodes::Nodes;
 use crate::options::Fences;
 
 /// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
@@ -43,6 +44,8 @@ pub struct Plan {
     devices: BTreeSet<Name>,
     fences: Fences,
     guard: Option<Roster>,
+    /// Counted only where they are exceptions from masquerading.
+    nodes: Nodes,
     /// Believed leases that wait until a device of another type or VNI goes.
     no_room: BTreeSet<Id>,
 }
@@ -64,6 +67,7 @@ impl Plan {
             devices: BTreeSet::new(),
             fences: Fences::default(),
             guard: None,
+            nodes: Nodes::default(),
             no_room: BTreeSet::new(),
         };
         plan.plan_devices();
@@ -76,6 +80,11 @@ impl Plan {
         self.guard = guard.then(Roster::default);
         self.plan_devices();
         self
+    }
+
+    /// What is wanted of the tunnel guard.
+    pub fn guard_keys(&self) -> impl Iterator<Item = Key> {
+        self.index.iter().map(|(key, _)| key).filter(|key| matches!(key, Key::Peer(_) | Key::Guard(_)))
     }
 
     /// The tunnel guard, for people; `None` = not asked for.
@@ -98,6 +107,8 @@ impl Plan {
         self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
         let believed: Vec<Rc<Lease>> = self.peers.believed().cloned().collect();
+        let excepted = believed.iter().filter(|_| self.network.masquerade.except_nodes);
+        self.nodes.replace(excepted.map(|lease| &**lease));
         for lease in believed {
             self.plan_peer(&lease);
         }
@@ -147,6 +158,11 @@ impl Plan {
     /// The leases, judged.
     pub fn peers(&self) -> &Peers {
         &self.peers
+    }
+
+    /// The nodes' addresses; none where they are no exceptions from masquerading.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
     /// Why a believed lease has no or not all entries.
@@ -230,6 +246,9 @@ impl Plan {
     fn follow(&mut self, changes: Vec<Change>) -> Vec<Changed> {
         let mut changed = Vec::new();
         for change in changes {
+            if self.network.masquerade.except_nodes {
+                self.nodes.follow(change.before.as_deref(), change.after.as_deref());
+            }
             match &change.after {
                 Some(lease) => changed.extend(self.plan_peer(lease)),
                 None => {

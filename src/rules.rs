@@ -111,12 +111,14 @@ pub struct Carrier {
     pub instance: Instance,
     /// Flags.
     pub options: RuleOptions,
+    /// What the node uses, for mode `auto`.
+    pub look: auto::Look,
 }
 
 impl Carrier {
     /// Chooses nftables or iptables, and looks after the rules until the node is gone.
     pub async fn keep(self, nftables: Option<bool>, mut post: keeper::Post) {
-        let mut chosen = Chosen::now(self.options.firewall, nftables).await;
+        let mut chosen = Chosen::now(self.options.firewall, nftables, self.look).await;
         loop {
             let mode = chosen.mode();
             let firewall: Box<dyn Firewall> = match mode {

@@ -96,13 +96,19 @@ const BOOT: [&str; 6] = [
     "route over a nexthop object",
     "ping through the router",
 ];
-const IPIP: [&str; 8] = [
+const IPIP: [&str; 14] = [
     "n1 route to n3",
     "adopted the device",
     "stale route removed",
     "pods n3 to n1",
     "route heals",
     "device heals",
+    "pod to outside is masqueraded",
+    "pod to pod is not masqueraded",
+    "node to pod has not the pod's address",
+    "spoofed packets arrive without it",
+    "spoofed packets are dropped",
+    "guarded n3 to n1",
     "restart loses no packet",
     "data path outlives the agents",
 ];

@@ -370,6 +370,10 @@ impl Kernel for LinuxKernel {
         self.look(devices)
     }
 
+    fn guard(&mut self) -> io::Result<Observed> {
+        Ok(self.guard.observe()?.into_iter().collect())
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let (mut outcomes, taken) = self.run(ops);
         // Someone has taken an id of our range: once more with others, at once, because the route now stands on his nexthop.

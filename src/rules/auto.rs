@@ -8,6 +8,7 @@ mod tables;
 
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, info};
 use weft_subnet::cidr::Family;
@@ -22,6 +23,8 @@ const KUBE_PROXY_CHAINS: [&str; 4] = ["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE
 
 /// A provisional choice is looked at again this often, though no table came or went.
 const AGAIN: Duration = Duration::from_secs(60);
+/// What was seen longer ago is looked at again: kube-proxy may have come meanwhile.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// What carries the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +102,36 @@ pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode,
     }
 }
 
+/// A look at the node, begun before anyone knows whether it is needed: asking the programs of iptables takes a quarter of a second,
+/// in which a lease can be acquired. Dropped, it ends.
+#[derive(Debug)]
+pub struct Look(Option<(Instant, JoinHandle<Snapshot>)>);
+
+impl Look {
+    /// Begins it, unless it is never needed. Inside a tokio runtime.
+    pub fn begin(choice: Choice) -> Look {
+        Look((choice == Choice::Auto).then(|| (Instant::now(), tokio::spawn(look()))))
+    }
+
+    async fn end(mut self) -> Snapshot {
+        if let Some((began, task)) = &mut self.0
+            && began.elapsed() < FRESH
+            && let Ok(node) = task.await
+        {
+            return node;
+        }
+        look().await
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        if let Some((_, task)) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
 /// Whether nothing that comes later can say otherwise. At boot the tables are empty: kubelet, kube-proxy and Docker start after us.
 fn is_settled(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> bool {
     match (choice, nftables) {
@@ -119,9 +152,9 @@ pub struct Chosen {
 
 impl Chosen {
     /// Decides, and says it in the log.
-    pub async fn now(choice: Choice, nftables: Option<bool>) -> Chosen {
+    pub async fn now(choice: Choice, nftables: Option<bool>, look: Look) -> Chosen {
         let looked_at = choice == Choice::Auto && nftables != Some(true);
-        let node = if looked_at { look().await } else { Snapshot::default() };
+        let node = if looked_at { look.end().await } else { Snapshot::default() };
         let (mode, why) = decide(choice, nftables, &node);
         say(mode, why);
         Chosen { choice, nftables, mode, settled: is_settled(choice, nftables, &node) }
@@ -208,7 +241,7 @@ async fn look() -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::{Chosen, KubeProxy, Mode, Snapshot, decide, is_settled};
+    use super::{Chosen, Instant, KubeProxy, Look, Mode, Snapshot, decide, is_settled};
     use crate::kernel::iptables::Saved;
     use crate::rules::Choice;
 
@@ -289,6 +322,19 @@ mod tests {
         }
         assert!(is_settled(Choice::Auto, Some(false), &node()));
         assert!(!is_settled(Choice::Auto, Some(false), &Snapshot::default()), "no program worked yet");
+    }
+
+    /// What was seen while the lease was waited for decides; where it cannot matter, nobody looks, and nobody waits for a look.
+    #[tokio::test]
+    async fn a_look_that_was_begun_before_is_the_one_that_counts() {
+        let docker = Snapshot { forward_drops: true, ..node() };
+        let seen = Look(Some((Instant::now(), tokio::spawn(async { docker }))));
+        assert_eq!(Chosen::now(Choice::Auto, None, seen).await.mode(), Mode::Iptables);
+        let endless = Look(Some((Instant::now(), tokio::spawn(std::future::pending()))));
+        assert_eq!(Chosen::now(Choice::Auto, Some(true), endless).await.mode(), Mode::Nft);
+        for choice in [Choice::Nft, Choice::Iptables] {
+            assert!(Look::begin(choice).0.is_none());
+        }
     }
 
     #[test]

@@ -109,6 +109,40 @@ fn equal_is_not_written_and_the_difference_is() {
     });
 }
 
+/// Nodes that come and go are elements that come and go: rules and their counters stay.
+#[test]
+fn other_nodes_change_the_set_alone() {
+    in_namespace(|| async {
+        let with = |nodes: &[&str]| {
+            let nodes = nodes.iter().map(|ip| ip.parse().unwrap()).collect();
+            rules(Some(Masquerade { nodes, ..Masquerade::default() }), true)
+        };
+        let elements = |text: &str| -> Vec<String> {
+            let lines = text.lines().map(str::trim).filter(|line| line.starts_with("elements"));
+            lines.map(str::to_owned).collect()
+        };
+        let without =
+            |text: String| text.lines().filter(|line| !line.contains("elements")).collect::<Vec<_>>().join("\n");
+        let mut nft = open();
+        nft.ensure(&with(&["192.0.2.7", "fd00::7"])).await.unwrap();
+        let before = without(handles());
+        for (nodes, shown) in [
+            (
+                &["192.0.2.7", "192.0.2.8", "fd00::7"][..],
+                ["elements = { 192.0.2.7, 192.0.2.8 }", "elements = { fd00::7 }"],
+            ),
+            (&["192.0.2.9", "fd00::8"], ["elements = { 192.0.2.9 }", "elements = { fd00::8 }"]),
+        ] {
+            assert_eq!(nft.ensure(&with(nodes)).await, Ok(Ensured::Written));
+            assert_eq!(elements(&handles()), shown);
+            assert_eq!(without(handles()), before, "the rules are those of before");
+            assert_eq!(nft.ensure(&with(nodes)).await, Ok(Ensured::Same));
+        }
+        assert_eq!(nft.ensure(&with(&["fd00::8"])).await, Ok(Ensured::Written));
+        assert_eq!(elements(&handles()), ["elements = { fd00::8 }"], "a rule for no node is none");
+    });
+}
+
 #[test]
 fn whatever_others_change_is_seen_and_mended() {
     in_namespace(|| async {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft::kernel::iptables::{Iptables, remove_flannels};
 use weft::kernel::nft::Nft;
-use weft::rules::auto::{Chosen, Mode};
+use weft::rules::auto::{Chosen, Look, Mode};
 use weft::rules::{Choice, Ensured, Firewall, Instance};
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
@@ -215,6 +215,10 @@ fn a_policy_in_the_other_flavour_is_answered_there_and_counts_for_nothing() {
     });
 }
 
+async fn chosen(nftables: Option<bool>) -> Chosen {
+    Chosen::now(Choice::Auto, nftables, Look::begin(Choice::Auto)).await
+}
+
 /// At boot we are first. What kube-proxy writes later decides, without a restart.
 #[test]
 fn what_comes_later_is_chosen_too() {
@@ -223,7 +227,7 @@ fn what_comes_later_is_chosen_too() {
         ("iptables-nft -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
     ] {
         in_namespace(async || {
-            let mut chosen = Chosen::now(Choice::Auto, None).await;
+            let mut chosen = chosen(None).await;
             assert_eq!(chosen.mode(), Mode::Nft);
             sh(script);
             let every = Duration::from_millis(20);
@@ -298,10 +302,11 @@ fn what_the_node_uses_is_chosen() {
                 sh("cat /proc/thread-self/net/ip_tables_names /proc/thread-self/net/ip6_tables_names; nft list ruleset")
             };
             let before = traces();
-            assert_eq!(Chosen::now(Choice::Auto, None).await.mode(), mode, "{what}");
+            let decided = async |nftables| chosen(nftables).await.mode();
+            assert_eq!(decided(None).await, mode, "{what}");
             assert_eq!(traces(), before, "{what}");
-            assert_eq!(Chosen::now(Choice::Auto, Some(true)).await.mode(), Mode::Nft, "{what}");
-            assert_eq!(Chosen::now(Choice::Auto, Some(false)).await.mode(), Mode::Iptables, "{what}");
+            assert_eq!(decided(Some(true)).await, Mode::Nft, "{what}");
+            assert_eq!(decided(Some(false)).await, Mode::Iptables, "{what}");
         });
     }
 }
