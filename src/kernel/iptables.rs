@@ -78,8 +78,9 @@ impl Iptables {
                     masquerade: Vec::new(),
                     forward: if saved.forward_drops() { forward.clone() } else { Vec::new() },
                 };
-                // Nobody need have touched ours for that: no sign of somebody who changes our rules.
                 match self.bring_part(other, family, wanted).await {
+                    Ok(true) if other == flavour => written = true,
+                    // Nobody need have touched ours for that: no sign of somebody who changes our rules.
                     Ok(true) => info!(?family, "rules of ours in {other}: brought to what is wanted there"),
                     Ok(false) => {}
                     Err(trouble) => debug!("{other}: {trouble}"),
