@@ -5,6 +5,7 @@ pub mod decode;
 pub mod encode;
 pub mod errno;
 pub mod fake;
+pub mod forward;
 pub mod guard;
 pub mod iptables;
 mod links;

@@ -45,12 +45,15 @@ impl GuardTable {
         GuardTable { name: table_of_alias(alias), comment: alias.to_owned(), netlink: None }
     }
 
-    /// What is there. A kernel that cannot be asked has nothing.
-    pub fn observe(&mut self) -> Vec<(Key, Seen)> {
-        self.look().unwrap_or_else(|error| {
-            tracing::debug!(%error, "read the tunnel guard");
-            Vec::new()
-        })
+    /// What is there. A kernel without nftables, or one that lets us see nothing of it, has nothing.
+    ///
+    /// # Errors
+    /// A dump failed: what it would have shown is not taken for gone.
+    pub fn observe(&mut self) -> io::Result<Vec<(Key, Seen)>> {
+        match self.look() {
+            Err(error) if nft::lacks(&error) || error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
+            found => found,
+        }
     }
 
     fn look(&mut self) -> io::Result<Vec<(Key, Seen)>> {

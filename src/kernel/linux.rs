@@ -371,7 +371,7 @@ impl Kernel for LinuxKernel {
     }
 
     fn guard(&mut self) -> io::Result<Observed> {
-        Ok(self.guard.observe().into_iter().collect())
+        Ok(self.guard.observe()?.into_iter().collect())
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

@@ -17,7 +17,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
 use super::socket::{Netlink, Refusal};
-use crate::rules::{Ensured, Firewall, Instance, Trouble};
+use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
 use batch::Batch;
 use news::{News, is_about};
 use table::Table;
@@ -107,12 +107,12 @@ impl Firewall for Nft {
         format!("nftables, table {}", self.instance.name)
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
         Box::pin(async move {
             match self.bring(rules) {
                 Ok(Ok(done)) => Ok(done),
-                Ok(Err(refusal)) => Err(trouble(&refusal.errno.into(), &refusal.text)),
-                Err(error) => Err(trouble(&error, "")),
+                Ok(Err(refusal)) => Err(Failed::Write(trouble(&refusal.errno.into(), &refusal.text))),
+                Err(error) => Err(Failed::Look(trouble(&error, ""))),
             }
         })
     }
@@ -154,6 +154,19 @@ pub fn trouble(error: &io::Error, text: &str) -> Trouble {
 /// No nfnetlink: a kernel without nftables.
 pub fn socket() -> io::Result<Netlink> {
     Netlink::open_on(NETLINK_NETFILTER)
+}
+
+/// True when this answer to a plain question means that the kernel has no nftables: nothing of it can be there.
+pub fn lacks(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    // nfnetlink without nf_tables says EINVAL.
+    let known = matches!(errno, Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL));
+    known || error.kind() == io::ErrorKind::Unsupported
+}
+
+/// True when the kernel has no nftables.
+pub fn is_absent() -> bool {
+    socket().and_then(|mut netlink| table::look(&mut netlink, Family::V4, "weft")).is_err_and(|error| lacks(&error))
 }
 
 /// Removes the tables that flannel makes; their names.

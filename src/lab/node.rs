@@ -105,6 +105,11 @@ impl Node {
         self.flags = flags;
     }
 
+    /// One more flag for the next start; it wins over an earlier one of the same name.
+    pub fn add_flag(&mut self, flag: &str) {
+        self.flags.push(flag.to_owned());
+    }
+
     /// Starts the agent; does not wait.
     ///
     /// # Errors

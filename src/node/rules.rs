@@ -10,6 +10,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::network::Masquerading;
 
 use super::Node;
+use crate::guard;
 use crate::kernel::Kernel;
 use crate::rules::keeper::Desk;
 use crate::status::RuleStatus;
@@ -143,6 +144,11 @@ impl<K: Kernel> Node<K> {
         trouble.map(|text| format!("rules: {text}")).chain(state.remarks.iter().cloned()).collect()
     }
 
+    /// What the kernel has not of the tunnel guard; `None` also where nobody asked for one.
+    pub(crate) fn guard_trouble(&self) -> Option<String> {
+        self.plan.guard().and_then(|_| guard::trouble(self.passer.pending()))
+    }
+
     /// For `weft status rules`.
     pub(crate) fn rules_status(&self) -> RuleStatus {
         let Some(desk) = &self.rules else { return RuleStatus::default() };
@@ -154,7 +160,7 @@ impl<K: Kernel> Node<K> {
             rules: text.lines().map(str::to_owned).collect(),
             writes: state.writes,
             mended: state.mended,
-            guard: self.plan.guard(),
+            guard: self.guard_trouble().or_else(|| self.plan.guard()),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
+use crate::kernel::forward::{Closing, Rule};
+
 /// The tables `nat` and `filter`; others are passed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Saved {
@@ -64,10 +66,18 @@ impl Saved {
 
     /// True when FORWARD drops what nobody accepts: by its policy, or in a rule that ends all.
     pub fn forward_drops(&self) -> bool {
-        let forward = self.table("filter").and_then(|table| table.get("FORWARD"));
-        forward.is_some_and(|chain| {
-            chain.policy.as_deref() == Some("DROP") || chain.rules.iter().any(|rule| ends_all(rule))
-        })
+        let policy = self.forward().and_then(|chain| chain.policy.as_deref());
+        policy == Some("DROP") || self.forward_closing() != Closing::Open
+    }
+
+    /// How FORWARD ends, whoever wrote its rules.
+    pub fn forward_closing(&self) -> Closing {
+        let rules = self.forward().map(|chain| chain.rules.as_slice()).unwrap_or_default();
+        Closing::of(&rules.iter().map(|rule| role(rule, "")).collect::<Vec<_>>())
+    }
+
+    fn forward(&self) -> Option<&Chain> {
+        self.table("filter").and_then(|table| table.get("FORWARD"))
     }
 
     /// How many rules there are in the two tables.
@@ -92,8 +102,18 @@ pub fn target(spec: &str) -> Option<String> {
     words.get(at + 1).cloned()
 }
 
+/// What a rule is to the agent whose chain this is.
+pub fn role(spec: &str, ours: &str) -> Rule {
+    match target(spec) {
+        Some(target) if target == ours => Rule::Ours,
+        Some(target) if target == "DROP" && ends_all(spec) => Rule::Drops,
+        Some(_) if ends_all(spec) => Rule::Rejects,
+        _ => Rule::Other,
+    }
+}
+
 /// True when nothing passes this rule.
-pub fn ends_all(spec: &str) -> bool {
+fn ends_all(spec: &str) -> bool {
     let tests = options(spec).into_iter().any(|option| {
         let name = option.split(' ').next().unwrap_or_default();
         !matches!(name, "-j" | "--reject-with" | "--comment")

@@ -259,6 +259,17 @@ pub fn forward_chains(netlink: &mut Netlink) -> io::Result<Vec<ForwardChain>> {
     Ok(messages(&data).filter(|m| m.kind == NEWCHAIN).filter_map(chain).collect())
 }
 
+/// Whether there is such a chain with the policy to drop.
+pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
+    let data = get(netlink, GETCHAIN, family, |w| {
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(3, chain);
+    })?;
+    let policy =
+        |m: wire::Message<'_>| attrs_after(m.payload, NFGEN).any(|(kind, value)| kind == 5 && be32_of(value) == 0);
+    Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
+}
+
 /// Whether there is such a chain.
 pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
     let data = get(netlink, GETCHAIN, family, |w| {

@@ -5,13 +5,14 @@ use weft_backends::masq::Masquerade;
 use weft_backends::state::LAST_METRIC;
 
 use super::{Bench, CONFIG, local, put};
-use crate::kernel::Notice;
+use crate::kernel::{Notice, Outcome};
 use crate::node::tests::lease;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
 use crate::report;
 use crate::rules::fake::FakeFirewall;
 use crate::rules::keeper::{Alone, Desk, keep};
+use crate::status::PeerState;
 use weft_backends::state::{Key, Route, Value};
 use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
@@ -23,10 +24,11 @@ fn masquerading() -> RuleOptions {
 /// A node whose rules a fake carries; not started.
 fn bench(rules: RuleOptions) -> (Bench, FakeFirewall) {
     let mut bench = Bench::with(OnLostLease::Hold, rules);
-    let (desk, post) = Desk::new();
+    let (desk, mut post) = Desk::new();
     let fake = FakeFirewall::default();
     let resync = std::time::Duration::from_millis(20);
-    tokio::task::spawn_local(keep(Box::new(fake.clone()), Box::new(Alone), post, resync));
+    let firewall = Box::new(fake.clone());
+    tokio::task::spawn_local(async move { keep(firewall, Box::new(Alone), &mut post, resync).await });
     bench.node.carry(desk);
     (bench, fake)
 }
@@ -208,6 +210,29 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         assert_eq!(bench.kernel.entries().get(&peer).map(|seen| seen.value), Some(value));
         let attrs = bench.node.plan.advertise(bench.node.plan.host()).unwrap();
         assert_eq!(attrs.tunnel_ip, "192.168.0.1".parse().ok(), "our lease says where our packets come from");
+    })
+    .await;
+}
+
+/// A kernel without nftables: routes work, the guard does not, and nobody is told that it does.
+#[tokio::test]
+async fn a_guard_that_the_kernel_refuses_is_a_problem_and_no_peers() {
+    local(async {
+        let (mut bench, _) = bench(RuleOptions { guard: true, ..RuleOptions::default() });
+        let key = Key::Peer("192.168.0.2".parse().unwrap());
+        bench.kernel.fail(key, Some(Outcome::Fatal("not supported".into())));
+        start(&mut bench).await;
+        report::publish(&mut bench.node);
+        let status = report::status(&bench.node);
+        assert!(status.rules.guard.as_deref().unwrap().starts_with("incomplete"), "{:?}", status.rules.guard);
+        assert!(status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
+        let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
+        assert_eq!(states, [PeerState::Programmed], "its routes are there");
+        assert_eq!(bench.node.troubled, (bench.node.passer.pending().version(), 0, 0));
+        bench.kernel.fail(key, None);
+        bench.node.full(Cause::Start).await;
+        let status = report::status(&bench.node);
+        assert!(!status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
     })
     .await;
 }
