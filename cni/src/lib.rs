@@ -12,6 +12,7 @@ macro_rules! note {
     ($($text:tt)*) => { $crate::write_note(format!($($text)*)) };
 }
 
+pub mod attachments;
 pub mod bridge;
 pub mod conf;
 pub mod delegate;
