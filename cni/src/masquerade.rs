@@ -115,10 +115,19 @@ fn stale_handles(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> 
     rules.filter(stale).filter_map(|rule| rule["handle"].as_u64()).collect()
 }
 
-/// What a program printed; `None` when it is not installed, or when it only listed and found nothing to list.
+/// What a program prints when there is nothing to list, for the kernel has no such table. (Of nft see [`output`].)
+const NOTHING: [&str; 5] = [
+    "does not exist",
+    "do you need to insmod",
+    "Protocol not supported",
+    "Operation not supported",
+    "Address family not supported",
+];
+
+/// What a program printed; `None` when it is not installed, or when it only listed and there is nothing to list.
 fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
     let shown = || format!("{program} {}", words.join(" "));
-    let Output { status, stdout, stderr } = match Command::new(program).args(words).output() {
+    let Output { status, stdout, stderr } = match Command::new(program).args(words).env("LC_ALL", "C").output() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         output => output.map_err(|error| format!("{}: {error}", shown()))?,
     };
@@ -126,7 +135,15 @@ fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
         return Ok(Some(String::from_utf8_lossy(&stdout).into_owned()));
     }
     let listing = words.contains(&"list") || words.contains(&"-S");
-    if listing { Ok(None) } else { Err(format!("{}: {}", shown(), String::from_utf8_lossy(&stderr).trim())) }
+    let said = String::from_utf8_lossy(&stderr);
+    // A lock that is held, a missing right: what could not be listed may be there, and the next GC must look again.
+    let none = NOTHING.iter().any(|nothing| said.contains(nothing));
+    // The same words of iptables may be of its lock file.
+    let no_chain = program == "nft" && said.contains("No such file or directory");
+    if listing && (none || no_chain) {
+        return Ok(None);
+    }
+    Err(format!("{}: {status}: {}", shown(), said.trim()))
 }
 
 #[cfg(test)]
