@@ -18,14 +18,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
+use crate::retry::{RECOVERED, Trouble, chain};
 use crate::source::{Error, Event};
 
 use super::files::{self, Files};
 
 const POLL: Duration = Duration::from_secs(30);
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(5);
-const SAY_EVERY: Duration = Duration::from_secs(60);
 
 const DELETED: AddWatchFlags = AddWatchFlags::IN_DELETE.union(AddWatchFlags::IN_MOVED_FROM);
 
@@ -105,26 +103,21 @@ pub(super) async fn run(files: &Files, out: mpsc::Sender<Event>) {
 
 async fn follow(files: &Files, out: &mpsc::Sender<Event>) {
     let mut known = Known::default();
-    let (mut retry, mut said) = (RETRY_FIRST, None::<Instant>);
+    let mut trouble = Trouble::default();
     loop {
         let began = Instant::now();
         let error = match session(files, out, &mut known).await {
             Ok(()) => return,
             Err(error) => error,
         };
-        // A session that lived for a while was a recovery.
-        if began.elapsed() > RETRY_MAX {
-            (retry, said) = (RETRY_FIRST, None);
+        if began.elapsed() > RECOVERED {
+            trouble.over();
         }
-        if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
-            said = Some(Instant::now());
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            if out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
-                return;
-            }
+        let (say, delay) = trouble.more(1);
+        if say && out.send(Event::Trouble(chain(&error))).await.is_err() {
+            return;
         }
-        sleep(retry).await;
-        retry = (retry * 2).min(RETRY_MAX);
+        sleep(delay).await;
     }
 }
 
