@@ -62,32 +62,24 @@ fn removals(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<V
     jumps.into_iter().chain(gone).collect()
 }
 
-/// Words of a listed rule: blanks separate, quotes hold together, a backslash takes the next character as it is.
-fn words(line: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let (mut quoted, mut open) = (false, false);
-    let mut chars = line.chars();
+/// Words of a rule as iptables prints it: blanks separate, quotes hold together, within them a backslash takes the next character
+/// as it is.
+pub fn words(rule: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let (mut word, mut quoted) = (None::<String>, false);
+    let mut chars = rule.chars();
     while let Some(c) = chars.next() {
-        if c == ' ' && !quoted {
-            open = false;
-            continue;
-        }
-        if !open {
-            words.push(String::new());
-            open = true;
-        }
-        let literal = match c {
+        match c {
+            ' ' if !quoted => words.extend(word.take()),
             '"' => {
                 quoted = !quoted;
-                continue;
+                word.get_or_insert_default();
             }
-            '\\' => chars.next(),
-            c => Some(c),
-        };
-        if let Some(word) = words.last_mut() {
-            word.extend(literal);
+            '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
+            c => word.get_or_insert_default().push(c),
         }
     }
+    words.extend(word);
     words
 }
 
@@ -172,6 +164,11 @@ mod tests {
         ];
         assert_eq!(commands, wanted);
         assert_eq!(words(r#"-A X --comment "a \"b\" c" -j Y"#), ["-A", "X", "--comment", "a \"b\" c", "-j", "Y"]);
+        assert_eq!(
+            words(r#"-i a\b  --comment "" -m"#),
+            ["-i", r"a\b", "--comment", "", "-m"],
+            "quoted alone is escaped"
+        );
     }
 
     #[test]
