@@ -3,7 +3,6 @@
 //! [`crate::node`] looks.
 
 use std::future::Future;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
@@ -65,9 +64,7 @@ pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
 }
 
 fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
-    // DefaultHasher::new() has fixed keys: the same file gives the same instance after every restart.
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(subnet_file.as_os_str().as_encoded_bytes());
-    let instance = hash.to_be_bytes()[0];
+    let instance = rules::hash(subnet_file).to_be_bytes()[0];
     LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: format!("weft {}", subnet_file.display()) }
 }
 

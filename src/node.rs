@@ -33,7 +33,7 @@ use crate::report;
 use crate::rules::keeper::Desk;
 use crate::say::Patience;
 use crate::start::Started;
-use crate::status::Pass;
+use crate::status::{Failure, Pass};
 use crate::sysctls;
 
 /// Audits may use one part in this many of a core.
@@ -96,7 +96,7 @@ pub struct Node<K> {
     pub(crate) last_word: Instant,
     pub(crate) ttl: Option<(Instant, Duration)>,
     pub(crate) last_pass: Option<Pass>,
-    pub(crate) last_error: Option<String>,
+    pub(crate) last_error: Option<Failure>,
     /// Peers with entries that wait, and with entries that were refused, at a version of the pending entries.
     pub(crate) troubled: (u64, usize, usize),
     pub(crate) audit_interval: Duration,
@@ -216,7 +216,7 @@ impl<K: Kernel> Node<K> {
             Err(error) => {
                 let text = format!("read the kernel's tables: {error}");
                 tracing::error!("{text}");
-                (self.last_error, self.kernel_problem) = (Some(text.clone()), Some(text));
+                (self.last_error, self.kernel_problem) = (Some(report::failure(text.clone())), Some(text));
                 self.next_audit = Instant::now() + DUMP_AGAIN;
             }
         }
@@ -376,7 +376,7 @@ impl<K: Kernel> Node<K> {
             self.world.metrics.operations(kind, result, *count as u64);
         }
         if let Some(error) = &report.error {
-            self.last_error = Some(error.clone());
+            self.last_error = Some(report::failure(error.clone()));
         }
         if report.writes() > 0 {
             tracing::debug!(

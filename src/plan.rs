@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this node wants in its kernel, kept up to date lease by lease. No effects: leases and host facts in, keys to look at out.
 
+mod fence;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -10,13 +12,15 @@ use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
-use weft_backends::state::{Key, LAST_METRIC, Name, Observed, Route, Seen, State, Value};
+use weft_backends::state::{Key, Name, Observed, Seen, State, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
+
+use fence::Fence;
 
 use crate::guard::{self, Roster};
 use crate::options::Fences;
@@ -41,7 +45,7 @@ pub struct Plan {
     foreign: HashMap<Id, String>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
-    fences: Fences,
+    fence: Fence,
     guard: Option<Roster>,
     /// Believed leases that wait until a device of another type or VNI goes.
     no_room: BTreeSet<Id>,
@@ -62,7 +66,7 @@ impl Plan {
             foreign: HashMap::new(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
-            fences: Fences::default(),
+            fence: Fence::default(),
             guard: None,
             no_room: BTreeSet::new(),
         };
@@ -72,7 +76,7 @@ impl Plan {
 
     /// With these routes that drop, and a tunnel guard if `guard`. Look at everything afterwards.
     pub fn fence(mut self, fences: Fences, guard: bool) -> Plan {
-        self.fences = fences;
+        self.fence = Fence::new(fences);
         self.guard = guard.then(Roster::default);
         self.plan_devices();
         self
@@ -81,6 +85,11 @@ impl Plan {
     /// The tunnel guard, for people; `None` = not asked for.
     pub fn guard(&self) -> Option<String> {
         self.guard.as_ref().map(Roster::to_string)
+    }
+
+    /// What is asked for and left out, for people.
+    pub fn problem(&self) -> Option<String> {
+        self.fence.problem(&self.network.networks)
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -93,6 +102,7 @@ impl Plan {
         self.devices.clear();
         self.guard.iter_mut().for_each(Roster::forget_all);
         self.no_room.clear();
+        self.fence.forget_all();
         // What was said of a lease is not said again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
@@ -240,6 +250,7 @@ impl Plan {
                     self.foreign.remove(&change.id);
                     self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     self.no_room.remove(&change.id);
+                    changed.extend(self.mind_fence(&change.id, None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
@@ -268,11 +279,22 @@ impl Plan {
         waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 
-    fn plan_devices(&mut self) {
+    fn plan_devices(&mut self) -> Vec<Changed> {
+        let ours = [self.host.public_v4, self.host.uplink.v4].map(|ip| ip.map(IpAddr::V4));
+        let ours_v6 = [self.host.public_v6, self.host.uplink.v6].map(|ip| ip.map(IpAddr::V6));
+        self.fence.see(&Id::from(OWN), ours.into_iter().chain(ours_v6).flatten(), &self.network.networks);
         let mut state = self.backend.device(&self.host, &self.own);
-        state.extend(fence_routes(self.fences, &self.network.networks, &self.own.subnets));
+        state.extend(self.fence.routes(&self.network.networks, &self.own.subnets));
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.note_devices(&changed);
+        changed
+    }
+
+    /// A peer came, moved or went (`None`): may the whole Network be unreachable?
+    fn mind_fence(&mut self, id: &Id, attrs: Option<&Attrs>) -> Vec<Changed> {
+        let addresses = attrs.map(|attrs| [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)]);
+        let moved = self.fence.see(id, addresses.into_iter().flatten().flatten(), &self.network.networks);
+        if moved { self.plan_devices() } else { Vec::new() }
     }
 
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
@@ -326,8 +348,9 @@ impl Plan {
         } else {
             self.foreign.insert(lease.id.clone(), kind.clone());
         }
-        let changed = self.index.set(&lease.id, &lease.age, state);
+        let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.note_devices(&changed);
+        changed.extend(self.mind_fence(&lease.id, Some(&lease.attrs)));
         changed
     }
 
@@ -341,21 +364,6 @@ impl Plan {
             }
         }
     }
-}
-
-/// Routes of the last metric: any other route wins over them.
-fn fence_routes(fences: Fences, networks: &Subnets, own: &Subnets) -> State {
-    let mut state = State::new();
-    let mut put = |nets: &Subnets, route| {
-        state.extend(nets.iter().map(|net| (Key::Route(net, LAST_METRIC), Value::Route(route))));
-    };
-    if fences.fail_closed {
-        put(networks, Route::Unreachable);
-    }
-    if fences.blackhole {
-        put(own, Route::Blackhole);
-    }
-    state
 }
 
 fn say_aside(id: &Id, reason: &str) {

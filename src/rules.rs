@@ -7,7 +7,6 @@ pub mod auto;
 pub mod fake;
 pub mod keeper;
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 
 use weft_backends::masq::Rules;
@@ -78,11 +77,14 @@ impl Instance {
         if file == USUAL_FILE {
             return Instance { name: "weft".to_owned(), file };
         }
-        // DefaultHasher::new() has fixed keys.
-        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(subnet_file.as_os_str().as_encoded_bytes());
-        let [a, b, c, d, ..] = hash.to_be_bytes();
+        let [a, b, c, d, ..] = hash(subnet_file).to_be_bytes();
         Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
     }
+}
+
+/// What names and ids in the kernel are made of, so that two agents of one machine do not meet in one.
+pub fn hash(subnet_file: &Path) -> u64 {
+    weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
 }
 
 /// What carries the rules of an agent, once net-conf is known.

@@ -40,8 +40,8 @@ pub struct Status {
     pub peers: Vec<Peer>,
     /// The last full pass or event pass that wrote something.
     pub last_pass: Option<Pass>,
-    /// The last error, with its time.
-    pub last_error: Option<String>,
+    /// The last error, perhaps of long ago.
+    pub last_error: Option<Failure>,
     /// Seconds between audits now (stretched on large nodes).
     pub audit_interval_s: f64,
     /// Removals held because emptiness came suddenly.
@@ -110,6 +110,15 @@ impl PeerState {
             PeerState::Held => "held",
         }
     }
+}
+
+/// What went wrong, and when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// One sentence.
+    pub text: String,
 }
 
 /// A pass.

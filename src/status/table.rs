@@ -46,7 +46,8 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     };
     line(&mut out, "last pass", &format!("{pass}; audit every {:.0} s", status.audit_interval_s));
     if let Some(error) = &status.last_error {
-        line(&mut out, "last error", error);
+        let ago = span(now_ms.saturating_sub(error.at_ms) / 1000);
+        line(&mut out, "last error", &format!("{ago} ago: {}", error.text));
     }
     if status.held > 0 {
         line(&mut out, "held", &format!("{} removals wait, because many leases vanished at once", status.held));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use super::super::Pass;
+use super::super::{Failure, Pass};
 use super::*;
 
 fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
@@ -84,7 +84,7 @@ fn a_bare_agent() {
 #[test]
 fn never_wider_than_100_columns_and_problems_come_first() {
     let mut status = status();
-    status.last_error = Some(format!("write route {} \u{1b}[31m", "x".repeat(250)));
+    status.last_error = Some(Failure { at_ms: 2_000, text: format!("write route {} \u{1b}[31m", "x".repeat(250)) });
     status.peers = (0..60).map(|n| peer(&format!("10.5.{n}.0/24"), PeerState::Programmed, None)).collect();
     let long = "10.255.255.0/24,fd00:1111:2222:3333:4444:5555:6666:0/112";
     status.peers.push(peer(long, PeerState::Failed, Some(&"no space left on device ".repeat(9))));
@@ -92,6 +92,7 @@ fn never_wider_than_100_columns_and_problems_come_first() {
     status.peers[60].backend = "something-very-long".into();
     let text = render(&status, 5_000);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(text.contains("last error  3 s ago: write route"), "{text}");
     assert!(!text.contains('\u{1b}'));
     let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("SUBNET")).collect();
     assert!(rows[1].ends_with("failed"), "{text}");
