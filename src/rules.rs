@@ -19,7 +19,7 @@ use around::Around;
 use auto::{Chosen, Mode};
 
 /// The subnet file of an instance that has the plain name.
-const USUAL_FILE: &str = "/run/flannel/subnet.env";
+const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
 
 /// What carries the rules: nftables or iptables. Blocks neither the loop nor a packet.
 pub trait Firewall {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
+use weft_cni::masquerade::words;
 
 use crate::kernel::forward::{Closing, Rule};
 
@@ -150,29 +151,6 @@ pub fn options(spec: &str) -> Vec<String> {
 fn value(word: String) -> String {
     let net = word.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(word.parse::<std::net::IpAddr>().ok()?)));
     net.map_or(word, |net| net.to_string())
-}
-
-/// Words; quotes hold one together.
-fn words(spec: &str) -> Vec<String> {
-    let mut all = Vec::new();
-    let (mut word, mut quoted, mut escaped) = (None::<String>, false, false);
-    for c in spec.chars() {
-        match c {
-            _ if escaped => {
-                word.get_or_insert_default().push(c);
-                escaped = false;
-            }
-            '\\' if quoted => escaped = true,
-            '"' => {
-                quoted = !quoted;
-                word.get_or_insert_default();
-            }
-            ' ' if !quoted => all.extend(word.take()),
-            _ => word.get_or_insert_default().push(c),
-        }
-    }
-    all.extend(word);
-    all
 }
 
 #[cfg(test)]
