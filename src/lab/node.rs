@@ -105,8 +105,10 @@ impl Node {
         self.flags = flags;
     }
 
-    /// One more flag for the next start; it wins over an earlier one of the same name.
-    pub fn add_flag(&mut self, flag: &str) {
+    /// A flag for the next start, in the place of an earlier one of the same name.
+    pub fn set_flag(&mut self, flag: &str) {
+        let name = flag.split('=').next();
+        self.flags.retain(|other| other.split('=').next() != name);
         self.flags.push(flag.to_owned());
     }
 

@@ -147,7 +147,7 @@ fn accepts_go_with_the_flags(flag: &'static str, works: bool) {
         assert!(forward(&site).await.contains("saddr 10."), "{}", forward(&site).await);
         let node = &mut site.lab.nodes[0];
         node.stop(Signal::SIGTERM).await.unwrap();
-        node.add_flag(flag);
+        node.set_flag(flag);
         node.start().unwrap();
         let gone = async || !forward(&site).await.contains("saddr 10.");
         wait_for("the accepts to go", PATIENCE, gone).await.unwrap();
