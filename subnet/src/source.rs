@@ -2,6 +2,7 @@
 //! The store seam: one trait that etcd, the directory and Kubernetes implement, and one contract test suite run against each.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -145,6 +146,7 @@ pub trait Source {
     fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>>;
     /// Takes a lease in flannel's order (flannel-compat.md section 1), every write fenced by what was read.
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
+    /// Where subnets are assigned, what is assigned now is taken, whatever it was.
     /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours
     /// (same public address), else `Taken`. Used when the own lease was deleted, or the store was wiped, and to publish
     /// changed attributes. `was` is the public identity under which we held it so far.
@@ -160,4 +162,14 @@ pub trait Source {
     /// Keeps our lease alive until dropped: re-reads which store lease the key has now before each renewal. Reports `Event::Kept`.
     /// A lease that is gone or another's is not its business: the watch shows that to the agent.
     fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
+    /// Public addresses (IPv4, IPv6) by which the store's admin chooses this node's interface: they count more than
+    /// `--public-ip`. Asked before the uplink is picked.
+    fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {
+        Box::pin(async { Ok([None, None]) })
+    }
+    /// Tells those who look at the store whether this node's network works; `fault` says why it does not. Writes nothing when
+    /// the store says the same already.
+    fn health<'a>(&'a self, _fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
 }

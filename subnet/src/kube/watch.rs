@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The watch of all nodes: a list that becomes a watch on the same stream where the server can do that, else a list and
+//! then a watch; resumed where it broke, and begun anew when events may have been missed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::AsyncBufReadExt;
+use kube::core::WatchEvent;
+use kube::core::watch::Bookmark;
+use serde::de::IgnoredAny;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::lease::{Id, Record};
+use crate::source::{Event, random};
+
+use super::client::{Fault, Stream};
+use super::node::Node;
+use super::{KubeStore, list};
+
+/// After this long without a line the server is asked for a word: a stopped one keeps its connections open. A large cluster
+/// is never silent so long, a small one does not mind.
+const IDLE: Duration = Duration::from_secs(15);
+/// Bookmarks come each minute: a stream that brings none is dead, whatever the server says elsewhere.
+const SILENT: Duration = Duration::from_secs(150);
+/// A streaming list whose end does not come: the server does not know what it was asked for.
+const LIST_LIMIT: Duration = Duration::from_secs(60);
+/// A watch that ends sooner, having said nothing, was a failure.
+const SHORT: Duration = Duration::from_secs(1);
+const WORD_EVERY: Duration = Duration::from_secs(5);
+const SAY_EVERY: Duration = Duration::from_secs(60);
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+const GONE: u16 = 410;
+/// Marks the bookmark behind the last node of a streaming list.
+const LIST_ENDS: &str = "k8s.io/initial-events-end";
+
+/// Why a stream ended.
+enum End {
+    /// Nobody listens.
+    Closed,
+    /// The server closes each watch after its time: go on where it ended.
+    Over,
+    /// The server has no streaming lists: ask in another way.
+    Paged,
+    /// Events may have been missed.
+    Relist,
+    /// Try again.
+    Broken(&'static str, Fault),
+}
+
+/// See [`crate::source::Source::watch`].
+pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
+    let mut watch = Watch {
+        store,
+        out,
+        known: BTreeMap::new(),
+        at: None,
+        streaming: true,
+        reset: false,
+        word: None,
+        retry: RETRY_FIRST,
+        said: None,
+    };
+    loop {
+        let began = Instant::now();
+        let (what, fault) = match watch.session().await {
+            End::Closed => return,
+            End::Paged => {
+                watch.streaming = false;
+                continue;
+            }
+            End::Over if began.elapsed() >= SHORT => continue,
+            End::Over => ("watch nodes", Fault::Stream("the server closed the watch at once".to_owned())),
+            End::Relist => {
+                tracing::info!("the API server has forgotten our version of the nodes: listing again");
+                watch.at = None;
+                // Every node of the cluster hears this at once.
+                sleep(spread(RETRY_FIRST * 5)).await;
+                continue;
+            }
+            End::Broken(what, fault) => (what, fault),
+        };
+        if !watch.trouble(what, fault).await {
+            return;
+        }
+    }
+}
+
+/// Somewhere between nothing and this.
+fn spread(limit: Duration) -> Duration {
+    limit.mul_f64((random() % 1000) as f64 / 1000.0)
+}
+
+struct Watch<'a> {
+    store: &'a KubeStore,
+    out: &'a mpsc::Sender<Event>,
+    /// What was reported.
+    known: BTreeMap<Id, Record>,
+    /// The version up to which everything was reported.
+    at: Option<String>,
+    /// The server has streaming lists, as far as we know.
+    streaming: bool,
+    /// The next list is another store's.
+    reset: bool,
+    word: Option<Instant>,
+    retry: Duration,
+    said: Option<Instant>,
+}
+
+impl Watch<'_> {
+    /// Says that the server does not answer and waits. False = nobody listens.
+    async fn trouble(&mut self, what: &str, fault: Fault) -> bool {
+        let error = self.store.api.error(what, fault);
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        tracing::debug!(error = %format_args!("{error}{cause}"), "the watch broke");
+        if self.said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
+            self.said = Some(Instant::now());
+            if self.out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
+                return false;
+            }
+        }
+        sleep(self.retry / 2 + spread(self.retry / 2)).await;
+        self.retry = (self.retry * 2).min(RETRY_MAX);
+        true
+    }
+
+    async fn session(&mut self) -> End {
+        if self.at.is_none()
+            && !self.streaming
+            && let Err(end) = self.paged().await
+        {
+            return end;
+        }
+        let seconds = 300 + random() % 300;
+        let watch = format!("/api/v1/nodes?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}");
+        let path = match &self.at {
+            Some(at) => format!("{watch}&resourceVersion={at}"),
+            None => {
+                let newest = self.store.newest();
+                let from = if newest.is_empty() { "0" } else { &newest };
+                format!("{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={from}")
+            }
+        };
+        match self.store.api.stream(&path).await {
+            Ok(stream) => self.follow(stream).await,
+            // How servers say that they have no streaming lists, each in its time.
+            Err(fault) if self.at.is_none() && matches!(fault.code(), 400 | 422) => {
+                tracing::debug!(%fault, "no streaming lists here");
+                End::Paged
+            }
+            Err(fault) => self.refused(fault),
+        }
+    }
+
+    fn refused(&mut self, fault: Fault) -> End {
+        if fault.code() == GONE {
+            return End::Relist;
+        }
+        if too_new(&fault) {
+            tracing::warn!("the API server is behind what we know: it was restored from a backup, listing again");
+            self.store.forget_newest();
+            (self.at, self.reset) = (None, true);
+        }
+        End::Broken("watch nodes", fault)
+    }
+
+    /// The whole list, in pages.
+    async fn paged(&mut self) -> Result<(), End> {
+        let mut records = BTreeMap::new();
+        let from = self.store.newest();
+        let store = self.store;
+        let take = |node: Node| {
+            if let Some(record) = store.judge(&node) {
+                records.insert(record.id.clone(), record);
+            }
+        };
+        match list::all(&store.api, &from, take).await {
+            Ok(version) => self.snapshot(records, version).await,
+            Err(fault) => Err(match self.refused(fault) {
+                End::Broken(_, fault) => End::Broken("list nodes", fault),
+                end => end,
+            }),
+        }
+    }
+
+    async fn snapshot(&mut self, records: BTreeMap<Id, Record>, version: String) -> Result<(), End> {
+        let all = records.values().cloned().collect();
+        self.known = records;
+        self.at = Some(version);
+        self.well();
+        let reset = std::mem::take(&mut self.reset);
+        self.out.send(Event::Snapshot { records: all, reset }).await.map_err(|_| End::Closed)
+    }
+
+    /// The server answers.
+    fn well(&mut self) {
+        (self.retry, self.said) = (RETRY_FIRST, None);
+    }
+
+    /// Tells that the server lives, but not with each of a thousand heartbeats.
+    async fn word(&mut self) -> Result<(), End> {
+        self.well();
+        if self.word.is_some_and(|at| at.elapsed() < WORD_EVERY) {
+            return Ok(());
+        }
+        self.word = Some(Instant::now());
+        self.out.send(Event::Word).await.map_err(|_| End::Closed)
+    }
+
+    async fn follow(&mut self, mut stream: Stream) -> End {
+        let mut initial = self.at.is_none().then(BTreeMap::new);
+        let (mut line, mut last) = (Vec::new(), Instant::now());
+        let began = last;
+        loop {
+            match timeout(IDLE, stream.read_until(b'\n', &mut line)).await {
+                Ok(Ok(0)) if line.is_empty() => {
+                    return if initial.is_some() { End::Broken("list nodes", cut_off()) } else { End::Over };
+                }
+                Ok(Ok(_)) => {
+                    last = Instant::now();
+                    if let Err(end) = self.line(&line, &mut initial).await {
+                        return end;
+                    }
+                    line.clear();
+                }
+                Ok(Err(error)) => return End::Broken("watch nodes", Fault::Stream(error.to_string())),
+                // What was read of a line so far stays in it.
+                Err(_) if last.elapsed() >= SILENT => return End::Broken("watch nodes", silent()),
+                Err(_) => match self.store.api.get::<IgnoredAny>("/version").await {
+                    Ok(_) => {
+                        if let Err(end) = self.word().await {
+                            return end;
+                        }
+                    }
+                    Err(fault) => return End::Broken("watch nodes", fault),
+                },
+            }
+            if initial.is_some() && began.elapsed() >= LIST_LIMIT {
+                tracing::debug!("the streaming list has no end: paged lists from now on");
+                return End::Paged;
+            }
+        }
+    }
+
+    /// One event. While `initial` is there it belongs to the list.
+    async fn line(&mut self, line: &[u8], initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
+        let broken = |error: serde_json::Error| {
+            // The last line of a stream that was cut off.
+            let fault = if error.is_eof() { cut_off() } else { Fault::Stream(format!("no watch event: {error}")) };
+            End::Broken("watch nodes", fault)
+        };
+        let (node, deleted) = match serde_json::from_slice::<WatchEvent<Node>>(line).map_err(broken)? {
+            WatchEvent::Added(node) | WatchEvent::Modified(node) => (node, false),
+            WatchEvent::Deleted(node) => (node, true),
+            WatchEvent::Bookmark(bookmark) => return self.bookmark(bookmark, initial).await,
+            WatchEvent::Error(status) => return Err(self.refused(Fault::Kube(kube::Error::Api(status)))),
+        };
+        let record = if deleted { None } else { self.store.judge(&node) };
+        let id = &node.metadata.name;
+        if let Some(records) = initial {
+            match record {
+                Some(record) => records.insert(id.clone(), record),
+                None => records.remove(id),
+            };
+            return Ok(());
+        }
+        let change = match (record, self.known.get(id)) {
+            (Some(record), Some(old)) if record == *old => None,
+            (Some(record), _) => {
+                self.known.insert(id.clone(), record.clone());
+                Some(Ok(record))
+            }
+            (None, Some(_)) => {
+                self.known.remove(id);
+                Some(Err(id.clone()))
+            }
+            (None, None) => None,
+        };
+        if let Some(change) = change {
+            self.out.send(Event::Changes(vec![change])).await.map_err(|_| End::Closed)?;
+        }
+        self.at = Some(node.metadata.resource_version);
+        self.word().await
+    }
+
+    async fn bookmark(&mut self, mark: Bookmark, initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
+        let version = mark.metadata.resource_version;
+        let ends = mark.metadata.annotations.get(LIST_ENDS).is_some_and(|text| text == "true");
+        match initial.take() {
+            Some(records) if ends => self.snapshot(records, version).await?,
+            Some(records) => *initial = Some(records),
+            None => self.at = Some(version),
+        }
+        self.word().await
+    }
+}
+
+fn cut_off() -> Fault {
+    Fault::Stream("the answer was cut off".to_owned())
+}
+
+fn silent() -> Fault {
+    Fault::Stream(format!("not even a bookmark within {} s", SILENT.as_secs()))
+}
+
+/// The server's history is shorter than ours.
+fn too_new(fault: &Fault) -> bool {
+    let Fault::Kube(kube::Error::Api(status)) = fault else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
+        || status.message.contains("Too large resource version")
+}

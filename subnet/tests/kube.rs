@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Kubernetes store against a real API server without kubelets: the contract of the stores, and what is its alone.
+
+// The exemption of tests in .clippy.toml does not reach their helpers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+// Stores that assign subnets themselves have more to fulfil.
+#[allow(dead_code)]
+#[path = "store/contract.rs"]
+mod contract;
+#[path = "kube/own.rs"]
+mod own;
+#[path = "kube/server.rs"]
+mod server;
+#[path = "kube/watch.rs"]
+mod watch;
+
+macro_rules! contract {
+    ($($name:ident),* $(,)?) => {
+        mod in_kube {
+            $(#[tokio::test] async fn $name() { super::contract::$name(&super::server::Cluster::shared().await).await; })*
+        }
+    };
+}
+
+contract!(
+    creates_and_takes_over,
+    retakes_what_was_deleted,
+    retakes_only_what_is_ours,
+    releases_only_what_is_ours,
+    watch_tells_in_order,
+    bad_entries_stand_alone,
+    config_change_is_told,
+);
