@@ -5,6 +5,9 @@ TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 ARCH := $(shell uname -m)
 MUSL := $(ARCH)-unknown-linux-musl
 STATIC := $(TARGET_DIR)/$(MUSL)/release/weft
+STATIC_CNI := $(TARGET_DIR)/$(MUSL)/release/weft-cni
+# Bytes; the plugin is read from disk and started for every pod.
+CNI_SIZE := 2097152
 STEP := tools/step
 FUZZ_SECONDS ?= 60
 LAB_ARGS ?=
@@ -16,6 +19,7 @@ export CARGO_TERM_PROGRESS_WHEN ?= never
 export CARGO_NET_RETRY ?= 5
 
 .PHONY: help demo lab test check fmt alone static aarch64 fuzz clean-lab prepare-demo prepare-test
+.PHONY: bench bench-docs bench-micro bench-shape prepare-bench
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,7 +34,7 @@ lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--b
 
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab test-all
+	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape test-all
 
 fmt: ## formatting, checked only
 	@$(STEP) 60 "formatting" cargo fmt --all --check
@@ -41,16 +45,21 @@ check: ## clippy, warnings are errors
 # A workspace build unifies features and would hide an effect that leaked into a pure crate.
 alone: ## each crate and each feature alone
 	@$(STEP) 300 "weft-backends alone" cargo check --locked -p weft-backends
+	@$(STEP) 300 "weft-cni alone" cargo check --locked -p weft-cni
 	@$(STEP) 300 "weft-subnet without features" cargo check --locked -p weft-subnet --no-default-features
 	@for feature in $$(sed -n '/^\[features\]/,/^$$/s/^\([a-z][a-z0-9-]*\) = .*/\1/p' subnet/Cargo.toml); do \
 	  $(STEP) 300 "weft-subnet with $$feature alone" \
 	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
 	done
 
-static: ## the static binary that is released
+static: ## the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
-	@ldd $(STATIC) 2>&1 | grep -qE 'statically linked|not a dynamic' || { echo "$(STATIC) is not static" >&2; exit 1; }
-	@ls -l $(STATIC)
+	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
+	@for file in $(STATIC) $(STATIC_CNI); do \
+	  ldd $$file 2>&1 | grep -qE 'statically linked|not a dynamic' || { echo "$$file is not static" >&2; exit 1; }; \
+	done
+	@[ $$(stat -c %s $(STATIC_CNI)) -le $(CNI_SIZE) ] || { echo "$(STATIC_CNI) is larger than $(CNI_SIZE) bytes" >&2; exit 1; }
+	@ls -l $(STATIC) $(STATIC_CNI)
 
 aarch64: ## does it compile for aarch64?
 	@$(STEP) 900 "aarch64" cargo check --locked --workspace --target aarch64-unknown-linux-gnu
@@ -58,6 +67,14 @@ aarch64: ## does it compile for aarch64?
 fuzz: ## every codec under random input, FUZZ_SECONDS long in all
 	@$(STEP) $$(($(FUZZ_SECONDS) + 600)) "fuzz, $(FUZZ_SECONDS) s" \
 	  env WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p weft-subnet --all-features --test fuzz
+
+.PHONY: bench-cni
+bench-cni: static ## ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel puts flannel's beside it
+	@LAST_STEP=1 $(STEP) 600 "CNI plugin" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench add
+
+.PHONY: bench-pods
+bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/path/to/flannel as above
+	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: test-lab test-all
 test-lab:
@@ -67,11 +84,31 @@ test-all:
 	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh, VM" \
 	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
 
+# FLANNELD=/path/to/flanneld adds its figures. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
+BENCH_ARGS ?=
+bench: prepare-bench static ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
+	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
+	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
+
+bench-docs: ## write table and plots of the last `make bench` into docs/bench
+	@cargo run --quiet --release --locked -p weft-bench -- docs --out $(TARGET_DIR)/bench --docs docs/bench
+
+bench-micro: ## plan, diff and codecs: time and allocations
+	@$(STEP) 1200 "micro-benches" cargo bench --locked -p weft-bench
+
+# The build of the tests: this bench looks at shapes, its own speed matters little.
+bench-shape: ## at most 60 s: does any cost grow as it must not?
+	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
+	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
+
 clean-lab: ## remove what killed or failed labs left behind (files only: namespaces and processes end with a lab)
 	@tools/clean-lab
 
 prepare-demo: ## install what a build and the lab need
 	@tools/prepare demo
+
+prepare-bench: ## install what the bench and `weft lab --measure` need
+	@tools/prepare bench
 
 prepare-test: ## install what the tests need too
 	@tools/prepare test

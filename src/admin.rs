@@ -14,6 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::health::Readiness;
 use crate::status::Status;
 
 /// One question and its answer may take so long.
@@ -32,12 +33,15 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 enum Question {
     Status {},
+    /// What the CNI plugin asks for every pod: answered without the agent's loop, in the middle of a pass too.
+    Ready {},
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Status(Box<Status>),
+    Ready { ready: bool, problems: Vec<String> },
     Error(String),
 }
 
@@ -71,14 +75,14 @@ impl Admin {
     }
 
     /// Answers until dropped.
-    pub async fn serve(&self, agent: mpsc::Sender<Request>) {
+    pub async fn serve(&self, agent: mpsc::Sender<Request>, readiness: Readiness) {
         let mut clients = tokio::task::JoinSet::new();
         loop {
             while clients.try_join_next().is_some() {}
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let agent = agent.clone();
-                    clients.spawn(async move { tokio::time::timeout(LIMIT, client(stream, agent)).await });
+                    let (agent, readiness) = (agent.clone(), readiness.clone());
+                    clients.spawn(async move { tokio::time::timeout(LIMIT, client(stream, agent, readiness)).await });
                 }
                 Err(error) => {
                     tracing::debug!(%error, "accept on the socket");
@@ -100,7 +104,7 @@ pub fn answers(path: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(path).is_ok()
 }
 
-async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>) -> io::Result<()> {
+async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness: Readiness) -> io::Result<()> {
     let mut line = String::new();
     let (read, mut write) = stream.split();
     BufReader::new(read.take(QUESTION)).read_line(&mut line).await?;
@@ -109,6 +113,10 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>) -> io::Res
             Some(status) => Answer::Status(Box::new(status)),
             None => Answer::Error("the agent is ending".to_owned()),
         },
+        Ok(Question::Ready {}) => {
+            let problems = readiness.reasons();
+            Answer::Ready { ready: problems.is_empty(), problems }
+        }
         Err(error) => Answer::Error(format!("not a question this version knows: {error}")),
     };
     let mut text = serde_json::to_string(&answer)?;
@@ -136,6 +144,7 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
         match serde_json::from_str(&text).with_context(|| format!("read the answer on {place}"))? {
             Answer::Status(status) => Ok(*status),
             Answer::Error(error) => anyhow::bail!("the agent on {place} says: {error}"),
+            Answer::Ready { .. } => anyhow::bail!("the agent on {place} answered another question"),
         }
     };
     let late = || format!("the agent on {place} did not answer within {} s: it is stuck, see its log", LIMIT.as_secs());
@@ -161,7 +170,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(Admin::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         let (ask, mut asked) = mpsc::channel(1);
-        let server = tokio::spawn(async move { admin.serve(ask).await });
+        let server = tokio::spawn(async move { admin.serve(ask, Readiness::new()).await });
         let agent = tokio::spawn(async move {
             while let Some(Request::Status(reply)) = asked.recv().await {
                 reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap();
@@ -173,6 +182,11 @@ mod tests {
         let mut text = String::new();
         raw.read_to_string(&mut text).await.unwrap();
         assert!(text.starts_with("{\"error\":\"not a question"), "{text}");
+        let mut plugin = UnixStream::connect(&path).await.unwrap();
+        plugin.write_all(b"{\"ready\":{}}\n").await.unwrap();
+        let mut text = String::new();
+        plugin.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "{\"ready\":{\"ready\":false,\"problems\":[\"the agent is starting\"]}}\n");
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
         assert!(!path.exists(), "the socket goes with its server");

@@ -95,7 +95,8 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     if let Some(address) = options.health {
         helpers.spawn_local(health::serve(address, readiness.clone(), metrics.clone()));
     }
-    helpers.spawn_local(async move { admin.serve(requests).await });
+    let ready = readiness.clone();
+    helpers.spawn_local(async move { admin.serve(requests, ready).await });
     let mut notify = Notify::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 

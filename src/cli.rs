@@ -5,6 +5,7 @@
 
 mod argv;
 mod build;
+pub mod doctor;
 pub mod duration;
 pub mod flags;
 
@@ -68,6 +69,8 @@ pub enum Task {
     },
     /// `weft lab`.
     Lab(crate::lab::LabArgs),
+    /// `weft doctor pods`: where to look, and whether to clear.
+    DoctorPods(crate::doctor::Places, bool),
 }
 
 /// `weft agent`.
@@ -126,6 +129,9 @@ enum Command {
     /// Look at leases, remove one.
     #[command(subcommand)]
     Lease(LeaseCommand),
+    /// Find what was left behind on this machine.
+    #[command(subcommand)]
+    Doctor(doctor::DoctorCommand),
     /// Run a whole cluster in network namespaces on this machine, break it and watch it heal.
     Lab(crate::lab::LabArgs),
     /// Print the version.
@@ -249,17 +255,22 @@ fn task(command: Command, given: impl Fn(&str) -> bool) -> Result<Task, Exit> {
         }),
         Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store)?),
         Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store)?, flags.id),
+        Command::Doctor(doctor::DoctorCommand::Pods(flags)) => {
+            let fix = flags.fix;
+            Task::DoctorPods(flags.into(), fix)
+        }
         Command::Lab(args) => Task::Lab(args),
         Command::Version => Task::Version { flag: false },
     })
 }
 
-/// How many words name the command, and which flags that command has. A lab's command line is its own: no Go forms, no environment.
+/// How many words name the command, and which flags that command has. The command lines of lab and doctor are
+/// their own: no Go forms, no environment.
 fn leaf(words: &[String]) -> (usize, Flags) {
     let mut command = Cli::command();
     let mut depth = words.len().min(1);
     while let Some(next) = words.get(depth).and_then(|word| command.find_subcommand(word)) {
-        if next.get_name() == "lab" {
+        if ["lab", "doctor"].contains(&next.get_name()) {
             return (words.len(), Flags::new());
         }
         command = next.clone();

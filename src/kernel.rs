@@ -10,12 +10,11 @@ pub mod linux;
 pub mod monitor;
 pub mod nexthop;
 mod observe;
-pub mod socket;
 pub mod sysctl;
-pub mod wire;
 
 pub use linux::{LinuxKernel, LinuxOptions};
 pub use monitor::{LinuxMonitor, MonitorOptions};
+pub use weft_netlink::{socket, wire};
 
 use std::io;
 use std::net::IpAddr;

@@ -4,7 +4,9 @@
 //! Nothing of it can outlive its process: namespaces hang on a private mount namespace, processes on their parent's life.
 
 pub mod cluster;
+pub mod cni;
 pub mod fault;
+pub mod measure;
 pub mod net;
 pub mod node;
 pub mod options;
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 pub use cluster::Lab;
+pub use cni::{Pods, Wiring};
 pub use options::{BackendKind, Families, LabOptions};
 pub use shell::shell;
 pub use store::StoreKind;
@@ -34,6 +37,9 @@ pub struct LabArgs {
     /// The cluster.
     #[command(flatten)]
     pub options: LabOptions,
+    /// Measure each backend beside the bare underlay (iperf3, ping), in place of breaking things
+    #[arg(long, conflicts_with_all = ["backend", "ipv6", "router", "direct_routing", "keep"])]
+    pub measure: bool,
     /// Something else than running one.
     #[command(subcommand)]
     pub command: Option<LabCommand>,
@@ -56,6 +62,12 @@ pub enum LabCommand {
 pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     match args.command {
         Some(LabCommand::Shell { node }) => shell(&node),
+        None if args.measure => {
+            tokio::select! {
+                done = measure::run(&args.options) => done.map(|()| ExitCode::SUCCESS),
+                () = shutdown => Ok(ExitCode::FAILURE),
+            }
+        }
         None => run(args.options, shutdown).await,
     }
 }

@@ -5,6 +5,7 @@ pub mod admin;
 pub mod agent;
 pub mod cleanup;
 pub mod cli;
+pub mod doctor;
 pub mod fights;
 pub mod files;
 pub mod health;

@@ -10,7 +10,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
-use weft::{admin, agent, cleanup, leases, log, status};
+use weft::{admin, agent, cleanup, doctor, leases, log, status};
 use weft_subnet::env::SubnetEnv;
 
 fn main() -> ExitCode {
@@ -65,8 +65,24 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Version { flag: false } => Ok(show(&format!("{version}\n"))),
+        Task::DoctorPods(places, fix) => doctor_pods(&places, fix),
         Task::Lab(args) => weft::lab::main(args, shutdown()?).await,
     }
+}
+
+fn doctor_pods(places: &doctor::Places, fix: bool) -> anyhow::Result<ExitCode> {
+    let report = doctor::examine(places).context("examine pods")?;
+    let shown = show(&report.render(places));
+    let mut left = report.leaks().count();
+    if fix {
+        let done = doctor::fix(&report, places);
+        left = done.iter().filter(|done| done.is_err()).count();
+        done.iter().for_each(|done| match done {
+            Ok(text) => drop(show(&format!("{text}\n"))),
+            Err(text) => eprintln!("weft: {text}"),
+        });
+    }
+    Ok(if left == 0 { shown } else { ExitCode::from(cli::FAILURE) })
 }
 
 fn no_agent(socket: &std::path::Path, why: &str) -> anyhow::Result<()> {

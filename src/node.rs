@@ -5,7 +5,7 @@ mod host;
 mod lease;
 mod peers;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,8 +38,10 @@ use crate::sysctls;
 const AUDIT_SHARE: u32 = 400;
 /// More entries than this in one look are a reason to look at everything.
 const MANY: usize = 256;
-/// After a look at everything the next one for news of the kernel waits this many times as long as it took: a daemon that
-/// rewrites links or routes all the time gets a fifth of a core at most.
+/// So many looks at everything in [`LOOKS_IN`] follow news of the kernel at once. After more of them the next one waits
+/// [`REST`] times as long as the last one took: a daemon that rewrites links or routes all the time gets a fifth of a core at most.
+const LOOKS: usize = 6;
+const LOOKS_IN: Duration = Duration::from_secs(10);
 const REST: u32 = 4;
 /// A dump that failed is tried again after this time.
 const DUMP_AGAIN: Duration = Duration::from_secs(1);
@@ -97,6 +99,8 @@ pub struct Node<K> {
     pub(crate) troubled: (u64, usize, usize),
     pub(crate) audit_interval: Duration,
     next_audit: Instant,
+    /// When everything was looked at, of late.
+    looks: VecDeque<Instant>,
     /// News of the kernel that ask for a look at everything wait until then.
     quiet_until: Instant,
     next_ping: Option<Instant>,
@@ -136,6 +140,7 @@ impl<K: Kernel> Node<K> {
             last_error: None,
             troubled: (0, 0, 0),
             next_audit: now,
+            looks: VecDeque::new(),
             quiet_until: now,
             trouble_said: Patience::default(),
         }
@@ -335,7 +340,9 @@ impl<K: Kernel> Node<K> {
 
     fn rest(&mut self, since: Instant) {
         let now = Instant::now();
-        self.quiet_until = now + (now - since) * REST;
+        self.looks.retain(|at| now - *at < LOOKS_IN);
+        self.looks.push_back(now);
+        self.quiet_until = if self.looks.len() > LOOKS { now + (now - since) * REST } else { now };
     }
 
     async fn write(&mut self, changed: Vec<Changed>) {

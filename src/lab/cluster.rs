@@ -63,7 +63,7 @@ impl Lab {
             node.set_flags(flags);
             nodes.push(node);
         }
-        Ok(Lab { nodes, store, fabric, dir, _lock: lock, pods: options.pods.into() })
+        Ok(Lab { nodes, store, fabric, dir, _lock: lock, pods: options.pods.count.into() })
     }
 
     /// Builds it, starts every agent at once, waits until all are ready, and adds the pods.

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use nix::sys::signal::Signal;
 use tokio::process::Child;
 
+use super::cni::Cni;
 use super::net::{Netns, checked};
 use super::options::LabOptions;
 use super::{process, wait_for};
@@ -67,6 +68,7 @@ pub struct Node {
     exe: PathBuf,
     flags: Vec<String>,
     agent: Option<Child>,
+    cni: Option<Cni>,
 }
 
 impl Node {
@@ -79,7 +81,8 @@ impl Node {
         fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
         let log = lab.join("logs").join(format!("{}.log", ns.name()));
         let exe = options.agent_exe()?;
-        Ok(Node { ns, uplink, pods: Vec::new(), dir, log, exe, flags: Vec::new(), agent: None })
+        let cni = Cni::install(&dir, &dir.join("subnet.env"), &exe, options.pods.wiring)?;
+        Ok(Node { ns, uplink, pods: Vec::new(), dir, log, exe, flags: Vec::new(), agent: None, cni })
     }
 
     /// Its name.
@@ -176,6 +179,14 @@ impl Node {
     /// # Errors
     /// When a link, address or route is refused.
     pub async fn add_pods(&mut self, count: usize) -> Result<()> {
+        if let Some(cni) = &self.cni {
+            for number in 1..=count {
+                let ns = Netns::add(&format!("{}-p{number}", self.name())).await?;
+                let addrs = cni.add(&self.ns, &ns).await?;
+                self.pods.push(Pod { ns, addrs });
+            }
+            return Ok(());
+        }
         let net = self.pod_net().await?;
         let mut lines = format!("link add cni0 mtu {} type bridge\nlink set cni0 up\n", net.mtu);
         for gateway in &net.gateways {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use super::cni::Pods;
 use super::store::StoreKind;
 
 /// The backend of every node.
@@ -49,9 +50,9 @@ pub struct LabOptions {
     /// Number of nodes, 2 to 200
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=200))]
     pub nodes: u8,
-    /// Pods on each node, 1 to 100
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=100))]
-    pub pods: u8,
+    /// Pods on each node, 1 to 100; wired by the CNI plugin: `cni`, `cni-veth`, `cni:3`
+    #[arg(long, default_value = "2")]
+    pub pods: Pods,
     /// How nodes reach each other's pods
     #[arg(long, value_enum, default_value_t)]
     pub backend: BackendKind,
@@ -88,7 +89,7 @@ impl Default for LabOptions {
     fn default() -> Self {
         LabOptions {
             nodes: 3,
-            pods: 1,
+            pods: Pods { count: 1, ..Pods::default() },
             backend: BackendKind::default(),
             store: StoreKind::default(),
             ipv6: false,

@@ -67,7 +67,7 @@ impl SubnetEnv {
 }
 
 /// One line of a dotenv file: `[export ]KEY=value`, value bare (up to ` #`) or quoted.
-fn assignment(line: &str) -> Option<(&str, &str)> {
+pub fn assignment(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     let line = line.strip_prefix("export ").unwrap_or(line);
     let (key, value) = line.split_once('=')?;

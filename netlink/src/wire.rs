@@ -84,6 +84,12 @@ impl Writer {
         self.bytes[at..at + 2].copy_from_slice(&len.to_ne_bytes());
     }
 
+    /// A fixed header inside an attribute (`ifinfomsg` of a veth's other end).
+    pub fn fixed(&mut self, header: &[u8]) {
+        self.bytes.extend_from_slice(header);
+        self.pad();
+    }
+
     /// What was written.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! On what it was measured.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::options::Options;
+use crate::site::command;
+
+/// Machine, kernel and versions, by name.
+///
+/// # Errors
+/// When a binary cannot be asked for its version.
+pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
+    let field = |name: &str| cpuinfo.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, v)| v.trim()));
+    let cpu = field("model name").or(field("CPU implementer")).unwrap_or("unknown").to_owned();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kb: Option<f64> = meminfo.lines().next().and_then(|l| l.split_whitespace().nth(1)?.parse().ok());
+    let memory = kb.map_or_else(|| "unknown memory".to_owned(), |kb| format!("{:.0} GB", kb / 1024.0 / 1024.0));
+    let first = |text: String| text.lines().next().unwrap_or_default().trim().to_owned();
+    let weft = options.weft.to_string_lossy();
+    let mut about = vec![
+        ("machine".to_owned(), format!("{cpus} x {cpu}, {memory}")),
+        ("kernel".to_owned(), first(command("uname", &["-srm"])?)),
+        ("load at the start".to_owned(), load()),
+        ("weft".to_owned(), first(command(&weft, &["version"])?)),
+        ("etcd".to_owned(), first(command("etcd", &["--version"])?)),
+        ("date".to_owned(), first(command("date", &["-u", "+%Y-%m-%d"])?)),
+    ];
+    if let Some(path) = &options.flanneld {
+        about.push(("flanneld".to_owned(), flanneld(path)?));
+    }
+    Ok(about)
+}
+
+/// Processes that wanted a processor before the run began: what there is to distrust.
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(2).collect::<Vec<_>>().join(", ")
+}
+
+/// It prints its version to standard error.
+fn flanneld(path: &Path) -> Result<String> {
+    let out = std::process::Command::new(path).arg("--version").output();
+    let out = out.with_context(|| format!("start {}", path.display()))?;
+    let text = [out.stdout, out.stderr].concat();
+    Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// Size of a file, MB.
+///
+/// # Errors
+/// When it is not there.
+pub fn size_mb(path: &Path) -> Result<f64> {
+    let data = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
+    Ok(data.len() as f64 / 1024.0 / 1024.0)
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The last run as documents: docs/bench/README.md and the plots beside it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::measure::{Run, Who};
+use crate::{plots, table, targets};
+
+/// Between these two lines the first page shows the last run.
+const BEGIN: &str = "<!-- bench -->";
+const END: &str = "<!-- /bench -->";
+
+/// Writes them, and shows the most important ones on the project's first page.
+///
+/// # Errors
+/// When there was no run, or a file cannot be written.
+pub fn write(out: &Path, docs: &Path, readme: &Path) -> Result<()> {
+    let path = out.join("results.json");
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("read {} (`make bench` writes it)", path.display()))?;
+    let run: Run = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+    fs::create_dir_all(docs).with_context(|| format!("create {}", docs.display()))?;
+    let drawn = plots::draw(&run, docs)?;
+    let page = docs.join("README.md");
+    fs::write(&page, render(&run, &drawn)).with_context(|| format!("write {}", page.display()))?;
+    let text = fs::read_to_string(readme).with_context(|| format!("read {}", readme.display()))?;
+    let text =
+        filled(&text, &excerpt(&run, &drawn, docs)).with_context(|| format!("no {BEGIN} in {}", readme.display()))?;
+    fs::write(readme, text).with_context(|| format!("write {}", readme.display()))
+}
+
+/// The text with this between its marks.
+fn filled(text: &str, between: &str) -> Option<String> {
+    let (head, rest) = text.split_once(BEGIN)?;
+    let (_, tail) = rest.split_once(END)?;
+    Some(format!("{head}{BEGIN}\n{between}{END}{tail}"))
+}
+
+/// What the first page shows: cold starts, in three columns, and the plots of them.
+fn excerpt(run: &Run, plots: &[String], docs: &Path) -> String {
+    let mut text = "\n| cold start, ms | floor | weft | flanneld |\n|---|--:|--:|--:|\n".to_owned();
+    for at in run.sites() {
+        let cells = [Who::Floor, Who::Weft, Who::Flanneld].map(|who| table::shown(run.cell(at, "cold start", who)));
+        let _ = writeln!(text, "| {}, {} peers | {} |", at.0, at.1, cells.join(" | "));
+    }
+    let about = |name: &str| run.about.iter().find(|(n, _)| n == name).map_or("", |(_, value)| value.as_str());
+    let _ = writeln!(text, "\n{}, {}.\n", about("machine"), about("kernel"));
+    for plot in plots {
+        let _ = writeln!(text, "![{}]({})", plot.trim_end_matches(".svg"), docs.join(plot).display());
+    }
+    text + "\n"
+}
+
+fn render(run: &Run, plots: &[String]) -> String {
+    let mut page = "<!-- Written by `make bench-docs` from the last `make bench`. -->\n# Measured\n\n".to_owned();
+    page += "Floor: the same entries as prepared batches through a bare netlink socket; for events a bare etcd watcher that\n\
+             writes one batch for what it hears; for repairs a bare netlink watcher that writes back what was deleted. All three\n\
+             columns come from the same run: trust ratios and growth, not digits. How each row is measured:\n\
+             [method.md](method.md).\n\n";
+    for (name, value) in &run.about {
+        let _ = writeln!(page, "- {name}: {value}");
+    }
+    page.push('\n');
+    for plot in plots {
+        let _ = writeln!(page, "![{}]({plot})", plot.trim_end_matches(".svg"));
+    }
+    page += "\n## Targets\n\n";
+    page += &table::targets_markdown(&targets::check(run));
+    page += "\n## Everything\n";
+    page += &table::markdown(run);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::Cell;
+
+    #[test]
+    fn the_last_run_replaces_the_one_before_on_the_first_page() {
+        let dir = tempfile::tempdir().unwrap();
+        let (out, docs, readme) = (dir.path().join("out"), dir.path().join("docs"), dir.path().join("README.md"));
+        fs::create_dir(&out).unwrap();
+        fs::write(&readme, format!("before\n{BEGIN}\nstale\n{END}\nafter\n")).unwrap();
+        let mut run = Run { about: vec![("kernel".into(), "Linux 6.18".into())], ..Run::default() };
+        for (peers, weft) in [(1000, 30.0), (5000, 120.0)] {
+            run.note(("vxlan", peers), "cold start", Who::Weft, Cell::Value(weft));
+            run.note(("vxlan", peers), "cold start", Who::Flanneld, Cell::Cut(120.0));
+        }
+        fs::write(out.join("results.json"), serde_json::to_string(&run).unwrap()).unwrap();
+        write(&out, &docs, &readme).unwrap();
+        write(&out, &docs, &readme).unwrap();
+        let text = fs::read_to_string(&readme).unwrap();
+        assert!(text.starts_with("before\n") && text.ends_with("\nafter\n") && !text.contains("stale"), "{text}");
+        assert_eq!(text.matches("| vxlan, 5000 peers |  | 120 | cut, 120 s |").count(), 1, "{text}");
+        let page = fs::read_to_string(docs.join("README.md")).unwrap();
+        assert!(page.contains("![cold-vxlan](cold-vxlan.svg)") && docs.join("cold-vxlan.svg").exists());
+        assert!(page.contains("- kernel: Linux 6.18"), "{page}");
+    }
+}

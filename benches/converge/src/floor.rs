@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The floor: what the kernel and the store cost whoever uses them. The same entries as prepared batches through a bare
+//! netlink socket, and bare watchers that write one batch for what they hear.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use etcd_client::{EventType, WatchOptions};
+use nix::libc;
+use weft::kernel::encode::{self, Exit, NewNexthop};
+use weft::kernel::socket::{NLM_F_ACK, Netlink};
+use weft::kernel::wire::{Writer, messages};
+
+use crate::peers::{Backend, Peer, Table, by_inner};
+use crate::process::cpu_of;
+use crate::site::Node;
+use crate::store::{connect, runtime};
+use crate::watch;
+
+/// Messages per datagram: the flat part of the measured curve.
+const BATCH: usize = 128;
+/// The most messages that one peer needs, both families.
+const PER_PEER: usize = 8;
+/// As the agents mark theirs.
+const PROTOCOL: u8 = 90;
+const ID: u32 = 0x1000_0000;
+/// Receive buffer of the bare monitor, bytes.
+const BUFFER: usize = 64 << 20;
+const DATAGRAM: usize = 64 << 10;
+
+/// A datagram and the number of its last message, which asks for the acknowledgement.
+pub type Datagram = (Vec<u8>, u32);
+
+/// Makes datagrams from peers.
+pub struct Batcher {
+    backend: Backend,
+    /// Index of the outgoing device, for each family.
+    devices: [u32; 2],
+    writer: Writer,
+    queued: usize,
+    seq: u32,
+    done: Vec<Datagram>,
+}
+
+impl Batcher {
+    /// For a node whose devices stand.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub fn new(node: &Node, backend: Backend) -> Result<Batcher> {
+        let devices = match backend {
+            Backend::HostGw => [node.index("eth0")?; 2],
+            Backend::Vxlan => [node.index("flannel.1")?; 2],
+            Backend::VxlanDual => [node.index("flannel.1")?, node.index("flannel-v6.1")?],
+        };
+        Ok(Batcher { backend, devices, writer: Writer::default(), queued: 0, seq: 0, done: Vec::new() })
+    }
+
+    /// Everything for one peer.
+    ///
+    /// # Errors
+    /// As [`Peer::subnet`].
+    pub fn add(&mut self, peer: Peer) -> Result<()> {
+        self.room();
+        for v6 in self.backend.families().iter().copied() {
+            for table in self.tables(v6) {
+                self.entry(peer, *table)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What changes when the peer's public address does.
+    ///
+    /// # Errors
+    /// As [`Peer::subnet`].
+    pub fn change(&mut self, peer: Peer) -> Result<()> {
+        self.room();
+        if self.backend == Backend::HostGw {
+            self.entry(peer, Table::Route)?;
+            encode::delete_nexthop(&mut self.writer, id(Peer { moved: !peer.moved, ..peer }));
+            self.end();
+            return Ok(());
+        }
+        for v6 in self.backend.families().iter().copied() {
+            self.entry(peer, self.tables(v6)[0])?;
+        }
+        Ok(())
+    }
+
+    /// Takes everything of a peer away.
+    ///
+    /// # Errors
+    /// As [`Peer::subnet`].
+    pub fn remove(&mut self, peer: Peer) -> Result<()> {
+        self.room();
+        for v6 in self.backend.families().iter().copied() {
+            let device = self.devices[usize::from(v6)];
+            let (net, metric) = (peer.subnet(v6)?, if v6 { 1024 } else { 0 });
+            let exit = if v6 { Exit::Gateway(peer.inner(v6), device, true) } else { Exit::Nexthop(id(peer)) };
+            encode::route(&mut self.writer, net, metric, exit, None);
+            self.end();
+            if !v6 {
+                encode::delete_nexthop(&mut self.writer, id(peer));
+                self.end();
+            }
+            if self.backend != Backend::HostGw {
+                encode::neighbour(&mut self.writer, device, peer.inner(v6), None);
+                self.end();
+                encode::fdb(&mut self.writer, device, peer.mac(v6), None);
+                self.end();
+            }
+        }
+        Ok(())
+    }
+
+    /// One entry, written as it should be.
+    ///
+    /// # Errors
+    /// As [`Peer::subnet`].
+    pub fn entry(&mut self, peer: Peer, table: Table) -> Result<()> {
+        let v6 = matches!(table, Table::Fdb6 | Table::Neigh6 | Table::Route6);
+        let device = self.devices[usize::from(v6)];
+        match table {
+            Table::Fdb | Table::Fdb6 => encode::fdb(&mut self.writer, device, peer.mac(v6), Some(peer.outer(v6))),
+            Table::Neigh | Table::Neigh6 => {
+                encode::neighbour(&mut self.writer, device, peer.inner(v6), Some(peer.mac(v6)));
+            }
+            Table::Route => {
+                let host_gw = self.backend == Backend::HostGw;
+                let via = if host_gw { peer.outer(false) } else { peer.inner(false) };
+                let new = NewNexthop { id: id(peer), protocol: PROTOCOL, via, index: device, onlink: !host_gw };
+                encode::new_nexthop(&mut self.writer, &new);
+                self.end();
+                encode::route(&mut self.writer, peer.subnet(false)?, 0, Exit::Nexthop(id(peer)), Some(PROTOCOL));
+            }
+            Table::Route6 => {
+                let exit = Exit::Gateway(peer.inner(true), device, true);
+                encode::route(&mut self.writer, peer.subnet(true)?, 1024, exit, Some(PROTOCOL));
+            }
+        }
+        self.end();
+        Ok(())
+    }
+
+    /// One entry that someone deleted. A route that went has left its nexthop behind.
+    ///
+    /// # Errors
+    /// As [`Peer::subnet`].
+    pub fn restore(&mut self, peer: Peer, table: Table) -> Result<()> {
+        if table != Table::Route {
+            return self.entry(peer, table);
+        }
+        encode::route(&mut self.writer, peer.subnet(false)?, 0, Exit::Nexthop(id(peer)), Some(PROTOCOL));
+        self.end();
+        Ok(())
+    }
+
+    /// Deletes one entry, whoever wrote it: a fault.
+    ///
+    /// # Errors
+    /// As [`Peer::subnet`].
+    pub fn break_entry(&mut self, peer: Peer, table: Table) -> Result<()> {
+        let v6 = matches!(table, Table::Fdb6 | Table::Neigh6 | Table::Route6);
+        let device = self.devices[usize::from(v6)];
+        match table {
+            Table::Fdb | Table::Fdb6 => encode::fdb(&mut self.writer, device, peer.mac(v6), None),
+            Table::Neigh | Table::Neigh6 => encode::neighbour(&mut self.writer, device, peer.inner(v6), None),
+            Table::Route | Table::Route6 => {
+                encode::route(&mut self.writer, peer.subnet(v6)?, if v6 { 1024 } else { 0 }, Exit::Any, None);
+            }
+        }
+        self.end();
+        Ok(())
+    }
+
+    /// The datagrams made so far; begins anew.
+    pub fn take(&mut self) -> Vec<Datagram> {
+        self.close();
+        std::mem::take(&mut self.done)
+    }
+
+    fn tables(&self, v6: bool) -> &'static [Table] {
+        match (self.backend, v6) {
+            (Backend::HostGw, _) => &[Table::Route],
+            (_, false) => &[Table::Fdb, Table::Neigh, Table::Route],
+            (_, true) => &[Table::Fdb6, Table::Neigh6, Table::Route6],
+        }
+    }
+
+    fn room(&mut self) {
+        if self.queued + PER_PEER > BATCH {
+            self.close();
+        }
+    }
+
+    fn end(&mut self) {
+        self.seq += 1;
+        self.writer.end(self.seq);
+        self.queued += 1;
+    }
+
+    fn close(&mut self) {
+        if self.queued > 0 {
+            self.writer.flag_last(NLM_F_ACK);
+            self.done.push((self.writer.bytes().to_vec(), self.seq));
+            self.writer.clear();
+            self.queued = 0;
+        }
+    }
+}
+
+fn id(peer: Peer) -> u32 {
+    ID + peer.number as u32 + if peer.moved { 1 << 20 } else { 0 }
+}
+
+/// Sends datagrams; each message must be taken.
+///
+/// # Errors
+/// The first refusal.
+pub fn write(netlink: &mut Netlink, datagrams: &[Datagram]) -> Result<()> {
+    for (bytes, last) in datagrams {
+        let replies = netlink.exchange(bytes, *last).context("write a batch")?;
+        if let Some(refusal) = replies.refused.first() {
+            bail!("the kernel refused an entry: {} {}", refusal.errno, refusal.text);
+        }
+        ensure!(replies.complete, "an acknowledgement was lost");
+    }
+    Ok(())
+}
+
+/// A bare watcher on a thread of its own. [`Bare::stop`] it to see whether it failed.
+pub struct Bare {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Duration>>,
+}
+
+impl Bare {
+    /// Ends it: the CPU time of its thread.
+    ///
+    /// # Errors
+    /// What stopped it before.
+    pub fn stop(self) -> Result<Duration> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().ok().context("a bare watcher panicked")?
+    }
+
+    /// Watches etcd, and writes one batch for each of its answers. Peers below `first_new` are in the kernel already.
+    ///
+    /// # Errors
+    /// When etcd does not answer, or the devices are missing.
+    pub fn of_store(node: &Node, backend: Backend, first_new: usize) -> Result<Bare> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (twin, batcher) = (Arc::clone(&stop), Batcher::new(node, backend)?);
+        let (ready, open) = std::sync::mpsc::sync_channel(1);
+        let thread = node.run(move || {
+            let netlink = Netlink::open();
+            std::thread::spawn(move || runtime()?.block_on(follow((batcher, first_new), netlink?, &twin, ready)))
+        })?;
+        let bare = Bare { stop, thread };
+        match open.recv() {
+            Ok(()) => Ok(bare),
+            Err(_) => Err(bare.stop().err().context("a bare watcher ended")?),
+        }
+    }
+
+    /// Watches the kernel, and writes back what is deleted.
+    ///
+    /// # Errors
+    /// When a socket or the devices are missing.
+    pub fn of_kernel(node: &Node, backend: Backend) -> Result<Bare> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (twin, mut batcher) = (Arc::clone(&stop), Batcher::new(node, backend)?);
+        let thread = node.run(move || -> Result<JoinHandle<Result<Duration>>> {
+            let (socket, mut netlink) = (watch::listen(BUFFER)?, Netlink::open()?);
+            Ok(std::thread::spawn(move || {
+                let mut buffer = vec![0; DATAGRAM];
+                while !twin.load(Ordering::Relaxed) {
+                    let Some(bytes) = watch::next(&socket, &mut buffer).context("read a monitor")? else { continue };
+                    for (table, number, there) in messages(bytes).filter_map(|m| watch::entry(&m)) {
+                        if !there {
+                            batcher.restore(Peer::new(number), table)?;
+                        }
+                    }
+                    write(&mut netlink, &batcher.take())?;
+                }
+                cpu_of("thread-self")
+            }))
+        })??;
+        Ok(Bare { stop, thread })
+    }
+}
+
+async fn follow(
+    (mut batcher, first_new): (Batcher, usize),
+    mut netlink: Netlink,
+    stop: &AtomicBool,
+    ready: std::sync::mpsc::SyncSender<()>,
+) -> Result<Duration> {
+    let mut client = connect().await?;
+    let prefix = "/coreos.com/network/subnets/";
+    let mut stream = client.watch(prefix, Some(WatchOptions::new().with_prefix())).await.context("watch leases")?;
+    ready.send(()).ok().context("nobody waits")?;
+    // Peers that this watcher has added, and whether they have moved since.
+    let mut known: HashMap<usize, bool> = HashMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(message) = tokio::time::timeout(Duration::from_millis(50), stream.message()).await else { continue };
+        let message = message.context("read a watch")?.context("the watch ended")?;
+        for event in message.events() {
+            let Some(kv) = event.kv() else { continue };
+            let id = kv.key_str().context("read a key")?.trim_start_matches(prefix);
+            let inner = id.split_once('-').and_then(|(ip, _)| ip.parse().ok());
+            let Some(number) = inner.and_then(by_inner) else { continue };
+            match (event.event_type(), known.get(&number)) {
+                (EventType::Delete, moved) => {
+                    // Only the nexthop of a host-gw peer moves with its address.
+                    let moved = batcher.backend == Backend::HostGw && moved == Some(&true);
+                    batcher.remove(Peer { number, moved })?;
+                    known.remove(&number);
+                }
+                (EventType::Put, None) if number < first_new => {}
+                (EventType::Put, None) => {
+                    batcher.add(Peer::new(number))?;
+                    known.insert(number, false);
+                }
+                (EventType::Put, Some(_)) => {
+                    batcher.change(Peer { number, moved: true })?;
+                    known.insert(number, true);
+                }
+            }
+        }
+        write(&mut netlink, &batcher.take())?;
+    }
+    cpu_of("thread-self")
+}
+
+/// Deletes a link, and returns when it is gone with all that was on it.
+///
+/// # Errors
+/// As [`write`].
+pub fn delete_link(netlink: &mut Netlink, index: u32) -> Result<()> {
+    let mut w = Writer::default();
+    w.begin(libc::RTM_DELLINK, encode::PLAIN | NLM_F_ACK, &encode::ifinfomsg(index, 0, 0));
+    w.end(1);
+    write(netlink, &[(w.bytes().to_vec(), 1)])
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line.
+
+use std::path::PathBuf;
+
+use crate::peers::Backend;
+
+/// Measures weft beside the kernel's floor and flanneld, with a real etcd, in network namespaces of its own. Needs root.
+#[derive(Debug, clap::Parser)]
+#[command(name = "weft-bench")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub task: Task,
+}
+
+/// Subcommands.
+#[derive(Debug, clap::Subcommand)]
+pub enum Task {
+    /// Measure; table on the terminal, JSON and plots into a directory
+    Run(Options),
+    /// At most 60 s: fails when a cost has the wrong shape, never on time
+    Shape(ShapeOptions),
+    /// Write the last run's table and plots as documents
+    Docs {
+        /// Where the last run is
+        #[arg(long, default_value = "target/bench")]
+        out: PathBuf,
+        /// Where the documents go
+        #[arg(long, default_value = "docs/bench")]
+        docs: PathBuf,
+        /// The project's first page, which shows an excerpt
+        #[arg(long, default_value = "README.md")]
+        readme: PathBuf,
+    },
+}
+
+/// A row, or a group of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Row {
+    /// From exec to the last entry; memory after it.
+    Cold,
+    /// Start with everything in place.
+    Restart,
+    /// One lease: add, change, remove.
+    Event,
+    /// 1,000 leases at once: add, remove.
+    Burst,
+    /// A route, FDB entry, neighbour deleted.
+    Repair,
+    /// The device deleted.
+    Device,
+    /// CPU with nothing to do.
+    Idle,
+    /// CPU while others renew their leases.
+    Renewals,
+}
+
+/// What to measure.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// weft's binary
+    #[arg(long, env = "WEFT_BIN", value_name = "FILE")]
+    pub weft: PathBuf,
+    /// flanneld's binary; without it there are no figures of flanneld
+    #[arg(long, env = "FLANNELD", value_name = "FILE")]
+    pub flanneld: Option<PathBuf>,
+    /// Numbers of peers
+    #[arg(long, value_delimiter = ',', default_value = "1000,5000,20000,50000")]
+    pub sizes: Vec<usize>,
+    /// Backends; vxlan-dual runs with 5,000 peers, or with the smallest size
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "vxlan,host-gw,vxlan-dual")]
+    pub backends: Vec<Backend>,
+    /// Rows; all when none is given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub rows: Vec<Row>,
+    /// Cold starts of weft and of the floor: the median counts
+    #[arg(long, default_value_t = 3)]
+    pub repeat: usize,
+    /// Seconds for which an idle agent is watched
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    pub idle: u64,
+    /// Seconds after which a row is cut
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub limit: u64,
+    /// More flags for weft, e.g. --no-nexthop-objects
+    #[arg(long = "agent-flag", value_name = "FLAG", allow_hyphen_values = true)]
+    pub agent_flags: Vec<String>,
+    /// Where the results go
+    #[arg(long, default_value = "target/bench", value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+impl Options {
+    /// Whether this row was asked for.
+    pub fn wants(&self, row: Row) -> bool {
+        self.rows.is_empty() || self.rows.contains(&row)
+    }
+
+    /// Backends with numbers of peers, in the order in which they run.
+    pub fn sites(&self) -> Vec<(Backend, usize)> {
+        let dual = self.sizes.iter().copied().find(|n| *n == 5000).or(self.sizes.iter().copied().min());
+        let sizes = |backend: Backend| match backend {
+            Backend::VxlanDual => dual.into_iter().collect(),
+            Backend::Vxlan | Backend::HostGw => self.sizes.clone(),
+        };
+        self.backends.iter().flat_map(|backend| sizes(*backend).into_iter().map(|n| (*backend, n))).collect()
+    }
+}
+
+/// What the shape is measured on.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ShapeOptions {
+    /// weft's binary
+    #[arg(long, env = "WEFT_BIN", value_name = "FILE")]
+    pub weft: PathBuf,
+    /// More flags for weft: with --no-nexthop-objects this must fail
+    #[arg(long = "agent-flag", value_name = "FLAG", allow_hyphen_values = true)]
+    pub agent_flags: Vec<String>,
+}

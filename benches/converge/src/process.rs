@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An agent under measurement: weft or flanneld, as a process in a node's namespace.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::site::{Node, pause};
+use crate::store::url;
+
+/// Who is measured.
+#[derive(Debug, Clone)]
+pub enum Program {
+    /// weft's binary, and flags beside those that every run has.
+    Weft(PathBuf, Vec<String>),
+    /// flanneld's binary.
+    Flanneld(PathBuf),
+}
+
+impl Program {
+    /// For messages and the names of namespaces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Program::Weft(..) => "weft",
+            Program::Flanneld(_) => "flanneld",
+        }
+    }
+
+    fn command(&self, dir: &Path) -> Command {
+        // Killed with the bench, whatever ends it.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]);
+        match self {
+            Program::Weft(path, flags) => {
+                command.arg(path).arg("agent").arg(format!("--socket={}", dir.join("weft.sock").display()));
+                // Rows that remove many peers measure the removal, not the grace time before it.
+                command.arg("--hold-removals=0").args(flags);
+            }
+            Program::Flanneld(path) => drop(command.arg(path)),
+        }
+        command.arg("--iface=eth0").arg(format!("--etcd-endpoints={}", url()));
+        command.arg(format!("--subnet-file={}", dir.join("subnet.env").display()));
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("NOTIFY_SOCKET", dir.join("notify"));
+        command
+    }
+}
+
+/// A running agent. Dropped, it is killed.
+pub struct Agent {
+    child: Child,
+    ready: mpsc::Receiver<Instant>,
+    /// The thread that hears it ends when this goes.
+    _alive: Arc<()>,
+    /// Just before it was started.
+    pub started: Instant,
+    log: PathBuf,
+}
+
+impl Agent {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(program: &Program, node: &Node, dir: &Path) -> Result<Agent> {
+        let dir = dir.join(program.name());
+        fs::create_dir_all(&dir).context("create a directory")?;
+        let (socket, log) = (dir.join("notify"), dir.join("log"));
+        // One of an earlier run.
+        let _ = fs::remove_file(&socket);
+        let notify = UnixDatagram::bind(&socket).context("bind the notify socket")?;
+        let file = fs::File::options().create(true).append(true).open(&log).context("open a log")?;
+        let mut command = program.command(&dir);
+        command.stdin(Stdio::null()).stdout(file.try_clone().context("open a log")?).stderr(file);
+        let (started, child) = node.run(move || (Instant::now(), command.spawn()))?;
+        let child = child.with_context(|| format!("start {}", program.name()))?;
+        let alive = Arc::new(());
+        Ok(Agent { child, ready: hear(notify, Arc::clone(&alive))?, _alive: alive, started, log })
+    }
+
+    /// Waits until it says READY=1 to systemd: when; `None` when the time is over.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn ready(&self, limit: Duration) -> Result<Option<Instant>> {
+        match self.ready.recv_timeout(limit) {
+            Ok(at) => Ok(Some(at)),
+            Err(mpsc::RecvTimeoutError::Timeout) => Ok(None),
+            Err(mpsc::RecvTimeoutError::Disconnected) => bail!("the notify socket cannot be read"),
+        }
+    }
+
+    /// Fails when it has ended by itself.
+    ///
+    /// # Errors
+    /// With the last lines of its log.
+    pub fn check(&mut self) -> Result<()> {
+        let ended = self.child.try_wait().context("look at the agent")?;
+        let log = || fs::read_to_string(&self.log).unwrap_or_default();
+        let tail = |text: String| text.lines().rev().take(5).collect::<Vec<_>>().join("\n");
+        ensure!(ended.is_none(), "the agent ended: {}", tail(log()));
+        Ok(())
+    }
+
+    /// Ends it, and waits for its end.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn stop(mut self) -> Result<()> {
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM).context("end the agent")?;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        // Nothing is measured here: looking now and then is good enough.
+        while self.child.try_wait().context("wait for the agent")?.is_none() && Instant::now() < deadline {
+            pause(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Resident memory now and at its peak, MB.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn memory(&self) -> Result<(f64, f64)> {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.child.id())).context("read its status")?;
+        let field = |name: &str| -> Option<f64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<f64>().ok().map(|kb| kb / 1024.0)
+        };
+        field("VmRSS:").zip(field("VmHWM:")).context("no memory in its status")
+    }
+
+    /// CPU time that its threads have used.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn cpu(&self) -> Result<Duration> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).context("list its threads")?;
+        let mut sum = Duration::ZERO;
+        for task in tasks {
+            let path = task.context("list its threads")?.path();
+            // A thread may end meanwhile.
+            sum += fs::read_to_string(path.join("schedstat")).ok().and_then(|text| on_cpu(&text)).unwrap_or_default();
+        }
+        Ok(sum)
+    }
+
+    /// How often it woke up.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn wakeups(&self) -> Result<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.child.id())).context("read its status")?;
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|n| n.trim().parse().ok()).context("no switches in its status")
+    }
+}
+
+/// Reads what an agent tells systemd, all of it: one that nobody reads would stop the agent. Tells of READY=1.
+fn hear(socket: UnixDatagram, alive: Arc<()>) -> Result<mpsc::Receiver<Instant>> {
+    let (tell, ready) = mpsc::channel();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).context("bound a read")?;
+    let read = move || {
+        let mut buffer = [0; 4096];
+        loop {
+            match socket.recv(&mut buffer) {
+                Ok(n) if buffer[..n].split(|b| *b == b'\n').any(|line| line == b"READY=1") => {
+                    // Nobody waits any more: the agent is dropped.
+                    if tell.send(Instant::now()).is_err() {
+                        return;
+                    }
+                }
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock && Arc::strong_count(&alive) > 1 => {}
+                Err(_) => return,
+            }
+        }
+    };
+    std::thread::Builder::new().name("notify".into()).spawn(read).context("start a thread")?;
+    Ok(ready)
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// CPU time of a task below /proc: `thread-self`.
+///
+/// # Errors
+/// When the kernel has no schedstat.
+pub fn cpu_of(task: &str) -> Result<Duration> {
+    let text = fs::read_to_string(format!("/proc/{task}/schedstat")).context("read schedstat")?;
+    on_cpu(&text).context("read schedstat")
+}
+
+fn on_cpu(text: &str) -> Option<Duration> {
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+}

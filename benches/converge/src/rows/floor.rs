@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The floor's rows.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{Place, steady};
+use crate::floor::{Bare, Batcher, write};
+use crate::measure::{Cell, Who, quantile};
+use crate::options::Row;
+use crate::peers::{Backend, Peer};
+use crate::site::{Node, pause};
+
+/// Everything that the floor has an answer to.
+pub fn all(place: &mut Place<'_>) -> Result<()> {
+    let repeat = place.options.repeat.max(1);
+    let lists: Vec<Duration> = (0..repeat).map(|_| place.store.list_time()).collect::<Result<_>>()?;
+    place.note("list", Who::Floor, Cell::time(quantile(&lists, 0.5), Duration::ZERO));
+    let mut times = Vec::new();
+    let mut node = None;
+    for _ in 0..repeat {
+        // The earlier one goes before the next is measured.
+        drop(node.take());
+        let mut fresh = place.node()?;
+        times.push(fill(place, &mut fresh)?);
+        node = Some(fresh);
+    }
+    let node = node.context("no floor")?;
+    let cold = Cell::time(quantile(&times, 0.5), Duration::ZERO);
+    place.note("cold start", Who::Floor, cold.clone());
+    if place.options.wants(Row::Device) && place.backend != Backend::HostGw {
+        place.note("device deleted", Who::Floor, cold);
+    }
+    let (events, burst) = (place.options.wants(Row::Event), place.options.wants(Row::Burst));
+    if events || burst {
+        let bare = Bare::of_store(&node, place.backend, place.peers)?;
+        let result = steady::leases(place, &node, Who::Floor);
+        bare.stop().context("the bare watcher of etcd")?;
+        result?;
+    }
+    if place.options.wants(Row::Renewals) {
+        let bare = Bare::of_store(&node, place.backend, place.peers + super::EVENTS)?;
+        place.store.renew(place.peers, 100, Duration::from_secs(1))?;
+        bare.stop()?;
+        let bare = Bare::of_store(&node, place.backend, place.peers + super::EVENTS)?;
+        let begin = Instant::now();
+        place.store.renew(place.peers, 100, steady::RENEWALS)?;
+        let share = bare.stop()?.as_secs_f64() / begin.elapsed().as_secs_f64();
+        place.note("CPU, 100 renewals/s", Who::Floor, Cell::Value(share * 100.0));
+    }
+    if place.options.wants(Row::Repair) {
+        let bare = Bare::of_kernel(&node, place.backend)?;
+        let mut node = node;
+        let result = steady::repairs(place, &mut node, Who::Floor);
+        bare.stop().context("the bare watcher of the kernel")?;
+        result?;
+    }
+    Ok(())
+}
+
+/// Prepares the batches of all peers, then writes them: how long the writing took.
+fn fill(place: &Place<'_>, node: &mut Node) -> Result<Duration> {
+    node.add_devices(place.backend)?;
+    let mut batcher = Batcher::new(node, place.backend)?;
+    for number in 0..place.peers {
+        batcher.add(Peer::new(number))?;
+    }
+    let datagrams = batcher.take();
+    pause(Duration::from_millis(50));
+    let begin = Instant::now();
+    write(&mut node.netlink, &datagrams)?;
+    let took = begin.elapsed();
+    node.watch.quiet(Duration::from_millis(300), place.limit())?;
+    Ok(took)
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rows of a node that stands: what leases and faults cost, whoever looks after the node.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Place;
+use crate::floor::{Batcher, delete_link, write};
+use crate::measure::{Cell, Who};
+use crate::options::Row;
+use crate::peers::{Backend, Peer, Table};
+use crate::site::Node;
+use crate::watch::Goal;
+
+/// How long others renew their leases.
+pub const RENEWALS: Duration = Duration::from_secs(10);
+/// Longest wait for one event.
+const EVENT: Duration = Duration::from_secs(10);
+/// Longest wait for one repair; flanneld's loop repairs a host-gw route within 10 s.
+const REPAIR: Duration = Duration::from_secs(12);
+
+/// Leases added, changed and removed: one by one, then many at once.
+///
+/// # Errors
+/// When etcd or the watch fails.
+pub fn leases(place: &mut Place<'_>, node: &Node, who: Who) -> Result<()> {
+    let (base, singles, crowd) = (place.peers, place.singles(), place.crowd());
+    if place.options.wants(Row::Event) {
+        let all = |number: usize| Goal::Peers(number + 1);
+        let first = if place.backend == Backend::HostGw { Table::Route } else { Table::Fdb };
+        let changed = move |number| Goal::Written(first, number);
+        let gone = |number: usize| Goal::Peers(2 * base + super::EVENTS - number - 1);
+        one_by_one(
+            place,
+            node,
+            (who, "add"),
+            |store, number| store.put(std::iter::once(Peer::new(number))).map(|()| all(number)),
+            all,
+        )?;
+        one_by_one(
+            place,
+            node,
+            (who, "change"),
+            |store, number| store.put(std::iter::once(Peer { number, moved: true })).map(|()| changed(number)),
+            changed,
+        )?;
+        one_by_one(
+            place,
+            node,
+            (who, "remove"),
+            |store, number| store.delete(std::iter::once(Peer::new(number))).map(|()| gone(number)),
+            gone,
+        )?;
+        // What was cut half-way must not spoil what follows.
+        place.store.delete(singles.map(Peer::new))?;
+        node.watch.expect(Goal::Peers(base));
+        node.watch.wait(EVENT)?;
+    }
+    if place.options.wants(Row::Burst) {
+        let limit = place.limit();
+        node.watch.expect(Goal::Peers(base + crowd.len()));
+        let begin = Instant::now();
+        place.store.put(crowd.clone().map(Peer::new))?;
+        let end = node.watch.wait(limit)?;
+        place.note("1,000 adds at once", who, Cell::time(end.map(|at| at - begin), limit));
+        node.watch.expect(Goal::Peers(base));
+        let begin = Instant::now();
+        place.store.delete(crowd.map(Peer::new))?;
+        let end = node.watch.wait(limit)?;
+        place.note("1,000 removals at once", who, Cell::time(end.map(|at| at - begin), limit));
+    }
+    Ok(())
+}
+
+fn one_by_one(
+    place: &mut Place<'_>,
+    node: &Node,
+    (who, what): (Who, &str),
+    act: impl Fn(&mut crate::store::Store, usize) -> Result<Goal>,
+    goal: impl Fn(usize) -> Goal,
+) -> Result<()> {
+    let (mut times, mut cut) = (Vec::new(), None);
+    for number in place.singles() {
+        node.watch.expect(goal(number));
+        let begin = Instant::now();
+        act(&mut place.store, number)?;
+        match node.watch.wait(EVENT)? {
+            Some(at) => times.push(at - begin),
+            None => {
+                eprintln!("   {what} of peer {number} not seen within {} s: {}", EVENT.as_secs(), node.watch.counts());
+                cut = Some(EVENT);
+                break;
+            }
+        }
+    }
+    place.note_times(what, who, &times, cut);
+    Ok(())
+}
+
+/// Entries deleted behind the agent's back.
+///
+/// # Errors
+/// When the deletion itself fails.
+pub fn repairs(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
+    let mut batcher = Batcher::new(node, place.backend)?;
+    let kinds = [(Table::Route, "route repaired"), (Table::Fdb, "FDB repaired"), (Table::Neigh, "neighbour repaired")];
+    for (kind, (table, what)) in kinds.into_iter().enumerate() {
+        if !place.backend.tables().contains(&table) {
+            continue;
+        }
+        let (mut times, mut cut) = (Vec::new(), None);
+        for number in place.victims(kind) {
+            batcher.break_entry(Peer::new(number), table)?;
+            let fault = batcher.take();
+            node.watch.expect(Goal::Written(table, number));
+            let begin = Instant::now();
+            write(&mut node.netlink, &fault).context("make a fault")?;
+            match node.watch.wait(REPAIR)? {
+                Some(at) => times.push(at - begin),
+                None => {
+                    cut = Some(REPAIR);
+                    break;
+                }
+            }
+        }
+        place.note_times(what, who, &times, cut);
+    }
+    Ok(())
+}
+
+/// The IPv4 device deleted: from its being gone until everything is back.
+///
+/// # Errors
+/// When it cannot be deleted.
+pub fn device(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
+    let index = node.index("flannel.1")?;
+    node.watch.forget(&[Table::Fdb, Table::Neigh, Table::Route]);
+    delete_link(&mut node.netlink, index)?;
+    let begin = Instant::now();
+    node.watch.expect(Goal::Peers(place.peers));
+    // flanneld brings the device back without its peers, for ever: no need to wait long for that.
+    let limit = if who == Who::Flanneld { REPAIR } else { place.limit() };
+    let end = node.watch.wait(limit)?;
+    place.note("device deleted", who, Cell::time(end.map(|at| at - begin), limit));
+    Ok(())
+}

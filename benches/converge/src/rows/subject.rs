@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rows of a program.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::{Place, steady};
+use crate::measure::{Cell, Who, quantile};
+use crate::options::Row;
+use crate::peers::Backend;
+use crate::process::{Agent, Program};
+use crate::site::{Node, pause};
+use crate::watch::Goal;
+
+/// Nothing is written for so long: all is done.
+const CALM: Duration = Duration::from_secs(1);
+/// flanneld says nothing when it is done; it may rest longer before its first write.
+const LONG_CALM: Duration = Duration::from_secs(5);
+
+/// A cold start.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// From exec to the last entry; `None` when it was cut.
+    pub took: Option<Duration>,
+    /// From exec to the first entry.
+    pub first: Option<Duration>,
+    /// CPU time until the last entry.
+    pub cpu: Duration,
+    /// CPU time between the first and the last entry.
+    pub kernel_cpu: Duration,
+}
+
+/// Starts a program on a fresh node, and waits until all peers are in the kernel.
+///
+/// # Errors
+/// When it cannot be started or ends by itself.
+pub fn cold(program: &Program, node: &Node, (dir, peers): (&Path, usize), limit: Duration) -> Result<(Agent, Start)> {
+    node.watch.expect(Goal::First);
+    let mut agent = Agent::start(program, node, dir)?;
+    let first = node.watch.wait(limit)?;
+    let cpu_first = agent.cpu()?;
+    node.watch.expect(Goal::Peers(peers));
+    let end = node.watch.wait(limit.saturating_sub(agent.started.elapsed()))?;
+    let cpu = agent.cpu()?;
+    agent.check()?;
+    let since = |at: Option<Instant>| at.map(|at| at - agent.started);
+    let start = Start { took: since(end), first: since(first), cpu, kernel_cpu: cpu - cpu_first };
+    Ok((agent, start))
+}
+
+/// Everything, for one program.
+///
+/// # Errors
+/// When it does not run; a row that takes too long is no error.
+pub fn all(place: &mut Place<'_>, program: &Program) -> Result<()> {
+    let who = if matches!(program, Program::Weft(..)) { Who::Weft } else { Who::Flanneld };
+    let repeat = if who == Who::Weft { place.options.repeat.max(1) } else { 1 };
+    let dir = place.store.dir.path().to_owned();
+    let mut starts = Vec::new();
+    let mut standing = None;
+    for _ in 0..repeat {
+        // One after the other: agent and node of the last start go first.
+        drop(standing.take());
+        let node = place.node()?;
+        let (agent, start) = cold(program, &node, (&dir, place.peers), place.limit())?;
+        let cut = start.took.is_none();
+        starts.push(start);
+        standing = Some((agent, node));
+        if cut {
+            break;
+        }
+    }
+    let (agent, mut node) = standing.context("no start")?;
+    let limit = place.limit();
+    let median = |time: fn(&Start) -> Option<Duration>| {
+        let all: Option<Vec<Duration>> = starts.iter().map(time).collect();
+        Cell::time(all.and_then(|times| quantile(&times, 0.5)), limit)
+    };
+    let (took, first, cpu) = (median(|s| s.took), median(|s| s.first), median(|s| s.took.map(|_| s.cpu)));
+    place.note("cold start", who, took.clone());
+    place.note("cold start, first entry", who, first);
+    place.note("cold start, CPU", who, cpu);
+    if took.value().is_none() {
+        eprintln!("   {}: {}", program.name(), node.watch.counts());
+        return Ok(());
+    }
+    node.watch.quiet(CALM, place.limit())?;
+    let (now, peak) = agent.memory()?;
+    place.note("memory", who, Cell::Value(now));
+    place.note("memory, peak", who, Cell::Value(peak));
+    steady::leases(place, &node, who)?;
+    work(place, &agent, who)?;
+    let agent = if place.options.wants(Row::Restart) { restart(place, program, (agent, &node), who)? } else { agent };
+    if place.options.wants(Row::Repair) {
+        steady::repairs(place, &mut node, who)?;
+    }
+    if place.options.wants(Row::Device) && place.backend != Backend::HostGw {
+        steady::device(place, &mut node, who)?;
+    }
+    agent.stop()
+}
+
+/// CPU of a node with nothing to do for its own entries.
+fn work(place: &mut Place<'_>, agent: &Agent, who: Who) -> Result<()> {
+    let share = |before: Duration, begin: Instant| -> Result<Cell> {
+        Ok(Cell::Value(100.0 * (agent.cpu()? - before).as_secs_f64() / begin.elapsed().as_secs_f64()))
+    };
+    if place.options.wants(Row::Idle) {
+        let (before, begin) = (agent.cpu()?, Instant::now());
+        pause(Duration::from_secs(place.options.idle));
+        let cell = share(before, begin)?;
+        place.note("CPU idle", who, cell);
+    }
+    if place.options.wants(Row::Renewals) {
+        let (before, begin) = (agent.cpu()?, Instant::now());
+        place.store.renew(place.peers, 100, steady::RENEWALS)?;
+        let cell = share(before, begin)?;
+        place.note("CPU, 100 renewals/s", who, cell);
+    }
+    Ok(())
+}
+
+/// Ends the agent and starts it again, with everything in place.
+fn restart(place: &mut Place<'_>, program: &Program, (agent, node): (Agent, &Node), who: Who) -> Result<Agent> {
+    agent.stop()?;
+    node.watch.quiet(Duration::from_millis(200), place.limit())?;
+    node.watch.reset_writes();
+    let agent = Agent::start(program, node, place.store.dir.path())?;
+    let took = if who == Who::Weft {
+        let ready = agent.ready(place.limit())?;
+        node.watch.quiet(CALM, place.limit())?;
+        Cell::time(ready.map(|at| at - agent.started), place.limit())
+    } else {
+        match node.watch.quiet(LONG_CALM, place.limit())? {
+            Some(last) => Cell::time(Some(last - agent.started), place.limit()),
+            None => Cell::None("writes nothing".into()),
+        }
+    };
+    place.note("restart in place", who, took);
+    place.note("restart in place, writes", who, Cell::Value(node.watch.writes().0 as f64));
+    Ok(agent)
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where it happens: a namespace with etcd, and for each subject a fresh node namespace beside it, with one uplink.
+//!
+//! All names hang on a mount namespace of this process, all processes on the life of the thread that started them: nothing
+//! outlives the bench.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns};
+use weft::kernel::socket::Netlink;
+
+use crate::peers::{Backend, NODE, NODE6, STORE};
+use crate::watch::Watch;
+
+const FABRIC: &str = "fabric";
+/// Where the memory disk is.
+pub const MEMORY: &str = "/mnt";
+
+/// Runs a command to its end; its standard output.
+///
+/// # Errors
+/// When it cannot be started or fails: with what it said.
+pub fn command(program: &str, words: &[&str]) -> Result<String> {
+    let out = Command::new(program).args(words).stdin(Stdio::null()).output();
+    let out = out.with_context(|| format!("start {program}"))?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "{program} {}: {}: {}", words.join(" "), out.status, said.trim());
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+fn ip(namespace: &str, words: &str) -> Result<String> {
+    let mut all = vec!["-n", namespace];
+    all.extend(words.split_whitespace());
+    command("ip", &all)
+}
+
+/// Moves the calling thread.
+fn enter(namespace: &str) -> Result<()> {
+    let file = fs::File::open(Path::new("/run/netns").join(namespace)).context("open a namespace")?;
+    setns(file.as_fd(), CloneFlags::CLONE_NEWNET).context("enter a namespace")
+}
+
+/// Makes the fabric and moves the calling thread into it: etcd and its clients live there.
+///
+/// # Errors
+/// Without root, mostly.
+pub fn build() -> Result<()> {
+    weft::lab::net::own_names()?;
+    // A memory disk that goes with this process, however it ends: only its mount namespace has it.
+    mount(Some("weft-bench"), MEMORY, Some("tmpfs"), MsFlags::empty(), None::<&str>).context("mount a memory disk")?;
+    command("ip", &["netns", "add", FABRIC])?;
+    for words in [
+        "link set lo up".to_owned(),
+        "link add br0 type bridge".to_owned(),
+        "link set br0 up".to_owned(),
+        format!("addr add {STORE}/12 dev br0"),
+        "addr add fd16::ffff:254/64 dev br0 nodad".to_owned(),
+    ] {
+        ip(FABRIC, &words)?;
+    }
+    enter(FABRIC)
+}
+
+/// Lets time pass: where time itself is what a row needs.
+pub fn pause(time: Duration) {
+    let (_kept, never) = mpsc::channel::<()>();
+    let _ = never.recv_timeout(time);
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A node: its namespace, a thread that lives in it, a monitor and a netlink socket of it. Dropped, the namespace goes.
+#[derive(Debug)]
+pub struct Node {
+    /// What its kernel tells.
+    pub watch: Watch,
+    /// For faults and prepared batches.
+    pub netlink: Netlink,
+    /// Last, so that it is dropped last: sockets keep their namespace alive.
+    inside: Inside,
+}
+
+/// A namespace and the thread that lives in it.
+#[derive(Debug)]
+struct Inside {
+    name: String,
+    jobs: Option<mpsc::Sender<Job>>,
+    hand: Option<JoinHandle<()>>,
+}
+
+impl Node {
+    /// A fresh one. Its name must be new.
+    ///
+    /// # Errors
+    /// When a link or address is refused.
+    pub fn new(name: &str, backend: Backend) -> Result<Node> {
+        command("ip", &["netns", "add", name])?;
+        ip(FABRIC, &format!("link add {name} type veth peer name eth0 netns {name}"))?;
+        ip(FABRIC, &format!("link set {name} master br0 up"))?;
+        for words in [
+            "link set lo up".to_owned(),
+            format!("addr add {NODE}/12 dev eth0"),
+            format!("addr add {NODE6}/64 dev eth0 nodad"),
+            "link set eth0 up".to_owned(),
+            format!("route add default via {STORE}"),
+            "-6 route add default via fd16::ffff:254".to_owned(),
+        ] {
+            ip(name, &words)?;
+        }
+        let (jobs, todo) = mpsc::channel::<Job>();
+        let (namespace, entered) = (name.to_owned(), mpsc::sync_channel(1));
+        let hand = std::thread::Builder::new().name("hand".into()).spawn(move || {
+            let result = enter(&namespace);
+            let stays = result.is_ok();
+            // The other side waits for exactly this.
+            let _ = entered.0.send(result);
+            if stays {
+                todo.into_iter().for_each(|job| job());
+            }
+        });
+        let hand = hand.context("start a thread")?;
+        entered.1.recv().context("a thread ended")??;
+        let (watch, netlink) = call(&jobs, move || -> Result<(Watch, Netlink)> {
+            for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+                fs::write(format!("/proc/sys/net/{name}"), "1").with_context(|| format!("write {name}"))?;
+            }
+            Ok((Watch::open(backend.tables())?, Netlink::open().context("open netlink")?))
+        })??;
+        Ok(Node { watch, netlink, inside: Inside { name: name.to_owned(), jobs: Some(jobs), hand: Some(hand) } })
+    }
+
+    /// Runs this in the node's namespace, on a thread that lives as long as the node.
+    ///
+    /// # Errors
+    /// When it panicked.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        call(self.inside.jobs.as_ref().context("the node is gone")?, job)
+    }
+
+    /// `ip WORDS` in it.
+    ///
+    /// # Errors
+    /// As ip.
+    pub fn ip(&self, words: &str) -> Result<String> {
+        ip(&self.inside.name, words)
+    }
+
+    /// Index of one of its links.
+    ///
+    /// # Errors
+    /// When it has none of that name.
+    pub fn index(&self, link: &'static str) -> Result<u32> {
+        self.run(move || nix::net::if_::if_nametoindex(link))?.with_context(|| format!("no link {link}"))
+    }
+
+    /// Makes the device that a backend uses, as weft would: for the floor.
+    ///
+    /// # Errors
+    /// As ip.
+    pub fn add_devices(&self, backend: Backend) -> Result<()> {
+        for device in backend.devices() {
+            let local = if device.contains("v6") { NODE6.to_string() } else { NODE.to_string() };
+            self.ip(&format!("link add {device} type vxlan id 1 dev eth0 local {local} dstport 8472 nolearning"))?;
+            let address = if device.contains("v6") { "-6 addr add fd10:0:f0::/128" } else { "addr add 10.250.0.0/32" };
+            self.ip(&format!("{address} dev {device}"))?;
+            self.ip(&format!("link set {device} up"))?;
+        }
+        Ok(())
+    }
+}
+
+fn call<T: Send + 'static>(jobs: &mpsc::Sender<Job>, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    let (answer, answers) = mpsc::sync_channel(1);
+    let job: Job = Box::new(move || drop(answer.send(job())));
+    jobs.send(job).ok().context("the node's thread has ended")?;
+    answers.recv().context("the node's thread has ended")
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(hand) = self.hand.take() {
+            let _ = hand.join();
+        }
+        // Its links go with the namespace, once the sockets are closed; a failure only leaves a name in our own tmpfs.
+        let _ = command("ip", &["netns", "del", &self.name]);
+        // The kernel takes the rest down beside us; the next subject must not share the processors with that.
+        let begin = Instant::now();
+        while nix::net::if_::if_nametoindex(self.name.as_str()).is_ok() && begin.elapsed() < Duration::from_secs(20) {
+            pause(Duration::from_millis(5));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the runtime asks, by the CNI_* variables. The only reader of the environment.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+
+use crate::spec::{Error, code};
+
+/// Variables that a plugin gets.
+const NAMES: [&str; 7] =
+    ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH", "CNI_NETNS_OVERRIDE"];
+
+/// What shall be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// Wire a pod.
+    Add,
+    /// Take that back.
+    Del,
+    /// Is everything as ADD left it?
+    Check,
+    /// Say which versions are spoken.
+    Version,
+    /// Take back everything of pods that are gone.
+    Gc,
+    /// Could a pod be wired now?
+    Status,
+}
+
+impl Verb {
+    /// Its name in CNI_COMMAND.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Add => "ADD",
+            Verb::Del => "DEL",
+            Verb::Check => "CHECK",
+            Verb::Version => "VERSION",
+            Verb::Gc => "GC",
+            Verb::Status => "STATUS",
+        }
+    }
+
+    /// True when it is about one pod.
+    fn attachment(self) -> bool {
+        matches!(self, Verb::Add | Verb::Del | Verb::Check)
+    }
+}
+
+/// One call of the plugin. Texts are empty when the variable is missing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// CNI_COMMAND.
+    pub verb: Verb,
+    /// CNI_CONTAINERID.
+    pub container: String,
+    /// CNI_NETNS: a path.
+    pub netns: String,
+    /// CNI_IFNAME.
+    pub ifname: String,
+    /// CNI_ARGS.
+    pub args: String,
+    /// CNI_PATH: directories of plugins, with colons between.
+    pub path: String,
+    /// CNI_NETNS_OVERRIDE: the pod may live in our own namespace.
+    pub netns_override: bool,
+}
+
+impl Request {
+    /// Reads the process' environment; `None` without CNI_COMMAND: a person started us.
+    ///
+    /// # Errors
+    /// [`code::ENVIRONMENT`] when a variable is missing or wrong.
+    pub fn from_env() -> Result<Option<Request>, Error> {
+        let value = |name: &'static str| Some((name, std::env::var_os(name)?.into_string().ok()?));
+        Request::read(&NAMES.into_iter().filter_map(value).collect())
+    }
+
+    fn read(vars: &BTreeMap<&str, String>) -> Result<Option<Request>, Error> {
+        let text = |name: &str| vars.get(name).cloned().unwrap_or_default();
+        let verb = match text("CNI_COMMAND").as_str() {
+            "" => return Ok(None),
+            "ADD" => Verb::Add,
+            "DEL" => Verb::Del,
+            "CHECK" => Verb::Check,
+            "VERSION" => Verb::Version,
+            "GC" => Verb::Gc,
+            "STATUS" => Verb::Status,
+            other => return Err(Error::new(code::ENVIRONMENT, format!("unknown CNI_COMMAND: {other}"))),
+        };
+        let netns_override = matches!(text("CNI_NETNS_OVERRIDE").to_ascii_uppercase().as_str(), "TRUE" | "1");
+        let request = Request {
+            verb,
+            container: text("CNI_CONTAINERID"),
+            netns: text("CNI_NETNS"),
+            ifname: text("CNI_IFNAME"),
+            args: text("CNI_ARGS"),
+            path: text("CNI_PATH"),
+            netns_override,
+        };
+        request.judge()?;
+        Ok(Some(request))
+    }
+
+    fn judge(&self) -> Result<(), Error> {
+        let wrong = |msg: String| Err(Error::new(code::ENVIRONMENT, msg));
+        let one_pod = self.verb.attachment();
+        let netns = matches!(self.verb, Verb::Add | Verb::Check);
+        let wanted = [
+            ("CNI_CONTAINERID", &self.container, one_pod),
+            ("CNI_NETNS", &self.netns, netns),
+            ("CNI_IFNAME", &self.ifname, one_pod),
+            ("CNI_PATH", &self.path, self.verb != Verb::Version),
+        ];
+        let missing: Vec<_> =
+            wanted.iter().filter(|(_, value, needed)| *needed && value.is_empty()).map(|(name, ..)| *name).collect();
+        if !missing.is_empty() {
+            return wrong(format!("required env variables [{}] missing", missing.join(",")));
+        }
+        if one_pod && !is_name(&self.container) {
+            return wrong(format!("invalid characters in CNI_CONTAINERID {:?}", self.container));
+        }
+        let space_or_separator = |c: char| c == '/' || c == ':' || c.is_whitespace();
+        let dots = self.ifname == "." || self.ifname == "..";
+        if one_pod && (dots || self.ifname.len() > 15 || self.ifname.contains(space_or_separator)) {
+            return wrong(format!("CNI_IFNAME {:?} is not the name of an interface", self.ifname));
+        }
+        Ok(())
+    }
+
+    /// True when the pod's namespace is there.
+    pub fn netns_exists(&self) -> bool {
+        !self.netns.is_empty() && std::fs::metadata(&self.netns).is_ok()
+    }
+
+    /// Refuses a namespace that is missing, or is our own: the host's network would be taken apart.
+    ///
+    /// # Errors
+    /// [`code::NETNS`].
+    pub fn check_netns(&self) -> Result<(), Error> {
+        let wrong = |text: String| Error::new(code::NETNS, text);
+        match self.is_own_netns() {
+            Err(error) => Err(wrong(format!("netns {}: {error}", self.netns))),
+            Ok(true) => Err(wrong(format!("netns {} is the plugin's own", self.netns))),
+            Ok(false) => Ok(()),
+        }
+    }
+
+    /// True when the pod's namespace is the one that we run in, the host's, and the caller did not say that it may be.
+    ///
+    /// # Errors
+    /// When it cannot be found out: mostly, there is no such namespace.
+    pub fn is_own_netns(&self) -> std::io::Result<bool> {
+        let (theirs, ours) = (std::fs::metadata(&self.netns)?, std::fs::metadata("/proc/self/ns/net")?);
+        Ok(!self.netns_override && (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()))
+    }
+}
+
+/// True for a container id or the name of a network: it becomes the name of a file.
+pub fn is_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&'static str, &str)]) -> Result<Option<Request>, Error> {
+        Request::read(&pairs.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
+    }
+
+    #[test]
+    fn each_verb_needs_its_own_variables() {
+        assert_eq!(read(&[]), Ok(None), "a person started us");
+        let full = [
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", "/run/netns/x"),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ];
+        let needs: [(&str, &[&str]); 6] = [
+            ("ADD", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
+            ("CHECK", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]),
+            ("DEL", &["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"]),
+            ("GC", &["CNI_PATH"]),
+            ("STATUS", &["CNI_PATH"]),
+            ("VERSION", &[]),
+        ];
+        for (verb, needed) in needs {
+            for (left_out, _) in full {
+                let mut vars: Vec<_> = full.iter().copied().filter(|(name, _)| *name != left_out).collect();
+                vars.push(("CNI_COMMAND", verb));
+                let result = read(&vars);
+                if needed.contains(&left_out) {
+                    let error = result.unwrap_err();
+                    assert_eq!(error.code, code::ENVIRONMENT, "{verb} without {left_out}");
+                    assert!(error.msg.contains(left_out), "{verb} without {left_out}: {error}");
+                } else {
+                    assert!(result.is_ok(), "{verb} without {left_out}: {result:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_could_leave_their_directory_are_refused() {
+        let rows = [
+            ("../x", "eth0"),
+            (".x", "eth0"),
+            ("a/b", "eth0"),
+            ("a:b", "eth0"),
+            ("-a", "eth0"),
+            ("c1", "a/b"),
+            ("c1", ".."),
+            ("c1", "a:b"),
+            ("c1", "a b"),
+            ("c1", "sixteen-letters-"),
+        ];
+        for (container, ifname) in rows {
+            let error = read(&[
+                ("CNI_COMMAND", "DEL"),
+                ("CNI_CONTAINERID", container),
+                ("CNI_IFNAME", ifname),
+                ("CNI_PATH", "/"),
+            ])
+            .unwrap_err();
+            assert_eq!(error.code, code::ENVIRONMENT, "{container} {ifname}");
+        }
+        assert_eq!(read(&[("CNI_COMMAND", "FLY")]).unwrap_err().code, code::ENVIRONMENT);
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Masquerade rules that the bridge and ptp plugins forget: they remove them by the addresses that they find in the pod's
+//! namespace, so none when that is gone, or when they were killed between the two steps.
+//!
+//! The rules carry a comment with network and container: by it they are found, in iptables and nftables.
+
+use std::io;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Tables of the plugins' nftables variant.
+const NFT_CHAIN: [&str; 3] = ["inet", "cni_plugins_masquerade", "masq_checks"];
+
+/// Removes the rules of a network whose container does not live.
+///
+/// # Errors
+/// A sentence with everything that failed. That a program is not installed is none: it left no rules then.
+pub fn sweep(network: &str, lives: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    let mut failed = Vec::new();
+    for program in ["iptables", "ip6tables"] {
+        failed.extend(iptables(program, network, lives).err());
+    }
+    failed.extend(nftables(network, lives).err());
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+}
+
+fn iptables(program: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    let Some(text) = output(program, &["-w", "-t", "nat", "-S"])? else { return Ok(()) };
+    for command in removals(&text, network, lives) {
+        let words: Vec<&str> = ["-w", "-t", "nat"].into_iter().chain(command.iter().map(String::as_str)).collect();
+        note!("{program} {}", words.join(" "));
+        output(program, &words)?;
+    }
+    Ok(())
+}
+
+/// What removes the stale rules of a listing: the jumps, then the chains that they led to.
+fn removals(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
+    let mut jumps = Vec::new();
+    let mut chains: Vec<String> = Vec::new();
+    for line in listing.lines() {
+        let words = words(line);
+        let after = |key: &str| words.iter().skip_while(|word| *word != key).nth(1);
+        let [add, chain, rest @ ..] = words.as_slice() else { continue };
+        let Some(comment) = after("--comment").filter(|_| add == "-A") else { continue };
+        let id = comment.strip_prefix(&format!("name: \"{network}\" id: \"")).and_then(|rest| rest.strip_suffix('"'));
+        if id.is_none_or(lives) {
+            continue;
+        }
+        let (own, jump) = (chain.starts_with("CNI-"), after("-j").filter(|target| target.starts_with("CNI-")));
+        if let Some(target) = jump.filter(|_| !own) {
+            jumps.push(["-D".to_owned(), chain.clone()].into_iter().chain(rest.iter().cloned()).collect());
+            chains.push(target.clone());
+        } else if own {
+            chains.push(chain.clone());
+        }
+    }
+    chains.sort();
+    chains.dedup();
+    let gone = chains.iter().flat_map(|chain| ["-F", "-X"].map(|verb| vec![verb.to_owned(), chain.clone()]));
+    jumps.into_iter().chain(gone).collect()
+}
+
+/// Words of a listed rule: blanks separate, quotes hold together, a backslash takes the next character as it is.
+fn words(line: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let (mut quoted, mut open) = (false, false);
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        if c == ' ' && !quoted {
+            open = false;
+            continue;
+        }
+        if !open {
+            words.push(String::new());
+            open = true;
+        }
+        let literal = match c {
+            '"' => {
+                quoted = !quoted;
+                continue;
+            }
+            '\\' => chars.next(),
+            c => Some(c),
+        };
+        if let Some(word) = words.last_mut() {
+            word.extend(literal);
+        }
+    }
+    words
+}
+
+fn nftables(network: &str, lives: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    let [family, table, chain] = NFT_CHAIN;
+    let Some(text) = output("nft", &["-j", "-a", "list", "chain", family, table, chain])? else { return Ok(()) };
+    for handle in stale_handles(&text, network, lives) {
+        output("nft", &["delete", "rule", family, table, chain, "handle", &handle.to_string()])?;
+    }
+    Ok(())
+}
+
+/// Handles of the rules whose comment, `HASH, net: NAME, if: IFNAME, id: CONTAINER`, names a container that does not live.
+fn stale_handles(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<u64> {
+    let all: Value = serde_json::from_str(listing).unwrap_or_default();
+    let rules = all["nftables"].as_array().into_iter().flatten().map(|entry| &entry["rule"]);
+    let stale = |rule: &&Value| {
+        let comment = rule["comment"].as_str().unwrap_or_default();
+        // 128 bytes is the longest comment: an id that may be cut off is left alone.
+        let whole = comment.len() < 128;
+        let rest = comment.split_once(", ").map(|(_, rest)| rest.strip_prefix(&format!("net: {network}, if: ")));
+        let id = rest.flatten().and_then(|rest| rest.split_once(", id: ")).map(|(_, id)| id);
+        whole && id.is_some_and(|id| !lives(id))
+    };
+    rules.filter(stale).filter_map(|rule| rule["handle"].as_u64()).collect()
+}
+
+/// What a program printed; `None` when it is not installed, or when it only listed and found nothing to list.
+fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
+    let shown = || format!("{program} {}", words.join(" "));
+    let Output { status, stdout, stderr } = match Command::new(program).args(words).output() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        output => output.map_err(|error| format!("{}: {error}", shown()))?,
+    };
+    if status.success() {
+        return Ok(Some(String::from_utf8_lossy(&stdout).into_owned()));
+    }
+    let listing = words.contains(&"list") || words.contains(&"-S");
+    if listing { Ok(None) } else { Err(format!("{}: {}", shown(), String::from_utf8_lossy(&stderr).trim())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_rules_of_dead_pods_alone() {
+        let listing = r#"-P POSTROUTING ACCEPT
+-N CNI-aaaaaaaaaaaaaaaaaaaaaaaa
+-N CNI-bbbbbbbbbbbbbbbbbbbbbbbb
+-A POSTROUTING -s 10.5.1.2/32 -m comment --comment "name: \"cbr0\" id: \"dead\"" -j CNI-aaaaaaaaaaaaaaaaaaaaaaaa
+-A POSTROUTING -s 10.5.1.3/32 -m comment --comment "name: \"cbr0\" id: \"lives\"" -j CNI-cccccccccccccccccccccccc
+-A POSTROUTING -s 10.5.1.4/32 -m comment --comment "name: \"other\" id: \"dead\"" -j CNI-dddddddddddddddddddddddd
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A CNI-aaaaaaaaaaaaaaaaaaaaaaaa -d 10.5.1.0/24 -m comment --comment "name: \"cbr0\" id: \"dead\"" -j ACCEPT
+-A CNI-bbbbbbbbbbbbbbbbbbbbbbbb ! -d 224.0.0.0/4 -m comment --comment "name: \"cbr0\" id: \"gone\"" -j MASQUERADE
+"#;
+        let commands: Vec<_> = removals(listing, "cbr0", &|id| id == "lives").iter().map(|c| c.join(" ")).collect();
+        let wanted = [
+            "-D POSTROUTING -s 10.5.1.2/32 -m comment --comment name: \"cbr0\" id: \"dead\" -j CNI-aaaaaaaaaaaaaaaaaaaaaaaa",
+            "-F CNI-aaaaaaaaaaaaaaaaaaaaaaaa",
+            "-X CNI-aaaaaaaaaaaaaaaaaaaaaaaa",
+            "-F CNI-bbbbbbbbbbbbbbbbbbbbbbbb",
+            "-X CNI-bbbbbbbbbbbbbbbbbbbbbbbb",
+        ];
+        assert_eq!(commands, wanted);
+        assert_eq!(words(r#"-A X --comment "a \"b\" c" -j Y"#), ["-A", "X", "--comment", "a \"b\" c", "-j", "Y"]);
+    }
+
+    #[test]
+    fn finds_handles_by_comment() {
+        let rule = |handle: u64, comment: &str| serde_json::json!({"rule": {"handle": handle, "comment": comment}});
+        let long = format!("0123-4567, net: cbr0, if: eth0, id: {}", "x".repeat(92));
+        let listing = serde_json::json!({"nftables": [
+            {"metainfo": {}},
+            rule(1, "0123-4567, net: cbr0, if: eth0, id: dead"),
+            rule(2, "0123-4567, net: cbr0, if: eth0, id: lives"),
+            rule(3, "0123-4567, net: other, if: eth0, id: dead"),
+            rule(4, &long),
+            {"rule": {"handle": 5}},
+        ]});
+        assert_eq!(stale_handles(&listing.to_string(), "cbr0", &|id| id == "lives"), [1]);
+    }
+}

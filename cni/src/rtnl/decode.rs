@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel says, as values (rtnetlink(7)).
+
+use nix::libc;
+use weft_netlink::wire::{attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
+
+use super::{Addr, Link, Neigh, Route};
+
+/// The links of an answer or a dump.
+pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
+    messages(data).filter(|m| m.kind == libc::RTM_NEWLINK).map(|m| link(m.payload))
+}
+
+fn link(payload: &[u8]) -> Link {
+    let mut link =
+        Link { index: u32_at(payload, 4), up: u32_at(payload, 8) & libc::IFF_UP as u32 != 0, ..Link::default() };
+    for (kind, value) in attrs_after(payload, 16) {
+        match kind {
+            libc::IFLA_IFNAME => link.name = text(value).to_owned(),
+            libc::IFLA_MTU => link.mtu = u32_at(value, 0),
+            libc::IFLA_MASTER => link.master = u32_at(value, 0),
+            libc::IFLA_LINK => link.peer = u32_at(value, 0),
+            libc::IFLA_LINK_NETNSID => link.peer_netns = Some(i32_at(value, 0)),
+            libc::IFLA_IFALIAS => link.alias = text(value).to_owned(),
+            libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
+            libc::IFLA_LINKINFO => {
+                let kind = attrs(value).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND);
+                link.kind = kind.map(|(_, value)| text(value).to_owned()).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    link
+}
+
+pub(super) fn addr(payload: &[u8]) -> Option<Addr> {
+    let find = |wanted: u16| attrs_after(payload, 8).find(|(kind, _)| *kind == wanted);
+    // IPv6 has IFA_ADDRESS only; of an IPv4 address with a peer, IFA_LOCAL is ours.
+    let (_, value) = find(libc::IFA_LOCAL).or_else(|| find(libc::IFA_ADDRESS))?;
+    let global = u8_at(payload, 3) < libc::RT_SCOPE_LINK;
+    Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global })
+}
+
+pub(super) fn route(payload: &[u8]) -> Option<Route> {
+    if u8_at(payload, 4) != libc::RT_TABLE_MAIN || u8_at(payload, 7) != libc::RTN_UNICAST {
+        return None;
+    }
+    let v6 = i32::from(u8_at(payload, 0)) == libc::AF_INET6;
+    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None };
+    for (kind, value) in attrs_after(payload, 12) {
+        match kind {
+            libc::RTA_DST => route.dst = ip(value),
+            libc::RTA_OIF => route.index = u32_at(value, 0),
+            libc::RTA_GATEWAY => route.gateway = ip(value),
+            _ => {}
+        }
+    }
+    Some(route)
+}
+
+pub(super) fn neigh(payload: &[u8]) -> Option<Neigh> {
+    let find = |wanted: u16| attrs_after(payload, 12).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    Some(Neigh {
+        index: u32_at(payload, 4),
+        addr: ip(find(libc::NDA_DST)?)?,
+        mac: find(libc::NDA_LLADDR).unwrap_or_default().to_vec(),
+        permanent: u16_at(payload, 8) & libc::NUD_PERMANENT != 0,
+    })
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! GC: pairs and addresses of attachments that the runtime does not know any more.
+
+use super::plan::{ALIAS, Plan, host_name};
+use crate::env::Verb;
+use crate::hostlocal::{self, Reservation};
+use crate::rtnl::Rtnl;
+use crate::spec::{Error, code};
+
+/// Removes what is left of this network. Carries on after a failure, and says all of them.
+///
+/// # Errors
+/// A configuration without the list of attachments: nothing is removed because of something that is missing.
+pub fn gc(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
+    let valid = plan.valid().ok_or_else(|| {
+        Error::new(code::CONFIG, "weft-veth: GC without `cni.dev/valid-attachments` would remove every pod")
+    })?;
+    let mut host = Rtnl::open()?;
+    let mut failed = Vec::new();
+    for link in host.links()? {
+        let mut words = link.alias.split(' ');
+        let ours = words.next() == Some(ALIAS) && words.next() == Some(plan.network);
+        if !ours || valid.contains(&link.name) {
+            continue;
+        }
+        if let Err(error) = host.remove_link(link.index) {
+            failed.push(format!("{}: {error}", link.name));
+        }
+        if let (Some(container), Some(ifname)) = (words.next(), words.next())
+            && let Err(error) = plan.ipam_release(container, ifname)
+        {
+            failed.push(format!("the address of {container} {ifname}: {error}"));
+        }
+    }
+    // An ADD that was killed early has an address and no pair.
+    if let Some(dir) = plan.reservations() {
+        let stale = |r: &Reservation| match &r.ifname {
+            Some(ifname) => !valid.contains(&host_name(&r.container, ifname)),
+            None => false,
+        };
+        failed.extend(hostlocal::release(&dir, stale).err().map(|error| error.to_string()));
+    }
+    if let Err(error) = plan.ipam(Verb::Gc) {
+        failed.push(format!("GC of the IPAM plugin: {error}"));
+    }
+    if failed.is_empty() {
+        Ok(Vec::new())
+    } else {
+        Err(Error::new(code::OTHER, "GC is incomplete").details(failed.join("; ")))
+    }
+}

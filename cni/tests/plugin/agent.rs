@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Before the agent is ready: ADD waits, STATUS says so.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::site::{Site, env_text, on_a_node, run};
+
+const FINE: &str = r#"
+cat >/dev/null
+[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.0.0"}'
+[ "$CNI_COMMAND" != VERSION ] || echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}'
+"#;
+
+/// An agent's socket that answers every question with what `ready` says.
+fn agent(site: &Site, ready: Arc<AtomicBool>) {
+    let listener = UnixListener::bind(site.path("run/weft.sock")).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut line = String::new();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+            assert_eq!(line, "{\"ready\":{}}\n");
+            let problems = if ready.load(Ordering::SeqCst) { json!([]) } else { json!(["no lease yet"]) };
+            let answer = json!({"ready": {"ready": problems == json!([]), "problems": problems}});
+            // The plugin may have given up.
+            let _ = stream.write_all(format!("{answer}\n").as_bytes());
+        }
+    });
+}
+
+#[test]
+fn add_waits_for_subnet_env_and_says_so() {
+    on_a_node(|site| {
+        site.script("fine", FINE);
+        site.pod("p1");
+        fs::remove_dir_all(site.path("run")).unwrap();
+        let conf = site.conf(json!({"delegate": {"type": "fine"}}));
+        let mut child = site.command("ADD", "p1", "eth0").stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        assert!(line.starts_with("waiting up to 10000 ms:") && line.contains("run/subnet.env"), "{line}");
+        assert_eq!(child.try_wait().unwrap(), None);
+        // First half a file, as an agent that does not rename would leave it.
+        fs::create_dir(site.path("run")).unwrap();
+        fs::write(site.path("run/subnet.env"), "FLANNEL_NETWORK=10.5.0.0/16\n").unwrap();
+        let begin = Instant::now();
+        site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1450));
+        assert!(child.wait().unwrap().success());
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        line.clear();
+        log.read_line(&mut line).unwrap();
+        assert!(line.starts_with("the agent is ready after"), "{line}");
+    });
+}
+
+#[test]
+fn add_gives_up_in_time_and_names_what_is_missing() {
+    on_a_node(|site| {
+        site.script("fine", FINE);
+        site.pod("p1");
+        site.subnet_env("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n");
+        let conf = site.conf(json!({"delegate": {"type": "fine"}, "waitSeconds": 0.2}));
+        let (code, text) = site.call("ADD", "p1", &conf).error();
+        assert_eq!(code, 11, "the runtime may try again");
+        assert!(text.contains("is missing FLANNEL_MTU, FLANNEL_IPMASQ. Check the log"), "{text}");
+        assert_eq!(site.files("records"), Vec::<String>::new());
+        site.call("DEL", "p1", &conf).fine();
+    });
+}
+
+#[test]
+fn the_agents_word_counts_where_it_has_a_socket() {
+    on_a_node(|site| {
+        site.script("fine", FINE);
+        site.pod("p1");
+        let conf = site.conf(json!({"delegate": {"type": "fine"}, "waitSeconds": 0.3}));
+        let status = site.conf(json!({"cniVersion": "1.1.0", "delegate": {"type": "fine"}}));
+        // A socket that nobody answers on is what a killed agent left.
+        drop(UnixListener::bind(site.path("run/weft.sock")).unwrap());
+        site.call("ADD", "p1", &conf).fine();
+        site.call("STATUS", "", &status).fine();
+        fs::remove_file(site.path("run/weft.sock")).unwrap();
+        let ready = Arc::new(AtomicBool::new(false));
+        agent(&site, ready.clone());
+        let (code, text) = site.call("STATUS", "", &status).error();
+        assert_eq!((code, text.trim()), (51, "the agent is not ready: no lease yet"));
+        let begin = Instant::now();
+        let answer = site.call("ADD", "p1", &conf).fine();
+        assert!(begin.elapsed() >= Duration::from_millis(300), "it did not wait");
+        assert!(answer.stderr.contains("the agent is not ready (no lease yet): going on with"), "{}", answer.stderr);
+        ready.store(true, Ordering::SeqCst);
+        site.call("STATUS", "", &status).fine();
+        let answer = site.call("ADD", "p1", &conf).fine();
+        assert!(!answer.stderr.contains("waiting"), "{}", answer.stderr);
+        fs::remove_file(site.path("run/subnet.env")).unwrap();
+        let (code, text) = site.call("STATUS", "", &status).error();
+        assert!(code == 50 && text.contains("the node has no subnet yet"), "{code} {text}");
+    });
+}
+
+#[test]
+fn status_sees_missing_plugins_and_used_up_addresses() {
+    on_a_node(|site| {
+        site.script("fine", FINE);
+        let status = |delegate: &str| site.conf(json!({"cniVersion": "1.1.0", "delegate": {"type": delegate}}));
+        let (code, text) = site.call("STATUS", "", &status("nosuch")).error();
+        assert!(code == 50 && text.contains("nosuch"), "{code} {text}");
+        let sick = r#"
+            cat >/dev/null
+            case $CNI_COMMAND in
+            VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}' ;;
+            STATUS) echo '{"code":50,"msg":"the delegate is sick"}'; exit 1 ;;
+            esac"#;
+        site.script("sick", sick);
+        assert_eq!(site.call("STATUS", "", &status("sick")).error(), (50, "the delegate is sick ".to_owned()));
+        site.call("STATUS", "", &status("fine")).fine();
+        fs::create_dir_all(site.path("networks/cbr0")).unwrap();
+        site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1450).replace("/24", "/29"));
+        for host in 2..=6 {
+            site.call("STATUS", "", &status("fine")).fine();
+            fs::write(site.path(&format!("networks/cbr0/10.5.1.{host}")), "x\r\neth0").unwrap();
+        }
+        let (code, text) = site.call("STATUS", "", &status("fine")).error();
+        assert!(code == 50 && text.contains("all 5 addresses of 10.5.1.0/29 are taken"), "{code} {text}");
+        // A runtime without words to say is not left waiting.
+        assert_eq!(run(site.command("STATUS", "", ""), &json!({"name": "x", "cniVersion": "1.0.0"})).error().0, 1);
+    });
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! GC: what the runtime no longer knows goes, what it knows stays.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::site::{Site, on_a_node, run, wait_for};
+
+fn gc(site: &Site, valid: Value) -> Value {
+    site.conf(json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}))
+}
+
+fn rules() -> String {
+    let out = Command::new("iptables").args(["-t", "nat", "-S"]).output().unwrap();
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn takes_back_everything_of_pods_that_are_gone() {
+    on_a_node(|site| {
+        // The delegate masquerades: rules are there to be forgotten.
+        let masq = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+        site.subnet_env(masq);
+        let conf = site.conf(json!({}));
+        for pod in ["lives", "died", "netnsgone"] {
+            site.pod(pod);
+            site.call("ADD", pod, &conf).fine();
+            assert!(rules().contains(&format!("id-{pod}")), "{}", rules());
+        }
+        site.ip("netns del netnsgone");
+        // Reservations without a record, of old versions, and of a host-local that was killed.
+        for (addr, text) in [("10.5.1.50", "nobody\r\neth0"), ("10.5.1.51", "id-lives\r\nnet9"), ("10.5.1.52", "")] {
+            fs::write(site.path("networks/cbr0").join(addr), text).unwrap();
+        }
+        fs::write(site.path("networks/cbr0/10.5.1.53"), "id-lives").unwrap();
+        let answer = site.call("GC", "", &gc(&site, json!([{"containerID": "id-lives", "ifname": "eth0"}]))).fine();
+        assert!(answer.stdout.is_empty(), "{answer:?}");
+        assert_eq!(site.files("records"), ["id-lives"]);
+        // A record still speaks of id-lives, so its odd reservation is left to the delegate.
+        assert_eq!(site.addresses(), ["10.5.1.2", "10.5.1.51", "10.5.1.53"]);
+        wait_for("the last veth of pods that are gone to go", || site.veths() == 1);
+        assert!(
+            rules().contains("id-lives") && !rules().contains("died") && !rules().contains("netnsgone"),
+            "{}",
+            rules()
+        );
+        assert_eq!(rules().matches("-N CNI-").count(), 1, "{}", rules());
+        // The list may be null, as Go prints an empty one; without a list nothing is touched.
+        let mut without = gc(&site, json!([]));
+        without.as_object_mut().unwrap().remove("cni.dev/valid-attachments");
+        assert_eq!(site.call("GC", "", &without).error().0, 7);
+        assert_eq!(site.files("records"), ["id-lives"]);
+        site.call("GC", "", &gc(&site, Value::Null)).fine();
+        site.nothing_left();
+        assert_eq!(rules().matches("CNI-").count(), 0, "{}", rules());
+    });
+}
+
+#[test]
+fn other_networks_and_flannels_records() {
+    on_a_node(|site| {
+        let conf = site.conf(json!({}));
+        for pod in ["theirs", "ours", "other"] {
+            site.pod(pod);
+        }
+        site.call("ADD", "theirs", &conf).fine();
+        site.call("ADD", "ours", &conf).fine();
+        let mut other = conf.clone();
+        other["name"] = json!("other");
+        other["delegate"] = json!({"bridge": "cni1"});
+        other["subnetFile"] = json!(site.path("other.env"));
+        fs::write(site.path("other.env"), crate::site::env_text("10.5.9", "fd05:0:0:9", 1450)).unwrap();
+        run(site.command("ADD", "other", "net1"), &other).fine();
+        // As flannel's plugin would have written it: which interface it is, only host-local knows.
+        let file = site.path("records/id-theirs");
+        let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        record.as_object_mut().unwrap().remove("weft");
+        fs::write(&file, record.to_string()).unwrap();
+        site.call("GC", "", &gc(&site, json!([{"containerID": "id-theirs", "ifname": "eth0"}]))).fine();
+        assert_eq!(site.files("records"), ["id-other:net1", "id-theirs"], "flannel's record of a pod that lives stays");
+        site.call("GC", "", &gc(&site, json!([]))).fine();
+        assert_eq!(site.files("records"), ["id-other:net1"], "another network's record is not ours to judge");
+        assert_eq!(site.files("networks/other").len(), 2);
+        assert!(site.addresses().is_empty());
+        run(site.command("DEL", "other", "net1"), &other).fine();
+        site.ip("netns del theirs");
+        site.nothing_left();
+    });
+}
+
+#[test]
+fn one_failure_does_not_stop_the_rest_and_delegates_are_told() {
+    on_a_node(|site| {
+        let script = r#"
+            cat >"$here/input-$CNI_COMMAND"
+            case $CNI_COMMAND in
+            ADD) echo '{"cniVersion":"1.1.0"}' ;;
+            VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}' ;;
+            DEL) [ "$CNI_CONTAINERID" != id-p1 ] || { echo '{"code":5,"msg":"the disk is full"}'; exit 1; } ;;
+            esac"#;
+        site.script("new", script);
+        let with = |conf: Value| {
+            let mut conf = conf;
+            (conf["cniVersion"], conf["delegate"]) = (json!("1.1.0"), json!({"type": "new"}));
+            conf
+        };
+        for pod in ["p1", "p2", "p3"] {
+            site.pod(pod);
+            site.call("ADD", pod, &with(site.conf(json!({})))).fine();
+        }
+        let valid = json!([{"containerID": "id-p3", "ifname": "eth0"}]);
+        let (_, text) = site.call("GC", "", &with(gc(&site, valid.clone()))).error();
+        assert!(text.contains("records/id-p1: the disk is full (code 5)"), "{text}");
+        assert_eq!(site.files("records"), ["id-p1", "id-p3"]);
+        let input: Value = serde_json::from_slice(&fs::read(site.path("input-GC")).unwrap()).unwrap();
+        assert_eq!(input["cni.dev/valid-attachments"], valid);
+        assert_eq!((&input["type"], &input["name"]), (&json!("new"), &json!("cbr0")));
+    });
+}

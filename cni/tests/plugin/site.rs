@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node as a runtime sees it: a network namespace of its own, pods in others, plugins called by the environment protocol.
+//!
+//! Everything hangs on the test's own thread: when it ends, nothing is left.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+/// Where Debian's containernetworking-plugins are.
+pub const PLUGINS: &str = "/usr/lib/cni";
+
+pub struct Site {
+    pub dir: tempfile::TempDir,
+    /// More variables for every call.
+    pub vars: Vec<(String, String)>,
+}
+
+/// What a plugin answered.
+#[derive(Debug)]
+pub struct Answer {
+    pub ok: bool,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    #[track_caller]
+    pub fn fine(self) -> Answer {
+        assert!(self.ok, "{} / {}", String::from_utf8_lossy(&self.stdout), self.stderr);
+        self
+    }
+
+    /// The error's code and message.
+    #[track_caller]
+    pub fn error(&self) -> (u64, String) {
+        assert!(!self.ok, "it worked: {self:?}");
+        let error = self.json();
+        let text = format!("{} {}", error["msg"].as_str().unwrap(), error["details"].as_str().unwrap_or_default());
+        (error["code"].as_u64().unwrap(), text)
+    }
+}
+
+impl Site {
+    /// A node with IPv4 and IPv6 and a subnet.env.
+    pub fn new() -> Site {
+        assert!(
+            Path::new(PLUGINS).join("bridge").is_file(),
+            "Debian's containernetworking-plugins are not in {PLUGINS}"
+        );
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces of our own: tests need root");
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        fs::create_dir_all("/run/netns").unwrap();
+        mount(Some("weft-cni"), "/run/netns", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+        // The kernel's view of this namespace's devices; and no lock file that all tests share.
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
+        let dir = tempfile::Builder::new().prefix("weft-cni-").tempdir().unwrap();
+        fs::create_dir(dir.path().join("bin")).unwrap();
+        symlink(env!("CARGO_BIN_EXE_weft-cni"), dir.path().join("bin/flannel")).unwrap();
+        symlink(env!("CARGO_BIN_EXE_weft-cni"), dir.path().join("bin/weft-veth")).unwrap();
+        let site = Site { dir, vars: Vec::new() };
+        site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1450));
+        site.ip("link set lo up");
+        site
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn subnet_env(&self, text: &str) {
+        fs::create_dir_all(self.path("run")).unwrap();
+        fs::write(self.path("run/.subnet.env"), text).unwrap();
+        fs::rename(self.path("run/.subnet.env"), self.path("run/subnet.env")).unwrap();
+    }
+
+    /// A plugin that is a script. It finds its own directory in `$here`.
+    pub fn script(&self, name: &str, text: &str) {
+        let file = self.path("bin").join(name);
+        let aside = self.path(name);
+        fs::write(&aside, format!("#!/bin/sh\nhere={}\n{text}\n", self.dir.path().display())).unwrap();
+        fs::set_permissions(&aside, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(aside, file).unwrap();
+    }
+
+    /// The usual configuration, with keys of `more` over it.
+    pub fn conf(&self, more: Value) -> Value {
+        let mut conf = json!({
+            "cniVersion": "1.0.0", "name": "cbr0", "type": "flannel",
+            "subnetFile": self.path("run/subnet.env"), "dataDir": self.path("records"),
+            "ipam": {"dataDir": self.path("networks")},
+        });
+        for (key, value) in more.as_object().unwrap() {
+            conf[key] = value.clone();
+        }
+        conf
+    }
+
+    /// A pod's namespace; its path.
+    pub fn pod(&self, name: &str) -> String {
+        self.ip(&format!("netns add {name}"));
+        format!("/run/netns/{name}")
+    }
+
+    pub fn command(&self, verb: &str, pod: &str, ifname: &str) -> Command {
+        let mut command = Command::new(self.path("bin/flannel"));
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("CNI_COMMAND", verb).env("CNI_PATH", format!("{}:{PLUGINS}", self.path("bin").display()));
+        if !pod.is_empty() {
+            command.env("CNI_CONTAINERID", format!("id-{pod}")).env("CNI_IFNAME", ifname);
+            command.env("CNI_NETNS", format!("/run/netns/{pod}"));
+        }
+        command.envs(self.vars.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Calls the plugin for `eth0` of a pod.
+    pub fn call(&self, verb: &str, pod: &str, conf: &Value) -> Answer {
+        run(self.command(verb, pod, "eth0"), conf)
+    }
+
+    pub fn ip(&self, words: &str) -> String {
+        let out = Command::new("ip").args(words.split_whitespace()).output().unwrap();
+        assert!(out.status.success(), "ip {words}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    }
+
+    /// Files of a directory that is perhaps missing, those of host-local's own bookkeeping left out.
+    pub fn files(&self, dir: &str) -> Vec<String> {
+        let Ok(files) = fs::read_dir(self.path(dir)) else { return Vec::new() };
+        let mut names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|name| name != "lock" && !name.starts_with("last_reserved_ip"));
+        names.sort();
+        names
+    }
+
+    pub fn addresses(&self) -> Vec<String> {
+        self.files("networks/cbr0")
+    }
+
+    pub fn veths(&self) -> usize {
+        self.ip("-o link show type veth").lines().count()
+    }
+
+    #[track_caller]
+    pub fn nothing_left(&self) {
+        assert_eq!(self.files("records"), Vec::<String>::new(), "records");
+        assert_eq!(self.addresses(), Vec::<String>::new(), "addresses");
+        // The kernel takes the veths of a deleted namespace away in its own time.
+        wait_for("the last veth to go", || self.veths() == 0);
+    }
+}
+
+/// subnet.env of a node whose subnets begin so.
+pub fn env_text(v4: &str, v6: &str, mtu: u32) -> String {
+    format!(
+        "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET={v4}.1/24\nFLANNEL_IPV6_NETWORK=fd05::/48\n\
+         FLANNEL_IPV6_SUBNET={v6}::1/64\nFLANNEL_MTU={mtu}\nFLANNEL_IPMASQ=true\n"
+    )
+}
+
+/// IPv4 alone: the ptp plugin asks for routes by an IPv6 address that the kernel may still be checking, and fails.
+pub const V4_TEXT: &str =
+    "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+
+pub fn run(mut command: Command, conf: &Value) -> Answer {
+    use std::io::Write;
+    let mut child = command.spawn().unwrap();
+    // A plugin that failed before it read leaves a broken pipe.
+    let _ = child.stdin.take().unwrap().write_all(conf.to_string().as_bytes());
+    let out = child.wait_with_output().unwrap();
+    Answer { ok: out.status.success(), stdout: out.stdout, stderr: String::from_utf8_lossy(&out.stderr).into_owned() }
+}
+
+#[track_caller]
+pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "waited 60 s for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Tests of one binary share the process, and namespaces belong to threads: each test gets a thread of its own.
+pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
+    if let Err(panic) = std::thread::spawn(|| test(Site::new())).join() {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls that are killed, and what GC takes back.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::node::{addr, call, command, conf, inside, on_a_node, reaches, state};
+use crate::site::{Site, wait_for};
+
+/// Starts a call and kills it after this time, unless it has ended. What it started meanwhile ends by itself: it is waited for.
+fn killed(site: &Site, verb: &str, pod: &str, conf: &Value, after: Duration) {
+    let mut child = command(site, verb, pod, "eth0").spawn().unwrap();
+    child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
+    let begin = Instant::now();
+    while begin.elapsed() < after {
+        std::hint::spin_loop();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // host-local has the path of this site's plugins in its environment.
+    let ours = site.path("bin").display().to_string();
+    wait_for("the IPAM plugin to end", || !running(&ours));
+}
+
+fn running(mark: &str) -> bool {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut environments =
+        all.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok()).filter_map(|entry| {
+            let comm = std::fs::read_to_string(entry.path().join("comm")).ok()?;
+            (comm.trim() == "host-local").then(|| std::fs::read(entry.path().join("environ")).unwrap_or_default())
+        });
+    environments.any(|environment| String::from_utf8_lossy(&environment).contains(mark))
+}
+
+#[test]
+fn an_add_that_was_killed_is_completed_or_taken_back() {
+    on_a_node(|site| {
+        let conf = conf(&site, json!({}));
+        let empty = state(&site, &[]);
+        for round in 0..24 {
+            site.pod("p1");
+            killed(&site, "ADD", "p1", &conf, Duration::from_micros(400 * round));
+            if round % 2 == 0 {
+                let result = call(&site, "ADD", "p1", &conf).fine().json();
+                reaches(&site, "", &addr(&result, false));
+                reaches(&site, "", &addr(&result, true));
+                assert_eq!(site.addresses().len(), 2, "round {round}: one address of each family");
+            }
+            call(&site, "DEL", "p1", &conf).fine();
+            assert_eq!(state(&site, &[]), empty, "round {round}");
+            site.ip("netns del p1");
+        }
+    });
+}
+
+#[test]
+fn a_del_that_was_killed_is_repeated() {
+    on_a_node(|site| {
+        let conf = conf(&site, json!({}));
+        let empty = state(&site, &[]);
+        for round in 0..12 {
+            site.pod("p1");
+            call(&site, "ADD", "p1", &conf).fine();
+            killed(&site, "DEL", "p1", &conf, Duration::from_micros(700 * round));
+            call(&site, "DEL", "p1", &conf).fine();
+            assert_eq!(state(&site, &[]), empty, "round {round}");
+            site.ip("netns del p1");
+        }
+    });
+}
+
+/// host-local of Debian knows no 1.1.0: this stands before it, as a current one would answer.
+const IPAM: &str = r#"[ "$CNI_COMMAND" = GC ] || [ "$CNI_COMMAND" = STATUS ] && { cat >>"$here/asked"; exit 0; }
+sed 's/"cniVersion":"1.1.0"/"cniVersion":"1.0.0"/; s/"type":"host-new"/"type":"host-local"/' | /usr/lib/cni/host-local"#;
+
+fn newest(site: &Site, more: Value) -> Value {
+    site.script("host-new", IPAM);
+    let mut conf = conf(site, more);
+    conf["cniVersion"] = json!("1.1.0");
+    conf["ipam"]["type"] = json!("host-new");
+    conf
+}
+
+#[test]
+fn gc_takes_back_what_the_runtime_does_not_know() {
+    on_a_node(|site| {
+        let plain = newest(&site, json!({}));
+        for pod in ["p1", "p2", "p3"] {
+            site.pod(pod);
+            call(&site, "ADD", pod, &plain).fine();
+        }
+        let mut other = plain.clone();
+        other["name"] = json!("other");
+        other["isDefaultGateway"] = json!(false);
+        other["ipam"]["ranges"] = json!([[{"subnet": "10.77.1.0/24"}]]);
+        other["ipam"]["routes"] = json!([]);
+        crate::site::run(command(&site, "ADD", "p3", "net1"), &other).fine();
+        let (code, text) = call(&site, "GC", "", &plain).error();
+        assert!(code == 7 && text.contains("valid-attachments"), "{code} {text}");
+        assert_eq!(site.veths(), 4, "without the list nothing is removed");
+        let known = json!([{"containerID": "id-p2", "ifname": "eth0"}]);
+        let list = newest(&site, json!({"cni.dev/valid-attachments": known}));
+        for _ in 0..2 {
+            call(&site, "GC", "", &list).fine();
+            assert_eq!(site.veths(), 2, "p2, and the other network's: {}", site.ip("-o link"));
+            assert_eq!(site.addresses().len(), 2, "{:?}", site.addresses());
+        }
+        assert!(inside(&site, "p2", "-o link").contains("eth0"));
+        assert!(
+            std::fs::read_to_string(site.path("asked")).unwrap().contains("valid-attachments"),
+            "IPAM is asked too"
+        );
+    });
+}
+
+#[test]
+fn gc_frees_addresses_whose_pair_was_never_made() {
+    on_a_node(|site| {
+        let plain = newest(&site, json!({}));
+        site.pod("p1");
+        call(&site, "ADD", "p1", &plain).fine();
+        let orphan = site.path("networks/cbr0/10.5.1.200");
+        std::fs::write(&orphan, "id-gone\r\neth0").unwrap();
+        let mut list = plain.clone();
+        list["cni.dev/valid-attachments"] = json!([{"containerID": "id-p1", "ifname": "eth0"}]);
+        // What GC of a plugin does that is asked for host-local itself.
+        list["ipam"]["type"] = json!("host-local");
+        site.script("host-local", IPAM);
+        call(&site, "GC", "", &list).fine();
+        assert!(!orphan.exists());
+        assert_eq!(site.addresses().len(), 2);
+    });
+}
+
+#[test]
+fn status_says_what_is_missing() {
+    on_a_node(|site| {
+        let plain = newest(&site, json!({}));
+        call(&site, "STATUS", "", &plain).fine();
+        let mut missing = plain.clone();
+        missing["ipam"]["type"] = json!("no-such-plugin");
+        let (code, text) = call(&site, "STATUS", "", &missing).error();
+        assert!(code == 50 && text.contains("no-such-plugin"), "{code} {text}");
+        site.script("host-new", r#"echo '{"code": 51, "msg": "half of it"}'; exit 1"#);
+        assert_eq!(call(&site, "STATUS", "", &plain).error().0, 51, "the IPAM plugin's own word");
+    });
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node with routed pods, and what is on it.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::site::{Answer, PLUGINS, Site, run};
+
+pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
+    crate::site::on_a_node(|site| {
+        // As the agent leaves them.
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+        // A node has an address of its own, from which it speaks to its pods.
+        site.ip("addr add 198.51.100.1/32 dev lo");
+        site.ip("addr add 2001:db8:1::1/128 dev lo nodad");
+        test(site);
+    });
+}
+
+/// What flannel's plugin would hand down, with members of `more` over it.
+pub fn conf(site: &Site, more: Value) -> Value {
+    let mut conf = json!({
+        "cniVersion": "1.0.0", "name": "cbr0", "type": "weft-veth", "mtu": 1450, "ipMasq": false,
+        "ipam": {
+            "type": "host-local", "dataDir": site.path("networks"),
+            "ranges": [[{"subnet": "10.5.1.0/24"}], [{"subnet": "fd05:0:0:1::/64"}]],
+            "routes": [{"dst": "10.5.0.0/16"}, {"dst": "fd05::/48"}],
+        },
+    });
+    for (key, value) in more.as_object().unwrap() {
+        conf[key] = value.clone();
+    }
+    conf
+}
+
+pub fn command(site: &Site, verb: &str, pod: &str, ifname: &str) -> Command {
+    let mut command = Command::new(site.path("bin/weft-veth"));
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command.env("CNI_COMMAND", verb).env("CNI_PATH", format!("{}:{PLUGINS}", site.path("bin").display()));
+    if !pod.is_empty() {
+        command.env("CNI_CONTAINERID", format!("id-{pod}")).env("CNI_IFNAME", ifname);
+        command.env("CNI_NETNS", format!("/run/netns/{pod}"));
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub fn call(site: &Site, verb: &str, pod: &str, conf: &Value) -> Answer {
+    run(command(site, verb, pod, "eth0"), conf)
+}
+
+/// `ip` inside a pod.
+pub fn inside(site: &Site, pod: &str, words: &str) -> String {
+    site.ip(&format!("-n {pod} {words}"))
+}
+
+/// Everything of the kernel that a pod has an entry in, and the reservations. Link-local addresses and the carrier's state
+/// settle by themselves.
+pub fn state(site: &Site, pods: &[&str]) -> Vec<String> {
+    let mut all = Vec::new();
+    let spaces = std::iter::once(String::new()).chain(pods.iter().map(|pod| format!("-n {pod} ")));
+    for space in spaces {
+        for words in ["-o link", "-4 -o addr", "-6 -o addr show scope global", "-4 route show table all", "neigh"] {
+            let text = site.ip(&format!("{space}{words}"));
+            let settled = text.replace(" state UNKNOWN ", " state UP ");
+            all.extend(settled.lines().map(|line| format!("{space}{line}")).filter(|line| !line.contains("fe80::")));
+        }
+        let routes = site.ip(&format!("{space}-6 route"));
+        all.extend(routes.lines().map(|line| format!("{space}{line}")).filter(|line| !line.contains("fe80::/64")));
+    }
+    let reserved = site.addresses().into_iter();
+    all.extend(
+        reserved.map(|addr| format!("{addr} {}", fs::read_to_string(site.path("networks/cbr0").join(&addr)).unwrap())),
+    );
+    all
+}
+
+#[track_caller]
+pub fn reaches(site: &Site, pod: &str, addr: &str) {
+    let words = format!("ping -n -c1 -W5 {addr}");
+    let mut ping = Command::new(words.split(' ').next().unwrap());
+    if !pod.is_empty() {
+        ping = Command::new("ip");
+        ping.args(["netns", "exec", pod, "ping"]);
+    }
+    ping.args(words.split(' ').skip(1));
+    let out = ping.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{pod:?} to {addr}: {said}\n{:#?}", state(site, &[]));
+}
+
+/// The address of one family in a result, without its length.
+pub fn addr(result: &Value, v6: bool) -> String {
+    let all = result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap());
+    let whole = if v6 { "/128" } else { "/32" };
+    let one = all.into_iter().find(|addr| addr.contains(':') == v6).unwrap();
+    one.strip_suffix(whole).unwrap_or_else(|| panic!("{one} is not {whole}")).to_owned()
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft doctor pods` on a made-up node: what leaks is listed with a command that clears it, what lives stays.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+/// A node in namespaces of the calling thread, with a tmpfs for the names of others.
+struct Node {
+    dir: tempfile::TempDir,
+    /// Of the test: ids of containers are its own.
+    number: usize,
+    running: Vec<Child>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for child in &mut self.running {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Node {
+    fn new() -> Node {
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("these tests need root");
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        fs::create_dir_all("/run/netns").unwrap();
+        mount(Some("weft-doctor"), "/run/netns", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let dir = tempfile::Builder::new().prefix("weft-doctor-").tempdir().unwrap();
+        let node = Node { dir, number: NUMBER.fetch_add(1, Ordering::Relaxed), running: Vec::new() };
+        for dir in ["networks/cbr0", "records", "results", "bin"] {
+            fs::create_dir_all(node.path(dir)).unwrap();
+        }
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A container's id that no process of this machine bears.
+    fn id(&self, name: &str) -> String {
+        format!("doctor{:08x}t{}{name}", std::process::id(), self.number)
+    }
+
+    /// A file of an hour ago.
+    fn old(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+        let file = fs::File::options().write(true).open(self.path(name)).unwrap();
+        let before = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        file.set_modified(before).unwrap();
+    }
+
+    fn address(&self, addr: &str, pod: &str) {
+        self.old(&format!("networks/cbr0/{addr}"), &format!("{}\r\neth0", self.id(pod)));
+    }
+
+    /// A record as the plugin writes it, of a routed pod.
+    fn record(&self, pod: &str) {
+        let record = json!({
+            "cniVersion": "1.0.0", "name": "cbr0", "type": "weft-veth",
+            "ipam": {"type": "host-local", "dataDir": self.path("networks"), "ranges": [[{"subnet": "10.5.1.0/24"}]]},
+            "weft": {"ifname": "eth0"},
+        });
+        self.old(&format!("records/{}", self.id(pod)), &record.to_string());
+    }
+
+    /// A namespace with an address, wired to the node by a pair of the name that the plugin would give it.
+    fn space(&self, pod: &str, addr: &str) -> String {
+        let host = weft_cni::veth::host_name(&self.id(pod), "eth0");
+        ip(&format!("netns add {pod}"));
+        ip(&format!("link add {host} type veth peer name eth0 netns {pod}"));
+        let alias = format!("weft-veth cbr0 {} eth0", self.id(pod));
+        assert!(Command::new("ip").args(["link", "set", &host, "alias", &alias]).status().unwrap().success());
+        ip(&format!("-n {pod} addr add {addr}/32 dev eth0"));
+        host
+    }
+
+    fn run_in(&mut self, pod: &str) {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "ip", "netns", "exec", pod, "sleep", "600"]);
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        let netns = |path: &str| fs::metadata(path).ok().map(|about| std::os::unix::fs::MetadataExt::ino(&about));
+        let begin = std::time::Instant::now();
+        while netns(&format!("/proc/{}/ns/net", child.id())) != netns(&format!("/run/netns/{pod}")) {
+            assert!(begin.elapsed().as_secs() < 20, "it does not enter {pod}");
+            std::thread::yield_now();
+        }
+        self.running.push(child);
+    }
+
+    fn doctor(&self, more: &[&str]) -> Output {
+        let weft = std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into());
+        let mut command = Command::new(weft);
+        command.args(["doctor", "pods", "--netns", "/run/netns"]);
+        for dir in ["networks", "records", "results"] {
+            command.arg(format!("--{dir}")).arg(self.path(dir));
+        }
+        command.arg("--cni-path").arg(format!("{}:/usr/lib/cni", self.path("bin").display()));
+        command.args(more).output().unwrap()
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        let files = fs::read_dir(self.path("networks/cbr0")).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| name.starts_with("10.")).collect();
+        names.sort();
+        names
+    }
+
+    fn files(&self, dir: &str) -> usize {
+        fs::read_dir(self.path(dir)).unwrap().count()
+    }
+}
+
+fn ip(words: &str) -> String {
+    let out = Command::new("ip").args(words.split_whitespace()).output().unwrap();
+    assert!(out.status.success(), "ip {words}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+/// Who is not in the first PID namespace sees only some processes: there, nothing may be sure.
+fn sees_all() -> bool {
+    fs::read_link("/proc/self/ns/pid").unwrap() == Path::new("pid:[4026531836]")
+}
+
+fn on_a_node(test: impl FnOnce(Node) + Send + 'static) {
+    if let Err(panic) = std::thread::spawn(|| test(Node::new())).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// One pod that lives, and leaks of every kind; how many are sure.
+fn made_up(node: &mut Node) -> (String, String) {
+    node.address("10.5.1.2", "lives");
+    node.record("lives");
+    let lives = node.space("lives", "10.5.1.2");
+    node.run_in("lives");
+    node.address("10.5.1.3", "gone");
+    node.record("gone");
+    node.address("10.5.1.4", "left");
+    let left = node.space("left", "10.5.1.4");
+    (lives, left)
+}
+
+#[test]
+fn leaks_are_listed_and_cleared_and_the_living_stay() {
+    on_a_node(|mut node| {
+        let (lives, left) = made_up(&mut node);
+        let before = (node.addresses(), node.files("records"), ip("-o link"));
+        let listed = node.doctor(&[]);
+        let said = text(&listed);
+        assert_eq!((node.addresses(), node.files("records"), ip("-o link")), before, "listing changes nothing");
+        if !sees_all() {
+            assert!(said.contains("0 leaked, 4 in doubt") && said.contains("hostPID"), "{said}");
+            return;
+        }
+        assert_eq!(listed.status.code(), Some(1), "{said}");
+        assert!(said.contains("4 leaked, 0 in doubt; looked at 3 addresses, 2 records, 2 veth pairs"), "{said}");
+        for command in [format!("ip link del {left}"), format!("rm {}", node.path("networks/cbr0/10.5.1.4").display())]
+        {
+            assert!(said.lines().any(|line| line.trim() == command), "{command}: {said}");
+        }
+        assert!(!said.contains(&lives) && !said.contains("10.5.1.2"), "{said}");
+        let fixed = node.doctor(&["--fix"]);
+        assert!(fixed.status.success(), "{}", text(&fixed));
+        assert_eq!(text(&fixed).matches("cleared ").count(), 4, "{}", text(&fixed));
+        assert_eq!(node.addresses(), ["10.5.1.2"]);
+        assert_eq!(node.files("records"), 1, "of the pod that lives");
+        let links = ip("-o link");
+        assert!(links.contains(&lives) && !links.contains(&left), "{links}");
+        let again = node.doctor(&["--fix"]);
+        assert!(again.status.success() && text(&again).contains("0 leaked, 0 in doubt"), "{}", text(&again));
+    });
+}
+
+#[test]
+fn every_command_that_is_printed_clears_its_leak() {
+    on_a_node(|mut node| {
+        made_up(&mut node);
+        // Stands for the plugin, whose DEL has tests of its own: takes back what it is asked for.
+        let script = format!(
+            "#!/bin/sh\n[ \"$CNI_COMMAND/$CNI_IFNAME\" = DEL/eth0 ] || exit 1\ncat >{0}/conf\nrm {0}/records/$CNI_CONTAINERID\n",
+            node.dir.path().display()
+        );
+        fs::write(node.path("bin/flannel"), script).unwrap();
+        fs::set_permissions(node.path("bin/flannel"), fs::Permissions::from_mode(0o755)).unwrap();
+        let said = text(&node.doctor(&["--older-than", "30m"]));
+        let commands: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+        assert_eq!(commands.len(), 4, "{said}");
+        for command in commands {
+            let done = Command::new("sh").args(["-c", command]).output().unwrap();
+            assert!(done.status.success(), "{command}: {}", text(&done));
+        }
+        let conf: Value = serde_json::from_str(&fs::read_to_string(node.path("conf")).unwrap()).unwrap();
+        assert_eq!((&conf["name"], &conf["type"]), (&json!("cbr0"), &json!("flannel")));
+        let after = text(&node.doctor(&[]));
+        assert!(after.contains("0 leaked, 0 in doubt"), "{after}");
+    });
+}
+
+#[test]
+fn what_might_live_is_listed_and_stays() {
+    on_a_node(|mut node| {
+        // The runtime still speaks of it, and its namespace is there: it may be between two calls.
+        node.address("10.5.1.5", "cached");
+        let host = node.space("cached", "10.5.1.6");
+        let result = json!({"interfaces": [{"name": "eth0", "sandbox": "/run/netns/cached"}]});
+        let cached =
+            json!({"kind": "cniCacheV1", "containerId": node.id("cached"), "ifName": "eth0", "result": result});
+        node.old("results/cbr0-cached-eth0", &cached.to_string());
+        // Just written: its pod may be starting.
+        fs::write(node.path("networks/cbr0/10.5.1.7"), format!("{}\r\neth0", node.id("young"))).unwrap();
+        // A process bears its id, as a sandbox does that keeps the address to itself.
+        node.address("10.5.1.8", "sandboxed");
+        let mut sandbox = Command::new("setpriv");
+        sandbox.args(["--pdeathsig", "KILL", "sh", "-c", "read wait", &node.id("sandboxed")]);
+        node.running.push(sandbox.stdin(Stdio::piped()).spawn().unwrap());
+        // No JSON, and nobody's.
+        node.old(&format!("records/{}", node.id("torn")), "{\"name\": \"cbr");
+        let fixed = node.doctor(&["--fix"]);
+        let said = text(&fixed);
+        assert!(fixed.status.success(), "{said}");
+        assert!(said.contains("0 leaked, 4 in doubt"), "{said}");
+        assert_eq!(node.addresses(), ["10.5.1.5", "10.5.1.7", "10.5.1.8"]);
+        assert_eq!(node.files("records"), 1);
+        assert!(ip("-o link").contains(&host), "its namespace is the runtime's");
+        if sees_all() {
+            for why in ["cache has the container", "it is only", "bears the container's id", "cannot be read"] {
+                assert!(said.contains(why), "{why}: {said}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_node_without_pods_is_healthy() {
+    on_a_node(|node| {
+        let out = node.doctor(&["--networks", "/nonexistent", "--records", "/nonexistent"]);
+        assert_eq!(out.status.code(), Some(2), "a flag given twice: {}", text(&out));
+        let out = node.doctor(&[]);
+        assert!(
+            out.status.success() && text(&out).contains("0 leaked, 0 in doubt; looked at 0 addresses"),
+            "{}",
+            text(&out)
+        );
+    });
+}
