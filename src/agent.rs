@@ -46,6 +46,10 @@ pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     Ok(match store {
         Store::Etcd(options) => Box::new(EtcdStore::new(options.clone()).context("etcd store")?),
         Store::Dir(path) => Box::new(DirStore::new(path.clone())),
+        #[cfg(feature = "kube")]
+        Store::Kube(options) => {
+            Box::new(weft_subnet::kube::KubeStore::new((**options).clone()).context("kubernetes store")?)
+        }
     })
 }
 

@@ -219,7 +219,7 @@ pub fn parse_from(
     let mut all = words[..depth].to_vec();
     all.extend(argv::normalize(&words[depth..], &flags));
     let asks = all.iter().any(|word| word == "-h" || word == "--help");
-    let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, env) };
+    let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, &env) };
     let matches = Cli::command().try_get_matches_from(all).map_err(|error| from_clap(&error, &from_env))?;
     let given = |flag: &str| {
         let id = flag.replace('-', "_");
@@ -227,18 +227,18 @@ pub fn parse_from(
         matches.subcommand().and_then(|(_, m)| source(m)) == Some(ValueSource::CommandLine)
     };
     let cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
-    task(cli.command, given).map_err(|mut exit| {
+    task(cli.command, given, &env).map_err(|mut exit| {
         exit.text.push_str(&origin(&exit.text, &from_env));
         exit
     })
 }
 
-fn task(command: Command, given: impl Fn(&str) -> bool) -> Result<Task, Exit> {
+fn task(command: Command, given: impl Fn(&str) -> bool, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version { flag: true },
         Command::Agent(flags) => {
             let verbosity = flags.log.v;
-            let (options, notes) = build::agent(*flags, given)?;
+            let (options, notes) = build::agent(*flags, given, env)?;
             Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
         }
         Command::Status(flags) => Task::Status { socket: flags.place.socket, json: flags.output == "json" },
@@ -248,13 +248,13 @@ fn task(command: Command, given: impl Fn(&str) -> bool) -> Result<Task, Exit> {
             flannel_devices: flags.flannel_devices,
         }),
         Command::Release(flags) => Task::Release(ReleaseTask {
-            store: build::store(flags.store)?,
+            store: build::store(flags.store, env)?,
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,
             public: flags.public_ip.map(Into::into).into_iter().chain(flags.public_ipv6.map(Into::into)).collect(),
         }),
-        Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store)?),
-        Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store)?, flags.id),
+        Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store, env)?),
+        Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store, env)?, flags.id),
         Command::Doctor(doctor::DoctorCommand::Pods(flags)) => {
             let fix = flags.fix;
             Task::DoctorPods(flags.into(), fix)

@@ -109,8 +109,9 @@ pub struct Node<K> {
 
 impl<K: Kernel> Node<K> {
     /// A node that has just got its lease; nothing is written yet.
-    pub fn new(world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, flannel_was_here } = started;
+    pub fn new(mut world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
+        let Started { network, config, backend, host, own, flannel_was_here, uplink } = started;
+        world.options.uplink = uplink;
         tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
         passer.flannel_was_here = flannel_was_here;
         keeper.keep(own.clone());
@@ -330,6 +331,9 @@ impl<K: Kernel> Node<K> {
     /// Brings readiness, metrics and systemd's status up to date.
     pub fn report(&mut self) {
         report::publish(self);
+        if self.world.readiness.is_ready() {
+            self.keeper.healthy();
+        }
     }
 
     /// SIGTERM: the data path stays as it is.

@@ -37,6 +37,9 @@ pub enum Store {
     Etcd(weft_subnet::etcd::EtcdOptions),
     /// `--store dir:PATH`.
     Dir(PathBuf),
+    /// `--kube-*`.
+    #[cfg(feature = "kube")]
+    Kube(Box<weft_subnet::kube::KubeOptions>),
 }
 
 /// `--iface*` and `--public-ip*` (flannel-compat.md section 6).

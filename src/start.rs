@@ -3,6 +3,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,8 @@ pub struct Started {
     pub own: Lease,
     /// subnet.env as found named this Network.
     pub flannel_was_here: bool,
+    /// How the uplink was chosen: as we were told, by the store's admin before all.
+    pub uplink: UplinkChoice,
 }
 
 /// Where a node starts.
@@ -86,7 +89,9 @@ pub async fn start<K: Kernel>(mut place: Place<'_, K>, mut waiting: Waiting<'_>)
         let flannel_was_here = found.as_ref().is_some_and(|env| env.networks == network.networks);
         let previous = found.filter(|_| flannel_was_here).map(|env| env.subnets);
         match lease(&mut place, &network, &*backend, previous).await {
-            Ok((host, own)) => return Started { network, config, backend, host, own, flannel_was_here },
+            Ok((host, own, uplink)) => {
+                return Started { network, config, backend, host, own, flannel_was_here, uplink };
+            }
             Err(text) => waiting.on(text).await,
         }
     }
@@ -120,9 +125,16 @@ async fn lease<K: Kernel>(
     network: &Network,
     backend: &dyn Backend,
     previous: Option<Subnets>,
-) -> Result<(Host, Lease), String> {
+) -> Result<(Host, Lease, UplinkChoice), String> {
+    let mut choice = place.choice.clone();
+    for ip in place.store.chosen().await.map_err(|error| chain(&error))?.into_iter().flatten() {
+        match ip {
+            IpAddr::V4(v4) => choice.public_ip = Some(v4),
+            IpAddr::V6(v6) => choice.public_ipv6 = Some(v6),
+        }
+    }
     let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
-    let picked = pick(place.choice, &machine, network)?;
+    let picked = pick(&choice, &machine, network)?;
     let who = Attrs { public_ip: picked.public_v4, public_ipv6: picked.public_v6, ..Attrs::default() };
     let mine = place.store.own(&who, previous).await.map_err(|error| format!("own lease: {}", chain(&error)))?;
     let mut host = host(&picked, &machine, (Mac([0; 6]), Mac([0; 6])));
@@ -133,7 +145,7 @@ async fn lease<K: Kernel>(
     let attrs = backend.advertise(&host).map_err(|skip| skip.0)?;
     let claim = Claim { network: network.clone(), attrs, previous };
     let own = place.store.acquire(&claim).await.map_err(|error| format!("lease: {}", chain(&error)))?;
-    Ok((host, own))
+    Ok((host, own, choice))
 }
 
 /// The uplink for the families of this network; the error is a sentence.

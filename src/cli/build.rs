@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use weft_subnet::etcd::EtcdOptions;
 
-use super::flags::{AgentFlags, KubeFlags, RuleFlags, StoreFlags, UplinkFlags};
+use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
 use crate::options::{Options, Store, UplinkChoice};
 
+/// The environment, as far as it is asked for by name.
+pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// Options, and lines that the log shall carry once it exists. `given`: was this flag on the command line or in the environment?
-pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool) -> Result<(Options, Vec<String>), Exit> {
+pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool, env: Env) -> Result<(Options, Vec<String>), Exit> {
     let mut notes = rules(&flags.rules, &given)?;
-    kube(&flags.kube)?;
     for (flag, value) in [("vmodule", &flags.log.vmodule), ("log_backtrace_at", &flags.log.log_backtrace_at)] {
         if !value.is_empty() {
             notes.push(format!("--{flag} has no effect in weft: use -v"));
@@ -30,7 +32,7 @@ pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool) -> Result<(
         port => Some(SocketAddr::new(parse::<IpAddr>("healthz-ip", &run.healthz_ip)?, port)),
     };
     let options = Options {
-        store: store(flags.store)?,
+        store: store(flags.store, env)?,
         uplink: uplink(flags.uplink)?,
         subnet_file: flags.place.subnet_file,
         socket: flags.place.socket,
@@ -44,12 +46,15 @@ pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool) -> Result<(
     Ok((options, notes))
 }
 
-/// `--store` and `--etcd-*`.
-pub(super) fn store(flags: StoreFlags) -> Result<Store, Exit> {
+/// `--store`, `--etcd-*` and `--kube-*`.
+pub(super) fn store(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
     // Text and exit code are flannel's: people and scripts match on them.
     if !(1..=1439).contains(&flags.subnet_lease_renew_margin) {
         let text = "Invalid subnet-lease-renew-margin option, out of acceptable range: give 1 to 1439 minutes";
         return Err(Exit::new(FAILURE, text.to_owned()));
+    }
+    if flags.kube.kube_subnet_mgr {
+        return kube(flags, env);
     }
     if let Some(path) = flags.store.strip_prefix("dir:") {
         if path.is_empty() {
@@ -115,18 +120,33 @@ fn rules(flags: &RuleFlags, given: &impl Fn(&str) -> bool) -> Result<Vec<String>
     Ok(if forward { vec![note.to_owned()] } else { Vec::new() })
 }
 
-fn kube(flags: &KubeFlags) -> Result<(), Exit> {
-    let etcd = "use --store etcd or --store dir:PATH";
-    refuse("kube-subnet-mgr", flags.kube_subnet_mgr, etcd)?;
-    refuse("kube-api-url", !flags.kube_api_url.is_empty(), etcd)?;
-    refuse("kubeconfig-file", !flags.kubeconfig_file.is_empty(), etcd)?;
-    let out = "leave it out";
-    refuse("kube-annotation-prefix", flags.kube_annotation_prefix != "flannel.alpha.coreos.com", out)?;
-    let conf = "leave it out and put net-conf into the store";
-    refuse("net-config-path", flags.net_config_path != "/etc/kube-flannel/net-conf.json", conf)?;
-    // False asks for nothing, and true is what flannel ignores outside of Kubernetes: both are fulfilled.
-    let _ = flags.set_node_network_unavailable;
-    Ok(())
+/// `--kube-*`, and the environment by which a pod says where it runs.
+#[cfg(feature = "kube")]
+fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
+    use weft_subnet::kube::{Access, KubeOptions, Who};
+    if flags.store != "etcd" {
+        return Err(usage(format!("--store {} and --kube-subnet-mgr are two stores: give one", flags.store)));
+    }
+    let var = |name: &str| env(name).filter(|value| !value.is_empty());
+    let who = match (var("NODE_NAME"), var("POD_NAME"), var("POD_NAMESPACE")) {
+        (Some(name), ..) => Who::Node(name),
+        (None, Some(name), Some(namespace)) => Who::Pod { name, namespace },
+        _ => Who::Unknown,
+    };
+    let kube = flags.kube;
+    let access = Access { url: some(kube.kube_api_url), kubeconfig: some(kube.kubeconfig_file).map(PathBuf::from) };
+    Ok(Store::Kube(Box::new(KubeOptions {
+        access,
+        who,
+        prefix: kube.kube_annotation_prefix,
+        net_config: PathBuf::from(kube.net_config_path),
+        set_condition: kube.set_node_network_unavailable,
+    })))
+}
+
+#[cfg(not(feature = "kube"))]
+fn kube(_: StoreFlags, _: Env) -> Result<Store, Exit> {
+    Err(usage("--kube-subnet-mgr: this weft was built without Kubernetes (cargo feature kube)".to_owned()))
 }
 
 fn refuse(flag: &str, asked: bool, remedy: &str) -> Result<(), Exit> {

@@ -67,16 +67,11 @@ fn what_is_not_supported_says_so() {
         "--ip-masq",
         "--ip-masq=true",
         "-ip-masq",
-        "--kube-subnet-mgr",
-        "--kube-api-url http://x",
-        "--kubeconfig-file /x",
         "--ip-blackhole-route=true",
         "--iptables-forward-rules=true",
         "--iptables-forward-rules",
         "--ip-masq-fully-random-disable",
         "--iptables-resync 60",
-        "--net-config-path /x",
-        "--kube-annotation-prefix a.b/",
     ];
     for flags in asked {
         let exit = refusal(&format!("weft agent {flags}"));
@@ -89,6 +84,38 @@ fn what_is_not_supported_says_so() {
         assert_eq!(exit.code, USAGE);
     }
     agent("weft agent --ip-masq=false --kube-subnet-mgr=false --kube-api-url= --set-node-network-unavailable=true");
+}
+
+#[cfg(feature = "kube")]
+#[test]
+fn kubernetes_is_a_store() {
+    use weft_subnet::kube::{KubeOptions, Who};
+    let parse = |line: &str, env: &[(&str, &str)]| -> Result<KubeOptions, Exit> {
+        let of = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        match parse_from(line.split(' ').map(OsString::from), of)? {
+            Task::LeaseList(Store::Kube(options)) => Ok(*options),
+            Task::Agent(task) => match task.options.store {
+                Store::Kube(options) => Ok(*options),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    };
+    let options = parse("flanneld -kube-subnet-mgr", &[("NODE_NAME", "n1"), ("POD_NAME", "p")]).unwrap();
+    assert!(matches!(&options.who, Who::Node(name) if name == "n1"));
+    assert_eq!((options.prefix.as_str(), options.set_condition), ("flannel.alpha.coreos.com", true));
+    assert_eq!(options.net_config, Path::new("/etc/kube-flannel/net-conf.json"));
+    assert!(options.access.url.is_none() && options.access.kubeconfig.is_none());
+    let options = parse("weft agent --kube-subnet-mgr", &[("POD_NAME", "p"), ("POD_NAMESPACE", "ns")]).unwrap();
+    assert!(matches!(&options.who, Who::Pod { name, namespace } if name == "p" && namespace == "ns"));
+    let line = "weft lease ls --kubeconfig-file /k --kube-api-url https://a:1 --kube-annotation-prefix a.b/";
+    let options = parse(line, &[("FLANNELD_KUBE_SUBNET_MGR", "true"), ("POD_NAME", "p")]).unwrap();
+    assert!(matches!(options.who, Who::Unknown), "a lease can be looked at from anywhere");
+    assert_eq!((options.access.url.as_deref(), options.prefix.as_str()), (Some("https://a:1"), "a.b/"));
+    assert_eq!(options.access.kubeconfig.as_deref(), Some(Path::new("/k")));
+    let exit = parse("weft agent --kube-subnet-mgr --store dir:/x", &[]).unwrap_err();
+    assert!(exit.text.contains("are two stores"), "{}", exit.text);
+    agent("weft agent --kubeconfig-file /x --net-config-path /y");
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl<K: Kernel> Node<K> {
             self.look_again |= self.asked.as_ref() != Some(&lease.attrs);
             return;
         }
-        if lease.attrs == own.attrs {
+        if lease.attrs == own.attrs && lease.subnets == own.subnets {
             self.lost = None;
             return;
         }

@@ -164,7 +164,15 @@ impl Bench {
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
         let host = start::host(&picked, &machine("192.168.0.1"), (mac, mac));
         let own = lease("10.5.1.0-24", "192.168.0.1");
-        let started = Started { network, config: CONFIG.into(), backend, host, own, flannel_was_here: false };
+        let started = Started {
+            network,
+            config: CONFIG.into(),
+            backend,
+            host,
+            own,
+            flannel_was_here: false,
+            uplink: UplinkChoice::default(),
+        };
         let (events, received) = mpsc::channel(8);
         let (keeper, answers) = Keeper::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));

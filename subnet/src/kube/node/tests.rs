@@ -57,7 +57,8 @@ fn only_what_is_ours_is_held() {
 fn what_cannot_be_believed_is_named() {
     let managed = ("kube-subnet-manager", "true");
     let cidr = r#""podCIDR":"10.5.1.0/24""#;
-    let table: [(&[(&str, &str)], &str, &str); 7] = [
+    type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
+    let table: [Row; 7] = [
         (&[managed], "", "node n1 has no pod CIDR yet"),
         (&[managed], r#""podCIDR":"10.5.1.0""#, "node n1: pod CIDR 10.5.1.0 is no network"),
         (
