@@ -26,7 +26,7 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Lease, Record};
 use crate::network::Network;
-use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
+use crate::source::{Capabilities, Claim, Error, Event, Local, Source, random};
 
 use annotations::Prefix;
 use client::Api;
@@ -37,6 +37,11 @@ pub use client::Access;
 
 /// How often the keeper says that it is there: nothing is to be renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Somewhere between nothing and this.
+fn spread(limit: Duration) -> Duration {
+    limit.mul_f64((random() % 1000) as f64 / 1000.0)
+}
 
 /// Which Node is ours.
 #[derive(Debug, Clone)]

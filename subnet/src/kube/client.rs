@@ -83,18 +83,20 @@ pub struct Access {
 /// The API server.
 pub(super) struct Api {
     access: Access,
-    made: RefCell<Option<(Client, String)>>,
+    made: RefCell<Option<Client>>,
+    /// Where the last one led.
+    url: RefCell<Option<String>>,
 }
 
 impl Api {
     pub(super) fn new(access: Access) -> Api {
-        Api { access, made: RefCell::new(None) }
+        Api { access, made: RefCell::new(None), url: RefCell::new(None) }
     }
 
     /// For people.
     pub(super) fn describe(&self) -> String {
-        match (&self.access.url, &self.access.kubeconfig, &*self.made.borrow()) {
-            (_, _, Some((_, url))) => url.clone(),
+        match (&self.access.url, &self.access.kubeconfig, &*self.url.borrow()) {
+            (_, _, Some(url)) => url.clone(),
             (Some(url), _, _) => url.clone(),
             (None, Some(file), _) => file.display().to_string(),
             (None, None, None) => "in-cluster".to_owned(),
@@ -132,13 +134,13 @@ impl Api {
     }
 
     async fn client(&self) -> Result<Client, Fault> {
-        if let Some((client, _)) = &*self.made.borrow() {
+        if let Some(client) = &*self.made.borrow() {
             return Ok(client.clone());
         }
         let config = self.config().await.map_err(Fault::Config)?;
-        let url = config.cluster_url.to_string();
+        *self.url.borrow_mut() = Some(config.cluster_url.to_string());
         let client = Client::try_from(config).map_err(Fault::Kube)?;
-        *self.made.borrow_mut() = Some((client.clone(), url));
+        *self.made.borrow_mut() = Some(client.clone());
         Ok(client)
     }
 

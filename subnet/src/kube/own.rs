@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::attrs::Attrs;
 use crate::cidr::{Family, Subnets};
@@ -17,12 +17,14 @@ use crate::source::{Claim, Error, UNREADABLE};
 
 use super::client::Fault;
 use super::node::Node;
-use super::{Asked, KubeStore, Who, publish};
+use super::{Asked, KubeStore, Who, publish, spread};
 
 /// So long a pod CIDR is waited for before it is said that there is none.
 const WAIT: Duration = Duration::from_secs(10);
 /// Tries of one write: the kubelet writes the same object.
-const TRIES: usize = 8;
+const TRIES: u32 = 16;
+/// Between them, each time longer: whoever writes the same object is done then.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
 const CONFLICT: u16 = 409;
 /// More writes than this within [`CALM`] mean that someone else writes the same annotations.
 const MANY: usize = 10;
@@ -198,7 +200,7 @@ impl KubeStore {
         if let Some(reason) = misfit(&name, &subnets, network) {
             return Err(Error::Invalid(reason));
         }
-        for _ in 0..TRIES {
+        for tried in 1..=TRIES {
             let changes = publish::changes(attrs, &node, &self.prefix);
             if changes.is_empty() {
                 let lease = node.lease(&self.prefix).map_err(Error::Invalid)?;
@@ -206,8 +208,14 @@ impl KubeStore {
             }
             self.calm(&name)?;
             node = match self.write(&name, &publish::patch(changes, &node)).await? {
-                Some(node) => node,
-                None => self.read_own().await?,
+                Some(node) => {
+                    self.writes.borrow_mut().push(Instant::now());
+                    node
+                }
+                None => {
+                    sleep(spread(TRY_AGAIN * tried)).await;
+                    self.read_own().await?
+                }
             };
         }
         Err(self.contended(&name))
@@ -232,7 +240,6 @@ impl KubeStore {
         if writes.len() >= MANY {
             return Err(self.contended(name));
         }
-        writes.push(Instant::now());
         Ok(())
     }
 
@@ -243,7 +250,7 @@ impl KubeStore {
 
     /// Takes the annotations away that make a Node a lease; with `ours`, only when they are ours.
     pub(super) async fn withdraw(&self, name: &str, ours: Option<&Attrs>) -> Result<(), Error> {
-        for _ in 0..TRIES {
+        for tried in 1..=TRIES {
             let node = self.read(name).await?;
             if !node.managed(&self.prefix) {
                 return Err(Error::Missing(format!("lease of node {name}")));
@@ -260,6 +267,7 @@ impl KubeStore {
             if self.write(name, &publish::patch(changes, &node)).await?.is_some() {
                 return Ok(());
             }
+            sleep(spread(TRY_AGAIN * tried)).await;
         }
         Err(self.contended(name))
     }

@@ -17,7 +17,7 @@ use crate::source::{Event, random};
 
 use super::client::{Fault, Stream};
 use super::node::Node;
-use super::{KubeStore, list};
+use super::{KubeStore, list, spread};
 
 /// After this long without a line the server is asked for a word: a stopped one keeps its connections open. A large cluster
 /// is never silent so long, a small one does not mind.
@@ -89,11 +89,6 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
     }
 }
 
-/// Somewhere between nothing and this.
-fn spread(limit: Duration) -> Duration {
-    limit.mul_f64((random() % 1000) as f64 / 1000.0)
-}
-
 struct Watch<'a> {
     store: &'a KubeStore,
     out: &'a mpsc::Sender<Event>,
@@ -146,11 +141,6 @@ impl Watch<'_> {
         };
         match self.store.api.stream(&path).await {
             Ok(stream) => self.follow(stream).await,
-            // How servers say that they have no streaming lists, each in its time.
-            Err(fault) if self.at.is_none() && matches!(fault.code(), 400 | 422) => {
-                tracing::debug!(%fault, "no streaming lists here");
-                End::Paged
-            }
             Err(fault) => self.refused(fault),
         }
     }
@@ -158,6 +148,11 @@ impl Watch<'_> {
     fn refused(&mut self, fault: Fault) -> End {
         if fault.code() == GONE {
             return End::Relist;
+        }
+        // How servers say that they have no streaming lists: too old, switched off, or an etcd that is too old (500).
+        if self.at.is_none() && self.streaming && matches!(fault.code(), 400 | 422 | 500) {
+            tracing::debug!(%fault, "no streaming lists here");
+            return End::Paged;
         }
         if too_new(&fault) {
             tracing::warn!("the API server is behind what we know: it was restored from a backup, listing again");

@@ -21,24 +21,23 @@ use weft_subnet::source::Source;
 
 use super::contract::Place;
 
-/// The version that tools/kube-apiserver builds.
+/// The version that tools/kube-binaries builds.
 const VERSION: &str = include_str!("../../../tools/kube-version");
 
 const SCRIPT: &str = r#"
 api() { "$APISERVER" $API_FLAGS >>api.log 2>&1 & a=$!; }
-etcd --data-dir data --unsafe-no-fsync --log-level error $ETCD_FLAGS >etcd.log 2>&1 & e=$!
+"$ETCD" --data-dir data --unsafe-no-fsync --log-level error $ETCD_FLAGS >etcd.log 2>&1 & e=$!
 api
 while read -r word; do
     case $word in
-    stop) kill -9 $a; wait $a 2>/dev/null ;;
+    stop) { kill -9 $a; wait $a; } 2>/dev/null ;;
     start) api ;;
     pause) kill -STOP $a ;;
     go-on) kill -CONT $a ;;
     esac
     echo done
 done
-kill -9 $a $e
-wait
+{ kill -9 $a $e; wait; } 2>/dev/null
 cd / && rm -rf "$DIR"
 "#;
 
@@ -60,11 +59,11 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn binary() -> PathBuf {
+fn binary(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
-    let path = cache.join("weft").join(format!("kube-{}", VERSION.trim())).join("kube-apiserver");
-    assert!(path.is_file(), "{} is missing: run tools/kube-apiserver (make prepare-kube), once", path.display());
+    let path = cache.join("weft").join(format!("kube-{}", VERSION.trim())).join(name);
+    assert!(path.is_file(), "{} is missing: run tools/kube-binaries (make prepare-kube), once", path.display());
     path
 }
 
@@ -87,9 +86,9 @@ fn credentials(dir: &Path) {
 }
 
 impl Server {
-    /// Starts one with these further flags; see [`Server::ready`].
-    pub fn start(flags: &str) -> Server {
-        let apiserver = binary();
+    /// Starts one with these further flags; see [`Server::ready`]. Debian's etcd is one without streaming lists.
+    fn start(flags: &str, old_etcd: bool) -> Server {
+        let etcd_binary = if old_etcd { "etcd".into() } else { binary("etcd") };
         let dir = tempfile::Builder::new().prefix("weft-kube-").tempdir().unwrap().keep();
         credentials(&dir);
         let (port, etcd, peer) = (free_port(), free_port(), free_port());
@@ -106,7 +105,8 @@ impl Server {
         let mut child = Command::new("sh")
             .args(["-c", SCRIPT])
             .current_dir(&dir)
-            .env("APISERVER", apiserver)
+            .env("APISERVER", binary("kube-apiserver"))
+            .env("ETCD", etcd_binary)
             .env("API_FLAGS", api_flags)
             .env("ETCD_FLAGS", etcd_flags)
             .env("DIR", &dir)
@@ -123,14 +123,21 @@ impl Server {
     /// The one that tests share; each has an annotation prefix of its own.
     pub async fn shared() -> Arc<Server> {
         static SHARED: OnceLock<Arc<Server>> = OnceLock::new();
-        let server = SHARED.get_or_init(|| Arc::new(Server::start(""))).clone();
+        let server = SHARED.get_or_init(|| Arc::new(Server::start("", false))).clone();
         server.ready().await;
         server
     }
 
     /// One of this test alone.
     pub async fn private(flags: &str) -> Arc<Server> {
-        let server = Arc::new(Server::start(flags));
+        let server = Arc::new(Server::start(flags, false));
+        server.ready().await;
+        server
+    }
+
+    /// The same, with the etcd of Debian 12.
+    pub async fn with_old_etcd() -> Arc<Server> {
+        let server = Arc::new(Server::start("", true));
         server.ready().await;
         server
     }
