@@ -91,6 +91,8 @@ pub struct KubeStore {
     asked: RefCell<Option<Asked>>,
     /// The version of our Node when we last read or wrote it: no list may be older, or we would miss ourselves in it.
     newest: RefCell<String>,
+    /// The uid of our Node when we last read it.
+    uid: RefCell<String>,
     writes: RefCell<Vec<Instant>>,
 }
 
@@ -109,6 +111,7 @@ impl KubeStore {
             name: OnceCell::new(),
             asked: RefCell::new(None),
             newest: RefCell::new(String::new()),
+            uid: RefCell::new(String::new()),
             writes: RefCell::new(Vec::new()),
         })
     }
@@ -118,8 +121,9 @@ impl KubeStore {
     }
 
     /// The server's history is another one.
-    fn forget_newest(&self) {
+    fn forget(&self) {
         self.newest.borrow_mut().clear();
+        self.uid.borrow_mut().clear();
     }
 
     /// The entry that a node is; none where no agent has published itself.

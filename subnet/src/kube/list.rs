@@ -99,6 +99,12 @@ pub(super) async fn all(api: &Api, from: &str, mut each: impl FnMut(Node)) -> Re
     }
 }
 
+/// The version that the cluster is at now, not one that a server remembers.
+pub(super) async fn version(api: &Api) -> Result<String, Fault> {
+    let head: Head = api.get("/api/v1/nodes?limit=1").await?;
+    Ok(head.metadata.resource_version)
+}
+
 async fn page(api: &Api, path: &str, each: &mut impl FnMut(Node)) -> Result<Head, Fault> {
     let broken = |error: &dyn std::fmt::Display| Fault::Stream(format!("the list is no list of nodes: {error}"));
     let mut body = api.stream(path).await?;

@@ -33,7 +33,7 @@ pub(super) struct Meta {
     #[serde(deserialize_with = "shared")]
     pub(super) name: Arc<str>,
     #[serde(default)]
-    uid: Box<str>,
+    pub(super) uid: Box<str>,
     #[serde(default)]
     pub(super) resource_version: String,
     creation_timestamp: Option<Timestamp>,

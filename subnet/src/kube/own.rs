@@ -124,7 +124,19 @@ impl KubeStore {
     async fn read_own(&self) -> Result<Node, Error> {
         let node = self.read(self.name().await?).await?;
         *self.newest.borrow_mut() = node.metadata.resource_version.clone();
+        *self.uid.borrow_mut() = node.metadata.uid.to_string();
         Ok(node)
+    }
+
+    /// Our Node is another one than the one that we read; as good as there when it is gone, which the watch tells.
+    pub(super) async fn replaced(&self) -> Result<bool, Fault> {
+        let uid = self.uid.borrow().clone();
+        let Some(name) = self.name.get().filter(|_| !uid.is_empty()) else { return Ok(false) };
+        match self.api.get::<Node>(&path(name)).await {
+            Ok(node) => Ok(*node.metadata.uid != *uid),
+            Err(fault) if fault.code() == 404 => Ok(false),
+            Err(fault) => Err(fault),
+        }
     }
 
     /// The lease as the annotations say, also before a pod CIDR is assigned: its VTEP MAC is what is asked for.

@@ -61,6 +61,7 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
         streaming: true,
         reset: false,
         word: None,
+        verify: false,
         retry: RETRY_FIRST,
         said: None,
     };
@@ -83,6 +84,7 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
             }
             End::Broken(what, fault) => (what, fault),
         };
+        watch.verify = true;
         if !watch.trouble(what, fault).await {
             return;
         }
@@ -101,6 +103,8 @@ struct Watch<'a> {
     /// The next list is another store's.
     reset: bool,
     word: Option<Instant>,
+    /// The connection broke: is this still the store that we know?
+    verify: bool,
     retry: Duration,
     said: Option<Instant>,
 }
@@ -122,7 +126,27 @@ impl Watch<'_> {
         true
     }
 
+    /// A store that was wiped or restored has a shorter history, or another Node of our name. A watch from a version that
+    /// is not there yet would be silent, not refused.
+    async fn verified(&mut self) -> Result<(), Fault> {
+        if self.verify {
+            let newest = self.at.clone().unwrap_or_else(|| self.store.newest());
+            let there = list::version(&self.store.api).await?;
+            let behind = matches!((there.parse::<u64>(), newest.parse::<u64>()), (Ok(there), Ok(ours)) if there < ours);
+            if behind || self.store.replaced().await? {
+                tracing::warn!("this is another store than before, or our Node was made again: listing anew");
+                self.store.forget();
+                (self.at, self.reset) = (None, true);
+            }
+            self.verify = false;
+        }
+        Ok(())
+    }
+
     async fn session(&mut self) -> End {
+        if let Err(fault) = self.verified().await {
+            return End::Broken("list nodes", fault);
+        }
         if self.at.is_none()
             && !self.streaming
             && let Err(end) = self.paged().await
@@ -153,11 +177,6 @@ impl Watch<'_> {
         if self.at.is_none() && self.streaming && matches!(fault.code(), 400 | 422 | 500) {
             tracing::debug!(%fault, "no streaming lists here");
             return End::Paged;
-        }
-        if too_new(&fault) {
-            tracing::warn!("the API server is behind what we know: it was restored from a backup, listing again");
-            self.store.forget_newest();
-            (self.at, self.reset) = (None, true);
         }
         End::Broken("watch nodes", fault)
     }
@@ -299,12 +318,4 @@ fn cut_off() -> Fault {
 
 fn silent() -> Fault {
     Fault::Stream(format!("not even a bookmark within {} s", SILENT.as_secs()))
-}
-
-/// The server's history is shorter than ours.
-fn too_new(fault: &Fault) -> bool {
-    let Fault::Kube(kube::Error::Api(status)) = fault else { return false };
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
-        || status.message.contains("Too large resource version")
 }

@@ -26,12 +26,14 @@ const VERSION: &str = include_str!("../../../tools/kube-version");
 
 const SCRIPT: &str = r#"
 api() { "$APISERVER" $API_FLAGS >>api.log 2>&1 & a=$!; }
-"$ETCD" --data-dir data --unsafe-no-fsync --log-level error $ETCD_FLAGS >etcd.log 2>&1 & e=$!
+etcd() { "$ETCD" --data-dir data --unsafe-no-fsync --log-level error $ETCD_FLAGS >>etcd.log 2>&1 & e=$!; }
+etcd
 api
 while read -r word; do
     case $word in
     stop) { kill -9 $a; wait $a; } 2>/dev/null ;;
     start) api ;;
+    wipe) { kill -9 $a $e; wait $a $e; } 2>/dev/null; rm -rf data; etcd; api ;;
     pause) kill -STOP $a ;;
     go-on) kill -CONT $a ;;
     esac
@@ -142,7 +144,7 @@ impl Server {
         server
     }
 
-    /// `stop`, `start`, `pause` or `go-on`.
+    /// `stop`, `start`, `wipe` (which starts anew), `pause` or `go-on`.
     pub fn order(&self, word: &str) {
         let mut holder = self.holder.lock().unwrap();
         writeln!(holder.orders.as_mut().unwrap(), "{word}").unwrap();

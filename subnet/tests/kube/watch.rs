@@ -209,6 +209,44 @@ async fn paged_lists_where_etcd_is_too_old() {
 }
 
 #[tokio::test]
+async fn a_wiped_store_is_another_one() {
+    let cluster = Cluster::new(Server::private("").await).await;
+    cluster.create(1, &["10.5.1.0/24"]).await;
+    let store = cluster.store(1);
+    store.acquire(&claim(1)).await.unwrap();
+    for n in 0..150 {
+        cluster.patch(1, &json!({"metadata": {"labels": {"n": n.to_string()}}})).await;
+    }
+    watching(&store, |mut events| {
+        let (store, cluster) = (&store, &cluster);
+        async move {
+            snapshot(&mut events).await;
+            // The last version that the watch knows must be one that the new store has not reached.
+            cluster.annotate(1, "backend-data", &json!(r#"{"VNI":7}"#)).await;
+            put(&mut events).await;
+            cluster.server.order("wipe");
+            cluster.server.ready().await;
+            let until = tokio::time::Instant::now() + Duration::from_secs(60);
+            loop {
+                assert!(tokio::time::Instant::now() < until, "no new list");
+                match timeout(Duration::from_secs(60), events.recv()).await.unwrap() {
+                    Some(Event::Snapshot { records, reset }) => {
+                        assert!(reset && records.is_empty());
+                        break;
+                    }
+                    Some(Event::Trouble(_) | Event::Word) => {}
+                    event => panic!("{event:?}"),
+                }
+            }
+            cluster.create(1, &["10.5.1.0/24"]).await;
+            let lease = store.retake(&Default::default(), &attrs(1), &attrs(1)).await.unwrap();
+            assert_eq!(put(&mut events).await, lease);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_server_that_is_silent_is_noticed() {
     let cluster = Cluster::new(Server::private("").await).await;
     cluster.create(1, &["10.5.1.0/24"]).await;
