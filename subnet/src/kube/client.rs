@@ -59,8 +59,14 @@ fn explain(error: &kube::Error) -> String {
         };
         return format!("{}{remedy}", status.message);
     }
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
+    // The client's own words ("ServiceError: ...") stand for what lies below.
+    let first: &dyn std::error::Error = match error {
+        kube::Error::Service(inner) => &**inner,
+        kube::Error::HyperError(inner) => inner,
+        other => other,
+    };
+    let mut text = first.to_string();
+    let mut cause = first.source();
     while let Some(inner) = cause {
         let more = inner.to_string();
         if !text.contains(&more) {

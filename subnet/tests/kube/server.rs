@@ -57,8 +57,16 @@ struct Holder {
     answers: BufReader<ChildStdout>,
 }
 
+/// Below the ports that connections take for themselves: nobody has it a moment later.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let at = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        let port = 20_000 + u16::try_from(at).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 fn binary(name: &str) -> PathBuf {
@@ -181,8 +189,9 @@ impl Server {
         let until = Instant::now() + Duration::from_secs(120);
         let request = || Request::get("/readyz").body(Vec::new()).unwrap();
         while client.request_text(request()).await.is_err() {
-            let log = || std::fs::read_to_string(self.dir.join("api.log")).unwrap_or_default();
-            assert!(Instant::now() < until, "the API server does not start:\n{}", log());
+            let log = |name: &str| std::fs::read_to_string(self.dir.join(name)).unwrap_or_default();
+            let last = || log("api.log").lines().last().unwrap_or_default().to_owned();
+            assert!(Instant::now() < until, "no API server: {}\netcd: {}", last(), log("etcd.log"));
             sleep(Duration::from_millis(100)).await;
         }
         let rules = json!([
