@@ -3,7 +3,6 @@
 //! [`crate::node`] looks.
 
 use std::future::Future;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use weft_backends::owner::PROTOCOL;
 use weft_subnet::dir::DirStore;
@@ -31,6 +30,8 @@ use crate::notify::Notify;
 use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
+use crate::rules::keeper::Desk;
+use crate::rules::{self, Carrier, Instance};
 use crate::start::{self, Place, Waiting};
 
 /// Events of the store that may wait while a pass runs.
@@ -67,9 +68,7 @@ pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
 }
 
 fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
-    // DefaultHasher::new() has fixed keys: the same file gives the same instance after every restart.
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(subnet_file.as_os_str().as_encoded_bytes());
-    let instance = hash.to_be_bytes()[0];
+    let instance = rules::hash(subnet_file).to_be_bytes()[0];
     LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: format!("weft {}", subnet_file.display()) }
 }
 
@@ -106,7 +105,8 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
 
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
-        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file };
+        let guard = options.rules.guard;
+        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file, guard };
         let starting = start::start(place, Waiting::new(&mut notify, readiness.clone()));
         let mut starting = pin!(starting);
         loop {
@@ -124,9 +124,15 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (keeper, answers) = Keeper::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
+    let carrier = Carrier { instance: Instance::new(&options.subnet_file), options: options.rules.clone() };
+    let (desk, post) = Desk::new();
+    let ruled = desk.state.clone();
+    let nftables = started.network.nftables;
+    helpers.spawn_local(async move { carrier.keep(nftables, post).await });
     let world = World { options, store, readiness, metrics, notify };
-    let node = Node::new(world, Passer::new(kernel), keeper, started);
-    turn(node, monitor, Inputs { received, answers, asked }, shutdown).await
+    let mut node = Node::new(world, Passer::new(kernel), keeper, started);
+    node.carry(desk);
+    turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await
 }
 
 /// What reaches the loop from other tasks.
@@ -134,6 +140,7 @@ struct Inputs {
     received: mpsc::Receiver<Event>,
     answers: mpsc::UnboundedReceiver<Answer>,
     asked: mpsc::Receiver<admin::Request>,
+    ruled: watch::Receiver<rules::keeper::State>,
 }
 
 /// The loop: dirty, tick or shutdown, then a pass.
@@ -177,6 +184,7 @@ async fn turn<K: Kernel, M: Monitor>(
                 return Ok(ExitCode::FAILURE);
             },
             Some(request) = inputs.asked.recv() => node.answer(request),
+            Ok(()) = inputs.ruled.changed() => node.ruled(),
             changed = changed(&mut file), if blind_until.is_none_or(|until| until <= Instant::now()) => match changed {
                 Ok(()) => node.publish_env(),
                 Err(error) => {

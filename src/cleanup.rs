@@ -59,7 +59,8 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
                 seen.protocol == PROTOCOL && (inside || scope.networks == Subnets::default())
             }
             Key::Link(name) => device(*name, seen, scope, &mut left),
-            Key::Addr(..) | Key::Fdb(..) | Key::Neigh(..) => false,
+            // The guard's table goes with the rules.
+            Key::Addr(..) | Key::Fdb(..) | Key::Neigh(..) | Key::Peer(_) | Key::Guard(_) => false,
         };
         if ours {
             ops.push(Op::Remove(*key, seen.value));

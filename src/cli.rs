@@ -13,7 +13,6 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::parser::ValueSource;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::options::{Options, Store};
@@ -53,6 +52,8 @@ pub enum Task {
         socket: PathBuf,
         /// As JSON.
         json: bool,
+        /// Only the traffic rules.
+        rules: bool,
     },
     /// Remove what is ours from the kernel.
     Cleanup(CleanupTask),
@@ -140,6 +141,9 @@ enum Command {
 
 #[derive(Args)]
 struct StatusFlags {
+    /// What to show: everything, or the traffic rules one by one.
+    #[arg(value_parser = ["rules"], value_name = "rules")]
+    part: Option<String>,
     #[command(flatten)]
     place: SocketFlag,
     /// Form of the answer.
@@ -209,7 +213,8 @@ pub fn parse_from(
     let unreadable = |arg: OsString| Exit::new(USAGE, format!("argument {arg:?} is not UTF-8"));
     let mut words = args.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
     let called = words.first().and_then(|arg| Path::new(arg).file_name()).and_then(|name| name.to_str());
-    if called == Some("flanneld") {
+    let called = called.map(str::to_owned);
+    if called.as_deref() == Some("flanneld") {
         words.insert(1, "agent".to_owned());
     }
     if words.len() == 2 && ["--version", "-version", "-V"].contains(&words[1].as_str()) {
@@ -221,27 +226,28 @@ pub fn parse_from(
     let asks = all.iter().any(|word| word == "-h" || word == "--help");
     let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, &env) };
     let matches = Cli::command().try_get_matches_from(all).map_err(|error| from_clap(&error, &from_env))?;
-    let given = |flag: &str| {
-        let id = flag.replace('-', "_");
-        let source = |m: &clap::ArgMatches| m.value_source(&id);
-        matches.subcommand().and_then(|(_, m)| source(m)) == Some(ValueSource::CommandLine)
-    };
-    let cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
-    task(cli.command, given, &env).map_err(|mut exit| {
+    let mut cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
+    if let (Some("flanneld"), Command::Agent(flags)) = (called.as_deref(), &mut cli.command) {
+        // A drop-in replacement adds no route that flanneld would not have.
+        flags.rules.fence.fail_closed.get_or_insert(false);
+    }
+    task(cli.command, &env).map_err(|mut exit| {
         exit.text.push_str(&origin(&exit.text, &from_env));
         exit
     })
 }
 
-fn task(command: Command, given: impl Fn(&str) -> bool, env: build::Env) -> Result<Task, Exit> {
+fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version { flag: true },
         Command::Agent(flags) => {
             let verbosity = flags.log.v;
-            let (options, notes) = build::agent(*flags, given, env)?;
+            let (options, notes) = build::agent(*flags, env)?;
             Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
         }
-        Command::Status(flags) => Task::Status { socket: flags.place.socket, json: flags.output == "json" },
+        Command::Status(flags) => {
+            Task::Status { socket: flags.place.socket, json: flags.output == "json", rules: flags.part.is_some() }
+        }
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,

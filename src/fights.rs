@@ -9,17 +9,21 @@ use weft_backends::state::{Key, Seen};
 
 const WINDOW: Duration = Duration::from_secs(60);
 const PATIENCE: usize = 3;
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// Repairs of the last minute, by key. Only keys that were taken from us stand here.
 #[derive(Debug, Default)]
 pub struct Fights {
     repairs: HashMap<Key, VecDeque<Instant>>,
+    swept: Option<Instant>,
 }
 
 impl Fights {
     /// May this entry be repaired at once? `seen` is what stands there instead of ours (`None`: deleted).
     pub fn allow(&mut self, key: Key, seen: Option<Seen>, now: Instant) -> bool {
-        if self.repairs.len() > 1024 {
+        // Not at each of many repairs: that would be quadratic.
+        if self.repairs.len() > 1024 && self.swept.is_none_or(|at| now - at >= SWEEP_EVERY) {
+            self.swept = Some(now);
             self.repairs.retain(|_, times| times.back().is_some_and(|last| now - *last < WINDOW));
         }
         let times = self.repairs.entry(key).or_default();

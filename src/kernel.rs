@@ -5,10 +5,13 @@ pub mod decode;
 pub mod encode;
 pub mod errno;
 pub mod fake;
+pub mod guard;
+pub mod iptables;
 mod links;
 pub mod linux;
 pub mod monitor;
 pub mod nexthop;
+pub mod nft;
 mod observe;
 pub mod sysctl;
 

@@ -10,6 +10,7 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
+use weft::rules::{Instance, around};
 use weft::{admin, agent, cleanup, doctor, leases, log, status};
 use weft_subnet::env::SubnetEnv;
 
@@ -42,15 +43,19 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             task.notes.iter().for_each(|note| tracing::info!("{note}"));
             agent::run(task.options, shutdown()?).await
         }
-        Task::Status { socket, json } => {
+        Task::Status { socket, json, rules } => {
             let answer = admin::ask_status(&socket).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
             let now = u64::try_from(now).unwrap_or(u64::MAX);
-            let text =
-                if json { serde_json::to_string_pretty(&answer)? + "\n" } else { status::table::render(&answer, now) };
+            let text = match (json, rules) {
+                (true, false) => serde_json::to_string_pretty(&answer)? + "\n",
+                (true, true) => serde_json::to_string_pretty(&answer.rules)? + "\n",
+                (false, false) => status::table::render(&answer, now),
+                (false, true) => status::table::rules(&answer),
+            };
             Ok(show(&text))
         }
-        Task::Cleanup(task) => clean(&task),
+        Task::Cleanup(task) => clean(&task).await,
         Task::Release(task) => release(task).await,
         Task::LeaseList(store) => {
             let records = agent::open_existing_store(&store)?.list().await.context("list leases")?;
@@ -95,18 +100,23 @@ fn no_agent(socket: &std::path::Path, why: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
+async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     no_agent(&task.socket, "it would write everything again")?;
     let env = std::fs::read_to_string(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let networks = env.map(|env| env.networks).unwrap_or_default();
     let mut kernel = agent::open_kernel(&task.subnet_file)?;
     let scope = cleanup::Scope { networks, flannel_devices: task.flannel_devices };
-    let report = cleanup::cleanup(&mut kernel, &scope).context("clean up")?;
+    let mut report = cleanup::cleanup(&mut kernel, &scope).context("clean up")?;
+    let rules = around::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|problems| {
+        report.failed.extend(problems);
+        false
+    });
     for name in &report.left {
         eprintln!("weft: {name} was not made by weft and stays: give --flannel-devices to remove it");
     }
     report.failed.iter().for_each(|text| eprintln!("weft: {text}"));
-    let shown = show(&format!("removed {} entries\n", report.removed));
+    let shown =
+        show(&format!("removed {} entries{}\n", report.removed, if rules { " and the traffic rules" } else { "" }));
     Ok(if report.failed.is_empty() { shown } else { ExitCode::from(cli::FAILURE) })
 }
 

@@ -50,7 +50,16 @@ pub struct Metrics {
     lease_ttl: Gauge<f64, AtomicU64>,
     silence: Gauge<f64, AtomicU64>,
     durations: Histogram,
+    rules: Rules,
     times: Mutex<Times>,
+}
+
+/// Of the traffic rules.
+#[derive(Debug, Default)]
+struct Rules {
+    in_place: Gauge,
+    writes: Counter,
+    mended: Counter,
 }
 
 impl Default for Metrics {
@@ -83,8 +92,12 @@ impl Metrics {
             silence.clone(),
         );
         registry.register("weft_pass_duration_seconds", "Time that a pass takes", durations.clone());
+        let rules = Rules::default();
+        registry.register("weft_rules_in_place", "1 while the traffic rules are in place", rules.in_place.clone());
+        registry.register("weft_rules_writes", "How often traffic rules were written", rules.writes.clone());
+        registry.register("weft_rules_mended", "Writes because others changed the rules", rules.mended.clone());
         registry.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        Metrics { registry, passes, operations, peers, lease_ttl, silence, durations, times: Mutex::default() }
+        Metrics { registry, passes, operations, peers, lease_ttl, silence, durations, rules, times: Mutex::default() }
     }
 
     /// A pass ended. `cause` as in [`crate::status::Pass`].
@@ -101,6 +114,13 @@ impl Metrics {
     /// How many peers are in this state now. States never set are not shown.
     pub fn peers(&self, state: PeerState, count: usize) {
         self.peers.get_or_create(&State { state: state.word() }).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// How the traffic rules stand; `writes` and `mended` count from the start.
+    pub fn rules(&self, in_place: bool, writes: u64, mended: u64) {
+        self.rules.in_place.set(i64::from(in_place));
+        self.rules.writes.inc_by(writes.saturating_sub(self.rules.writes.get()));
+        self.rules.mended.inc_by(mended.saturating_sub(self.rules.mended.get()));
     }
 
     /// The store gave a sign of life.
@@ -148,6 +168,8 @@ mod tests {
         metrics.peers(PeerState::SetAside, 2);
         metrics.store_word(start);
         metrics.lease_kept(start, Some(Duration::from_secs(100)));
+        metrics.rules(true, 3, 2);
+        metrics.rules(true, 4, 2);
         let text = metrics.render(start + Duration::from_secs(40));
         for line in [
             "weft_passes_total{cause=\"lease\"} 1",
@@ -155,6 +177,9 @@ mod tests {
             "weft_operations_total{kind=\"route\",result=\"retry\"} 1",
             "weft_peers{state=\"set-aside\"} 2",
             "weft_lease_ttl_seconds 60",
+            "weft_rules_in_place 1",
+            "weft_rules_writes_total 4",
+            "weft_rules_mended_total 2",
             "weft_store_silence_seconds 40",
             "weft_pass_duration_seconds_count 1",
             &format!("weft_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),

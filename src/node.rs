@@ -4,6 +4,7 @@
 mod host;
 mod lease;
 mod peers;
+mod rules;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -29,9 +30,10 @@ use crate::own::Keeper;
 use crate::pass::{Cause, Passer, Report};
 use crate::plan::Plan;
 use crate::report;
+use crate::rules::keeper::Desk;
 use crate::say::Patience;
 use crate::start::Started;
-use crate::status::Pass;
+use crate::status::{Failure, Pass};
 use crate::sysctls;
 
 /// Audits may use one part in this many of a core.
@@ -94,7 +96,7 @@ pub struct Node<K> {
     pub(crate) last_word: Instant,
     pub(crate) ttl: Option<(Instant, Duration)>,
     pub(crate) last_pass: Option<Pass>,
-    pub(crate) last_error: Option<String>,
+    pub(crate) last_error: Option<Failure>,
     /// Peers with entries that wait, and with entries that were refused, at a version of the pending entries.
     pub(crate) troubled: (u64, usize, usize),
     pub(crate) audit_interval: Duration,
@@ -105,6 +107,10 @@ pub struct Node<K> {
     quiet_until: Instant,
     next_ping: Option<Instant>,
     trouble_said: Patience,
+    /// Traffic rules, where they are looked after.
+    rules: Option<Desk>,
+    /// The rules were in place once: subnet.env may say IPMASQ=true.
+    masquerading: bool,
 }
 
 impl<K: Kernel> Node<K> {
@@ -120,7 +126,7 @@ impl<K: Kernel> Node<K> {
             hold: Hold::new(world.options.hold_removals),
             audit_interval: world.options.resync,
             next_ping: world.notify.watchdog_interval().map(|_| now),
-            plan: Plan::new(network, backend, host, own),
+            plan: Plan::new(network, backend, host, own).fence(world.options.rules.fences, world.options.rules.guard),
             world,
             passer,
             keeper,
@@ -144,6 +150,8 @@ impl<K: Kernel> Node<K> {
             looks: VecDeque::new(),
             quiet_until: now,
             trouble_said: Patience::default(),
+            rules: None,
+            masquerading: false,
         }
     }
 
@@ -209,13 +217,14 @@ impl<K: Kernel> Node<K> {
             Err(error) => {
                 let text = format!("read the kernel's tables: {error}");
                 tracing::error!("{text}");
-                (self.last_error, self.kernel_problem) = (Some(text.clone()), Some(text));
+                (self.last_error, self.kernel_problem) = (Some(report::failure(text.clone())), Some(text));
                 self.next_audit = Instant::now() + DUMP_AGAIN;
             }
         }
         let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
         problems.iter().filter(|text| !self.sysctl_problems.contains(text)).for_each(|text| tracing::warn!("{text}"));
         self.sysctl_problems = problems;
+        self.want_rules();
         self.publish_env();
         self.rest(started);
     }
@@ -308,13 +317,15 @@ impl<K: Kernel> Node<K> {
         if report::device_problem(self).is_some() || self.kernel_problem.is_some() {
             return;
         }
+        // The container runtime must not masquerade what we will, nor the reverse.
+        let Some(ipmasq) = self.ipmasq() else { return };
         let file = &self.world.options.subnet_file;
         // The MTU is known only with the peers (their backends count): until then what an earlier run wrote stays.
         let granted = |text: String| SubnetEnv::parse(&text).is_some_and(|env| env.subnets == self.plan.own().subnets);
         if !self.snapshot_applied && std::fs::read_to_string(file).is_ok_and(granted) {
             return;
         }
-        match files::write(file, self.plan.env().render().as_bytes()) {
+        match files::write(file, SubnetEnv { ipmasq, ..self.plan.env() }.render().as_bytes()) {
             Ok(true) => {
                 tracing::info!(file = %file.display(), mtu = self.plan.mtu(), "subnet.env written");
                 self.env_problem = None;
@@ -359,6 +370,7 @@ impl<K: Kernel> Node<K> {
         }
         let report = self.passer.changed(changed).await;
         self.passed(report);
+        self.want_rules();
     }
 
     fn passed(&mut self, report: Report) {
@@ -368,7 +380,7 @@ impl<K: Kernel> Node<K> {
             self.world.metrics.operations(kind, result, *count as u64);
         }
         if let Some(error) = &report.error {
-            self.last_error = Some(error.clone());
+            self.last_error = Some(report::failure(error.clone()));
         }
         if report.writes() > 0 {
             tracing::debug!(

@@ -5,6 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use weft_backends::masq::Masquerade;
+
+use crate::rules::Choice;
+
 /// Options of `weft agent`.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -28,6 +32,48 @@ pub struct Options {
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.
     pub manage_sysctls: bool,
+    /// Traffic rules and the routes that drop.
+    pub rules: RuleOptions,
+}
+
+/// Traffic rules and the routes that drop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleOptions {
+    /// `--firewall`.
+    pub firewall: Choice,
+    /// `--ip-masq`, and `--ip-masq-fully-random-disable` in it. Exceptions come from net-conf.
+    pub masquerade: Option<Masquerade>,
+    /// `--iptables-forward-rules`.
+    pub forward: bool,
+    /// `--iptables-resync`: how often rules are looked at. nftables tells of changes besides.
+    pub resync: Duration,
+    /// `--fail-closed`, `--ip-blackhole-route`.
+    pub fences: Fences,
+    /// `--guard-tunnel`.
+    pub guard: bool,
+}
+
+impl Default for RuleOptions {
+    /// No rules, no fences.
+    fn default() -> RuleOptions {
+        RuleOptions {
+            firewall: Choice::Auto,
+            masquerade: None,
+            forward: false,
+            resync: Duration::from_secs(5),
+            fences: Fences::default(),
+            guard: false,
+        }
+    }
+}
+
+/// Routes that drop what no other route takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fences {
+    /// The whole Network is unreachable: nothing for a missing peer leaves by the default route.
+    pub fail_closed: bool,
+    /// Packets to unused addresses of our own subnet are dropped.
+    pub blackhole: bool,
 }
 
 /// Which store.

@@ -334,6 +334,7 @@ pub fn kind(key: &Key) -> &'static str {
         Key::Fdb(..) => "fdb",
         Key::Neigh(..) => "neighbour",
         Key::Route(..) => "route",
+        Key::Peer(_) | Key::Guard(_) => "guard",
     }
 }
 

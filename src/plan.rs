@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this node wants in its kernel, kept up to date lease by lease. No effects: leases and host facts in, keys to look at out.
 
+mod fence;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -18,8 +20,16 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
+use fence::Fence;
+
+use crate::guard::{self, Roster};
+use crate::options::Fences;
+
 /// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
 const MOST_DEVICES: usize = 18;
+
+/// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
+const GUARD: &str = "/guard";
 
 /// The desired state of one node.
 pub struct Plan {
@@ -35,6 +45,8 @@ pub struct Plan {
     foreign: HashMap<Id, String>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
+    fence: Fence,
+    guard: Option<Roster>,
     /// Believed leases that wait until a device of another type or VNI goes.
     no_room: BTreeSet<Id>,
 }
@@ -54,10 +66,30 @@ impl Plan {
             foreign: HashMap::new(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
+            fence: Fence::default(),
+            guard: None,
             no_room: BTreeSet::new(),
         };
         plan.plan_devices();
         plan
+    }
+
+    /// With these routes that drop, and a tunnel guard if `guard`. Look at everything afterwards.
+    pub fn fence(mut self, fences: Fences, guard: bool) -> Plan {
+        self.fence = Fence::new(fences);
+        self.guard = guard.then(Roster::default);
+        self.plan_devices();
+        self
+    }
+
+    /// The tunnel guard, for people; `None` = not asked for.
+    pub fn guard(&self) -> Option<String> {
+        self.guard.as_ref().map(Roster::to_string)
+    }
+
+    /// What is asked for and left out, for people.
+    pub fn problem(&self) -> Option<String> {
+        self.fence.problem(&self.network.networks)
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -68,7 +100,9 @@ impl Plan {
         self.index = Index::default();
         self.foreign.clear();
         self.devices.clear();
+        self.guard.iter_mut().for_each(Roster::forget_all);
         self.no_room.clear();
+        self.fence.forget_all();
         // What was said of a lease is not said again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
@@ -77,10 +111,12 @@ impl Plan {
         for lease in believed {
             self.plan_peer(&lease);
         }
+        self.plan_guard();
     }
 
     /// A record was put into the store.
     pub fn put(&mut self, record: Record) -> Vec<Changed> {
+        self.guard.iter_mut().for_each(Roster::listed);
         let id = record.id.clone();
         let before = self.peers.reason(&id).map(str::to_owned);
         let changes = self.peers.put(record);
@@ -170,7 +206,8 @@ impl Plan {
 
     /// What our lease should say now.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        self.backend.advertise(host)
+        let attrs = self.backend.advertise(host)?;
+        Ok(if self.guard.is_some() { guard::stated(attrs, host) } else { attrs })
     }
 
     /// What tells our leftovers from other people's entries.
@@ -195,7 +232,7 @@ impl Plan {
             .unwrap_or(self.host.uplink.mtu)
     }
 
-    /// What subnet.env should say. `ipmasq` stays false until the agent has rules of its own.
+    /// What subnet.env should say; whether we masquerade is not the plan's to know.
     pub fn env(&self) -> SubnetEnv {
         SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }
@@ -211,7 +248,9 @@ impl Plan {
                     }
                     self.skipped.remove(&change.id);
                     self.foreign.remove(&change.id);
+                    self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     self.no_room.remove(&change.id);
+                    changed.extend(self.mind_fence(&change.id, None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
@@ -222,7 +261,16 @@ impl Plan {
         if freed {
             changed.extend(self.use_room());
         }
+        changed.extend(self.plan_guard());
         changed
+    }
+
+    /// The guard's chains, after devices or peers changed.
+    fn plan_guard(&mut self) -> Vec<Changed> {
+        let Some(guard) = &self.guard else { return Vec::new() };
+        let links = self.devices.iter().filter_map(|name| self.index.desired(&Key::Link(*name)));
+        let state = guard.chains(links);
+        self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
     /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
@@ -231,10 +279,22 @@ impl Plan {
         waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 
-    fn plan_devices(&mut self) {
-        let state = self.backend.device(&self.host, &self.own);
+    fn plan_devices(&mut self) -> Vec<Changed> {
+        let ours = [self.host.public_v4, self.host.uplink.v4].map(|ip| ip.map(IpAddr::V4));
+        let ours_v6 = [self.host.public_v6, self.host.uplink.v6].map(|ip| ip.map(IpAddr::V6));
+        self.fence.see(&Id::from(OWN), ours.into_iter().chain(ours_v6).flatten(), &self.network.networks);
+        let mut state = self.backend.device(&self.host, &self.own);
+        state.extend(self.fence.routes(&self.network.networks, &self.own.subnets));
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.note_devices(&changed);
+        changed
+    }
+
+    /// A peer came, moved or went (`None`): may the whole Network be unreachable?
+    fn mind_fence(&mut self, id: &Id, attrs: Option<&Attrs>) -> Vec<Changed> {
+        let addresses = attrs.map(|attrs| [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)]);
+        let moved = self.fence.see(id, addresses.into_iter().flatten().flatten(), &self.network.networks);
+        if moved { self.plan_devices() } else { Vec::new() }
     }
 
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
@@ -277,14 +337,20 @@ impl Plan {
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
+        match &mut self.guard {
+            Some(guard) if state.is_empty() => guard.forget(&lease.id),
+            Some(guard) => state.extend(guard.peer(lease)),
+            None => {}
+        }
         // A lease that could not be planned must not lower the MTU.
         if own_kind || state.is_empty() {
             self.foreign.remove(&lease.id);
         } else {
             self.foreign.insert(lease.id.clone(), kind.clone());
         }
-        let changed = self.index.set(&lease.id, &lease.age, state);
+        let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.note_devices(&changed);
+        changed.extend(self.mind_fence(&lease.id, Some(&lease.attrs)));
         changed
     }
 
@@ -310,3 +376,6 @@ fn us(network: &Network, host: &Host, own: &Lease) -> Us {
     let networks: Subnets = network.networks;
     Us { networks, id: Some(own.id.clone()), own: own.subnets, public: v4.chain(v6).collect() }
 }
+
+#[cfg(test)]
+mod tests;

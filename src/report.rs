@@ -13,7 +13,7 @@ use crate::kernel::{Kernel, Machine};
 use crate::node::Node;
 use crate::options::UplinkChoice;
 use crate::pass;
-use crate::status::{Pass, Peer, PeerState, Status};
+use crate::status::{Failure, Pass, Peer, PeerState, Status};
 
 /// The host's name, for people.
 pub fn node_name() -> String {
@@ -54,6 +54,7 @@ fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
         device_problem(node),
         node.kernel_problem.clone(),
         node.env_problem.clone(),
+        node.rules_blocker(),
         node.host_problem.as_ref().map(|problem| format!("uplink: {problem}")),
         node.lost.clone(),
     ]
@@ -118,11 +119,20 @@ fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
     (pending, failed)
 }
 
+/// An error, for status.
+pub fn failure(text: String) -> Failure {
+    Failure { at_ms: now_ms(), text }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A pass, for status.
 pub fn pass(report: &pass::Report) -> Pass {
-    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Pass {
-        at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+        at_ms: now_ms(),
         took_us: u64::try_from(report.took.as_micros()).unwrap_or(u64::MAX),
         writes: report.writes(),
         failed: report.failed(),
@@ -138,6 +148,8 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     let ready = problems.is_empty();
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());
+    problems.extend(node.rules_remarks());
+    problems.extend(node.plan.problem());
     let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
         .into_iter()
         .flatten()
@@ -162,6 +174,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
         last_error: node.last_error.clone(),
         audit_interval_s: node.audit_interval.as_secs_f64(),
         held: node.hold.len(),
+        rules: node.rules_status(),
     }
 }
 

@@ -17,6 +17,7 @@ use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 use weft_subnet::source::{Claim, Source};
 
+use crate::guard;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Machine};
 use crate::notify::Notify;
@@ -55,6 +56,8 @@ pub struct Place<'a, K> {
     pub choice: &'a UplinkChoice,
     /// subnet.env, perhaps of an earlier run or of flannel.
     pub subnet_file: &'a Path,
+    /// The lease says where our tunnel packets come from.
+    pub guard: bool,
 }
 
 /// Says what is waited for: in the log, to systemd, in /readyz and `weft status`.
@@ -142,7 +145,10 @@ async fn lease<K: Kernel>(
     let stored = mine.as_ref().map(|lease| macs(&lease.attrs)).unwrap_or_default();
     host.vtep_mac_v4 = stored.0.or(existing.0).unwrap_or_else(random_mac);
     host.vtep_mac_v6 = stored.1.or(existing.1).unwrap_or_else(random_mac);
-    let attrs = backend.advertise(&host).map_err(|skip| skip.0)?;
+    let mut attrs = backend.advertise(&host).map_err(|skip| skip.0)?;
+    if place.guard {
+        attrs = guard::stated(attrs, &host);
+    }
     let claim = Claim { network: network.clone(), attrs, previous };
     let own = place.store.acquire(&claim).await.map_err(|error| format!("lease: {}", chain(&error)))?;
     Ok((host, own, choice))

@@ -40,12 +40,32 @@ pub struct Status {
     pub peers: Vec<Peer>,
     /// The last full pass or event pass that wrote something.
     pub last_pass: Option<Pass>,
-    /// The last error, with its time.
-    pub last_error: Option<String>,
+    /// The last error, perhaps of long ago.
+    pub last_error: Option<Failure>,
     /// Seconds between audits now (stretched on large nodes).
     pub audit_interval_s: f64,
     /// Removals held because emptiness came suddenly.
     pub held: usize,
+    /// Traffic rules.
+    #[serde(default)]
+    pub rules: RuleStatus,
+}
+
+/// Traffic rules, as `weft status rules` shows them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RuleStatus {
+    /// What carries them: `nftables, table weft`; empty before that is known.
+    pub carrier: String,
+    /// All of them are in the kernel.
+    pub in_place: bool,
+    /// What is wanted, one a line.
+    pub rules: Vec<String>,
+    /// How often they were written.
+    pub writes: u64,
+    /// How many of these because others had changed them.
+    pub mended: u64,
+    /// The tunnel guard: what it does or why it does not; `None` = not asked for.
+    pub guard: Option<String>,
 }
 
 /// One peer.
@@ -90,6 +110,15 @@ impl PeerState {
             PeerState::Held => "held",
         }
     }
+}
+
+/// What went wrong, and when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    /// One sentence.
+    pub text: String,
 }
 
 /// A pass.

@@ -57,10 +57,8 @@ fn bad_usage_is_exit_code_2_and_a_bad_margin_1() {
 
 #[test]
 fn unsupported_flags_say_so() {
-    refused(&["agent", "-ip-masq"], &[], 2, "--ip-masq is not supported by this version of weft yet");
     refused(&["agent", "--kube-subnet-mgr"], &[], 2, "--kube-subnet-mgr is not supported");
-    refused(&["agent", "--iptables-forward-rules=true"], &[], 2, "--iptables-forward-rules is not supported");
-    refused(&["agent"], &[("FLANNELD_IP_MASQ", "true")], 2, "environment variable FLANNELD_IP_MASQ");
+    refused(&["agent"], &[("FLANNELD_KUBE_SUBNET_MGR", "true")], 2, "environment variable FLANNELD_KUBE_SUBNET_MGR");
 }
 
 #[test]

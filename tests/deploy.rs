@@ -64,7 +64,8 @@ fn unit_keeps_its_promises() {
         "Restart=always",
         "RuntimeDirectory=flannel",
         "RuntimeDirectoryPreserve=yes",
-        "CapabilityBoundingSet=CAP_NET_ADMIN",
+        "CapabilityBoundingSet=CAP_NET_ADMIN CAP_NET_RAW",
+        "ReadWritePaths=-/run/xtables.lock",
         "RestrictAddressFamilies=AF_NETLINK AF_INET AF_INET6 AF_UNIX",
         "EnvironmentFile=-/etc/default/weft",
     ] {

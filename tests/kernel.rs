@@ -13,3 +13,7 @@ mod adapter;
 mod adapter_monitor;
 #[path = "kernel/adapter_net.rs"]
 mod adapter_net;
+#[path = "kernel/guard.rs"]
+mod guard;
+#[path = "kernel/nft.rs"]
+mod nft;

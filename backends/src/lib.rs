@@ -8,6 +8,7 @@ pub mod host;
 pub mod host_gw;
 pub mod index;
 pub mod ipip;
+pub mod masq;
 pub mod options;
 pub mod overhead;
 pub mod owner;

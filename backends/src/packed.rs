@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use weft_subnet::cidr::Family;
 
 use crate::state::{Key, Mac, Name, Route, Value};
 
@@ -37,6 +38,9 @@ impl Names {
             Key::Fdb(name, mac) => PackedKey { tag: FDB, bytes: wide(*mac), extra: number(name)?, len: 0 },
             Key::Neigh(name, ip) => PackedKey::net(NEIGH, &IpNet::from(*ip), number(name)?),
             Key::Route(net, metric) => PackedKey::net(ROUTE, net, *metric),
+            Key::Peer(ip) => PackedKey::net(PEER, &IpNet::from(*ip), 0),
+            Key::Guard(Family::V4) => PackedKey { tag: GUARD, ..PackedKey::default() },
+            Key::Guard(Family::V6) => PackedKey { tag: GUARD | V6, ..PackedKey::default() },
         })
     }
 
@@ -59,6 +63,8 @@ impl Names {
                 Key::Fdb(name()?, Mac([a, b, c, d, e, f]))
             }
             NEIGH => Key::Neigh(name()?, packed.ip()),
+            PEER => Key::Peer(packed.ip()),
+            GUARD => Key::Guard(if packed.tag & V6 == 0 { Family::V4 } else { Family::V6 }),
             _ => Key::Route(packed.to_net()?, packed.extra),
         })
     }
@@ -67,6 +73,7 @@ impl Names {
     pub(crate) fn value(&mut self, value: Value) -> PackedValue {
         match value {
             Value::Addr => PackedValue::Addr,
+            Value::Peer => PackedValue::Peer,
             Value::Fdb(ip) => PackedValue::Fdb(ip),
             Value::Neigh(mac) => PackedValue::Neigh(mac),
             Value::Route(Route::Unicast { via, dev, onlink }) => PackedValue::Via(via, onlink, self.number(dev)),
@@ -78,6 +85,7 @@ impl Names {
     pub(crate) fn unpack_value(&self, packed: &PackedValue) -> Option<Value> {
         Some(match packed {
             PackedValue::Addr => Value::Addr,
+            PackedValue::Peer => Value::Peer,
             PackedValue::Fdb(ip) => Value::Fdb(*ip),
             PackedValue::Neigh(mac) => Value::Neigh(*mac),
             PackedValue::Via(via, onlink, dev) => {
@@ -93,6 +101,8 @@ const ADDR: u8 = 1;
 const FDB: u8 = 2;
 const NEIGH: u8 = 3;
 const ROUTE: u8 = 4;
+const PEER: u8 = 5;
+const GUARD: u8 = 6;
 /// Added to a tag.
 const V6: u8 = 0x80;
 
@@ -146,6 +156,7 @@ fn wide(mac: Mac) -> [u8; 16] {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum PackedValue {
     Addr,
+    Peer,
     Fdb(IpAddr),
     Neigh(Mac),
     /// Gateway, onlink, number of the device.
@@ -157,6 +168,7 @@ pub(crate) enum PackedValue {
 mod tests {
     use super::{Names, PackedKey, PackedValue};
     use crate::state::{Key, Mac, Name};
+    use weft_subnet::cidr::Family;
 
     #[test]
     fn small_and_lossless() {
@@ -174,6 +186,10 @@ mod tests {
             Key::Route("fd00::/64".parse().unwrap(), 1024),
             Key::Route("0.0.0.0/0".parse().unwrap(), 0),
             Key::Route("::/0".parse().unwrap(), 0),
+            Key::Peer("192.0.2.1".parse().unwrap()),
+            Key::Peer("fd00::1".parse().unwrap()),
+            Key::Guard(Family::V4),
+            Key::Guard(Family::V6),
         ] {
             let packed = names.key(&key).unwrap();
             assert_eq!(names.unpack(&packed), Some(key));

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use weft_subnet::cidr::family;
+use weft_subnet::cidr::{Family, family};
 
 /// Metric of blackhole and unreachable routes: any connected or peer route wins over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
@@ -86,12 +86,16 @@ pub enum Key {
     Link(Name),
     /// An address on an interface, with its prefix length (host bits kept).
     Addr(Name, IpNet),
+    /// An address from which the tunnel guard takes packets.
+    Peer(IpAddr),
     /// A forwarding entry of a vxlan device: inner destination MAC.
     Fdb(Name, Mac),
     /// A permanent neighbour on an interface.
     Neigh(Name, IpAddr),
     /// A route in the main table: truncated prefix and metric (IPv4 0 = none; IPv6 as in the kernel, 1024 by default).
     Route(IpNet, u32),
+    /// The tunnel guard over one family: drops tunnel packets from anyone but the peers. Last, so that they are known by then.
+    Guard(Family),
 }
 
 /// What an entry says.
@@ -107,6 +111,19 @@ pub enum Value {
     Neigh(Mac),
     /// See [`Route`].
     Route(Route),
+    /// A peer has no value but its being there.
+    Peer,
+    /// See [`Guard`].
+    Guard(Guard),
+}
+
+/// Which packets the tunnel guard looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Guard {
+    /// UDP ports of vxlan, ascending; 0 = none.
+    pub ports: [u16; 2],
+    /// IPv4 in IPv4.
+    pub ipip: bool,
 }
 
 /// A device of ours.
@@ -213,6 +230,9 @@ impl fmt::Display for Key {
             Key::Neigh(name, ip) => write!(f, "neigh {ip} dev {name}"),
             Key::Route(net, metric) if *metric == crate::family::metric(family(net)) => write!(f, "route {net}"),
             Key::Route(net, metric) => write!(f, "route {net} metric {metric}"),
+            Key::Peer(ip) => write!(f, "tunnel peer {ip}"),
+            Key::Guard(Family::V4) => f.write_str("tunnel guard over IPv4"),
+            Key::Guard(Family::V6) => f.write_str("tunnel guard over IPv6"),
         }
     }
 }
@@ -221,7 +241,8 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Link(link) => link.fmt(f),
-            Value::Addr => Ok(()),
+            Value::Addr | Value::Peer => Ok(()),
+            Value::Guard(Guard { ports: [a, b], ipip }) => write!(f, "udp {a} {b}{}", if *ipip { " ipip" } else { "" }),
             Value::Fdb(to) => write!(f, "dst {to}"),
             Value::Neigh(mac) => write!(f, "lladdr {mac}"),
             Value::Route(route) => route.fmt(f),

@@ -56,7 +56,8 @@ fn network(case: &Case) -> Network {
         networks: networks(&case.networks),
         v4: None,
         v6: None,
-        nftables: false,
+        nftables: None,
+        masquerade: Default::default(),
         backend_type: head["Type"].as_str().unwrap().to_lowercase(),
         backend: case.backend.get().into(),
     }

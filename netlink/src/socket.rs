@@ -61,6 +61,8 @@ pub struct Replies {
 pub struct Netlink {
     socket: Socket,
     seq: u32,
+    /// For answers: one datagram.
+    buffer: Box<[u8]>,
 }
 
 impl Netlink {
@@ -69,7 +71,15 @@ impl Netlink {
     /// # Errors
     /// No netlink, or out of descriptors. Options that an old kernel lacks (strict checking: 4.20) are not errors.
     pub fn open() -> io::Result<Netlink> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Netlink::open_on(NETLINK_ROUTE)
+    }
+
+    /// The same for another netlink protocol.
+    ///
+    /// # Errors
+    /// As [`Netlink::open`].
+    pub fn open_on(protocol: isize) -> io::Result<Netlink> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind(&SocketAddr::new(0, 0))?;
         force_buffer(&socket, WRITER_BUFFER);
         // Older kernels lack these; the code reads both shapes of an answer and filters dumps by itself.
@@ -78,12 +88,17 @@ impl Netlink {
         let _ = socket.set_netlink_get_strict_chk(true);
         // A bound on waiting for the rest of a dump: the agent must not hang on a kernel that lost it.
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(5))?;
-        Ok(Netlink { socket, seq: 0 })
+        Ok(Netlink { socket, seq: 0, buffer: vec![0; DATAGRAM].into() })
     }
 
     /// The next sequence number, never 0 (0 marks notifications).
     pub fn next_seq(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
+        self.seq
+    }
+
+    /// The number given out last.
+    pub fn last_seq(&self) -> u32 {
         self.seq
     }
 
@@ -95,10 +110,9 @@ impl Netlink {
         let fd = self.socket.as_raw_fd();
         send(fd, datagram, MsgFlags::empty())?;
         let mut replies = Replies::default();
-        let mut buffer = vec![0; DATAGRAM];
         let (mut answered, mut lost) = (false, false);
         loop {
-            let n = match recv(fd, &mut buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
+            let n = match recv(fd, &mut self.buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
                 Ok(n) => n,
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EINTR) => continue,
@@ -108,7 +122,7 @@ impl Netlink {
                 }
                 Err(e) => return Err(e.into()),
             };
-            let Some(datagram) = buffer.get(..n) else {
+            let Some(datagram) = self.buffer.get(..n) else {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answer exceeds the buffer"));
             };
             for m in messages(datagram) {

@@ -6,18 +6,19 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use weft_backends::masq::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
 use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
-use crate::options::{Options, Store, UplinkChoice};
+use crate::options::{Fences, Options, RuleOptions, Store, UplinkChoice};
 
 /// The environment, as far as it is asked for by name.
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Options, and lines that the log shall carry once it exists. `given`: was this flag on the command line or in the environment?
-pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool, env: Env) -> Result<(Options, Vec<String>), Exit> {
-    let mut notes = rules(&flags.rules, &given)?;
+/// Options, and lines that the log shall carry once it exists.
+pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>), Exit> {
+    let mut notes = Vec::new();
     for (flag, value) in [("vmodule", &flags.log.vmodule), ("log_backtrace_at", &flags.log.log_backtrace_at)] {
         if !value.is_empty() {
             notes.push(format!("--{flag} has no effect in weft: use -v"));
@@ -42,6 +43,7 @@ pub(super) fn agent(flags: AgentFlags, given: impl Fn(&str) -> bool, env: Env) -
         hold_removals: run.hold_removals,
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
+        rules: rules(&flags.rules)?,
     };
     Ok((options, notes))
 }
@@ -104,20 +106,20 @@ fn uplink(flags: UplinkFlags) -> Result<UplinkChoice, Exit> {
     })
 }
 
-/// Refuses what would need traffic rules. The one default that asks for them is a line in the log.
-fn rules(flags: &RuleFlags, given: &impl Fn(&str) -> bool) -> Result<Vec<String>, Exit> {
-    let own = "let kube-proxy, the CNI plugin (ipMasq) or your own rules do it";
-    refuse("ip-masq", flags.masq.ip_masq, own)?;
-    refuse("ip-masq-fully-random-disable", flags.masq.ip_masq_fully_random_disable, "leave it out")?;
-    refuse("iptables-resync", flags.iptables_resync != 5, "leave it out")?;
-    let route = "leave it out, or add the route with `ip route add blackhole SUBNET metric 4294967294`";
-    refuse("ip-blackhole-route", flags.ip_blackhole_route, route)?;
-    let forward = flags.iptables_forward_rules;
-    let remedy =
-        "give --iptables-forward-rules=false, and where the FORWARD policy is DROP accept the network yourself";
-    refuse("iptables-forward-rules", forward && given("iptables-forward-rules"), remedy)?;
-    let note = "iptables-forward-rules: not supported by this version of weft yet; where the policy of the FORWARD chain is DROP, accept the network there";
-    Ok(if forward { vec![note.to_owned()] } else { Vec::new() })
+fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
+    if flags.iptables_resync == 0 {
+        return Err(usage("--iptables-resync 0: give at least 1 second, the default is 5".to_owned()));
+    }
+    let fully_random = !flags.masq.ip_masq_fully_random_disable;
+    let (fence, masquerade) = (&flags.fence, Masquerade { fully_random, ..Masquerade::default() });
+    Ok(RuleOptions {
+        firewall: flags.firewall.into(),
+        masquerade: flags.masq.ip_masq.then_some(masquerade),
+        forward: flags.iptables_forward_rules,
+        resync: Duration::from_secs(flags.iptables_resync),
+        fences: Fences { fail_closed: fence.fail_closed.unwrap_or(true), blackhole: fence.ip_blackhole_route },
+        guard: fence.guard_tunnel,
+    })
 }
 
 /// `--kube-*`, and the environment by which a pod says where it runs.
@@ -147,10 +149,6 @@ fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
 #[cfg(not(feature = "kube"))]
 fn kube(_: StoreFlags, _: Env) -> Result<Store, Exit> {
     Err(usage("--kube-subnet-mgr: this weft was built without Kubernetes (cargo feature kube)".to_owned()))
-}
-
-fn refuse(flag: &str, asked: bool, remedy: &str) -> Result<(), Exit> {
-    if asked { Err(usage(format!("--{flag} is not supported by this version of weft yet; {remedy}"))) } else { Ok(()) }
 }
 
 fn some(text: String) -> Option<String> {

@@ -8,17 +8,16 @@ use clap::{ArgAction, Args, ValueEnum};
 
 use super::duration::{boolean, duration};
 use crate::options::OnLostLease;
+use crate::rules::Choice;
 
 /// Flags of weft that flannel has not.
 const OURS: &str = "Flags that only weft has";
-/// Flags of flannel for what this version cannot do.
-const LATER: &str = "Flags of flannel that this version refuses unless left at their default";
 
 /// flannel's flags for leases in the Nodes of a cluster.
 #[cfg(feature = "kube")]
 const KUBE: &str = "Kubernetes";
 #[cfg(not(feature = "kube"))]
-const KUBE: &str = LATER;
+const KUBE: &str = "Kubernetes (not in this build)";
 
 /// Where leases are.
 #[derive(Debug, Clone, Args)]
@@ -155,35 +154,74 @@ pub struct LogFlags {
     pub version: bool,
 }
 
-/// Masquerading: not yet.
+/// Masquerading.
 #[derive(Debug, Clone, Args)]
 pub struct MasqFlags {
     /// Masquerade traffic that leaves the network.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
-        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub ip_masq: bool,
-    /// Masquerade without --random-fully.
+    /// Masquerade without choosing source ports at random.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
-        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub ip_masq_fully_random_disable: bool,
 }
 
-/// Other traffic rules: not yet.
+/// Routes that drop, and who may tunnel.
+#[derive(Debug, Clone, Args)]
+pub struct FenceFlags {
+    /// Drop traffic to unused addresses of the own subnet.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
+    pub ip_blackhole_route: bool,
+    /// Answer traffic for a missing peer with an ICMP error instead of sending it by the default route; false when called flanneld
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
+    pub fail_closed: Option<bool>,
+    /// Take tunnel packets from the peers' public addresses only.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
+    pub guard_tunnel: bool,
+}
+
+/// Traffic rules.
 #[derive(Debug, Clone, Args)]
 pub struct RuleFlags {
     #[command(flatten)]
     pub(super) masq: MasqFlags,
-    /// Seconds between checks of the traffic rules.
-    #[arg(long, default_value_t = 5, value_name = "SECONDS", help_heading = LATER)]
+    #[command(flatten)]
+    pub(super) fence: FenceFlags,
+    /// Seconds between looks at the traffic rules.
+    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
     pub iptables_resync: u64,
     /// Accept forwarded traffic of the network.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
-        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub iptables_forward_rules: bool,
-    /// Drop traffic to unused addresses of the own subnet.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
-        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
-    pub ip_blackhole_route: bool,
+    /// What carries the traffic rules; auto: EnableNFTables of net-conf, else what this machine uses.
+    #[arg(long, value_enum, default_value_t = Firewall::Auto, value_name = "KIND", help_heading = OURS)]
+    pub firewall: Firewall,
+}
+
+/// `--firewall`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Firewall {
+    /// EnableNFTables of net-conf, else what kube-proxy and the machine use.
+    Auto,
+    /// nftables, without helper programs.
+    Nft,
+    /// iptables, by its own programs.
+    Iptables,
+}
+
+impl From<Firewall> for Choice {
+    fn from(firewall: Firewall) -> Choice {
+        match firewall {
+            Firewall::Auto => Choice::Auto,
+            Firewall::Nft => Choice::Nft,
+            Firewall::Iptables => Choice::Iptables,
+        }
+    }
 }
 
 /// Kubernetes.

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 use std::time::Duration;
 
+use weft_backends::masq::Masquerade;
+
 use super::*;
-use crate::options::OnLostLease;
+use crate::options::{Fences, OnLostLease, RuleOptions};
+use crate::rules::Choice;
 
 fn run(line: &str) -> Result<Task, Exit> {
     parse_from(line.split(' ').map(OsString::from), |_| None)
@@ -40,7 +43,37 @@ fn defaults_are_flannels() {
     assert_eq!(task.options.hold_removals, Duration::from_secs(300));
     assert_eq!(task.options.on_lost_lease, OnLostLease::Hold);
     assert!(task.options.nexthop_objects && task.options.manage_sysctls);
-    assert_eq!(task.notes.len(), 1, "one line about forward rules: {:?}", task.notes);
+    assert!(task.notes.is_empty(), "{:?}", task.notes);
+    let fences = Fences { fail_closed: true, blackhole: false };
+    assert_eq!(task.options.rules, RuleOptions { forward: true, fences, ..RuleOptions::default() });
+}
+
+#[test]
+fn rules_are_flannels_and_fail_closed_is_weft_s_own_default() {
+    let task = agent(
+        "weft agent -ip-masq -ip-masq-fully-random-disable --iptables-resync 60 --iptables-forward-rules=false --ip-blackhole-route --firewall nft --guard-tunnel",
+    );
+    let expected = RuleOptions {
+        firewall: Choice::Nft,
+        masquerade: Some(Masquerade { fully_random: false, ..Masquerade::default() }),
+        forward: false,
+        resync: Duration::from_secs(60),
+        fences: Fences { fail_closed: true, blackhole: true },
+        guard: true,
+    };
+    assert_eq!(task.options.rules, expected);
+    assert_eq!(
+        agent("weft agent --ip-masq").options.rules.masquerade,
+        Some(Masquerade { fully_random: true, ..Masquerade::default() })
+    );
+    for (line, closed) in [
+        ("flanneld", false),
+        ("/opt/bin/flanneld --fail-closed", true),
+        ("weft agent --fail-closed=false", false),
+        ("weft agent", true),
+    ] {
+        assert_eq!(agent(line).options.rules.fences.fail_closed, closed, "{line}");
+    }
 }
 
 #[test]
@@ -55,35 +88,10 @@ fn flanneld_is_the_agent_and_go_forms_work() {
         "weft agent -v=2 --iptables-forward-rules=false --store dir:/x -public-ip 1.2.3.4 --no-nexthop-objects --resync 1m",
     );
     assert!(matches!(task.options.store, Store::Dir(path) if path == Path::new("/x")));
-    assert_eq!((task.verbosity, task.notes.len()), (2, 0));
+    assert_eq!((task.verbosity, task.notes.len(), task.options.rules.forward), (2, 0, false));
     assert_eq!(task.options.uplink.public_ip, Some([1, 2, 3, 4].into()));
     assert!(!task.options.nexthop_objects);
-    assert_eq!(agent("weft agent -vmodule=a=1 -log_backtrace_at b:2").notes.len(), 3);
-}
-
-#[test]
-fn what_is_not_supported_says_so() {
-    let asked = [
-        "--ip-masq",
-        "--ip-masq=true",
-        "-ip-masq",
-        "--ip-blackhole-route=true",
-        "--iptables-forward-rules=true",
-        "--iptables-forward-rules",
-        "--ip-masq-fully-random-disable",
-        "--iptables-resync 60",
-    ];
-    for flags in asked {
-        let exit = refusal(&format!("weft agent {flags}"));
-        let flag = flags.trim_start_matches('-').split(['=', ' ']).next().unwrap();
-        assert!(
-            exit.text.starts_with(&format!("--{flag} is not supported by this version of weft yet; ")),
-            "{}",
-            exit.text
-        );
-        assert_eq!(exit.code, USAGE);
-    }
-    agent("weft agent --ip-masq=false --kube-subnet-mgr=false --kube-api-url= --set-node-network-unavailable=true");
+    assert_eq!(agent("weft agent -vmodule=a=1 -log_backtrace_at b:2").notes.len(), 2);
 }
 
 #[cfg(feature = "kube")]
@@ -146,6 +154,8 @@ fn bad_values_name_their_flag() {
         ("--on-lost-lease panic", "--on-lost-lease"),
         ("-nonsense", "--nonsense"),
         ("--ip-masq=maybe", "--ip-masq"),
+        ("--iptables-resync 0", "--iptables-resync"),
+        ("--firewall ufw", "--firewall"),
     ];
     for (flags, name) in table {
         let exit = refusal(&format!("weft agent {flags}"));
@@ -163,8 +173,11 @@ fn the_environment_is_read_and_named_in_errors() {
     let exit = parse_from(words(), env("soon")).expect_err("soon is no duration");
     assert!(exit.text.contains("FLANNELD_RESYNC"), "{}", exit.text);
     let masq = |name: &str| (name == "FLANNELD_IP_MASQ").then(|| "true".to_owned());
-    let exit = parse_from(words(), masq).expect_err("masquerading");
-    assert!(exit.text.contains("FLANNELD_IP_MASQ"), "{}", exit.text);
+    let Ok(Task::Agent(task)) = parse_from(words(), masq) else { panic!("refused") };
+    assert!(task.options.rules.masquerade.is_some());
+    let kube = |name: &str| (name == "FLANNELD_KUBE_SUBNET_MGR").then(|| "true".to_owned());
+    let exit = parse_from(words(), kube).expect_err("Kubernetes");
+    assert!(exit.text.contains("FLANNELD_KUBE_SUBNET_MGR"), "{}", exit.text);
 }
 
 #[test]

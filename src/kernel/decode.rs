@@ -44,6 +44,8 @@ pub enum Tunnel {
         parent: u32,
         local: IpAddr,
     },
+    /// One end of a pair: mostly a pod's.
+    Veth,
     /// Any other link.
     None,
 }
@@ -66,7 +68,7 @@ impl LinkFacts {
                 .find_map(|a| name(a.index))
                 .map(|parent| LinkKind::Ipip { parent, local }),
             Tunnel::Ipip { parent, local } => name(parent).map(|parent| LinkKind::Ipip { parent, local }),
-            Tunnel::None => None,
+            Tunnel::Veth | Tunnel::None => None,
         };
         Link {
             kind: kind.unwrap_or(LinkKind::Other),
@@ -139,6 +141,7 @@ fn linkinfo(value: &[u8]) -> (Tunnel, bool) {
             }
             (Tunnel::Ipip { parent, local }, false)
         }
+        "veth" => (Tunnel::Veth, false),
         _ => (Tunnel::None, false),
     }
 }

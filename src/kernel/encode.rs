@@ -31,7 +31,8 @@ const NUD_PERMANENT: u16 = 0x80;
 const NTF_SELF: u8 = 0x02;
 const IFA_F_NODAD: u32 = 0x02;
 const RT_SCOPE_NOWHERE: u8 = 255;
-const RT_SCOPE_LINK: u8 = 253;
+/// Valid on one link only: link-local addresses, routes to neighbours.
+pub const RT_SCOPE_LINK: u8 = 253;
 const ADDR_GEN_MODE_NONE: u8 = 1;
 
 /// `AF_INET` or `AF_INET6`.

@@ -109,7 +109,7 @@ fn device(key: &Key, value: &Value) -> Option<Name> {
     match (key, value) {
         (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
         (Key::Route(..), Value::Route(Route::Unicast { dev, .. } | Route::Device { dev })) => Some(*dev),
-        (Key::Route(..), _) => None,
+        (Key::Route(..) | Key::Peer(_) | Key::Guard(_), _) => None,
     }
 }
 
@@ -126,7 +126,8 @@ impl Kernel for FakeKernel {
             return Err(kind.into());
         }
         let wanted = |k: &Key, s: &Seen| {
-            matches!(k, Key::Route(..)) || device(k, &s.value).is_some_and(|name| devices.contains(&name))
+            matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_))
+                || device(k, &s.value).is_some_and(|name| devices.contains(&name))
         };
         Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, *s)).collect())
     }

@@ -15,6 +15,7 @@ use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, Route, Value};
 
 use super::encode::{self, Exit, NewNexthop};
+use super::guard::GuardTable;
 use super::nexthop::{Index, Shared};
 use super::socket::{NLM_F_ACK, Netlink, Refusal};
 use super::wire::Writer;
@@ -51,6 +52,8 @@ pub struct LinuxKernel {
     /// Routes that were observed more than once under their key: how often.
     pub(super) doubled: HashMap<Key, usize>,
     devices: HashMap<Name, u32>,
+    /// The tunnel guard, in nftables.
+    pub(super) guard: GuardTable,
 }
 
 /// Which message of an operation.
@@ -101,7 +104,8 @@ impl LinuxKernel {
             };
         let index = Rc::new(RefCell::new(Index::new(options.instance)));
         let (adopted, doubled, devices) = (false, HashMap::new(), HashMap::new());
-        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices })
+        let guard = GuardTable::new(&options.alias);
+        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices, guard })
     }
 
     /// What the monitor of the same agent needs to know of nexthops.
@@ -295,8 +299,21 @@ impl LinuxKernel {
         let (writer, outcomes) = (Writer::default(), vec![Outcome::Done; ops.len()]);
         let mut run = Run { ops, outcomes, moves: Vec::new(), taken: Vec::new(), writer, owners: Vec::new() };
         self.devices.clear();
+        let mut guarded = 0;
         for (i, op) in ops.iter().enumerate() {
             let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+            if i < guarded {
+                continue;
+            }
+            if is_guard(op) {
+                // Together, before what follows: a peer is let in before it is sent to.
+                self.flush(&mut run);
+                let several = &ops[i..];
+                let several = &several[..several.iter().take_while(|op| is_guard(op)).count()];
+                guarded = i + several.len();
+                run.outcomes[i..guarded].clone_from_slice(&self.guard.apply(several));
+                continue;
+            }
             if matches!(key, Key::Link(_) | Key::Addr(..)) {
                 self.flush(&mut run);
                 run.outcomes[i] = self.apply_one(op);
@@ -316,6 +333,12 @@ impl LinuxKernel {
         self.settle(&mut run);
         (run.outcomes, run.taken)
     }
+}
+
+/// An operation on the tunnel guard.
+fn is_guard(op: &Op) -> bool {
+    let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+    matches!(key, Key::Peer(_) | Key::Guard(_))
 }
 
 impl Run<'_> {

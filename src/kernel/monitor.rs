@@ -17,8 +17,8 @@ use weft_backends::state::{Key, Seen, Value};
 
 use ipnet::IpNet;
 
-use super::decode::{self, Links};
-use super::encode::{RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
+use super::decode::{self, LinkFacts, Links, Tunnel};
+use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
 use super::nexthop::Shared;
 use super::observe;
 use super::socket::{Netlink, force_buffer};
@@ -31,6 +31,8 @@ const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
 const GROUP_NEXTHOP: u32 = 32;
 /// One notification is small, a link's perhaps a page or two.
 const DATAGRAM: usize = 64 << 10;
+/// Routes to pods of this machine: no peer is reached by one.
+const POD_ROUTES: u8 = weft_cni::veth::PROTOCOL;
 /// Datagrams per call: a flood must not keep the agent from everything else.
 const AT_ONCE: usize = 4096;
 
@@ -100,6 +102,7 @@ impl LinuxMonitor {
 
     fn take_down(&mut self) -> io::Result<()> {
         self.links = observe::links(&mut self.dumps)?;
+        self.links.values_mut().for_each(forget_mac);
         self.addrs =
             observe::addresses(&mut self.dumps)?.into_iter().map(|a| ((a.index, a.net), (a.scope, a.flags))).collect();
         Ok(())
@@ -155,29 +158,42 @@ impl LinuxMonitor {
         }
     }
 
-    /// Most link messages (statistics, carrier counters) change nothing that matters here.
+    /// Most link messages (statistics, carrier counters) change nothing that matters here; nor do the pods' links.
     fn hear_link(&mut self, m: &Message<'_>, batch: &mut Batch) {
-        let Some(link) = decode::link(m.payload) else { return };
+        let Some(mut link) = decode::link(m.payload) else { return };
+        forget_mac(&mut link);
         let index = link.info.index;
+        let bystander = self.is_bystander(&link);
         if m.kind == libc::RTM_DELLINK {
             self.links.remove(&index);
             self.addrs.retain(|(i, _), _| *i != index);
-            batch.links = true;
+            batch.links |= !bystander;
         } else if self.links.get(&index) != Some(&link) {
             self.links.insert(index, link);
-            batch.links = true;
+            batch.links |= !bystander;
         }
+    }
+
+    /// A pod's end of a pair, with no address of its own: it is neither uplink nor device of ours, and pods come and go all day.
+    fn is_bystander(&self, link: &LinkFacts) -> bool {
+        let addressed = |((index, _), (scope, _)): (&(u32, IpNet), &(u8, u32))| {
+            *index == link.info.index && *scope != RT_SCOPE_LINK
+        };
+        link.tunnel == Tunnel::Veth && !self.addrs.iter().any(addressed)
     }
 
     /// A router advertisement that only renews a lifetime is no news.
     fn hear_address(&mut self, m: &Message<'_>, batch: &mut Batch) {
         let Some(a) = decode::address(m.payload) else { return };
         let now = (a.scope, a.flags);
-        if m.kind == libc::RTM_DELADDR {
-            batch.links |= self.addrs.remove(&(a.index, a.net)).is_some();
+        let bystander =
+            a.scope == RT_SCOPE_LINK && self.links.get(&a.index).is_some_and(|link| self.is_bystander(link));
+        let news = if m.kind == libc::RTM_DELADDR {
+            self.addrs.remove(&(a.index, a.net)).is_some()
         } else {
-            batch.links |= self.addrs.insert((a.index, a.net), now) != Some(now);
-        }
+            self.addrs.insert((a.index, a.net), now) != Some(now)
+        };
+        batch.links |= news && !bystander;
     }
 
     fn hear_neighbour(&mut self, m: &Message<'_>, batch: &mut Batch) {
@@ -206,7 +222,8 @@ impl LinuxMonitor {
     fn hear_route(&mut self, m: &Message<'_>, batch: &mut Batch) {
         let Some(r) = decode::route(m.payload) else { return };
         let key = Key::Route(r.net, r.metric);
-        batch.routes |= r.protocol != self.options.protocol;
+        let foreign = r.protocol != self.options.protocol && r.protocol != POD_ROUTES;
+        batch.routes |= foreign && !is_local(&r.net);
         if m.kind == libc::RTM_DELROUTE {
             return batch.put(key, None);
         }
@@ -225,12 +242,24 @@ impl LinuxMonitor {
     }
 }
 
+/// The MAC of a link that cannot be ours is of no interest: that of a bridge changes with every pod.
+fn forget_mac(link: &mut LinkFacts) {
+    if matches!(link.tunnel, Tunnel::Veth | Tunnel::None) {
+        link.info.mac = None;
+    }
+}
+
+/// Link-local and multicast routes come with every IPv6 link.
+fn is_local(net: &IpNet) -> bool {
+    matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local() || net.addr().is_multicast())
+}
+
 /// Registers the socket with the runtime.
 ///
 /// The successor of this function is unsafe, and this program forbids unsafe code. What it would make us promise holds: the
 /// socket owns its descriptor, closes it only when dropped, and nothing takes it out of the `AsyncFd`.
 #[expect(deprecated, reason = "the replacement needs an unsafe block")]
-fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
+pub(super) fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
     AsyncFd::new(socket)
 }
 

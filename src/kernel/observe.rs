@@ -45,7 +45,8 @@ impl LinuxKernel {
         let ours = |l: &LinkFacts| l.alias == self.options.alias;
         let routes = routes
             .iter()
-            .filter(|r| r.protocol != self.options.protocol && !links.get(&r.index).is_some_and(ours))
+            .filter(|r| ![self.options.protocol, weft_cni::veth::PROTOCOL].contains(&r.protocol))
+            .filter(|r| !links.get(&r.index).is_some_and(ours))
             .map(|r| {
                 let dev = links.get(&r.index).map(|l| l.info.name);
                 let reach = match (dev, r.via) {
@@ -86,6 +87,7 @@ impl LinuxKernel {
                 self.fdb(name, index, &mut found)?;
             }
         }
+        found.extend(self.guard.observe());
         let routes = self.dump_routes()?;
         for r in &routes {
             let dev = links.get(&r.index).map(|l| l.info.name);

@@ -125,7 +125,7 @@ impl Node {
     pub fn start_other(&mut self, program: &Path) -> Result<()> {
         let mut command = self.ns.command(program);
         command.arg("--iface=eth0").arg(format!("--subnet-file={}", self.subnet_file().display()));
-        command.args(self.flags.iter().filter(|flag| flag.starts_with("--etcd")));
+        command.args(self.flags.iter().filter(|flag| flag.starts_with("--etcd") || flag.starts_with("--ip")));
         self.agent = Some(self.ns.spawn(&mut command, &self.log)?);
         Ok(())
     }

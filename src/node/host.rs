@@ -21,8 +21,9 @@ impl<K: Kernel> Node<K> {
             }
         };
         let now = self.plan.network();
-        if network.networks != now.networks || network.backend_type != now.backend_type {
-            let text = "net-conf: Network, the families and Backend.Type are applied by a restart of the agent";
+        let other = network.backend_type != now.backend_type || network.nftables != now.nftables;
+        if network.networks != now.networks || other {
+            let text = "net-conf: Network, the families, Backend.Type and EnableNFTables are applied by a restart of the agent";
             tracing::warn!("{text}");
             self.restart_wanted = Some(text.to_owned());
             return false;

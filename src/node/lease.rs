@@ -105,7 +105,7 @@ impl<K: Kernel> Node<K> {
     fn lost(&mut self, text: String) -> Verdict {
         let action = self.world.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
-        self.last_error = Some(text.clone());
+        self.last_error = Some(crate::report::failure(text.clone()));
         self.lost = Some(text);
         match action {
             OnLostLease::Exit => return Verdict::Exit,

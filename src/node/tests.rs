@@ -22,10 +22,12 @@ use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, LinkInfo, Machine, Notice, RouteInfo};
 use crate::metrics::Metrics;
 use crate::notify::Notify;
-use crate::options::{OnLostLease, Options, Store, UplinkChoice};
+use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
 use crate::start::{self, Started};
+
+mod rules;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
 const PROTOCOL: u8 = weft_backends::owner::PROTOCOL;
@@ -138,6 +140,10 @@ struct Bench {
 
 impl Bench {
     fn new(on_lost_lease: OnLostLease) -> Bench {
+        Bench::with(on_lost_lease, RuleOptions::default())
+    }
+
+    fn with(on_lost_lease: OnLostLease, rules: RuleOptions) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("subnet.env");
         let options = Options {
@@ -151,6 +157,7 @@ impl Bench {
             hold_removals: Duration::from_secs(300),
             on_lost_lease,
             manage_sysctls: false,
+            rules,
         };
         let store = Rc::new(Script {
             gate: Semaphore::new(0),

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Peer, PeerState, Status};
+use super::{Peer, PeerState, RuleStatus, Status};
 
 /// Columns of a terminal that we may count on.
 const WIDTH: usize = 100;
@@ -46,13 +46,50 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     };
     line(&mut out, "last pass", &format!("{pass}; audit every {:.0} s", status.audit_interval_s));
     if let Some(error) = &status.last_error {
-        line(&mut out, "last error", error);
+        let ago = span(now_ms.saturating_sub(error.at_ms) / 1000);
+        line(&mut out, "last error", &format!("{ago} ago: {}", error.text));
     }
     if status.held > 0 {
         line(&mut out, "held", &format!("{} removals wait, because many leases vanished at once", status.held));
     }
+    rules_line(&mut out, &status.rules);
     peers(&mut out, &status.peers);
     out
+}
+
+/// `weft status rules`: every rule.
+pub fn rules(status: &Status) -> String {
+    let mut out = String::new();
+    rules_line(&mut out, &status.rules);
+    for problem in &status.problems {
+        line(&mut out, "problem", problem);
+    }
+    if !status.rules.rules.is_empty() {
+        out.push('\n');
+    }
+    for rule in &status.rules.rules {
+        wrapped(&mut out, "", "    ", rule);
+    }
+    out
+}
+
+fn rules_line(out: &mut String, rules: &RuleStatus) {
+    let many = rules.rules.len();
+    let text = match (rules.carrier.is_empty(), many, rules.in_place) {
+        (true, ..) => "none yet".to_owned(),
+        (false, 0, true) => "none wanted".to_owned(),
+        (false, _, true) => format!("{many} in place by {}", rules.carrier),
+        (false, _, false) => format!("NOT IN PLACE by {}", rules.carrier),
+    };
+    let mended = match rules.mended {
+        0 => String::new(),
+        1 => ", mended once after others changed them".to_owned(),
+        times => format!(", mended {times} times after others changed them"),
+    };
+    line(out, "rules", &format!("{text}{mended}"));
+    if let Some(guard) = &rules.guard {
+        line(out, "guard", guard);
+    }
 }
 
 fn peers(out: &mut String, peers: &[Peer]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use super::super::Pass;
+use super::super::{Failure, Pass};
 use super::*;
 
 fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
@@ -41,6 +41,7 @@ uplink      eth0 192.168.64.2 MTU 1500
 public      192.168.64.2
 store       etcd http://127.0.0.1:2379 /coreos.com/network, last word 3 s ago
 last pass   4 s ago, lease: 3 writes, 0 failed, took 840 us; audit every 10 s
+rules       none yet
 peers       1 programmed, 1 set-aside
 
 SUBNET       PUBLIC        BACKEND  STATE
@@ -49,6 +50,26 @@ SUBNET       PUBLIC        BACKEND  STATE
 10.5.2.0/24  192.168.64.3  vxlan    programmed
 ";
     assert_eq!(render(&status(), 5_000), wanted);
+}
+
+#[test]
+fn rules_in_one_line_and_one_by_one() {
+    let rules = RuleStatus {
+        carrier: "nftables, table weft".into(),
+        in_place: true,
+        rules: vec!["IPv4 forward: from 10.5.0.0/16 accept".into(), "IPv4 forward: to 10.5.0.0/16 accept".into()],
+        writes: 3,
+        mended: 2,
+        guard: None,
+    };
+    let mut status = Status { rules, ..status() };
+    let line = "rules       2 in place by nftables, table weft, mended 2 times after others changed them\n";
+    assert!(render(&status, 5_000).contains(line), "{}", render(&status, 5_000));
+    let wanted = format!("{line}\nIPv4 forward: from 10.5.0.0/16 accept\nIPv4 forward: to 10.5.0.0/16 accept\n");
+    assert_eq!(super::rules(&status), wanted);
+    (status.rules.in_place, status.rules.mended) = (false, 1);
+    let line = "rules       NOT IN PLACE by nftables, table weft, mended once after others changed them\n";
+    assert!(super::rules(&status).starts_with(line), "{}", super::rules(&status));
 }
 
 #[test]
@@ -63,7 +84,7 @@ fn a_bare_agent() {
 #[test]
 fn never_wider_than_100_columns_and_problems_come_first() {
     let mut status = status();
-    status.last_error = Some(format!("write route {} \u{1b}[31m", "x".repeat(250)));
+    status.last_error = Some(Failure { at_ms: 2_000, text: format!("write route {} \u{1b}[31m", "x".repeat(250)) });
     status.peers = (0..60).map(|n| peer(&format!("10.5.{n}.0/24"), PeerState::Programmed, None)).collect();
     let long = "10.255.255.0/24,fd00:1111:2222:3333:4444:5555:6666:0/112";
     status.peers.push(peer(long, PeerState::Failed, Some(&"no space left on device ".repeat(9))));
@@ -71,6 +92,7 @@ fn never_wider_than_100_columns_and_problems_come_first() {
     status.peers[60].backend = "something-very-long".into();
     let text = render(&status, 5_000);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert!(text.contains("last error  3 s ago: write route"), "{text}");
     assert!(!text.contains('\u{1b}'));
     let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("SUBNET")).collect();
     assert!(rows[1].ends_with("failed"), "{text}");

@@ -21,6 +21,10 @@ pub struct Attrs {
     pub backend_data: Option<Box<str>>,
     /// `BackendV6Data`: raw JSON, exactly as on the wire.
     pub backend_v6_data: Option<Box<str>>,
+    /// `TunnelIP`: the source of this node's tunnel packets, where a tunnel guard wants it said. flannel has no such member.
+    pub tunnel_ip: Option<Ipv4Addr>,
+    /// `TunnelIPv6`: the same over IPv6.
+    pub tunnel_ipv6: Option<Ipv6Addr>,
 }
 
 /// Why a lease value could not be read.
@@ -42,6 +46,10 @@ struct Wire<'a> {
     backend_data: Option<&'a RawValue>,
     #[serde(rename = "BackendV6Data", skip_serializing_if = "Option::is_none")]
     backend_v6_data: Option<&'a RawValue>,
+    #[serde(rename = "TunnelIP", skip_serializing_if = "Option::is_none")]
+    tunnel_ip: Option<Ipv4Addr>,
+    #[serde(rename = "TunnelIPv6", skip_serializing_if = "Option::is_none")]
+    tunnel_ipv6: Option<Ipv6Addr>,
 }
 
 fn raw(text: &Option<Box<str>>) -> Option<&RawValue> {
@@ -79,6 +87,8 @@ impl Attrs {
             backend_type: &self.backend_type,
             backend_data: raw(&self.backend_data),
             backend_v6_data: raw(&self.backend_v6_data),
+            tunnel_ip: self.tunnel_ip,
+            tunnel_ipv6: self.tunnel_ipv6,
         };
         // Only a map with keys that are no strings, or a failing writer, could make this fail.
         serde_json::to_string(&wire).unwrap_or_default()
@@ -93,6 +103,8 @@ impl Attrs {
             backend_type: wire.get("BackendType")?.map(|kind: String| kind.to_lowercase()).unwrap_or_default(),
             backend_data: text(&wire, "BackendData"),
             backend_v6_data: text(&wire, "BackendV6Data"),
+            tunnel_ip: wire.get("TunnelIP")?,
+            tunnel_ipv6: wire.get("TunnelIPv6")?,
         })
     }
 }

@@ -19,12 +19,23 @@ pub struct Network {
     pub v4: Option<Range<Ipv4Net, Ipv4Addr>>,
     /// IPv6 allocation, when IPv6 is on.
     pub v6: Option<Range<Ipv6Net, Ipv6Addr>>,
-    /// `EnableNFTables`.
-    pub nftables: bool,
+    /// `EnableNFTables`, where it is said.
+    pub nftables: Option<bool>,
+    /// `MasqueradeExcept`, `MasqueradeToNodes`.
+    pub masquerade: Masquerading,
     /// `Backend.Type`, lower case; `udp` when there is no Backend, as in flannel.
     pub backend_type: String,
     /// The whole `Backend` object, raw JSON (`{}` when there is none); each backend parses its own options.
     pub backend: Box<str>,
+}
+
+/// Where pods keep their own address although masquerading is on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Masquerading {
+    /// `MasqueradeExcept`: destinations outside of the network.
+    pub except: Vec<IpNet>,
+    /// `MasqueradeToNodes: false`: the nodes are such destinations.
+    pub except_nodes: bool,
 }
 
 /// Where subnets of one family are allocated.
@@ -173,7 +184,12 @@ impl Network {
     pub fn parse(text: &str) -> Result<Network, BadNetwork> {
         let conf: Members = serde_json::from_str(text)?;
         let on = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
-        let (on4, on6, nftables) = (on("EnableIPv4", true)?, on("EnableIPv6", false)?, on("EnableNFTables", false)?);
+        let (on4, on6) = (on("EnableIPv4", true)?, on("EnableIPv6", false)?);
+        let nftables = conf.get("EnableNFTables")?;
+        let masquerade = Masquerading {
+            except: conf.get("MasqueradeExcept")?.unwrap_or_default(),
+            except_nodes: !on("MasqueradeToNodes", true)?,
+        };
         let v4 = read::<Ipv4Net, Ipv4Addr>(&conf, &V4)?;
         let v6 = read::<Ipv6Net, Ipv6Addr>(&conf, &V6)?;
         let (backend_type, backend) = read_backend(&conf)?;
@@ -186,7 +202,7 @@ impl Network {
         if backend_type.is_empty() {
             return Err(BadNetwork::NoBackendType);
         }
-        Ok(Network { networks, v4, v6, nftables, backend_type, backend })
+        Ok(Network { networks, v4, v6, nftables, masquerade, backend_type, backend })
     }
 
     /// The names of the keys in which two net-confs differ; options of the backend as `Backend.Port`. Empty when both mean the
@@ -207,6 +223,8 @@ impl Network {
             a.compare(b, &V6, &mut differ);
         }
         differ("EnableNFTables", self.nftables != other.nftables);
+        differ("MasqueradeExcept", self.masquerade.except != other.masquerade.except);
+        differ("MasqueradeToNodes", self.masquerade.except_nodes != other.masquerade.except_nodes);
         differ("Backend.Type", self.backend_type != other.backend_type);
         keys.extend(options_that_differ(&self.backend, &other.backend));
         keys

@@ -66,16 +66,27 @@ fn keys_in_any_case_and_unknown_ones() {
             "Comment":{"a":[1,2]},"backend":{"type":"VXLAN","Directrouting":true}}"#,
     );
     assert_eq!(conf.networks.to_string(), "10.5.0.0/16,fd00::/48", "the last of equal keys counts");
-    assert!(conf.nftables);
+    assert_eq!(conf.nftables, Some(true));
     assert_eq!(conf.backend_type, "vxlan");
     assert_eq!(&*conf.backend, r#"{"type":"VXLAN","Directrouting":true}"#);
+}
+
+#[test]
+fn masquerade_exceptions() {
+    let conf =
+        network(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0/8","fd00::/8"],"MasqueradeToNodes":false}"#);
+    let except = ["10.0.0.0/8", "fd00::/8"].map(|net| net.parse().unwrap());
+    assert_eq!((&conf.masquerade.except[..], conf.masquerade.except_nodes), (&except[..], true));
+    assert_eq!(network(r#"{"Network":"10.5.0.0/16"}"#).masquerade, Default::default());
+    let bad = Network::parse(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0"]}"#).expect_err("no length");
+    assert!(bad.to_string().contains("MasqueradeExcept"), "{bad}");
 }
 
 #[test]
 fn no_backend_is_udp() {
     let conf = network(r#"{"Network":"10.5.0.0/16"}"#);
     assert_eq!((conf.backend_type.as_str(), &*conf.backend), ("udp", "{}"));
-    assert!(!conf.nftables);
+    assert_eq!(conf.nftables, None);
 }
 
 /// One row per variant and key: the text, the variant, a part of the message that names key and remedy.

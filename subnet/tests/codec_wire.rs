@@ -174,6 +174,7 @@ proptest! {
     fn value_round_trip(
         v4 in proptest::option::of(1u32..), v6 in proptest::option::of(any::<u128>()),
         kind in "[a-z-]{0,9}", data in proptest::option::of("[ -~]{0,40}"), vni in proptest::option::of(any::<u32>()),
+        tunnel in proptest::option::of((1u32.., any::<u128>())),
     ) {
         let attrs = Attrs {
             public_ip: v4.map(Ipv4Addr::from),
@@ -181,6 +182,8 @@ proptest! {
             backend_type: kind,
             backend_data: data.map(|text| serde_json::to_string(&text).unwrap().into()),
             backend_v6_data: vni.map(|vni| format!("{{\"VNI\":{vni}}}").into()),
+            tunnel_ip: tunnel.map(|(v4, _)| Ipv4Addr::from(v4)),
+            tunnel_ipv6: tunnel.map(|(_, v6)| Ipv6Addr::from(v6)),
         };
         prop_assert_eq!(Attrs::from_wire(attrs.to_wire().as_bytes()).unwrap(), attrs);
     }

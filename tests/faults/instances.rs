@@ -52,7 +52,8 @@ impl Second {
     }
 
     fn expected() -> BTreeSet<String> {
-        (2..12).map(|n| format!("route 10.6.{n}.0/24 via 10.0.0.{n} dev up0")).collect()
+        let routes = (2..12).map(|n| format!("route 10.6.{n}.0/24 via 10.0.0.{n} dev up0"));
+        routes.chain(["route unreachable 10.6.0.0/16 metric 4294967294".to_owned()]).collect()
     }
 }
 

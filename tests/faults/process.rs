@@ -156,7 +156,7 @@ fn health_answers(kind: Kind) {
     site.healed("the start");
     site.until("/readyz", answers("/readyz", " 200 ", "\r\n\r\nflanneld is ready"));
     let metrics = get("/metrics").unwrap();
-    for line in ["weft_peers{state=\"programmed\"} 20", "weft_operations_total{kind=\"route\",result=\"done\"} 20"] {
+    for line in ["weft_peers{state=\"programmed\"} 20", "weft_operations_total{kind=\"route\",result=\"done\"} 21"] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
     ip("link del up0");

@@ -239,6 +239,8 @@ impl Site {
         let mut lines = BTreeSet::new();
         let families: &[bool] = if self.kind.dual() { &[false, true] } else { &[false] };
         for v6 in families.iter().copied() {
+            let network = if v6 { "fd05::/48" } else { "10.5.0.0/16" };
+            lines.insert(format!("route unreachable {network} metric 4294967294"));
             let device = self.kind.devices().get(usize::from(v6));
             if let Some((dev, overhead)) = device {
                 let (mtu, mac, local) = (self.mtu - overhead, self.own.mac(v6), self.own.public(v6));
@@ -335,7 +337,9 @@ pub fn observed() -> BTreeSet<String> {
     for family in ["-4", "-6"] {
         for route in array(&run("ip", &format!("{family} -j route"))) {
             let protocol = word(&route["protocol"]);
-            if protocol == "90" || (is_ours(&route["dev"]) && protocol != "kernel") {
+            if route["type"] == "unreachable" && protocol == "90" {
+                lines.insert(format!("route unreachable {} metric {}", word(&route["dst"]), route["metric"]));
+            } else if protocol == "90" || (is_ours(&route["dev"]) && protocol != "kernel") {
                 let via = route["gateway"].as_str().unwrap_or("-");
                 let odd = if protocol == "90" { "" } else { " of another protocol" };
                 lines.insert(format!("route {} via {via} dev {}{odd}", word(&route["dst"]), word(&route["dev"])));

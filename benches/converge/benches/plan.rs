@@ -10,7 +10,7 @@ use divan::{AllocProfiler, Bencher, black_box};
 use ipnet::{IpNet, Ipv4Net};
 use weft::plan::Plan;
 use weft_backends::backend;
-use weft_backends::diff::diff;
+use weft_backends::diff::Op;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Mac, Name, Observed, Seen};
@@ -117,9 +117,13 @@ fn plan_all(bencher: Bencher<'_, '_>, at: (&str, u32)) {
 fn diff_nothing(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let plan = filled(at);
     let seen = |value| Seen { value, protocol: PROTOCOL, mark: true };
-    let observed: Observed = plan.state().into_iter().map(|(key, value)| (key, seen(value))).collect();
+    let ops = plan.difference(&Observed::new(), |_, _| true);
+    let entry = |op: &Op| match op {
+        Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value) => (*key, seen(*value)),
+    };
+    let observed: Observed = ops.iter().map(entry).collect();
     bencher.counter(at.1).bench_local(|| {
-        let ops = diff(&plan.state(), &observed, |_, _| true);
+        let ops = plan.difference(&observed, |_, _| true);
         assert!(ops.is_empty());
     });
 }

@@ -6,6 +6,8 @@ use std::thread::ScopedJoinHandle;
 
 use serde_json::{Map, Value};
 
+use weft_netlink::hash::stable;
+
 use crate::delegate;
 use crate::env::{Request, Verb};
 use crate::hostlocal::{self, Reservation};
@@ -159,7 +161,7 @@ pub fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, Error>>) -> Result<T, Er
 
 /// Name of the host's end of a pair. NetworkManager and udev leave `veth*` alone; `vethw` is nobody else's.
 pub fn host_name(container: &str, ifname: &str) -> String {
-    let hash = fnv(format!("{container} {ifname}").bytes());
+    let hash = stable(format!("{container} {ifname}").bytes());
     let letter = |n: u32| char::from(b"abcdefghijklmnopqrstuvwxyz234567"[(hash >> (5 * n)) as usize & 31]);
     "vethw".chars().chain((0..10).map(letter)).collect()
 }
@@ -173,18 +175,9 @@ fn alias(network: &str, seed: &str) -> String {
 }
 
 fn mac(seed: &str, end: u8) -> [u8; 6] {
-    let hash = fnv(seed.bytes().chain([b' ', end])).to_be_bytes();
+    let hash = stable(seed.bytes().chain([b' ', end])).to_be_bytes();
     // Unicast, administered locally.
     [(hash[0] & 0xfc) | 2, hash[1], hash[2], hash[3], hash[4], hash[5]]
-}
-
-/// FNV-1a of 64 bits, then the finish of splitmix64, so that every bit of a name depends on the whole seed.
-fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    let hash =
-        bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
 }
 
 /// In the order of the bridge plugin: capability, `args`, CNI_ARGS, configuration.

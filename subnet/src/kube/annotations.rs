@@ -15,6 +15,10 @@ pub(super) const DATA_V6: &str = "backend-v6-data";
 pub(super) const PUBLIC: &str = "public-ip";
 /// Published by us.
 pub(super) const PUBLIC_V6: &str = "public-ipv6";
+/// Published by us where a tunnel guard wants it said; flannel has none.
+pub(super) const TUNNEL: &str = "tunnel-ip";
+/// The same for IPv6.
+pub(super) const TUNNEL_V6: &str = "tunnel-ipv6";
 /// The admin's: published in place of our address.
 pub(super) const OVERWRITE: &str = "public-ip-overwrite";
 /// The admin's: the same for IPv6.
@@ -25,8 +29,8 @@ pub(super) const CHOSEN: &str = "node-public-ip";
 pub(super) const CHOSEN_V6: &str = "node-public-ipv6";
 
 /// Ends of every name that is ours to read.
-pub(super) const ALL: [&str; 10] =
-    [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, OVERWRITE, OVERWRITE_V6, CHOSEN, CHOSEN_V6];
+pub(super) const ALL: [&str; 12] =
+    [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, OVERWRITE, OVERWRITE_V6, CHOSEN, CHOSEN_V6];
 
 /// What stands before every name: ends in `/` or `-`.
 #[derive(Debug, Clone)]

@@ -162,6 +162,8 @@ impl Node {
             backend_type: self.get(prefix, annotations::TYPE).unwrap_or_default().to_lowercase(),
             backend_data: self.data(prefix, annotations::DATA)?,
             backend_v6_data: self.data(prefix, annotations::DATA_V6)?,
+            tunnel_ip: self.address(prefix, annotations::TUNNEL)?,
+            tunnel_ipv6: self.address(prefix, annotations::TUNNEL_V6)?,
         })
     }
 

@@ -42,6 +42,8 @@ fn wanted(attrs: &Attrs, node: &Node, prefix: &Prefix) -> Changes {
     put(annotations::DATA, v4.map(|_| text(&attrs.backend_data)));
     put(annotations::DATA_V6, v6.map(|_| text(&attrs.backend_v6_data)));
     put(annotations::PUBLIC, v4.map(|ip| address(node, prefix, annotations::OVERWRITE, ip)));
+    put(annotations::TUNNEL, attrs.tunnel_ip.map(|ip| ip.to_string()));
+    put(annotations::TUNNEL_V6, attrs.tunnel_ipv6.map(|ip| ip.to_string()));
     put(annotations::PUBLIC_V6, v6.map(|ip| address(node, prefix, annotations::OVERWRITE_V6, ip)));
     all
 }
@@ -63,8 +65,8 @@ pub(super) fn overwritten(attrs: &Attrs, node: &Node, prefix: &Prefix) -> bool {
 
 /// What must change for the node to say nothing; the admin's annotations stay.
 pub(super) fn removal(node: &Node, prefix: &Prefix) -> Changes {
-    use annotations::{DATA, DATA_V6, MANAGED, PUBLIC, PUBLIC_V6, TYPE};
-    let names = [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6].map(|end| prefix.name(end));
+    use annotations::{DATA, DATA_V6, MANAGED, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, TYPE};
+    let names = [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6].map(|end| prefix.name(end));
     names.into_iter().filter(|name| node.annotation(name).is_some()).map(|name| (name, None)).collect()
 }
 

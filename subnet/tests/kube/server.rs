@@ -26,14 +26,14 @@ const VERSION: &str = include_str!("../../../tools/kube-version");
 
 const SCRIPT: &str = r#"
 api() { "$APISERVER" $API_FLAGS >>api.log 2>&1 & a=$!; }
-etcd() { "$ETCD" --data-dir data --unsafe-no-fsync --log-level error $ETCD_FLAGS >>etcd.log 2>&1 & e=$!; }
-etcd
+db() { "$ETCD" --data-dir data --unsafe-no-fsync --log-level error $ETCD_FLAGS >>etcd.log 2>&1 & e=$!; }
+db
 api
 while read -r word; do
     case $word in
     stop) { kill -9 $a; wait $a; } 2>/dev/null ;;
     start) api ;;
-    wipe) { kill -9 $a $e; wait $a $e; } 2>/dev/null; rm -rf data; etcd; api ;;
+    wipe) { kill -9 $a $e; wait $a $e; } 2>/dev/null; rm -rf data; db; api ;;
     pause) kill -STOP $a ;;
     go-on) kill -CONT $a ;;
     esac

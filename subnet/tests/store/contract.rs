@@ -29,7 +29,8 @@ pub fn network(len: u8, max: &str) -> Network {
         networks: Subnets { v4: Some(net), v6: None },
         v4: Some(Range { network: net, len, min: "10.5.1.0".parse().unwrap(), max: max.parse().unwrap() }),
         v6: None,
-        nftables: false,
+        nftables: None,
+        masquerade: Default::default(),
         backend_type: "vxlan".into(),
         backend: "{}".into(),
     }

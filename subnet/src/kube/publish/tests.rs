@@ -21,6 +21,7 @@ fn attrs(kind: &str, data: Option<&str>, v6_data: Option<&str>) -> Attrs {
         backend_type: kind.into(),
         backend_data: data.map(Into::into),
         backend_v6_data: v6_data.map(Into::into),
+        ..Attrs::default()
     }
 }
 
@@ -66,6 +67,14 @@ fn backends_publish_what_flannel_publishes() {
     let ipip = said(&attrs("ipip", None, None), &json!({}));
     assert_eq!(ipip[format!("{P}backend-data")], "null");
     assert!(ipip.get(format!("{P}public-ipv6")).is_none());
+}
+
+#[test]
+fn the_source_of_tunnel_packets_is_said_and_taken_back() {
+    let attrs = attrs("host-gw", None, None);
+    let said_it = said(&Attrs { tunnel_ip: Some([10, 0, 0, 1].into()), ..attrs.clone() }, &json!({}));
+    assert_eq!(said_it[format!("{P}tunnel-ip")], "10.0.0.1");
+    assert!(said(&attrs, &said_it).get(format!("{P}tunnel-ip")).is_none());
 }
 
 #[test]

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Traffic rules through the programs of iptables, for nodes whose other rules are there too: read with `iptables-save`,
+//! written with `iptables-restore --noflush`, one transaction per table, only when something differs.
+
+mod program;
+mod render;
+mod saved;
+
+pub use program::{Failure, Flavour, installed, save};
+pub use saved::{Saved, target};
+
+use tracing::{debug, info};
+use weft_backends::masq::{FamilyRules, Rules};
+use weft_subnet::cidr::Family;
+use weft_subnet::source::Local;
+
+use crate::rules::{Ensured, Firewall, Instance, Trouble};
+use program::restore;
+use render::Places;
+
+/// Others write to the same tables: between reading and writing, a rule that we wanted to move may have gone.
+const ATTEMPTS: usize = 3;
+const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// Our chains in iptables.
+#[derive(Debug)]
+pub struct Iptables {
+    places: Places,
+    /// Chosen at the first need: the flavour that the node uses.
+    flavour: Option<Flavour>,
+    /// The programs know `--random-fully` (iptables 1.6.2 does).
+    random_fully: bool,
+    /// Looked for at the first need.
+    installed: Vec<Flavour>,
+}
+
+impl Iptables {
+    /// Of this instance. Looks at nothing yet.
+    pub fn open(instance: &Instance) -> Iptables {
+        Iptables { places: Places::of(&instance.name), flavour: None, random_fully: true, installed: Vec::new() }
+    }
+
+    async fn bring(&mut self, rules: &Rules) -> Result<Ensured, Trouble> {
+        if self.flavour.is_none() {
+            self.choose().await;
+        }
+        let Some(flavour) = self.flavour else {
+            // Without programs there can be no rules of ours either.
+            return if rules.is_empty() { Ok(Ensured::Same) } else { Err(nothing_installed()) };
+        };
+        let mut written = false;
+        for part in &rules.families {
+            written |= self.bring_part(flavour, part.family, |_| part.clone()).await?;
+        }
+        // Only after ours are in: what an earlier run left where nothing is wanted any more, and in the other flavour. There a
+        // FORWARD that drops needs our accepts too.
+        for other in self.installed.clone() {
+            for family in FAMILIES {
+                let part = rules.of(family);
+                if other == flavour && part.is_some() {
+                    continue;
+                }
+                let forward = part.map(|part| part.forward.clone()).unwrap_or_default();
+                let wanted = |saved: &Saved| FamilyRules {
+                    family,
+                    masquerade: Vec::new(),
+                    forward: if saved.forward_drops() { forward.clone() } else { Vec::new() },
+                };
+                written |= self.bring_part(other, family, wanted).await.unwrap_or_else(|trouble| {
+                    debug!("{other}: {trouble}");
+                    false
+                });
+            }
+        }
+        Ok(if written { Ensured::Written } else { Ensured::Same })
+    }
+
+    async fn choose(&mut self) {
+        self.installed = installed().await;
+        let mut found = Vec::new();
+        for flavour in &self.installed {
+            let saved = save(*flavour, Family::V4).await.unwrap_or_default();
+            found.push((*flavour, Traces::of(&saved)));
+        }
+        if let Some((flavour, why)) = pick(&found) {
+            info!("traffic rules go through {flavour}: {why}");
+            self.flavour = Some(flavour);
+        }
+    }
+
+    /// Brings one family of one flavour to what is wanted in view of what is there; true when something was written.
+    async fn bring_part(
+        &mut self,
+        flavour: Flavour,
+        family: Family,
+        wanted: impl Fn(&Saved) -> FamilyRules,
+    ) -> Result<bool, Trouble> {
+        let mut failure = None;
+        for attempt in 0..ATTEMPTS {
+            let saved = save(flavour, family).await?;
+            let Some(text) = render::changes(&saved, &self.places, &wanted(&saved), self.random_fully) else {
+                return Ok(attempt > 0);
+            };
+            match restore(flavour, family, &text).await {
+                Ok(()) => return Ok(true),
+                Err(error) if self.random_fully && error.said().contains("random-fully") => self.random_fully = false,
+                Err(error) => {
+                    debug!("{flavour}: attempt {}: {}", attempt + 1, error.said());
+                    failure = Some(error);
+                }
+            }
+        }
+        Err(failure.map_or_else(|| Trouble(format!("{flavour} takes no rule")), Trouble::from))
+    }
+}
+
+impl Firewall for Iptables {
+    fn describe(&self) -> String {
+        let name = self.flavour.map_or_else(|| "iptables".to_owned(), |flavour| flavour.to_string());
+        format!("{name}, chains {} and {}", self.places.masquerade.chain, self.places.forward.chain)
+    }
+
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+        Box::pin(self.bring(rules))
+    }
+
+    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>> {
+        Box::pin(async { Ok(!remove_all(&self.places).await?.is_empty()) })
+    }
+
+    fn disturbed(&mut self) -> Local<'_, ()> {
+        // iptables tells nobody: the resync looks again.
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Removes what flannel left: its chains and the jumps to them, from both flavours and families. Returns what was removed;
+/// nothing where there are no programs, and so nobody wrote such rules.
+///
+/// # Errors
+/// When a program that is there refuses.
+pub async fn remove_flannels() -> Result<Vec<String>, Trouble> {
+    remove_all(&Places::flannels()).await
+}
+
+async fn remove_all(places: &Places) -> Result<Vec<String>, Trouble> {
+    let mut removed = Vec::new();
+    for flavour in installed().await {
+        for family in FAMILIES {
+            // A family that the kernel lacks has no rules.
+            let Ok(saved) = save(flavour, family).await else { continue };
+            if let Some(text) = render::removal(&saved, places) {
+                restore(flavour, family, &text).await?;
+                let chains = render::present(&saved, places);
+                removed.extend(chains.iter().map(|chain| format!("{flavour} {family:?} chain {chain}")));
+            }
+        }
+    }
+    Ok(removed)
+}
+
+fn nothing_installed() -> Trouble {
+    let names = "iptables-restore, iptables-nft-restore or iptables-legacy-restore";
+    Trouble(format!("none of {names} is in PATH: install the package iptables, or choose --firewall=nft"))
+}
+
+/// What tells who uses a flavour.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traces {
+    /// kubelet or kube-proxy made a chain there.
+    pub kube: bool,
+    /// FORWARD drops there what nobody accepts: Docker sets that.
+    pub drops: bool,
+    /// Rules there, of anybody.
+    pub rules: usize,
+}
+
+impl Traces {
+    /// From the IPv4 tables.
+    pub fn of(saved: &Saved) -> Traces {
+        let kube = saved.chains().any(|name| name.starts_with("KUBE-"));
+        Traces { kube, drops: saved.forward_drops(), rules: saved.rules() }
+    }
+}
+
+/// As kubelet's hint chains are meant: where they are is where rules go; else where FORWARD drops; else where more rules are; else nf_tables.
+fn pick(found: &[(Flavour, Traces)]) -> Option<(Flavour, &'static str)> {
+    if let [(only, _)] = found {
+        return Some((*only, "no other is installed"));
+    }
+    if let Some((flavour, _)) = found.iter().find(|(_, traces)| traces.kube) {
+        return Some((*flavour, "kubelet or kube-proxy has chains there"));
+    }
+    if let Some((flavour, _)) = found.iter().find(|(_, traces)| traces.drops) {
+        return Some((*flavour, "FORWARD drops there"));
+    }
+    let (flavour, traces) = found.iter().rev().max_by_key(|(_, traces)| traces.rules)?;
+    Some((*flavour, if traces.rules > 0 { "most rules are there" } else { "no rules are anywhere yet" }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Flavour, Traces, pick};
+
+    #[test]
+    fn the_flavour_is_that_of_the_node() {
+        let traces = |kube, rules| Traces { kube, rules, drops: false };
+        let both = |nft, legacy| vec![(Flavour::Nft, nft), (Flavour::Legacy, legacy)];
+        for (what, found, wanted) in [
+            ("nothing installed", vec![], None),
+            ("one installed", vec![(Flavour::Legacy, traces(false, 0))], Some(Flavour::Legacy)),
+            ("only the plain one", vec![(Flavour::Plain, traces(false, 9))], Some(Flavour::Plain)),
+            ("no rules", both(traces(false, 0), traces(false, 0)), Some(Flavour::Nft)),
+            ("canary in nft", both(traces(true, 1), traces(false, 50)), Some(Flavour::Nft)),
+            ("canary in legacy", both(traces(false, 50), traces(true, 1)), Some(Flavour::Legacy)),
+            ("canaries in both", both(traces(true, 1), traces(true, 50)), Some(Flavour::Nft)),
+            ("Docker in legacy", both(traces(false, 0), traces(false, 12)), Some(Flavour::Legacy)),
+            ("Docker in nft", both(traces(false, 12), traces(false, 0)), Some(Flavour::Nft)),
+            (
+                "FORWARD drops in legacy",
+                both(traces(false, 3), Traces { drops: true, ..traces(false, 0) }),
+                Some(Flavour::Legacy),
+            ),
+            ("as many in both", both(traces(false, 3), traces(false, 3)), Some(Flavour::Nft)),
+        ] {
+            assert_eq!(pick(&found).map(|(flavour, _)| flavour), wanted, "{what}");
+        }
+    }
+}

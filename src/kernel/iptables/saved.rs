@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `iptables-save` prints, read for the two tables that our rules are in.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+
+/// The tables `nat` and `filter`; others are passed over.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Saved {
+    tables: BTreeMap<String, Table>,
+    chains_elsewhere: Vec<String>,
+}
+
+/// One table: chains by name.
+pub type Table = BTreeMap<String, Chain>;
+
+/// One chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// `ACCEPT` or `DROP`; `None` of a chain that is no hook's.
+    pub policy: Option<String>,
+    /// What follows `-A CHAIN`, in order.
+    pub rules: Vec<String>,
+}
+
+impl Saved {
+    /// Reads the text; lines that are neither table, chain nor rule are passed over.
+    pub fn parse(text: &str) -> Saved {
+        let mut saved = Saved::default();
+        let mut table = "";
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                table = name.trim();
+                if kept(table) {
+                    saved.tables.entry(table.to_owned()).or_default();
+                }
+            } else if let Some((name, rest)) = line.strip_prefix(':').and_then(|rest| rest.split_once(' ')) {
+                let Some(chains) = saved.tables.get_mut(table) else {
+                    saved.chains_elsewhere.push(name.to_owned());
+                    continue;
+                };
+                let policy = rest.split(' ').next().filter(|word| *word != "-").map(str::to_owned);
+                chains.insert(name.to_owned(), Chain { policy, rules: Vec::new() });
+            } else if let Some((name, spec)) = rule(line)
+                && let Some(chains) = saved.tables.get_mut(table)
+            {
+                chains.entry(name.to_owned()).or_default().rules.push(spec.to_owned());
+            }
+        }
+        saved
+    }
+
+    /// A table's chains; `None`: the table is not there.
+    pub fn table(&self, name: &str) -> Option<&Table> {
+        self.tables.get(name)
+    }
+
+    /// Names of the chains of all tables.
+    pub fn chains(&self) -> impl Iterator<Item = &str> {
+        let known = self.tables.values().flat_map(|table| table.keys().map(String::as_str));
+        known.chain(self.chains_elsewhere.iter().map(String::as_str))
+    }
+
+    /// True when FORWARD drops what nobody accepts: by its policy, or in a rule that ends all.
+    pub fn forward_drops(&self) -> bool {
+        let forward = self.table("filter").and_then(|table| table.get("FORWARD"));
+        forward.is_some_and(|chain| {
+            chain.policy.as_deref() == Some("DROP") || chain.rules.iter().any(|rule| ends_all(rule))
+        })
+    }
+
+    /// How many rules there are in the two tables.
+    pub fn rules(&self) -> usize {
+        self.tables.values().flat_map(Table::values).map(|chain| chain.rules.len()).sum()
+    }
+}
+
+fn kept(table: &str) -> bool {
+    table == "nat" || table == "filter"
+}
+
+fn rule(line: &str) -> Option<(&str, &str)> {
+    let rest = line.strip_prefix("-A ")?;
+    Some(rest.split_once(' ').unwrap_or((rest, "")))
+}
+
+/// Where a rule goes on: the chain or target after `-j` or `-g`.
+pub fn target(spec: &str) -> Option<String> {
+    let words = words(spec);
+    let at = words.iter().position(|word| matches!(word.as_str(), "-j" | "--jump" | "-g" | "--goto"))?;
+    words.get(at + 1).cloned()
+}
+
+/// True when nothing passes this rule.
+pub fn ends_all(spec: &str) -> bool {
+    let tests = options(spec).into_iter().any(|option| {
+        let name = option.split(' ').next().unwrap_or_default();
+        !matches!(name, "-j" | "--reject-with" | "--comment")
+    });
+    !tests && target(spec).is_some_and(|target| target == "DROP" || target == "REJECT")
+}
+
+/// The options of a rule with their values, sorted: versions of iptables print them in various orders.
+pub fn options(spec: &str) -> Vec<String> {
+    let mut options: Vec<String> = Vec::new();
+    let mut negated = false;
+    for word in words(spec) {
+        let option = word.starts_with('-') && !word[1..].starts_with(|c: char| c.is_ascii_digit());
+        match options.last_mut() {
+            _ if word == "!" => negated = true,
+            _ if option => {
+                options.push(if negated { format!("! {word}") } else { word });
+                negated = false;
+            }
+            Some(last) => {
+                last.push(' ');
+                last.push_str(&value(word));
+            }
+            None => options.push(word),
+        }
+    }
+    // The option of a match says which one it is.
+    options.retain(|option| !option.starts_with("-m "));
+    options.sort();
+    options
+}
+
+/// One way to write an address.
+fn value(word: String) -> String {
+    let net = word.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(word.parse::<std::net::IpAddr>().ok()?)));
+    net.map_or(word, |net| net.to_string())
+}
+
+/// Words; quotes hold one together.
+fn words(spec: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    let (mut word, mut quoted, mut escaped) = (None::<String>, false, false);
+    for c in spec.chars() {
+        match c {
+            _ if escaped => {
+                word.get_or_insert_default().push(c);
+                escaped = false;
+            }
+            '\\' if quoted => escaped = true,
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            ' ' if !quoted => all.extend(word.take()),
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    all.extend(word);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Saved, ends_all, options, target};
+
+    const TEXT: &str = r#"# Generated by iptables-save v1.8.9
+*mangle
+:PREROUTING ACCEPT [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:POSTROUTING ACCEPT [3:180]
+:X - [0:0]
+-A POSTROUTING -m comment --comment "kubernetes \"postrouting\" rules" -j KUBE-POSTROUTING
+-A POSTROUTING -j X
+COMMIT
+*filter
+:FORWARD DROP [0:0]
+COMMIT
+"#;
+
+    #[test]
+    fn chains_policies_and_rules_are_read() {
+        let saved = Saved::parse(TEXT);
+        let nat = saved.table("nat").unwrap();
+        assert_eq!(nat["POSTROUTING"].policy.as_deref(), Some("ACCEPT"));
+        assert_eq!(nat["POSTROUTING"].rules.len(), 2);
+        assert_eq!(nat["X"].policy, None);
+        assert_eq!(saved.table("filter").unwrap()["FORWARD"].policy.as_deref(), Some("DROP"));
+        assert!(saved.table("mangle").is_none());
+        assert!(saved.forward_drops());
+        let open = TEXT.replace("FORWARD DROP", "FORWARD ACCEPT");
+        assert!(!Saved::parse(&open).forward_drops());
+        let rejects = open.replace(":FORWARD ACCEPT [0:0]\n", ":FORWARD ACCEPT [0:0]\n-A FORWARD -j REJECT\n");
+        assert!(Saved::parse(&rejects).forward_drops());
+        assert!(saved.chains().any(|name| name == "KUBE-KUBELET-CANARY"));
+        assert_eq!(saved.rules(), 2);
+        let targets: Vec<_> = nat["POSTROUTING"].rules.iter().map(|rule| target(rule).unwrap()).collect();
+        assert_eq!(targets, ["KUBE-POSTROUTING", "X"]);
+    }
+
+    #[test]
+    fn the_order_and_spelling_of_options_do_not_matter() {
+        let one = "-s 10.5.0.0/16 ! -d 192.0.2.1/32 -m mark --mark 0x4000/0x4000 -j MASQUERADE --random-fully";
+        let two = "-m mark --mark 0x4000/0x4000 ! -d 192.0.2.1 -s 10.5.0.0/16 -j MASQUERADE --random-fully";
+        assert_eq!(options(one), options(two));
+        for other in [
+            "-s 10.5.0.0/16 -d 192.0.2.1/32 -m mark --mark 0x4000/0x4000 -j MASQUERADE --random-fully",
+            "-s 10.5.0.0/16 ! -d 192.0.2.1/32 -m mark ! --mark 0x4000/0x4000 -j MASQUERADE --random-fully",
+            "-s 10.5.0.0/16 ! -d 192.0.2.1/32 -m mark --mark 0x4000/0x4000 -j MASQUERADE",
+            "-s 10.5.0.0/16 ! -d 192.0.2.1/32 -m mark --mark 0x4000/0x4000 -p tcp -j MASQUERADE --random-fully",
+        ] {
+            assert_ne!(options(one), options(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn only_a_drop_without_a_test_ends_all() {
+        for (spec, ends) in [
+            ("-j DROP", true),
+            ("-j REJECT --reject-with icmp-host-prohibited", true),
+            ("-m comment --comment \"the rest\" -j DROP", true),
+            ("-j ACCEPT", false),
+            ("-i eth1 -j DROP", false),
+            ("! -i eth1 -j DROP", false),
+            ("-m conntrack --ctstate INVALID -j DROP", false),
+        ] {
+            assert_eq!(ends_all(spec), ends, "{spec}");
+        }
+    }
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Expressions of nftables rules: the few that we write, to bytes and back. What is read back is compared as a value, because
+//! the kernel adds attributes of its own and counts.
+//!
+//! Numbers are big-endian, contents of registers as they are in the packet (linux/netfilter/nf_tables.h).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_backends::masq::{Rule, Test, Verdict};
+use weft_subnet::cidr::{Family, family};
+
+use crate::kernel::wire::{Writer, attrs, text};
+
+const LIST_ELEM: u16 = 1;
+const EXPR_NAME: u16 = 1;
+const EXPR_DATA: u16 = 2;
+/// NFTA_DATA_VALUE.
+pub const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+/// The register that everything is loaded into: sixteen bytes.
+const REG_1: u32 = 1;
+const META_MARK: u32 = 3;
+const META_L4PROTO: u32 = 16;
+/// NF_NAT_RANGE_PROTO_RANDOM_FULLY.
+const RANDOM_FULLY: u32 = 1 << 4;
+const NF_DROP: i32 = 0;
+const NF_ACCEPT: i32 = 1;
+const NFT_RETURN: i32 = -5;
+
+/// Where a payload load starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// The IP header.
+    Network,
+    /// The UDP or TCP header.
+    Transport,
+}
+
+/// One expression. All use one register.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expr {
+    /// Loads the packet mark (host order).
+    Mark,
+    /// Loads the transport protocol's number.
+    L4Proto,
+    /// Loads part of the packet.
+    Payload {
+        /// From where.
+        base: Base,
+        /// Bytes behind it.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// Masks the register.
+    Mask(Vec<u8>),
+    /// Goes on when the register is equal, or not equal.
+    Cmp {
+        /// Equal.
+        equal: bool,
+        /// To this.
+        data: Vec<u8>,
+    },
+    /// Goes on when the register is, or is not, in a set of this table.
+    Lookup {
+        /// The set.
+        set: String,
+        /// In it.
+        inside: bool,
+    },
+    /// Counts.
+    Counter,
+    /// NF_ACCEPT.
+    Accept,
+    /// NF_DROP.
+    Drop,
+    /// NFT_RETURN.
+    Return,
+    /// Source address translation to the address of the outgoing interface.
+    Masquerade {
+        /// Ports at random.
+        fully_random: bool,
+    },
+    /// One that we never write.
+    Other(String),
+}
+
+/// The set that stands for [`Test::ToOneOf`].
+pub const NODES: &str = "nodes";
+
+/// The expressions of a rule.
+pub fn of(rule: &Rule) -> Vec<Expr> {
+    let mut all = Vec::with_capacity(8);
+    for test in &rule.tests {
+        match test {
+            Test::Mark(bits) => {
+                let bits = bits.to_ne_bytes().to_vec();
+                all.extend([Expr::Mark, Expr::Mask(bits.clone()), Expr::Cmp { equal: true, data: bits }]);
+            }
+            Test::From(net) => inside(&mut all, *net, source, true),
+            Test::NotFrom(net) => inside(&mut all, *net, source, false),
+            Test::To(net) => inside(&mut all, *net, destination, true),
+            Test::NotTo(net) => inside(&mut all, *net, destination, false),
+            Test::ToOneOf(nodes) => {
+                let this = if nodes.iter().any(IpAddr::is_ipv6) { Family::V6 } else { Family::V4 };
+                all.extend([destination(this), Expr::Lookup { set: NODES.to_owned(), inside: true }]);
+            }
+        }
+    }
+    all.push(Expr::Counter);
+    all.push(match rule.verdict {
+        Verdict::Return => Expr::Return,
+        Verdict::Accept => Expr::Accept,
+        Verdict::Masquerade { fully_random } => Expr::Masquerade { fully_random },
+    });
+    all
+}
+
+/// Loads the source address.
+pub fn source(family: Family) -> Expr {
+    match family {
+        Family::V4 => Expr::Payload { base: Base::Network, offset: 12, len: 4 },
+        Family::V6 => Expr::Payload { base: Base::Network, offset: 8, len: 16 },
+    }
+}
+
+/// Loads the destination address.
+pub fn destination(family: Family) -> Expr {
+    match family {
+        Family::V4 => Expr::Payload { base: Base::Network, offset: 16, len: 4 },
+        Family::V6 => Expr::Payload { base: Base::Network, offset: 24, len: 16 },
+    }
+}
+
+/// The transport protocol has this number.
+pub fn l4proto(number: u8) -> [Expr; 2] {
+    [Expr::L4Proto, Expr::Cmp { equal: true, data: vec![number] }]
+}
+
+/// The destination port is this one.
+pub fn dport(port: u16) -> [Expr; 2] {
+    let load = Expr::Payload { base: Base::Transport, offset: 2, len: 2 };
+    [load, Expr::Cmp { equal: true, data: port.to_be_bytes().to_vec() }]
+}
+
+fn inside(all: &mut Vec<Expr>, net: IpNet, load: fn(Family) -> Expr, equal: bool) {
+    all.push(load(family(&net)));
+    if net.prefix_len() < net.max_prefix_len() {
+        all.push(Expr::Mask(octets(net.netmask())));
+    }
+    all.push(Expr::Cmp { equal, data: octets(net.network()) });
+}
+
+/// The bytes of an address.
+pub fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+/// A big-endian number.
+pub fn be32(w: &mut Writer, kind: u16, value: u32) {
+    w.attr(kind, &value.to_be_bytes());
+}
+
+/// Reads a big-endian number; 0 when it is none.
+pub fn be32_of(value: &[u8]) -> u32 {
+    value.try_into().map_or(0, u32::from_be_bytes)
+}
+
+impl Expr {
+    /// Writes it as an element of a rule's list.
+    pub fn encode(&self, w: &mut Writer) {
+        let one = REG_1;
+        element(w, self.name(), |w| match self {
+            Expr::Mark => numbers(w, &[(1, one), (2, META_MARK)]),
+            Expr::L4Proto => numbers(w, &[(1, one), (2, META_L4PROTO)]),
+            Expr::Payload { base, offset, len } => {
+                let base = if *base == Base::Network { 1 } else { 2 };
+                numbers(w, &[(1, one), (2, base), (3, *offset), (4, *len)]);
+            }
+            Expr::Mask(mask) => {
+                numbers(w, &[(1, one), (2, one), (3, u32::try_from(mask.len()).unwrap_or_default())]);
+                w.nest(4, |w| w.attr(DATA_VALUE, mask));
+                w.nest(5, |w| w.attr(DATA_VALUE, &vec![0; mask.len()]));
+            }
+            Expr::Cmp { equal, data } => {
+                numbers(w, &[(1, one), (2, u32::from(!equal))]);
+                w.nest(3, |w| w.attr(DATA_VALUE, data));
+            }
+            Expr::Lookup { set, inside } => {
+                w.attr_str(1, set);
+                be32(w, 2, one);
+                if !inside {
+                    be32(w, 5, 1);
+                }
+            }
+            Expr::Counter | Expr::Other(_) => {}
+            Expr::Accept => verdict(w, NF_ACCEPT),
+            Expr::Drop => verdict(w, NF_DROP),
+            Expr::Return => verdict(w, NFT_RETURN),
+            Expr::Masquerade { fully_random } => {
+                if *fully_random {
+                    be32(w, 1, RANDOM_FULLY);
+                }
+            }
+        });
+    }
+
+    /// Reads the list of a rule.
+    pub fn list(bytes: &[u8]) -> Vec<Expr> {
+        attrs(bytes).filter(|(kind, _)| *kind == LIST_ELEM).map(|(_, element)| Expr::decode(element)).collect()
+    }
+
+    fn decode(element: &[u8]) -> Expr {
+        let name = attrs(element).find(|(kind, _)| *kind == EXPR_NAME).map_or("", |(_, name)| text(name));
+        let data = attrs(element).find(|(kind, _)| *kind == EXPR_DATA).map_or(&[][..], |(_, data)| data);
+        known(name, data).unwrap_or_else(|| Expr::Other(name.to_owned()))
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Expr::Mark | Expr::L4Proto => "meta",
+            Expr::Payload { .. } => "payload",
+            Expr::Mask(_) => "bitwise",
+            Expr::Cmp { .. } => "cmp",
+            Expr::Lookup { .. } => "lookup",
+            Expr::Counter => "counter",
+            Expr::Accept | Expr::Drop | Expr::Return => "immediate",
+            Expr::Masquerade { .. } => "masq",
+            Expr::Other(name) => name,
+        }
+    }
+}
+
+/// The expression, if it is one that we write.
+fn known(name: &str, data: &[u8]) -> Option<Expr> {
+    let get = |kind: u16| attrs(data).find(|(k, _)| *k == kind).map(|(_, value)| value);
+    let number = |kind: u16| get(kind).map(be32_of);
+    let value = |kind: u16| {
+        let (_, value) = attrs(get(kind)?).find(|(k, _)| *k == DATA_VALUE)?;
+        Some(value.to_vec())
+    };
+    // Registers of four bytes are read back as the one of sixteen bytes that they begin.
+    let first = |kind: u16| number(kind) == Some(REG_1);
+    Some(match name {
+        "meta" if first(1) && number(2) == Some(META_MARK) => Expr::Mark,
+        "meta" if first(1) && number(2) == Some(META_L4PROTO) => Expr::L4Proto,
+        "payload" if first(1) => {
+            let base = match number(2)? {
+                1 => Base::Network,
+                2 => Base::Transport,
+                _ => return None,
+            };
+            Expr::Payload { base, offset: number(3)?, len: number(4)? }
+        }
+        "bitwise" if first(1) && first(2) => {
+            let (mask, xor) = (value(4)?, value(5)?);
+            if number(6).is_some_and(|op| op != 0) || xor.iter().any(|byte| *byte != 0) {
+                return None;
+            }
+            Expr::Mask(mask)
+        }
+        "cmp" if first(1) => Expr::Cmp { equal: two(number(2)?)?, data: value(3)? },
+        "lookup" if first(2) && number(3).is_none() => {
+            Expr::Lookup { set: text(get(1)?).to_owned(), inside: two(number(5).unwrap_or(0))? }
+        }
+        "counter" => Expr::Counter,
+        // One of iptables, by its own name.
+        "target" => Expr::Other(text(get(1)?).to_owned()),
+        "immediate" if number(1) == Some(0) => {
+            let (_, verdict) = attrs(get(2)?).find(|(kind, _)| *kind == DATA_VERDICT)?;
+            let (_, code) = attrs(verdict).find(|(kind, _)| *kind == VERDICT_CODE)?;
+            match be32_of(code).cast_signed() {
+                NF_ACCEPT => Expr::Accept,
+                NF_DROP => Expr::Drop,
+                NFT_RETURN => Expr::Return,
+                _ => return None,
+            }
+        }
+        "masq" => match number(1).unwrap_or(0) {
+            0 => Expr::Masquerade { fully_random: false },
+            RANDOM_FULLY => Expr::Masquerade { fully_random: true },
+            _ => return None,
+        },
+        _ => return None,
+    })
+}
+
+/// 0 is yes, 1 is no.
+fn two(number: u32) -> Option<bool> {
+    match number {
+        0 => Some(true),
+        1 => Some(false),
+        _ => None,
+    }
+}
+
+fn element(w: &mut Writer, name: &str, data: impl FnOnce(&mut Writer)) {
+    w.nest(LIST_ELEM, |w| {
+        w.attr_str(EXPR_NAME, name);
+        w.nest(EXPR_DATA, data);
+    });
+}
+
+fn numbers(w: &mut Writer, all: &[(u16, u32)]) {
+    for (kind, value) in all {
+        be32(w, *kind, *value);
+    }
+}
+
+fn verdict(w: &mut Writer, code: i32) {
+    be32(w, 1, 0);
+    w.nest(2, |w| w.nest(DATA_VERDICT, |w| be32(w, VERDICT_CODE, code.cast_unsigned())));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let all = vec![
+            Expr::Mark,
+            Expr::L4Proto,
+            destination(Family::V6),
+            dport(8472)[0].clone(),
+            Expr::Mask(vec![255, 255, 0, 0]),
+            Expr::Cmp { equal: true, data: vec![10, 5, 0, 0] },
+            Expr::Cmp { equal: false, data: vec![1; 16] },
+            Expr::Lookup { set: "nodes".into(), inside: true },
+            Expr::Lookup { set: "peers".into(), inside: false },
+            Expr::Counter,
+            Expr::Accept,
+            Expr::Drop,
+            Expr::Return,
+            Expr::Masquerade { fully_random: true },
+            Expr::Masquerade { fully_random: false },
+            Expr::Other("tproxy".into()),
+        ];
+        let mut w = Writer::default();
+        all.iter().for_each(|expr| expr.encode(&mut w));
+        assert_eq!(Expr::list(w.bytes()), all);
+    }
+
+    #[test]
+    fn what_differs_is_not_taken_for_ours() {
+        let mut w = Writer::default();
+        // Ports in order, not at random; a mask with an xor; a jump.
+        element(&mut w, "masq", |w| be32(w, 1, 1 << 2));
+        element(&mut w, "bitwise", |w| {
+            numbers(w, &[(1, 1), (2, 1), (3, 1)]);
+            w.nest(4, |w| w.attr(DATA_VALUE, &[255]));
+            w.nest(5, |w| w.attr(DATA_VALUE, &[1]));
+        });
+        element(&mut w, "immediate", |w| verdict(w, -3));
+        element(&mut w, "cmp", |w| numbers(w, &[(1, 2), (2, 0)]));
+        let names: Vec<Expr> =
+            ["masq", "bitwise", "immediate", "cmp"].map(|name| Expr::Other(name.to_owned())).to_vec();
+        assert_eq!(Expr::list(w.bytes()), names);
+    }
+}

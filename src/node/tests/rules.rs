@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules and subnet.env: the container runtime hears of masquerading when it is there, never before and never falsely.
+
+use weft_backends::masq::Masquerade;
+use weft_backends::state::LAST_METRIC;
+
+use super::{Bench, CONFIG, local, put};
+use crate::node::tests::lease;
+use crate::options::{Fences, OnLostLease, RuleOptions};
+use crate::pass::Cause;
+use crate::report;
+use crate::rules::fake::FakeFirewall;
+use crate::rules::keeper::{Alone, Desk, keep};
+use weft_backends::state::{Key, Route, Value};
+use weft_subnet::lease::Record;
+use weft_subnet::source::Event;
+
+fn masquerading() -> RuleOptions {
+    RuleOptions { masquerade: Some(Masquerade::default()), forward: true, ..RuleOptions::default() }
+}
+
+/// A node whose rules a fake carries; not started.
+fn bench(rules: RuleOptions) -> (Bench, FakeFirewall) {
+    let mut bench = Bench::with(OnLostLease::Hold, rules);
+    let (desk, post) = Desk::new();
+    let fake = FakeFirewall::default();
+    let resync = std::time::Duration::from_millis(20);
+    tokio::task::spawn_local(keep(Box::new(fake.clone()), Box::new(Alone), post, resync));
+    bench.node.carry(desk);
+    (bench, fake)
+}
+
+async fn start(bench: &mut Bench) {
+    bench.node.full(Cause::Start).await;
+    let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()];
+    bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
+}
+
+/// Hears the keeper out.
+async fn settle(bench: &mut Bench) {
+    let mut told = bench.node.rules.as_ref().unwrap().state.clone();
+    tokio::time::timeout(std::time::Duration::from_secs(10), told.changed()).await.expect("news").unwrap();
+    bench.node.ruled();
+}
+
+fn env(bench: &Bench) -> Option<String> {
+    std::fs::read_to_string(&bench.file).ok()
+}
+
+#[tokio::test]
+async fn subnet_env_waits_for_the_rules() {
+    local(async {
+        let (mut bench, fake) = bench(masquerading());
+        fake.fail(Some("no such table"));
+        start(&mut bench).await;
+        assert_eq!(env(&bench), None, "the rules are not written yet");
+        settle(&mut bench).await;
+        assert_eq!(env(&bench), None, "the rules cannot be written");
+        let status = report::status(&bench.node);
+        assert!(!status.ready && status.problems.contains(&"rules: no such table".to_owned()), "{:?}", status.problems);
+        fake.fail(None);
+        settle(&mut bench).await;
+        assert!(env(&bench).unwrap().contains("FLANNEL_IPMASQ=true"));
+        assert!(report::status(&bench.node).ready);
+        assert!(fake.rules().masquerades());
+        // Trouble later does not change what runtimes were told, but readiness.
+        fake.fail(Some("flushed, and read-only now"));
+        fake.flush();
+        settle(&mut bench).await;
+        assert!(env(&bench).unwrap().contains("FLANNEL_IPMASQ=true"));
+        assert!(!report::status(&bench.node).ready);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn forward_rules_alone_hold_up_nothing() {
+    local(async {
+        let (mut bench, fake) = bench(RuleOptions { forward: true, ..RuleOptions::default() });
+        fake.fail(Some("no such table"));
+        start(&mut bench).await;
+        assert!(env(&bench).unwrap().contains("FLANNEL_IPMASQ=false"));
+        settle(&mut bench).await;
+        let status = report::status(&bench.node);
+        let said = status.problems.contains(&"rules: no such table".to_owned());
+        assert!(status.ready && said, "{:?}", status.problems);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rules_follow_the_subnet_and_the_nodes_where_they_are_exceptions() {
+    local(async {
+        let (mut bench, fake) = bench(masquerading());
+        start(&mut bench).await;
+        settle(&mut bench).await;
+        assert_eq!(fake.writes(), 1);
+        let conf = CONFIG.replacen('{', r#"{"MasqueradeToNodes":false,"MasqueradeExcept":["172.16.0.0/12"],"#, 1);
+        bench.node.stored(vec![Event::Config(conf)]).await;
+        settle(&mut bench).await;
+        let text = fake.rules().to_string();
+        assert!(text.contains("from 10.5.0.0/16 to 172.16.0.0/12 return"), "{text}");
+        assert!(text.contains("from 10.5.0.0/16 to one of 192.168.0.2 return"), "{text}");
+        bench.node.stored(vec![Event::Changes(vec![put("10.5.3.0-24", "192.168.0.3")])]).await;
+        settle(&mut bench).await;
+        assert!(fake.rules().to_string().contains("to one of 192.168.0.2 192.168.0.3 return"));
+        assert_eq!(fake.writes(), 3);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn fences_have_the_last_metric() {
+    local(async {
+        let fences = Fences { fail_closed: true, blackhole: true };
+        let (mut bench, _) = bench(RuleOptions { fences, ..RuleOptions::default() });
+        start(&mut bench).await;
+        let entries = bench.kernel.entries();
+        for (net, route) in [("10.5.0.0/16", Route::Unreachable), ("10.5.1.0/24", Route::Blackhole)] {
+            let key = Key::Route(net.parse().unwrap(), LAST_METRIC);
+            assert_eq!(entries.get(&key).map(|seen| seen.value), Some(Value::Route(route)), "{net}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
+    local(async {
+        let (mut bench, _) = bench(RuleOptions { guard: true, ..RuleOptions::default() });
+        bench.node.full(Cause::Start).await;
+        let peers = |bench: &Bench| {
+            let keys = bench.kernel.entries().into_keys();
+            keys.filter(|key| matches!(key, Key::Peer(_))).map(|key| key.to_string()).collect::<Vec<_>>()
+        };
+        let said = |key: &str, ip: &str, tunnel: Option<&str>| {
+            let mut lease = lease(key, ip);
+            lease.attrs.tunnel_ip = tunnel.map(|ip| ip.parse().unwrap());
+            Record { id: lease.id.clone(), lease: Ok(lease) }
+        };
+        let records = vec![
+            said("10.5.1.0-24", "192.168.0.1", Some("192.168.0.1")),
+            said("10.5.2.0-24", "192.168.0.2", Some("192.168.0.22")),
+        ];
+        bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
+        assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
+        // host-gw has no tunnel to guard.
+        let chains = bench.kernel.entries().into_keys().filter(|key| matches!(key, Key::Guard(_))).count();
+        assert_eq!(chains, 0);
+        assert_eq!(bench.node.plan.guard().unwrap(), "on: tunnel packets are taken from peers alone (1 of them)");
+        bench.node.stored(vec![Event::Changes(vec![Ok(said("10.5.3.0-24", "192.168.0.3", None))])]).await;
+        assert_eq!(peers(&bench).len(), 2);
+        assert!(bench.node.plan.guard().unwrap().starts_with("off: 1 of 2 leases"));
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
+        assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
+        let attrs = bench.node.plan.advertise(bench.node.plan.host()).unwrap();
+        assert_eq!(attrs.tunnel_ip, "192.168.0.1".parse().ok(), "our lease says where our packets come from");
+    })
+    .await;
+}

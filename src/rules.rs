@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Traffic rules: the seam to whatever carries them, and which one that is. What the rules say is decided in
+//! [`weft_backends::masq`]; when they are looked at, in [`keeper`].
+
+pub mod around;
+pub mod auto;
+pub mod fake;
+pub mod keeper;
+
+use std::path::Path;
+
+use weft_backends::masq::Rules;
+use weft_subnet::source::Local;
+
+use crate::kernel::iptables::Iptables;
+use crate::kernel::nft::Nft;
+use crate::options::RuleOptions;
+use around::Around;
+use auto::Mode;
+
+/// The subnet file of an instance that has the plain name.
+const USUAL_FILE: &str = "/run/flannel/subnet.env";
+
+/// What carries the rules: nftables or iptables. Blocks neither the loop nor a packet.
+pub trait Firewall {
+    /// For people: `nftables, table weft`, `iptables-legacy, chain WEFT-POSTRTG`.
+    fn describe(&self) -> String;
+    /// Brings our rules to this value, atomically: reads what is there, writes only when it differs. A part that the value
+    /// lacks (a family, a chain) is removed. Never a moment without rules.
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>>;
+    /// Removes all that is ours; true when something was there.
+    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>>;
+    /// Ends when someone else may have touched our rules; never, where nothing tells. May be dropped at any time.
+    fn disturbed(&mut self) -> Local<'_, ()>;
+}
+
+/// What [`Firewall::ensure`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ensured {
+    /// All was in place: nothing was written.
+    Same,
+    /// Written.
+    Written,
+}
+
+/// Why rules are not in place: one sentence, lower case, with the remedy where there is one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Trouble(pub String);
+
+/// `--firewall`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// `EnableNFTables` where net-conf says it, else what kube-proxy and the node use.
+    #[default]
+    Auto,
+    /// nftables.
+    Nft,
+    /// iptables.
+    Iptables,
+}
+
+/// Names of one agent's tables and chains. Two agents of one machine have two subnet files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// `weft`, or `weft-1a2b3c4d` for any subnet file but flannel's usual one: at most 13 bytes, so that it fits in the name
+    /// of an iptables chain.
+    pub name: String,
+    /// The subnet file, for people.
+    pub file: String,
+}
+
+impl Instance {
+    /// Of the agent with this subnet file: the same after every restart.
+    pub fn new(subnet_file: &Path) -> Instance {
+        let file = subnet_file.display().to_string();
+        if file == USUAL_FILE {
+            return Instance { name: "weft".to_owned(), file };
+        }
+        let [a, b, c, d, ..] = hash(subnet_file).to_be_bytes();
+        Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
+    }
+}
+
+/// What names and ids in the kernel are made of, so that two agents of one machine do not meet in one.
+pub fn hash(subnet_file: &Path) -> u64 {
+    weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
+}
+
+/// What carries the rules of an agent, once net-conf is known.
+#[derive(Debug)]
+pub struct Carrier {
+    /// Names.
+    pub instance: Instance,
+    /// Flags.
+    pub options: RuleOptions,
+}
+
+impl Carrier {
+    /// Chooses nftables or iptables, and looks after the rules until the node is gone.
+    pub async fn keep(self, nftables: Option<bool>, post: keeper::Post) {
+        let mode = auto::choose(self.options.firewall, nftables).await;
+        let firewall: Box<dyn Firewall> = match mode {
+            Mode::Nft => Box::new(Nft::new(&self.instance)),
+            Mode::Iptables => Box::new(Iptables::open(&self.instance)),
+        };
+        keeper::keep(firewall, Box::new(Around::new(mode, self.instance)), post, self.options.resync).await;
+    }
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which of the two carries the rules, when nobody says: what kube-proxy and the node use already. A pure decision over a
+//! snapshot.
+//!
+//! It matters because an accept in one does not undo a drop in the other, and because iptables needs programs.
+
+mod tables;
+
+use tracing::{debug, info};
+use weft_subnet::cidr::Family;
+
+use super::Choice;
+use crate::kernel::iptables::{self, Saved};
+
+/// kube-proxy's table in its nftables mode.
+const KUBE_TABLE: &str = "kube-proxy";
+/// Chains of kube-proxy alone: kubelet makes KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-FIREWALL in any mode.
+const KUBE_PROXY_CHAINS: [&str; 4] = ["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-FORWARD"];
+
+/// What carries the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// nftables.
+    Nft,
+    /// iptables.
+    Iptables,
+}
+
+/// What kube-proxy uses, by what it left in the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum KubeProxy {
+    /// Not there, or in a mode that uses neither.
+    #[default]
+    Unseen,
+    /// Its chains of iptables are there.
+    Iptables,
+    /// Its table of nftables is there; chains of iptables may be left from before.
+    Nftables,
+}
+
+/// What the node uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Programs of iptables are there, and one reads its tables.
+    pub iptables: bool,
+    /// The kernel has nftables.
+    pub nftables: bool,
+    /// What kube-proxy uses.
+    pub kube_proxy: KubeProxy,
+    /// Rules of iptables in `nat` and `filter`, of anybody but us and flannel.
+    pub rules: usize,
+    /// FORWARD of iptables drops what nobody accepts: Docker sets that.
+    pub forward_drops: bool,
+}
+
+impl Snapshot {
+    /// Adds what one flavour has in one family.
+    fn add(&mut self, saved: &Saved) {
+        self.iptables = true;
+        let kube_proxy = saved.chains().any(|name| KUBE_PROXY_CHAINS.contains(&name));
+        if kube_proxy && self.kube_proxy == KubeProxy::Unseen {
+            self.kube_proxy = KubeProxy::Iptables;
+        }
+        let ours = |name: &str| name.starts_with("WEFT-") || name.starts_with("FLANNEL-");
+        self.forward_drops |= saved.forward_drops();
+        for table in ["nat", "filter"] {
+            for (name, chain) in saved.table(table).into_iter().flatten() {
+                let foreign = |rule: &&String| iptables::target(rule).is_none_or(|target| !ours(&target));
+                if !ours(name) {
+                    self.rules += chain.rules.iter().filter(foreign).count();
+                }
+            }
+        }
+    }
+}
+
+/// Says which, and why. `nftables`: `EnableNFTables` where net-conf has it.
+pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode, &'static str) {
+    match (choice, nftables) {
+        (Choice::Nft, _) => (Mode::Nft, "--firewall says so"),
+        (Choice::Iptables, _) => (Mode::Iptables, "--firewall says so"),
+        (Choice::Auto, Some(true)) => (Mode::Nft, "EnableNFTables is true"),
+        (Choice::Auto, _) if !node.nftables && node.iptables => (Mode::Iptables, "the kernel lacks nftables"),
+        (Choice::Auto, _) if !node.iptables => (Mode::Nft, "no program of iptables is there, or none works"),
+        (Choice::Auto, Some(false)) => (Mode::Iptables, "EnableNFTables is false"),
+        (Choice::Auto, None) if node.kube_proxy == KubeProxy::Nftables => (Mode::Nft, "kube-proxy uses nftables"),
+        (Choice::Auto, None) if node.kube_proxy == KubeProxy::Iptables => (Mode::Iptables, "kube-proxy uses iptables"),
+        (Choice::Auto, None) if node.forward_drops => (Mode::Iptables, "FORWARD of iptables drops"),
+        (Choice::Auto, None) if node.rules > 0 => (Mode::Iptables, "the node has rules in iptables"),
+        (Choice::Auto, None) => (Mode::Nft, "the node has no rules in iptables"),
+    }
+}
+
+/// Decides for this node, and says it in the log.
+pub async fn choose(choice: Choice, nftables: Option<bool>) -> Mode {
+    let looked_at = choice == Choice::Auto && nftables != Some(true);
+    let node = if looked_at { look().await } else { Snapshot::default() };
+    let (mode, why) = decide(choice, nftables, &node);
+    let name = match mode {
+        Mode::Nft => "nftables",
+        Mode::Iptables => "iptables",
+    };
+    info!("traffic rules by {name}: {why}");
+    mode
+}
+
+async fn look() -> Snapshot {
+    let mut node = Snapshot::default();
+    match tables::tables() {
+        Ok(tables) => {
+            node.nftables = true;
+            if tables.iter().any(|name| name == KUBE_TABLE) {
+                node.kube_proxy = KubeProxy::Nftables;
+            }
+        }
+        Err(error) => debug!("tables of nftables cannot be listed: {error}"),
+    }
+    for flavour in iptables::installed().await {
+        for family in [Family::V4, Family::V6] {
+            match iptables::save(flavour, family).await {
+                Ok(saved) => node.add(&saved),
+                Err(error) => debug!("{flavour}: {}", error.said()),
+            }
+        }
+    }
+    node
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KubeProxy, Mode, Snapshot, decide};
+    use crate::kernel::iptables::Saved;
+    use crate::rules::Choice;
+
+    fn node() -> Snapshot {
+        Snapshot { iptables: true, nftables: true, ..Snapshot::default() }
+    }
+
+    #[test]
+    fn the_node_decides_when_nobody_else_does() {
+        let (nft, iptables) = (Mode::Nft, Mode::Iptables);
+        for (what, node, wanted) in [
+            ("nothing there", node(), nft),
+            (
+                "kube-proxy in nftables mode, kubelet's own rules",
+                Snapshot { kube_proxy: KubeProxy::Nftables, rules: 3, ..node() },
+                nft,
+            ),
+            (
+                "kube-proxy in iptables mode",
+                Snapshot { kube_proxy: KubeProxy::Iptables, rules: 40, ..node() },
+                iptables,
+            ),
+            ("Docker", Snapshot { forward_drops: true, rules: 12, ..node() }, iptables),
+            ("a policy and no rule", Snapshot { forward_drops: true, ..node() }, iptables),
+            ("some rule", Snapshot { rules: 1, ..node() }, iptables),
+            ("no programs", Snapshot { iptables: false, ..node() }, nft),
+            ("no nftables in the kernel", Snapshot { nftables: false, ..node() }, iptables),
+            ("neither", Snapshot::default(), nft),
+        ] {
+            assert_eq!(decide(Choice::Auto, None, &node).0, wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_wins() {
+        let kube = Snapshot { kube_proxy: KubeProxy::Nftables, ..node() };
+        let chains = Snapshot { kube_proxy: KubeProxy::Iptables, ..node() };
+        let bare = Snapshot { nftables: true, ..Snapshot::default() };
+        for (what, choice, nftables, node, wanted) in [
+            ("flag over net-conf", Choice::Iptables, Some(true), &kube, Mode::Iptables),
+            ("flag over the node", Choice::Nft, None, &chains, Mode::Nft),
+            ("flag over missing programs", Choice::Iptables, None, &bare, Mode::Iptables),
+            ("net-conf over the node", Choice::Auto, Some(true), &chains, Mode::Nft),
+            ("net-conf over the node", Choice::Auto, Some(false), &kube, Mode::Iptables),
+            ("flannel's manifest says false, no programs", Choice::Auto, Some(false), &bare, Mode::Nft),
+        ] {
+            assert_eq!(decide(choice, nftables, node).0, wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn our_own_rules_and_flannels_are_no_sign() {
+        let ours = "*nat\n:POSTROUTING ACCEPT [0:0]\n:WEFT-POSTRTG - [0:0]\n:FLANNEL-POSTRTG - [0:0]\n\
+                    -A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
+                    -A POSTROUTING -j WEFT-POSTRTG\n-A WEFT-POSTRTG -m mark --mark 0x4000/0x4000 -j RETURN\nCOMMIT\n";
+        let mut seen = Snapshot { nftables: true, ..Snapshot::default() };
+        seen.add(&Saved::parse(ours));
+        assert_eq!(seen, node());
+        seen.add(&Saved::parse("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j DOCKER-USER\nCOMMIT\n"));
+        assert_eq!(seen, Snapshot { rules: 1, forward_drops: true, ..node() });
+        let services = Saved::parse("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n");
+        seen.add(&services);
+        assert_eq!(seen.kube_proxy, KubeProxy::Iptables);
+        let mut moved = Snapshot { kube_proxy: KubeProxy::Nftables, ..node() };
+        moved.add(&services);
+        assert_eq!(moved.kube_proxy, KubeProxy::Nftables, "it left chains behind");
+        let mut kubelet = node();
+        kubelet.add(&Saved::parse("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"));
+        assert_eq!(kubelet, node(), "kubelet is there in any mode");
+    }
+}

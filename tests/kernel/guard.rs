@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tunnel guard in the real kernel: who is let in, element by element, and what others may do to it.
+
+use std::net::UdpSocket;
+use std::path::Path;
+use std::time::Duration;
+
+use weft::kernel::{Kernel, LinuxKernel, LinuxOptions, guard};
+use weft::rules::Instance;
+use weft_backends::diff::Op;
+use weft_backends::state::{Guard, Key, Observed, Value};
+use weft_subnet::cidr::Family;
+
+use super::adapter_net::{PROTOCOL, all_done, in_namespace, ip, put, remove, run};
+
+const FILE: &str = "/run/flannel/subnet.env";
+
+fn kernel() -> LinuxKernel {
+    let options =
+        LinuxOptions { nexthop_objects: true, instance: 7, protocol: PROTOCOL, alias: format!("weft {FILE}") };
+    LinuxKernel::open(options).unwrap()
+}
+
+fn peer(ip: &str) -> (Key, Value) {
+    (Key::Peer(ip.parse().unwrap()), Value::Peer)
+}
+
+fn chain(family: Family, ports: [u16; 2], ipip: bool) -> (Key, Value) {
+    (Key::Guard(family), Value::Guard(Guard { ports, ipip }))
+}
+
+fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
+    let all: Observed = kernel.observe(&[]).unwrap();
+    let ours = all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_)));
+    ours.map(|(key, seen)| (key, seen.value)).collect()
+}
+
+/// Whether a datagram to this port of ours arrives when it comes from there.
+fn arrives(from: &str, to: &str) -> bool {
+    let server = UdpSocket::bind(to).unwrap();
+    server.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let client = UdpSocket::bind((from.parse::<std::net::IpAddr>().unwrap(), 0)).unwrap();
+    client.send_to(b"vxlan", to).unwrap();
+    server.recv(&mut [0; 16]).is_ok()
+}
+
+#[test]
+fn packets_from_peers_alone_are_taken() {
+    in_namespace(|| async {
+        for address in ["10.9.9.1/32", "10.9.9.2/32", "fd09::1/128", "fd09::2/128"] {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            ip(&format!("addr add {address} dev lo{nodad}"));
+        }
+        let mut k = kernel();
+        let all = [
+            peer("10.9.9.1"),
+            peer("fd09::1"),
+            chain(Family::V4, [4789, 8472], true),
+            chain(Family::V6, [0, 8472], false),
+        ];
+        put(&mut k, &all);
+        assert_eq!(observed(&mut k), all);
+        assert_eq!(observed(&mut kernel()), all, "another process");
+        for (from, to, expected) in [
+            ("10.9.9.1", "10.0.0.1:8472", true),
+            ("10.9.9.2", "10.0.0.1:8472", false),
+            ("10.9.9.2", "10.0.0.1:4789", false),
+            ("10.9.9.2", "10.0.0.1:8473", true),
+            ("fd09::1", "[fd00::1]:8472", true),
+            ("fd09::2", "[fd00::1]:8472", false),
+            ("fd09::2", "[fd00::1]:4789", true),
+        ] {
+            assert_eq!(arrives(from, to), expected, "{from} to {to}");
+        }
+        let text = run("nft", "list chain ip weft-guard input");
+        assert!(text.contains("udp dport 8472 ip saddr != @peers counter packets 1 "), "counted: {text}");
+        assert!(text.contains("meta l4proto ipencap ip saddr != @peers counter"), "{text}");
+        // One by one, and the guard goes first.
+        put(&mut k, &[peer("10.9.9.2")]);
+        assert!(arrives("10.9.9.2", "10.0.0.1:8472"));
+        remove(&mut k, &[peer("10.9.9.1")]);
+        assert!(!arrives("10.9.9.1", "10.0.0.1:8472"));
+        assert!(arrives("10.9.9.2", "10.0.0.1:8472"));
+        remove(&mut k, &[chain(Family::V4, [4789, 8472], true)]);
+        assert!(arrives("10.9.9.1", "10.0.0.1:8472"));
+    });
+}
+
+#[test]
+fn what_is_there_or_gone_already_is_done() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let gone = [peer("10.9.9.1"), peer("fd09::1"), chain(Family::V4, [0, 8472], false)];
+        remove(&mut k, &gone);
+        assert_eq!(observed(&mut k), []);
+        put(&mut k, &gone);
+        put(&mut k, &gone);
+        remove(&mut k, &gone[..1]);
+        // One of them is gone: the others are removed all the same.
+        remove(&mut k, &gone);
+        assert_eq!(observed(&mut k), []);
+        assert!(guard::remove(&Instance::new(Path::new(FILE))).unwrap());
+        assert!(!guard::remove(&Instance::new(Path::new(FILE))).unwrap());
+        assert_eq!(run("nft", "list ruleset").trim(), "");
+    });
+}
+
+#[test]
+fn another_value_replaces_the_chain_and_changes_by_others_are_seen() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let good = [peer("10.9.9.1"), chain(Family::V4, [0, 8472], false)];
+        put(&mut k, &[good[0], chain(Family::V4, [0, 4789], true)]);
+        put(&mut k, &good);
+        assert_eq!(observed(&mut k), good);
+        for change in [
+            "flush chain ip weft-guard input",
+            "insert rule ip weft-guard input accept",
+            "delete table ip weft-guard",
+            "delete chain ip weft-guard input",
+        ] {
+            run("nft", change);
+            assert_ne!(observed(&mut k), good, "{change}");
+            put(&mut k, &good);
+            assert_eq!(observed(&mut k), good, "{change}");
+        }
+    });
+}
+
+#[test]
+fn many_peers_go_in_together() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let peers: Vec<(Key, Value)> =
+            (0..5000u32).map(|n| peer(&std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).to_string())).collect();
+        let ops: Vec<Op> = peers.iter().map(|(key, value)| Op::Ensure(*key, *value)).collect();
+        all_done(&ops, k.apply(&ops));
+        assert_eq!(observed(&mut k), peers);
+        remove(&mut k, &peers[..4000]);
+        assert_eq!(observed(&mut k), &peers[4000..]);
+    });
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the nft adapter writes is what `nft` shows; equal is not written; what others do to it is seen and mended.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use weft::kernel::nft::{self, Nft, foreign};
+use weft::rules::{Ensured, Firewall, Instance};
+use weft_backends::masq::{self, Masquerade, Policy, Rules};
+use weft_subnet::cidr::{Family, Subnets};
+
+use super::adapter_net::{in_namespace, run};
+
+fn subnets(v4: &str, v6: &str) -> Subnets {
+    Subnets { v4: Some(v4.parse().unwrap()), v6: Some(v6.parse().unwrap()) }
+}
+
+fn rules(masquerade: Option<Masquerade>, forward: bool) -> Rules {
+    let (networks, own) = (subnets("10.5.0.0/16", "fd00:5::/48"), subnets("10.5.1.0/24", "fd00:5:0:1::/64"));
+    masq::rules(&networks, &own, &Policy { masquerade, forward })
+}
+
+fn all() -> Rules {
+    let nodes = ["192.0.2.7", "192.0.2.8"].map(|ip| ip.parse().unwrap()).to_vec();
+    rules(Some(Masquerade { fully_random: true, except: vec!["192.168.0.0/16".parse().unwrap()], nodes }), true)
+}
+
+fn plain() -> Rules {
+    rules(Some(Masquerade::default()), true)
+}
+
+fn open() -> Nft {
+    Nft::new(&Instance::new(Path::new("/run/flannel/subnet.env")))
+}
+
+/// The listing without counters and handles, one rule a line.
+fn listing(family: &str) -> Vec<String> {
+    let text = run("nft", &format!("-s list table {family} weft"));
+    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty() && line != "}").collect()
+}
+
+#[test]
+fn nft_shows_what_was_written() {
+    in_namespace(|| async {
+        let mut nft = open();
+        assert_eq!(nft.ensure(&all()).await, Ok(Ensured::Written));
+        let v4 = [
+            "table ip weft {",
+            "comment \"weft /run/flannel/subnet.env\"",
+            "set nodes {",
+            "type ipv4_addr",
+            "elements = { 192.0.2.7, 192.0.2.8 }",
+            "chain postrouting {",
+            "type nat hook postrouting priority srcnat; policy accept;",
+            "meta mark & 0x00004000 == 0x00004000 counter return",
+            "ip saddr 10.5.1.0/24 ip daddr 10.5.0.0/16 counter return",
+            "ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 counter return",
+            "ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 counter return",
+            "ip saddr 10.5.0.0/16 ip daddr 192.168.0.0/16 counter return",
+            "ip saddr 10.5.0.0/16 ip daddr @nodes counter return",
+            "ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 counter masquerade fully-random",
+            "ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 counter masquerade fully-random",
+            "chain forward {",
+            "type filter hook forward priority filter; policy accept;",
+            "ip saddr 10.5.0.0/16 counter accept",
+            "ip daddr 10.5.0.0/16 counter accept",
+        ];
+        assert_eq!(listing("ip"), v4);
+        let v6 = listing("ip6").join("\n");
+        for line in [
+            "ip6 saddr fd00:5:0:1::/64 ip6 daddr fd00:5::/48 counter return",
+            "ip6 saddr fd00:5::/48 ip6 daddr != ff00::/8 counter masquerade fully-random",
+            "ip6 saddr != fd00:5::/48 ip6 daddr fd00:5::/48 counter masquerade fully-random",
+        ] {
+            assert!(v6.contains(line), "{line} is missing in\n{v6}");
+        }
+    });
+}
+
+/// Handles change with every write.
+fn handles() -> String {
+    run("nft", "-a -s list ruleset")
+}
+
+#[test]
+fn equal_is_not_written_and_the_difference_is() {
+    in_namespace(|| async {
+        let mut nft = open();
+        for (name, rules) in [
+            ("all", all()),
+            ("plain", plain()),
+            ("forward only", rules(None, true)),
+            ("masquerade only", rules(Some(Masquerade::default()), false)),
+        ] {
+            assert_eq!(nft.ensure(&rules).await, Ok(Ensured::Written), "{name}");
+            let before = handles();
+            assert_eq!(nft.ensure(&rules).await, Ok(Ensured::Same), "{name}");
+            assert_eq!(open().ensure(&rules).await, Ok(Ensured::Same), "{name}: another process");
+            assert_eq!(handles(), before, "{name}");
+        }
+        let v4 = Rules { families: plain().families[..1].to_vec() };
+        assert_eq!(nft.ensure(&v4).await, Ok(Ensured::Written));
+        assert!(!handles().contains("table ip6"), "a family that is off has no table");
+        assert_eq!(nft.remove().await, Ok(true));
+        assert_eq!(handles(), "");
+        assert_eq!(nft.remove().await, Ok(false));
+    });
+}
+
+#[test]
+fn whatever_others_change_is_seen_and_mended() {
+    in_namespace(|| async {
+        let mut nft = open();
+        nft.ensure(&all()).await.unwrap();
+        let good = listing("ip");
+        for change in [
+            "flush ruleset",
+            "delete table ip weft",
+            "flush chain ip weft postrouting",
+            "delete chain ip6 weft forward",
+            "add rule ip weft forward drop",
+            "insert rule ip weft postrouting counter accept",
+            "add chain ip weft extra { type filter hook forward priority 1; policy drop; }",
+            "add chain ip weft forward { policy drop; }",
+            "add table ip weft { flags dormant; }",
+            "add element ip weft nodes { 192.0.2.9 }",
+            "delete element ip weft nodes { 192.0.2.7 }",
+        ] {
+            // The news of our own write are read first.
+            while tokio::time::timeout(Duration::from_millis(20), nft.disturbed()).await.is_ok() {}
+            let file = format!("/tmp/weft-nft-{}-{:?}", std::process::id(), std::thread::current().id());
+            std::fs::write(&file, change).unwrap();
+            run("nft", &format!("-f {file}"));
+            std::fs::remove_file(&file).unwrap();
+            let told = tokio::time::timeout(Duration::from_secs(5), nft.disturbed()).await;
+            assert!(told.is_ok(), "{change}: not told");
+            assert_eq!(nft.ensure(&all()).await, Ok(Ensured::Written), "{change}");
+            assert_eq!(listing("ip"), good, "{change}");
+        }
+    });
+}
+
+#[test]
+fn news_about_other_tables_are_not_ours() {
+    in_namespace(|| async {
+        let mut nft = open();
+        run("nft", "add table ip weft-0000cafe");
+        run("nft", "add chain ip weft-0000cafe weft");
+        let told = tokio::time::timeout(Duration::from_millis(200), nft.disturbed()).await;
+        assert!(told.is_err());
+    });
+}
+
+#[test]
+fn two_agents_have_two_tables() {
+    in_namespace(|| async {
+        let other = Instance::new(Path::new("/run/other/subnet.env"));
+        let (mut a, mut b) = (open(), Nft::new(&other));
+        a.ensure(&plain()).await.unwrap();
+        b.ensure(&all()).await.unwrap();
+        assert_eq!((a.ensure(&plain()).await, b.ensure(&all()).await), (Ok(Ensured::Same), Ok(Ensured::Same)));
+        b.remove().await.unwrap();
+        assert_eq!(a.ensure(&plain()).await, Ok(Ensured::Same));
+        assert!(!handles().contains(&other.name));
+    });
+}
+
+#[test]
+fn thousands_of_foreign_rules_do_not_slow_a_look() {
+    in_namespace(|| async {
+        let mut nft = open();
+        nft.ensure(&plain()).await.unwrap();
+        let mut look = || {
+            let mut best = Duration::MAX;
+            for _ in 0..50 {
+                let start = Instant::now();
+                assert_eq!(futures_now(nft.ensure(&plain())), Ok(Ensured::Same));
+                best = best.min(start.elapsed());
+            }
+            best
+        };
+        let alone = look();
+        let mut text = String::from("table ip foreign {\n chain c {\n");
+        for n in 0..10_000 {
+            text.push_str(&format!("  ip saddr 10.{}.{}.1 counter accept\n", n / 250, n % 250));
+        }
+        text.push_str(" }\n}\n");
+        let file = format!("/tmp/weft-nft-{}-foreign", std::process::id());
+        std::fs::write(&file, text).unwrap();
+        run("nft", &format!("-f {file}"));
+        std::fs::remove_file(&file).unwrap();
+        let crowded = look();
+        // A dump of everything would take some 10 ms.
+        assert!(crowded < alone * 4 + Duration::from_millis(1), "{alone:?} alone, {crowded:?} among 10,000");
+    });
+}
+
+/// What makes a rule of iptables-nft, in its words.
+fn saved(chain: &str) -> Vec<String> {
+    run("iptables-nft", &format!("-S {chain}")).lines().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn pods_are_accepted_where_iptables_drops_and_only_there() {
+    in_namespace(|| async {
+        let rules = plain();
+        let v4 = rules.of(Family::V4).unwrap();
+        let mut netlink = nft::socket().unwrap();
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap(), "no iptables, no rule");
+        run("iptables-nft", "-P FORWARD DROP");
+        run("iptables-nft", "-A FORWARD -i docker0 -j ACCEPT");
+        let found = foreign::dropping(&mut netlink, v4, "weft").unwrap();
+        assert!(found.len() == 1 && found[0].is_iptables(), "{found:?}");
+        assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+        let expected = [
+            "-A FORWARD -i docker0 -j ACCEPT",
+            "-A FORWARD -s 10.5.0.0/16 -j ACCEPT",
+            "-A FORWARD -d 10.5.0.0/16 -j ACCEPT",
+        ];
+        assert_eq!(without_comments(&saved("FORWARD")), expected);
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap(), "once is enough");
+        assert!(foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        assert_eq!(saved("FORWARD"), ["-A FORWARD -i docker0 -j ACCEPT"]);
+        assert!(!foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        // iptables loads two bytes for a /16, we four: the same rule.
+        run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -j ACCEPT");
+        run("iptables-nft", "-A FORWARD -d 10.5.0.0/16 -j ACCEPT");
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        // A last rule that rejects everything is as good as a policy, and ours go before it.
+        run("iptables-nft", "-F FORWARD");
+        run("iptables-nft", "-P FORWARD ACCEPT");
+        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        for last in ["-j REJECT", "-j DROP"] {
+            run("iptables-nft", "-F FORWARD");
+            run("iptables-nft", "-A FORWARD -p tcp -j REJECT");
+            run("iptables-nft", &format!("-A FORWARD {last}"));
+            assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap().len(), 1, "{last}");
+            assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+            let rules = without_comments(&saved("FORWARD"));
+            assert_eq!(rules[1..3], expected[1..], "{last}");
+            assert!(rules.len() == 4 && rules[3].contains(last), "{rules:?}");
+            assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        }
+    });
+}
+
+/// Versions of iptables differ in whether they show a rule's comment.
+fn without_comments(rules: &[String]) -> Vec<String> {
+    rules.iter().map(|rule| rule.replace(" -m comment --comment \"weft forward\"", "")).collect()
+}
+
+#[test]
+fn other_chains_that_drop_are_named() {
+    in_namespace(|| async {
+        let rules = plain();
+        let (v4, v6) = (rules.of(Family::V4).unwrap(), rules.of(Family::V6).unwrap());
+        let mut netlink = nft::socket().unwrap();
+        run("nft", "add table inet fw");
+        run("nft", "add chain inet fw way { type filter hook forward priority 0 ; policy drop ; }");
+        run("nft", "add table ip6 six");
+        run("nft", "add chain ip6 six way { type filter hook forward priority 0 ; policy drop ; }");
+        run("nft", "add table ip open");
+        run("nft", "add chain ip open way { type filter hook forward priority 0 ; policy accept ; }");
+        run("nft", "add chain ip open in { type filter hook input priority 0 ; policy drop ; }");
+        let mut names = |part| -> Vec<String> {
+            foreign::dropping(&mut netlink, part, "weft").unwrap().into_iter().map(|chain| chain.table).collect()
+        };
+        assert_eq!((names(v4), names(v6)), (vec!["fw".to_owned()], vec!["fw".to_owned(), "six".to_owned()]));
+        run("nft", "add table inet firewalld");
+        run("nft", "add chain inet firewalld filter_FORWARD { type filter hook forward priority 10 ; }");
+        run("nft", "add chain inet firewalld filter_FORWARD_ZONES");
+        run("nft", "add chain inet firewalld filter_FWD_trusted");
+        run("nft", "add rule inet firewalld filter_FORWARD jump filter_FORWARD_ZONES");
+        run("nft", "add rule inet firewalld filter_FORWARD reject with icmpx admin-prohibited");
+        assert_eq!(names(v4), ["fw", "firewalld"]);
+        run("nft", "add rule inet firewalld filter_FORWARD_ZONES ip saddr 10.5.0.0/16 goto filter_FWD_trusted");
+        assert_eq!(names(v4), ["fw"], "its zone is trusted");
+        run("nft", "delete table inet firewalld");
+        run("nft", "add rule ip open way tcp dport 22 drop");
+        assert_eq!(names(v4), ["fw"], "not everything is dropped");
+        run("nft", "add rule ip open way counter reject");
+        assert_eq!(names(v4), ["fw", "open"]);
+        run("nft", "flush chain ip open way");
+        run("nft", "add rule inet fw way ip saddr 10.5.0.0/16 counter accept");
+        assert_eq!(names(v4), ["fw"], "one of two");
+        run("nft", "add rule inet fw way ip daddr 10.5.0.0/16 accept");
+        assert!(names(v4).is_empty());
+        assert_eq!(names(v6), ["fw", "six"]);
+    });
+}
+
+#[test]
+fn flannels_tables_are_removed_and_no_others() {
+    in_namespace(|| async {
+        for table in ["ip flannel-ipv4", "ip6 flannel-ipv6", "ip flannel-ipv6", "inet flannel-ipv4"] {
+            run("nft", &format!("add table {table}"));
+        }
+        let gone = nft::remove_flannels().unwrap();
+        assert_eq!(gone, ["table ip flannel-ipv4", "table ip6 flannel-ipv6"]);
+        assert_eq!(nft::remove_flannels().unwrap(), [""; 0]);
+        assert_eq!(run("nft", "list tables").trim(), "table ip flannel-ipv6\ntable inet flannel-ipv4");
+    });
+}
+
+/// The nft adapter never waits.
+fn futures_now<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => panic!("it waits"),
+    }
+}

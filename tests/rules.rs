@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Masquerade and forward rules, proved by packets: who does the other end see? A lab of two nodes, their pods on bridges with
+//! br_netfilter, and a host outside of the cluster. Needs root, iproute2, iptables of both flavours, nftables and etcd.
+//! `WEFT_BIN` names the binary under test (the static one in `make test`), `FLANNELD` that of flannel.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+#[path = "rules/adapter.rs"]
+mod adapter;
+#[path = "rules/alone.rs"]
+mod alone;
+#[path = "rules/closed.rs"]
+mod closed;
+#[path = "rules/forward.rs"]
+mod forward;
+#[path = "rules/guard.rs"]
+mod guard;
+#[path = "rules/packets.rs"]
+mod packets;
+#[path = "rules/repair.rs"]
+mod repair;
+#[path = "rules/site.rs"]
+mod site;
+#[path = "rules/verdicts.rs"]
+mod verdicts;

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The iptables side alone, on the real kernel: each test in a fresh namespace, once for each flavour.
+
+use nix::sched::{CloneFlags, unshare};
+use std::process::Command;
+use std::time::Duration;
+
+use weft::kernel::iptables::{Iptables, remove_flannels};
+use weft::kernel::nft::Nft;
+use weft::rules::auto::{Mode, choose};
+use weft::rules::{Choice, Ensured, Firewall, Instance};
+use weft_backends::masq::{Masquerade, Policy, Rules, rules};
+use weft_subnet::cidr::Subnets;
+
+const FLAVOURS: [&str; 2] = ["nft", "legacy"];
+
+/// Runs a test for each flavour in a namespace of its own, where kubelet's hint says which flavour the node uses.
+fn each_flavour(test: impl AsyncFn(&str) + Send + Sync) {
+    for flavour in FLAVOURS {
+        in_namespace(async || {
+            hint(flavour);
+            test(flavour).await;
+        });
+    }
+}
+
+fn in_namespace(test: impl AsyncFn() + Send + Sync) {
+    std::thread::scope(|scope| {
+        let run = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test());
+        };
+        scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+fn hint(flavour: &str) {
+    restore(flavour, "", "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n");
+}
+
+fn restore(flavour: &str, six: &str, text: &str) {
+    let script = format!("ip{six}tables-{flavour}-restore --noflush -w 20 <<'END'\n{text}END\n");
+    sh(&script);
+}
+
+fn sh(script: &str) -> String {
+    let out = Command::new("sh").args(["-c", script]).output().unwrap();
+    assert!(out.status.success(), "{script}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// Rules and chains that are there, both families, of one flavour.
+fn lines(flavour: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    for six in ["", "6"] {
+        let text = sh(&format!("ip{six}tables-{flavour}-save"));
+        let kept = text.lines().filter(|line| line.starts_with("-A") || line.starts_with(':'));
+        all.extend(kept.map(|line| line.split(" [").next().unwrap_or_default().to_owned()));
+    }
+    all
+}
+
+fn lines_with(flavour: &str, word: &str) -> Vec<String> {
+    let mut all = lines(flavour);
+    all.retain(|line| line.contains(word));
+    all
+}
+
+fn dual() -> Rules {
+    let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd05::/48".parse().ok() };
+    let own = Subnets { v4: "10.5.7.0/24".parse().ok(), v6: "fd05:0:0:7::/64".parse().ok() };
+    let masquerade = Masquerade {
+        fully_random: true,
+        except: vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()],
+        nodes: vec!["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), "fd00::1".parse().unwrap()],
+    };
+    rules(&networks, &own, &Policy { masquerade: Some(masquerade), forward: true })
+}
+
+fn instance() -> Instance {
+    Instance { name: "weft".to_owned(), file: "/run/flannel/subnet.env".to_owned() }
+}
+
+async fn ensure(iptables: &mut impl Firewall, rules: &Rules, expected: Ensured, what: &str) {
+    assert_eq!(iptables.ensure(rules).await, Ok(expected), "{what}");
+}
+
+#[test]
+fn rules_are_written_once_and_put_back_when_broken() {
+    each_flavour(async |flavour| {
+        let (rules, mut iptables) = (dual(), Iptables::open(&instance()));
+        ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
+        let whole = lines_with(flavour, "WEFT");
+        // 1 + 3 + 1 + 2 or 1 nodes + 2 of masquerade, 2 of forward, 2 jumps, 2 chains of each family.
+        assert_eq!(whole.len(), 15 + 14, "{whole:#?}");
+        ensure(&mut iptables, &rules, Ensured::Same, "all is there").await;
+        ensure(&mut Iptables::open(&instance()), &rules, Ensured::Same, "a restart").await;
+        for damage in [
+            "iptables -t nat -F POSTROUTING",
+            "iptables -t nat -F",
+            "iptables -D FORWARD -j WEFT-FWD",
+            "iptables -t nat -D WEFT-POSTRTG 1",
+            "iptables -t nat -R WEFT-POSTRTG 2 -s 10.6.0.0/16 -j RETURN",
+            "iptables -t nat -A WEFT-POSTRTG -j MASQUERADE",
+            "iptables -I FORWARD -j WEFT-FWD",
+            "iptables -F FORWARD && iptables -F WEFT-FWD && iptables -X WEFT-FWD",
+            "ip6tables -t nat -F && ip6tables -F",
+        ] {
+            sh(&damage.replace("tables", &format!("tables-{flavour} -w 20")));
+            assert_ne!(lines_with(flavour, "WEFT"), whole, "{damage}");
+            ensure(&mut iptables, &rules, Ensured::Written, damage).await;
+            assert_eq!(lines_with(flavour, "WEFT"), whole, "after {damage}");
+            ensure(&mut iptables, &rules, Ensured::Same, damage).await;
+        }
+        assert_eq!(lines_with(other(flavour), "WEFT"), [""; 0], "nothing in the other flavour");
+    });
+}
+
+fn other(flavour: &str) -> &'static str {
+    if flavour == "nft" { "legacy" } else { "nft" }
+}
+
+#[test]
+fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
+    each_flavour(async |flavour| {
+        let foreign = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n\
+                       *filter\n:FORWARD DROP [0:0]\n-A FORWARD -i eth1 -j ACCEPT\n-A FORWARD -j REJECT\nCOMMIT\n";
+        restore(flavour, "", foreign);
+        restore(flavour, "6", foreign);
+        let before = lines(flavour);
+        let (rules, mut iptables) = (dual(), Iptables::open(&instance()));
+        ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
+        let forward = lines_with(flavour, "-A FORWARD");
+        let expected = ["-i eth1 -j ACCEPT", "-j WEFT-FWD", "-j REJECT"].repeat(2);
+        assert!(
+            forward.iter().zip(expected).all(|(line, part)| line.contains(part)),
+            "before what ends all: {forward:#?}"
+        );
+        ensure(&mut iptables, &rules, Ensured::Same, "all is there").await;
+
+        let mut less = rules.clone();
+        less.families[0].masquerade.clear();
+        less.families.truncate(1);
+        ensure(&mut iptables, &less, Ensured::Written, "no masquerade, no IPv6").await;
+        let left = lines_with(flavour, "WEFT");
+        assert!(left.len() == 4 && left.iter().all(|line| line.contains("WEFT-FWD")), "{left:#?}");
+        ensure(&mut iptables, &Rules::default(), Ensured::Written, "no rules").await;
+        // Only legacy makes a table by looking at it.
+        assert_eq!(lines(flavour), before);
+        ensure(&mut iptables, &Rules::default(), Ensured::Same, "no rules").await;
+
+        ensure(&mut iptables, &rules, Ensured::Written, "all again").await;
+        assert_eq!(iptables.remove().await, Ok(true));
+        assert_eq!(iptables.remove().await, Ok(false));
+        assert_eq!(lines(flavour), before);
+    });
+}
+
+#[test]
+fn two_agents_keep_their_own_chains() {
+    each_flavour(async |flavour| {
+        let second = Instance { name: "weft-1a2b3c4d".to_owned(), file: "/tmp/other.env".to_owned() };
+        let (mut one, mut two) = (Iptables::open(&instance()), Iptables::open(&second));
+        ensure(&mut one, &dual(), Ensured::Written, "one").await;
+        ensure(&mut two, &dual(), Ensured::Written, "two").await;
+        ensure(&mut one, &dual(), Ensured::Same, "one").await;
+        assert_eq!(two.remove().await, Ok(true));
+        ensure(&mut one, &dual(), Ensured::Same, "one").await;
+        assert_eq!(lines_with(flavour, "1A2B3C4D"), [""; 0]);
+    });
+}
+
+#[test]
+fn the_node_changes_its_flavour() {
+    each_flavour(async |flavour| {
+        ensure(&mut Iptables::open(&instance()), &dual(), Ensured::Written, "first").await;
+        sh(&format!("iptables-{flavour} -w 20 -t mangle -X KUBE-IPTABLES-HINT"));
+        hint(other(flavour));
+        let mut iptables = Iptables::open(&instance());
+        ensure(&mut iptables, &dual(), Ensured::Written, "in the other").await;
+        assert!(iptables.describe().contains(other(flavour)), "{}", iptables.describe());
+        assert_eq!(lines_with(flavour, "WEFT"), [""; 0], "nothing is left behind");
+        assert_eq!(lines_with(other(flavour), "WEFT").len(), 29);
+    });
+}
+
+#[test]
+fn flannels_chains_are_removed_and_others_stay() {
+    each_flavour(async |flavour| {
+        let theirs = "*nat\n:FLANNEL-POSTRTG - [0:0]\n:OTHER - [0:0]\n-A POSTROUTING -j OTHER\n\
+                      -A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
+                      -A FLANNEL-POSTRTG -m mark --mark 0x4000/0x4000 -m comment --comment \"flanneld masq\" -j RETURN\n\
+                      COMMIT\n*filter\n:FLANNEL-FWD - [0:0]\n\
+                      -A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\nCOMMIT\n";
+        restore(flavour, "", theirs);
+        restore(flavour, "6", theirs);
+        let removed = remove_flannels().await.unwrap();
+        assert_eq!(removed.len(), 4, "{removed:?}");
+        assert_eq!(lines_with(flavour, "FLANNEL"), [""; 0]);
+        assert_eq!(lines_with(flavour, "OTHER").len(), 4, "others stay");
+        assert_eq!(remove_flannels().await, Ok(Vec::new()));
+    });
+}
+
+/// Ten thousand rules of others, in the tables and hooks that ours are in too.
+fn crowd() {
+    let mut text =
+        "table ip kube-proxy {\n chain services { type nat hook postrouting priority srcnat; policy accept;\n"
+            .to_owned();
+    for n in 0..10_000u32 {
+        let addr = std::net::Ipv4Addr::from(0x0a60_0000 + n);
+        text += &format!("  ip daddr {addr} tcp dport 80 counter accept\n");
+    }
+    text += " }\n}\n";
+    let mut nft = Command::new("nft").args(["-f", "-"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut nft.stdin.take().unwrap(), text.as_bytes()).unwrap();
+    assert!(nft.wait().unwrap().success());
+}
+
+/// Processor time of 200 looks: what they cost, whatever else the machine does.
+async fn cost(firewall: &mut impl Firewall, rules: &Rules) -> Duration {
+    let before = processor_time();
+    for _ in 0..200 {
+        assert_eq!(firewall.ensure(rules).await, Ok(Ensured::Same));
+    }
+    processor_time() - before
+}
+
+/// Of this thread so far, the kernel's part too.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+#[test]
+fn others_rules_cost_a_pass_of_nftables_nothing() {
+    in_namespace(async || {
+        let mut nft = Nft::new(&instance());
+        ensure(&mut nft, &dual(), Ensured::Written, "nothing was there").await;
+        let alone = cost(&mut nft, &dual()).await;
+        crowd();
+        let crowded = cost(&mut nft, &dual()).await;
+        assert!(crowded < alone * 2, "200 looks: alone {alone:?}, beside 10,000 rules {crowded:?}");
+    });
+}
+
+/// What there is to see, and what is chosen for it. Looking leaves no trace.
+#[test]
+fn what_the_node_uses_is_chosen() {
+    let kube_table = "nft add table ip kube-proxy";
+    let docker = "iptables-nft -w 20 -P FORWARD DROP";
+    for (what, script, mode) in [
+        ("nothing", "", Mode::Nft),
+        ("kube-proxy in nftables mode", kube_table, Mode::Nft),
+        ("the same, and Docker", &format!("{kube_table}; {docker}"), Mode::Nft),
+        ("kube-proxy in iptables mode", "iptables-nft -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("the same in legacy", "iptables-legacy -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("the same in IPv6 alone", "ip6tables-legacy -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("kubelet alone", "iptables-nft -w 20 -t mangle -N KUBE-KUBELET-CANARY", Mode::Nft),
+        ("Docker", docker, Mode::Iptables),
+        ("a rule", "iptables-legacy -w 20 -A FORWARD -i eth1 -j ACCEPT", Mode::Iptables),
+    ] {
+        in_namespace(async || {
+            sh(script);
+            let traces = || {
+                sh("cat /proc/thread-self/net/ip_tables_names /proc/thread-self/net/ip6_tables_names; nft list ruleset")
+            };
+            let before = traces();
+            assert_eq!(choose(Choice::Auto, None).await, mode, "{what}");
+            assert_eq!(traces(), before, "{what}");
+            assert_eq!(choose(Choice::Auto, Some(true)).await, Mode::Nft, "{what}");
+            assert_eq!(choose(Choice::Auto, Some(false)).await, Mode::Iptables, "{what}");
+        });
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The binary alone in an otherwise empty root file system: no iptables, no nft, no shell. nftables mode needs none of them.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+use weft::lab::{LabOptions, wait_for};
+
+use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight, weft_exe};
+
+const REMEDY: &str = "install the package iptables, or choose --firewall=nft";
+
+/// A directory with the binary, what it is linked with when it is not static, and /proc.
+fn empty_root() -> TempDir {
+    let root = tempfile::Builder::new().prefix("weft-root-").tempdir().unwrap();
+    fs::copy(weft_exe(), root.path().join("weft")).unwrap();
+    fs::create_dir(root.path().join("proc")).unwrap();
+    let linked = Command::new("ldd").arg(weft_exe()).output().unwrap();
+    for word in String::from_utf8_lossy(&linked.stdout).split_whitespace().filter(|word| word.starts_with('/')) {
+        let copy = root.path().join(word.trim_start_matches('/'));
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(word, copy).unwrap();
+    }
+    root
+}
+
+/// A program that runs the binary there, with the lab's directory in sight. `ip netns exec` gives it mounts of its own.
+fn entrance(root: &Path) -> std::path::PathBuf {
+    let script = root.join("../").join(format!("{}.sh", root.file_name().unwrap().to_str().unwrap()));
+    let text = format!(
+        "#!/bin/sh\nset -e\nroot={}\nfor word; do case $word in\n\
+         --subnet-file=*|--socket=*) lab=$(dirname \"$(dirname \"${{word#*=}}\")\") ;;\nesac; done\n\
+         mkdir -p \"$root$lab\"\nmount --bind \"$lab\" \"$root$lab\"\nmount -t proc proc \"$root/proc\"\n\
+         exec chroot \"$root\" /weft \"$@\"\n",
+        root.display()
+    );
+    let mut file = fs::File::create(&script).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o755)).unwrap();
+    script
+}
+
+/// A test with the binary in an empty root, which is gone afterwards.
+fn alone(flags: &[&str], test: impl AsyncFn(Site) + std::panic::RefUnwindSafe) {
+    let root = empty_root();
+    let exe = entrance(root.path());
+    let options = LabOptions { exe: Some(exe.clone()), ..options(flags) };
+    let outcome = std::panic::catch_unwind(|| {
+        on_this_thread(async { test(Site::with(options.clone()).await).await });
+    });
+    fs::remove_file(exe).unwrap();
+    drop(root);
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn nftables_needs_no_helper() {
+    alone(&["--ip-masq", "--guard-tunnel", "--iptables-resync=3600", "--resync=1h"], async |mut site| {
+        site.start().await;
+        masqueraded(&site);
+        site.nft("n1", "flush ruleset").await;
+        masqueraded(&site);
+    });
+}
+
+/// Asked for iptables where there is none: not ready, and it says what to do.
+#[test]
+fn iptables_that_is_missing_is_named() {
+    alone(&["--ip-masq", "--firewall=iptables"], async |mut site| {
+        site.lab.nodes[0].start().unwrap();
+        let said = async || match site.lab.nodes[0].status().await {
+            Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.contains(REMEDY)),
+            Err(_) => false,
+        };
+        wait_for("the problem to be named", PATIENCE, said).await.unwrap();
+    });
+}
+
+fn masqueraded(site: &Site) {
+    for family in Family::BOTH {
+        for (from, to, expected) in [("n1-p1", "n2-p1", "n1-p1"), ("n1-p1", "out", "n1"), ("n1-p1", "n2", "n1")] {
+            site.until_seen(&straight(from, to), family, expected);
+        }
+    }
+}

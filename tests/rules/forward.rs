@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A FORWARD chain of iptables that drops: Docker sets that policy, distributions end the chain with a REJECT. Pods still reach
+//! each other and the outside.
+
+use weft::lab::BackendKind;
+
+use crate::packets::{Seen, any, exchange, socket};
+use crate::site::{Family, Site, flanneld, on_this_thread, straight};
+
+/// Policy drop, in this flavour.
+fn policy(flavour: &str) -> String {
+    ["", "6"].map(|six| format!("ip{six}tables-{flavour} -w 20 -P FORWARD DROP")).join("; ")
+}
+
+/// What RHEL's iptables service loads, in this flavour.
+fn reject(flavour: &str) -> String {
+    ["", "6"].map(|six| format!("ip{six}tables-{flavour} -w 20 -A FORWARD -j REJECT")).join("; ")
+}
+
+fn pods_get_through(site: &Site) {
+    for family in Family::BOTH {
+        for (from, to, expected) in [("n1-p1", "n2-p1", "n1-p1"), ("n1-p1", "out", "n1"), ("n2-p2", "n1-p2", "n2-p2")] {
+            site.until_seen(&straight(from, to), family, expected);
+        }
+    }
+}
+
+/// The drop is there before the agents start.
+fn before(script: String, flags: &'static [&'static str]) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, flags).await;
+        site.on_nodes(&script).await;
+        site.start().await;
+        pods_get_through(&site);
+    });
+}
+
+#[test]
+fn policy_of_nft_flavour() {
+    before(policy("nft"), &["--ip-masq"]);
+}
+
+#[test]
+fn policy_of_legacy_flavour() {
+    before(policy("legacy"), &["--ip-masq"]);
+}
+
+#[test]
+fn reject_of_nft_flavour() {
+    before(reject("nft"), &["--ip-masq"]);
+}
+
+#[test]
+fn reject_of_legacy_flavour() {
+    before(reject("legacy"), &["--ip-masq"]);
+}
+
+/// kubelet uses one flavour, Docker the other.
+#[test]
+fn policy_of_the_other_flavour() {
+    before(format!("iptables-nft -w 20 -t mangle -N KUBE-IPTABLES-HINT; {}", policy("legacy")), &["--ip-masq"]);
+}
+
+#[test]
+fn policy_under_nftables() {
+    before(policy("nft"), &["--ip-masq", "--firewall=nft"]);
+}
+
+#[test]
+fn reject_under_nftables() {
+    before(reject("nft"), &["--ip-masq", "--firewall=nft"]);
+}
+
+/// What someone drops by a rule of FORWARD (a network policy) stays dropped, though we accept what the policy of the chain would
+/// drop.
+fn policies_of_others_hold(firewall: &'static str) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", firewall]).await;
+        let rules = ["", "6"].map(|six| {
+            format!("ip{six}tables-nft -w 20 -P FORWARD DROP; ip{six}tables-nft -w 20 -A FORWARD -p udp --dport 7099 -j DROP")
+        });
+        site.on_nodes(&rules.join("; ")).await;
+        site.start().await;
+        pods_get_through(&site);
+        for family in Family::BOTH {
+            let addr = site.addr("n2-p1", family);
+            let (server, client) = (socket("n2-p1", addr, 7099), socket("n1-p1", any(addr), 0));
+            assert_eq!(exchange(&client, (addr, 7099).into(), &server), Seen::Lost, "{family:?}");
+        }
+    });
+}
+
+#[test]
+fn policies_of_others_hold_under_nftables() {
+    policies_of_others_hold("--firewall=nft");
+}
+
+#[test]
+fn policies_of_others_hold_under_iptables() {
+    policies_of_others_hold("--firewall=iptables");
+}
+
+/// Docker is installed on a node that runs.
+#[test]
+fn policy_that_comes_later() {
+    on_this_thread(async {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--iptables-resync=1"]).await;
+        site.start().await;
+        pods_get_through(&site);
+        site.on_nodes(&policy("nft")).await;
+        pods_get_through(&site);
+    });
+}
+
+/// Without the rules the policy does drop: the tests above prove something.
+#[test]
+fn policy_drops_without_the_rules() {
+    on_this_thread(async {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--iptables-forward-rules=false"]).await;
+        site.start().await;
+        pods_get_through(&site);
+        site.on_nodes(&policy("nft")).await;
+        for family in Family::BOTH {
+            assert_eq!(site.probe(&straight("n1-p1", "n2-p1"), family), "lost");
+        }
+    });
+}
+
+#[test]
+fn policy_under_flanneld() {
+    let Some(flanneld) = flanneld() else { return };
+    on_this_thread(async {
+        let mut site = Site::for_flanneld(BackendKind::Vxlan, &["--ip-masq"]).await;
+        site.on_nodes(&policy("nft")).await;
+        site.start_other(&flanneld).await;
+        pods_get_through(&site);
+    });
+}

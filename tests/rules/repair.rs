@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules that others remove come back, rules that are right are not touched, and no packet ever meets a moment without them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use weft::kernel::nft::table::look;
+use weft::kernel::nft::{self, Nft};
+use weft::lab::BackendKind;
+use weft::rules::{Firewall, Instance};
+
+use crate::packets::inside;
+use crate::site::{Family, PATIENCE, Site, flanneld, on_this_thread, straight, weft_exe};
+
+async fn running(flags: &[&str], flavour: Option<&str>) -> Site {
+    let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();
+    let mut site = Site::build(BackendKind::Vxlan, &flags).await;
+    if let Some(flavour) = flavour {
+        site.hint(flavour).await;
+    }
+    site.start().await;
+    masqueraded(&site);
+    site
+}
+
+fn masqueraded(site: &Site) {
+    for family in Family::BOTH {
+        site.until_seen(&straight("n1-p1", "out"), family, "n1");
+    }
+}
+
+/// The resync is an hour away: the news of nftables alone bring the rules back.
+#[test]
+fn nft_comes_back_by_its_news() {
+    on_this_thread(async {
+        let site = running(&["--firewall=nft", "--iptables-resync=3600", "--resync=1h"], None).await;
+        for damage in ["flush ruleset", "delete table ip weft", "flush table ip6 weft", "flush table ip weft"] {
+            // The names of tables depend on the subnet file.
+            let weft = table(&site).await;
+            site.nft("n1", &damage.replace("weft", &weft)).await;
+            masqueraded(&site);
+        }
+    });
+}
+
+/// From the kernel's word that they are gone to the kernel's word that they are back: the best of eight, since the machine may
+/// have much else to do.
+#[test]
+fn nft_is_back_within_50_ms() {
+    on_this_thread(async {
+        let site = running(&["--firewall=nft", "--iptables-resync=3600", "--resync=1h"], None).await;
+        let instance = Instance::new(&site.lab.nodes[0].subnet_file());
+        let mut best = Duration::MAX;
+        for _ in 0..8 {
+            let took = inside("n1", || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let gone = async { Nft::new(&instance).remove().await.unwrap() };
+                let mut netlink = nft::socket().unwrap();
+                assert!(runtime.block_on(gone), "the rules were there");
+                let start = Instant::now();
+                while look(&mut netlink, weft_subnet::cidr::Family::V4, &instance.name).unwrap().is_none() {
+                    assert!(start.elapsed() < PATIENCE, "they do not come back");
+                    std::thread::yield_now();
+                }
+                start.elapsed()
+            });
+            best = best.min(took);
+        }
+        assert!(best <= Duration::from_millis(50), "{best:?}");
+        masqueraded(&site);
+    });
+}
+
+async fn table(site: &Site) -> String {
+    let tables = site.nft("n1", "list tables").await;
+    let name = tables.lines().find_map(|line| line.strip_prefix("table ip ")).filter(|name| name.starts_with("weft"));
+    name.unwrap_or_else(|| panic!("no table of ours: {tables}")).to_owned()
+}
+
+fn iptables_comes_back(flavour: &'static str) {
+    on_this_thread(async move {
+        let site = running(&["--firewall=iptables", "--iptables-resync=1"], Some(flavour)).await;
+        for six in ["", "6"] {
+            for damage in ["-t nat -F", "-t nat -F POSTROUTING", "-F FORWARD"] {
+                site.on_nodes(&format!("ip{six}tables-{flavour} -w 20 {damage}")).await;
+                masqueraded(&site);
+            }
+        }
+    });
+}
+
+#[test]
+fn iptables_nft_comes_back_at_the_resync() {
+    iptables_comes_back("nft");
+}
+
+#[test]
+fn iptables_legacy_comes_back_at_the_resync() {
+    iptables_comes_back("legacy");
+}
+
+/// What was masqueraded before a restart stays so, and a connection goes on.
+fn a_flow_survives(flags: &'static [&'static str], flavour: Option<&'static str>) {
+    on_this_thread(async move {
+        let mut site = running(flags, flavour).await;
+        let mut flows = Vec::new();
+        for family in Family::BOTH {
+            flows.push(Flow::open(&site, family));
+        }
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            let before = written(&site).await;
+            site.lab.nodes[0].stop(signal).await.unwrap();
+            flows.iter_mut().for_each(Flow::goes_on);
+            masqueraded_at_once(&site);
+            site.lab.nodes[0].start().unwrap();
+            until(&site, async |site| site.lab.nodes[0].status().await.is_ok_and(|status| status.ready)).await;
+            flows.iter_mut().for_each(Flow::goes_on);
+            assert_eq!(written(&site).await, before, "a restart writes nothing");
+        }
+    });
+}
+
+#[test]
+fn a_flow_survives_under_nft() {
+    a_flow_survives(&["--firewall=nft"], None);
+}
+
+#[test]
+fn a_flow_survives_under_iptables() {
+    a_flow_survives(&["--firewall=iptables"], Some("legacy"));
+}
+
+/// Waits; meanwhile every single datagram is masqueraded.
+async fn until(site: &Site, reached: impl AsyncFn(&Site) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let done = reached(site).await;
+        masqueraded_at_once(site);
+        if done {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not reached: {}", site.lab.logs(30));
+    }
+}
+
+/// Every single datagram, the first one too.
+fn masqueraded_at_once(site: &Site) {
+    for family in Family::BOTH {
+        assert_eq!(site.probe(&straight("n1-p1", "out"), family), "n1");
+    }
+}
+
+/// Handles of nftables' rules are new when a rule is written again; both flavours' text.
+async fn written(site: &Site) -> String {
+    site.run("n1", &["sh", "-ec", "nft -a list ruleset 2>/dev/null | sed 's/packets.*bytes [0-9]*//'; iptables-legacy-save | grep '^-A' || true"]).await
+}
+
+/// A TCP connection from a pod to the outside.
+struct Flow(std::net::TcpStream, std::net::TcpStream);
+
+impl Flow {
+    fn open(site: &Site, family: Family) -> Flow {
+        use std::net::{TcpListener, TcpStream};
+        let limit = std::time::Duration::from_secs(10);
+        let addr = site.addr("out", family);
+        let listener = inside("out", || TcpListener::bind((addr, 7001))).unwrap();
+        let client = inside("n1-p1", || TcpStream::connect_timeout(&(addr, 7001).into(), limit)).unwrap();
+        let (server, source) = listener.accept().unwrap();
+        assert_eq!(site.name(source.ip(), family), "n1");
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(limit)).unwrap();
+            stream.set_nodelay(true).unwrap();
+        }
+        Flow(client, server)
+    }
+
+    /// A word each way.
+    fn goes_on(&mut self) {
+        use std::io::{Read, Write};
+        let mut word = [0; 4];
+        self.0.write_all(b"ping").unwrap();
+        self.1.read_exact(&mut word).unwrap();
+        self.1.write_all(b"pong").unwrap();
+        self.0.read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"pong");
+    }
+}
+
+/// weft takes flanneld's place: never a datagram with a pod's address outside, and at the end no chain of flannel's.
+async fn takes_over(flanneld: &Path, flags: &[&str]) {
+    let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();
+    let mut site = Site::for_flanneld(BackendKind::Vxlan, &flags).await;
+    site.start_other(flanneld).await;
+    masqueraded(&site);
+    let node = &mut site.lab.nodes[0];
+    node.stop(Signal::SIGTERM).await.unwrap();
+    node.start().unwrap();
+    until(&site, async |site| {
+        site.lab.nodes[0].status().await.is_ok_and(|status| status.ready) && !flannels(site).await
+    })
+    .await;
+    for family in Family::BOTH {
+        assert_eq!(site.probe(&straight("n1-p1", "n2-p1"), family), "n1-p1");
+    }
+}
+
+async fn flannels(site: &Site) -> bool {
+    let all = "for six in '' 6; do ip${six}tables-nft-save; ip${six}tables-legacy-save; done; nft list tables";
+    let text = site.run("n1", &["sh", "-c", all]).await;
+    text.contains("FLANNEL") || text.contains("flannel-ipv")
+}
+
+#[test]
+fn nft_takes_over_from_flanneld() {
+    let Some(flanneld) = flanneld() else { return };
+    on_this_thread(async move { takes_over(&flanneld, &["--firewall=nft"]).await });
+}
+
+#[test]
+fn iptables_takes_over_from_flanneld() {
+    let Some(flanneld) = flanneld() else { return };
+    on_this_thread(async move { takes_over(&flanneld, &["--firewall=iptables"]).await });
+}
+
+/// `weft cleanup` leaves nothing of ours.
+fn cleanup_removes_all(flags: &'static [&'static str]) {
+    on_this_thread(async move {
+        let mut site = running(flags, None).await;
+        let node = &mut site.lab.nodes[0];
+        node.stop(Signal::SIGTERM).await.unwrap();
+        let file = node.subnet_file();
+        let flag = format!("--subnet-file={}", file.display());
+        let socket_flag = format!("--socket={}", file.with_file_name("weft.sock").display());
+        site.run("n1", &[weft_exe().to_str().unwrap(), "cleanup", &flag, &socket_flag]).await;
+        let all = "nft list ruleset; for six in '' 6; do ip${six}tables-nft-save; ip${six}tables-legacy-save; done";
+        let left = site.run("n1", &["sh", "-c", all]).await;
+        assert!(!left.to_lowercase().contains("weft"), "{left}");
+    });
+}
+
+#[test]
+fn cleanup_removes_all_of_nft() {
+    cleanup_removes_all(&["--firewall=nft"]);
+}
+
+#[test]
+fn cleanup_removes_all_of_iptables() {
+    cleanup_removes_all(&["--firewall=iptables"]);
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Two nodes with two pods each, and a host outside of the cluster on the nodes' link.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft::lab::net::{Netns, checked};
+use weft::lab::store::Store;
+use weft::lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
+
+use crate::packets::{Seen, any, exchange, socket};
+
+/// How long rules may take to be there, on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Where the far ends listen.
+pub const PORT: u16 = 7000;
+
+/// Labs at once: more would measure the machine, not weft.
+static PLACES: Mutex<usize> = Mutex::new(2);
+static FREED: Condvar = Condvar::new();
+
+/// Runs a test on this thread, which the lab's namespaces belong to.
+pub fn on_this_thread(test: impl Future<Output = ()>) {
+    let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+    *free -= 1;
+    drop(free);
+    let _place = Place;
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+/// Gives the place back, also when the test panics.
+struct Place;
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        FREED.notify_one();
+    }
+}
+
+/// flannel's program, if there is one; else says so past the test runner's capture.
+pub fn flanneld() -> Option<PathBuf> {
+    use std::io::Write as _;
+    let path = std::env::var_os("FLANNELD").map(PathBuf::from);
+    if path.is_none() {
+        let _ = std::io::stderr().lock().write_all(b"skipped: no FLANNELD\n");
+    }
+    path
+}
+
+/// Both ends of a family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+
+    fn index(self) -> usize {
+        usize::from(self == Family::V6)
+    }
+
+    /// Name of the family in nft.
+    pub fn nft(self) -> &'static str {
+        if self == Family::V4 { "ip" } else { "ip6" }
+    }
+}
+
+/// The cluster and the host outside.
+pub struct Site {
+    pub lab: Lab,
+    pub backend: BackendKind,
+    out: Netns,
+}
+
+impl Site {
+    /// A lab of weft whose agents do not run yet.
+    pub async fn build(backend: BackendKind, flags: &[&str]) -> Site {
+        Site::with(LabOptions { backend, ..options(flags) }).await
+    }
+
+    /// The same with the store that flanneld needs.
+    pub async fn for_flanneld(backend: BackendKind, flags: &[&str]) -> Site {
+        Site::with(LabOptions { backend, store: StoreKind::Etcd, ..options(flags) }).await
+    }
+
+    /// A lab of two nodes and a host outside.
+    pub async fn with(options: LabOptions) -> Site {
+        let lab = Lab::build(&options).await.unwrap();
+        let out = Netns::add("out").await.unwrap();
+        lab.fabric
+            .batch("link add out type veth peer name eth0 netns out\nlink set out master br0 up\n")
+            .await
+            .unwrap();
+        out.batch(
+            "addr add 192.168.77.200/24 dev eth0\naddr add fd77::200/64 dev eth0 nodad\nlink set eth0 up\n\
+             route add default via 192.168.77.1 dev eth0\nroute add default via fd77::1 dev eth0\n",
+        )
+        .await
+        .unwrap();
+        Site { lab, backend: options.backend, out }
+    }
+
+    /// Starts weft on every node, and adds the pods.
+    pub async fn start(&mut self) {
+        for node in &mut self.lab.nodes {
+            node.start().unwrap();
+        }
+        for node in &mut self.lab.nodes {
+            node.ready().await.unwrap();
+        }
+        self.add_pods().await;
+        self.all_reach_all();
+    }
+
+    /// Starts another program on every node, and adds the pods.
+    pub async fn start_other(&mut self, program: &std::path::Path) {
+        for node in &mut self.lab.nodes {
+            node.start_other(program).unwrap();
+        }
+        self.add_pods().await;
+        self.lab.reach_all().await.unwrap();
+        // flanneld lets the kernel look for doubles of its IPv6 address: until that ends, it is nobody's source.
+        for node in &self.lab.nodes {
+            let settled = async || node.ns.ip("-6 addr show tentative").await.is_ok_and(|text| text.is_empty());
+            wait_for("IPv6 addresses to be usable", PATIENCE, settled).await.unwrap();
+        }
+    }
+
+    /// Waits until pods and nodes reach all pods: IPv6 links need a second before neighbours answer there.
+    pub fn all_reach_all(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        for family in Family::BOTH {
+            let mut places = self.places(family);
+            places.retain(|(name, _)| namespace(name) == name && name != "out" && name != "fabric");
+            let pods = places.iter().filter(|(name, _)| name.contains("-p"));
+            for ((from, _), (to, addr)) in pods.flat_map(|to| places.iter().map(move |from| (from, to))) {
+                let server = socket(to, *addr, PORT);
+                let client = socket(from, any(*addr), 0);
+                while !matches!(exchange(&client, SocketAddr::new(*addr, PORT), &server), Seen::From(_)) {
+                    assert!(Instant::now() < deadline, "{from} does not reach {addr} of {to}\n{}", self.lab.logs(20));
+                }
+            }
+        }
+    }
+
+    async fn add_pods(&mut self) {
+        for node in &mut self.lab.nodes {
+            node.add_pods(2).await.unwrap();
+        }
+    }
+
+    /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
+    pub fn places(&self, family: Family) -> Vec<(String, IpAddr)> {
+        let mut all = Vec::new();
+        for node in &self.lab.nodes {
+            all.push((node.name().to_owned(), node.uplink[family.index()]));
+            for pod in &node.pods {
+                all.push((pod.ns.name().to_owned(), pod.addrs[family.index()]));
+            }
+            let first = node.pods[0].addrs[family.index()];
+            all.push((format!("{}-bridge", node.name()), before(first, 0)));
+            all.push((format!("{}-tunnel", node.name()), before(first, 1)));
+        }
+        for (place, addrs) in [("out", ["192.168.77.200", "fd77::200"]), ("fabric", ["192.168.77.1", "fd77::1"])] {
+            all.push((place.to_owned(), addrs[family.index()].parse().unwrap()));
+        }
+        all
+    }
+
+    /// The address of a place.
+    pub fn addr(&self, place: &str, family: Family) -> IpAddr {
+        let places = self.places(family);
+        places.iter().find(|(name, _)| name == place).unwrap_or_else(|| panic!("no place {place}")).1
+    }
+
+    /// The place that has the address.
+    pub fn name(&self, addr: IpAddr, family: Family) -> String {
+        let places = self.places(family);
+        places.iter().find(|(_, one)| *one == addr).map_or_else(|| addr.to_string(), |(name, _)| name.clone())
+    }
+
+    /// What becomes of a datagram and its answer, in words: `n1-p1`, `n1-p1, no answer`, `lost`.
+    pub fn probe(&self, trip: &Trip, family: Family) -> String {
+        let (from, to) = (trip.from.split('@').next().unwrap(), trip.via.unwrap_or(trip.to));
+        let to = SocketAddr::new(self.addr(to, family), trip.port);
+        let server = socket(namespace(trip.to), self.addr(trip.to, family), PORT);
+        let bound = trip.from.split_once('@').map_or_else(|| any(to.ip()), |(_, place)| self.addr(place, family));
+        let client = socket(namespace(from), bound, 0);
+        match exchange(&client, to, &server) {
+            Seen::From(addr) => self.name(addr, family),
+            Seen::Unanswered(addr) => format!("{}, no answer", self.name(addr, family)),
+            Seen::Lost => "lost".to_owned(),
+        }
+    }
+
+    /// Waits until the far end sees who it must.
+    pub fn until_seen(&self, trip: &Trip, family: Family, expected: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let seen = self.probe(trip, family);
+            if seen == expected {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{family:?}, {trip:?}: sees {seen}, not {expected}\n{}",
+                self.lab.logs(20)
+            );
+        }
+    }
+
+    /// Adds members to net-conf, for agents that are started later.
+    pub fn configure(&self, more: &serde_json::Value) {
+        let Store::Dir(path) = &self.lab.store else { panic!("only of a directory store") };
+        let file = path.join("config.json");
+        let mut conf: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        for (key, value) in more.as_object().unwrap() {
+            conf[key] = value.clone();
+        }
+        std::fs::write(file, conf.to_string()).unwrap();
+    }
+
+    /// Runs a shell script in every node.
+    pub async fn on_nodes(&self, script: &str) {
+        for node in &self.lab.nodes {
+            self.run(node.name(), &["sh", "-ec", script]).await;
+        }
+    }
+
+    /// Does what kubelet does: its chain tells which flavour of iptables the nodes use.
+    pub async fn hint(&self, flavour: &str) {
+        self.on_nodes(&format!("iptables-{flavour} -w 20 -t mangle -N KUBE-IPTABLES-HINT")).await;
+    }
+
+    /// `nft` in a namespace.
+    pub async fn nft(&self, ns: &str, text: &str) -> String {
+        self.run(ns, &["nft", text]).await
+    }
+
+    /// A program in a namespace, to its end; its standard output.
+    pub async fn run(&self, ns: &str, words: &[&str]) -> String {
+        let netns = self.netns(ns);
+        checked(netns.command(words[0]).args(&words[1..])).await.unwrap()
+    }
+
+    fn netns(&self, name: &str) -> Netns {
+        let nodes = self.lab.nodes.iter().map(|node| &node.ns);
+        let pods = self.lab.nodes.iter().flat_map(|node| node.pods.iter().map(|pod| &pod.ns));
+        let mut all = nodes.chain(pods).chain([&self.lab.fabric, &self.out]);
+        all.find(|ns| ns.name() == name).unwrap_or_else(|| panic!("no namespace {name}")).clone()
+    }
+}
+
+/// Options with the binary under test and both families.
+pub fn options(flags: &[&str]) -> LabOptions {
+    let agent_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    LabOptions { exe: Some(weft_exe()), nodes: 2, ipv6: true, agent_flags, ..LabOptions::default() }
+}
+
+/// The binary under test.
+pub fn weft_exe() -> PathBuf {
+    std::env::var_os("WEFT_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_weft")), PathBuf::from)
+}
+
+/// A way to take.
+#[derive(Debug, Clone, Copy)]
+pub struct Trip {
+    /// Who sends; `n1@n1`: from this address of it.
+    pub from: &'static str,
+    /// Who listens.
+    pub to: &'static str,
+    /// The address that is written on the datagram, when it is another.
+    pub via: Option<&'static str>,
+    /// The port that is.
+    pub port: u16,
+}
+
+/// A datagram straight to where it is addressed.
+pub fn straight(from: &'static str, to: &'static str) -> Trip {
+    Trip { from, to, via: None, port: PORT }
+}
+
+/// The namespace of a place.
+fn namespace(place: &str) -> &str {
+    place.strip_suffix("-bridge").or_else(|| place.strip_suffix("-tunnel")).unwrap_or(place)
+}
+
+/// The gateway (0) or the network's own address (1), from the first pod's.
+fn before(first_pod: IpAddr, further: u8) -> IpAddr {
+    let less = 1 + further;
+    match first_pod {
+        IpAddr::V4(v4) => IpAddr::V4((u32::from(v4) - u32::from(less)).into()),
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) - u128::from(less)).into()),
+    }
+}
