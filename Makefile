@@ -77,7 +77,8 @@ bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: prepare-kube test-kube
-prepare-kube: ## build kube-apiserver and etcd for test-kube, once (needs Go)
+prepare-kube: ## build kube-apiserver and etcd for test-kube, once
+	@tools/prepare kube
 	@$(STEP) 2400 "kube-apiserver and etcd" tools/kube-binaries
 
 test-kube: prepare-kube ## the Kubernetes store against a real API server

@@ -75,6 +75,8 @@ pub struct Claim {
     pub previous: Option<Subnets>,
 }
 
+// Kubernetes alone assigns subnets, and chooses none.
+#[cfg_attr(not(any(feature = "etcd", feature = "dir")), allow(dead_code))]
 impl Claim {
     /// The subnet to take: the previous one when it is free and compatible, else a free one by chance.
     pub(crate) fn choose(&self, mut taken: Vec<Subnets>) -> Result<Subnets, Error> {
