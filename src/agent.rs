@@ -75,10 +75,12 @@ fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
 /// Runs the agent until `shutdown`. Returns an error only when it cannot begin at all (options, netlink, socket taken).
 pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
     let store: Rc<dyn Source> = Rc::from(open_store(&options.store)?);
-    let kernel = LinuxKernel::open(kernel_options(&options.subnet_file, options.nexthop_objects))
-        .context("open netlink (are you root?)")?;
-    let monitor =
-        LinuxMonitor::open(MonitorOptions::new(PROTOCOL, kernel.shared())).context("open the netlink monitor")?;
+    let kernel_options = kernel_options(&options.subnet_file, options.nexthop_objects);
+    let alias = kernel_options.alias.clone();
+    let kernel = LinuxKernel::open(kernel_options).context("open netlink (are you root?)")?;
+    let watched = MonitorOptions::new(PROTOCOL, kernel.shared());
+    let watched = if options.rules.guard { watched.watch_guard(&alias) } else { watched };
+    let monitor = LinuxMonitor::open(watched).context("open the netlink monitor")?;
     LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
 }
 
@@ -103,6 +105,8 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let mut notify = Notify::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
+    // Programs are asked while the lease is waited for.
+    let look = rules::auto::Look::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
@@ -124,11 +128,13 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (keeper, answers) = Keeper::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let carrier = Carrier { instance: Instance::new(&options.subnet_file), options: options.rules.clone() };
+    let carrier = Carrier { instance: Instance::new(&options.subnet_file), options: options.rules.clone(), look };
     let (desk, post) = Desk::new();
     let ruled = desk.state.clone();
     let nftables = started.network.nftables;
     helpers.spawn_local(async move { carrier.keep(nftables, post).await });
+    // The store's admin may have chosen another uplink than the flags.
+    let options = Options { uplink: started.uplink.clone(), ..options };
     let world = World { options, store, readiness, metrics, notify };
     let mut node = Node::new(world, Passer::new(kernel), keeper, started);
     node.carry(desk);

@@ -74,17 +74,22 @@ impl FileWatch {
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             // Armed before the look, so that nothing falls between them.
-            self.arm()?;
+            let elsewhere = self.arm()?;
             let now = look(&self.path);
-            if now != self.last {
+            // Written and gone with its directory since the last look: it looks as before.
+            if now != self.last || elsewhere {
                 self.last = now;
                 return Ok(());
             }
             let mut ready = self.fd.readable().await?;
             match ready.get_inner().0.read_events() {
                 // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
-                Ok(events) if events.iter().any(|event| event.mask.intersects(gone())) => self.watched = None,
-                Ok(_) => {}
+                Ok(events) => {
+                    let watched = self.watched.as_ref().map(|(descriptor, _)| *descriptor);
+                    if events.iter().any(|event| event.mask.intersects(gone()) && Some(event.wd) == watched) {
+                        self.watched = None;
+                    }
+                }
                 Err(Errno::EAGAIN) => ready.clear_ready(),
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -92,8 +97,8 @@ impl FileWatch {
         }
     }
 
-    /// Watches the file's directory, or the nearest one above it that exists.
-    fn arm(&mut self) -> io::Result<()> {
+    /// Watches the file's directory, or the nearest one above it that exists. True: another than before.
+    fn arm(&mut self) -> io::Result<bool> {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -104,6 +109,7 @@ impl FileWatch {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         let mut dir = directory(&self.path).to_owned();
+        let before = self.watched.as_ref().map(|(descriptor, _)| *descriptor);
         loop {
             match self.fd.get_ref().0.add_watch(&dir, flags) {
                 Ok(descriptor) => {
@@ -113,7 +119,7 @@ impl FileWatch {
                     }
                     // A directory further down may have been made in between.
                     if dir == directory(&self.path) || !next_below(&dir, &self.path).is_dir() {
-                        return Ok(());
+                        return Ok(before != Some(descriptor));
                     }
                     dir = directory(&self.path).to_owned();
                 }
@@ -186,5 +192,20 @@ mod tests {
         fs::write(home.join("other"), b"x").unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.changed()).await;
         assert!(quiet.is_err(), "another file is not ours");
+    }
+
+    #[tokio::test]
+    async fn a_file_that_came_back_and_went_with_its_directory_has_changed() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("run/subnet.env");
+        fs::create_dir(home.path().join("run")).unwrap();
+        fs::write(&path, "a").unwrap();
+        let mut watch = FileWatch::new(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        watch.changed().await.unwrap();
+        fs::write(&path, "a").unwrap();
+        fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
+        let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
+        changed.expect("it is not there, as at the last look, but was written between").unwrap();
     }
 }

@@ -11,6 +11,8 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::{Id, Lease};
 
+use crate::pass::Pendings;
+
 /// The peers, as the guard sees them.
 #[derive(Debug, Default)]
 pub struct Roster {
@@ -100,6 +102,25 @@ impl fmt::Display for Roster {
     }
 }
 
+/// What is wrong with the guard in the kernel: its chains, or peers that are not in its set.
+pub fn trouble(pending: &Pendings) -> Option<String> {
+    if pending.is_empty() {
+        return None;
+    }
+    let reason = |wanted: fn(&Key) -> bool| pending.iter().find(|(key, _)| wanted(key)).map(|(_, entry)| &entry.reason);
+    if let Some(reason) = reason(|key| matches!(key, Key::Guard(_))) {
+        return Some(format!("off: anyone may send tunnel packets: {reason}"));
+    }
+    let reason = reason(|key| matches!(key, Key::Peer(_)))?;
+    let count = pending.iter().filter(|(key, _)| matches!(key, Key::Peer(_))).count();
+    Some(format!("incomplete: tunnel packets from {count} addresses of peers may be dropped: {reason}"))
+}
+
+/// Whether this entry is the guard's: what becomes of it says nothing of a peer's routes.
+pub fn is_guards(key: &Key) -> bool {
+    matches!(key, Key::Guard(_) | Key::Peer(_))
+}
+
 /// What our lease says, with the source of our tunnel packets.
 pub fn stated(attrs: Attrs, host: &Host) -> Attrs {
     let tunnel_ip = host.uplink.v4.filter(|_| attrs.public_ip.is_some());
@@ -119,6 +140,21 @@ mod tests {
         let (public_ip, tunnel_ip) = (public.parse().ok(), tunnel.map(|ip| ip.parse().unwrap()));
         let attrs = Attrs { public_ip, tunnel_ip, backend_type: "vxlan".into(), ..Attrs::default() };
         Lease { id: id.into(), subnets: Subnets::default(), attrs, age: Age::default() }
+    }
+
+    #[test]
+    fn what_the_kernel_refused_is_not_said_to_be_on() {
+        let mut pending = Pendings::default();
+        let now = std::time::Instant::now();
+        assert_eq!(trouble(&pending), None);
+        pending.failed(Key::Route("10.5.1.0/24".parse().unwrap(), 0), "no carrier".into(), true, now);
+        assert_eq!(trouble(&pending), None, "a route is none of its");
+        pending.failed(Key::Peer("10.0.0.2".parse().unwrap()), "no room".into(), true, now);
+        let text = trouble(&pending).unwrap();
+        assert!(text.starts_with("incomplete: tunnel packets from 1 addresses") && text.ends_with("no room"), "{text}");
+        pending.failed(Key::Guard(Family::V4), "not supported".into(), false, now);
+        let text = trouble(&pending).unwrap();
+        assert!(text.starts_with("off: ") && text.ends_with("not supported"), "{text}");
     }
 
     fn vxlan(local: &str, port: u16) -> Value {

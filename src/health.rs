@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! /healthz, /readyz and /metrics over HTTP/1.1 (flannel-compat.md section 10). Unlike flannel's, readiness can go false again, and
-//! says why. Nothing here may harm the agent: a port that is taken is tried again, slow or many clients are cut off.
+//! says why. Nothing here may harm the agent: a port that is taken is tried again, slow clients are cut off, and of too many the oldest,
+//! so that whoever comes and asks is answered.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,15 +15,17 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::metrics::Metrics;
 
-/// A client gets so long for its request and our answer.
+/// A client gets so long for its request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(1);
+/// And so long in all, with our answer.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Between attempts to take the port.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Clients at once.
+/// Clients at once. One more: the oldest has to go.
 const CLIENTS: usize = 32;
 /// Request line and headers, bytes.
 const REQUEST: usize = 8192;
@@ -86,12 +89,10 @@ pub async fn serve(address: SocketAddr, readiness: Readiness, metrics: Arc<Metri
 
 /// Serves on a listener until dropped.
 pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<Metrics>) {
-    let places = Arc::new(Semaphore::new(CLIENTS));
     // Ends with this future: aborts the clients that are still there.
-    let mut clients = tokio::task::JoinSet::new();
+    let mut clients = JoinSet::new();
+    let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        while clients.try_join_next().is_some() {}
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -101,11 +102,17 @@ pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<
                 continue;
             }
         };
+        while clients.try_join_next().is_some() {}
+        by_age.retain(|client| !client.is_finished());
+        if by_age.len() >= CLIENTS
+            && let Some(oldest) = by_age.pop_front()
+        {
+            oldest.abort();
+        }
         let (readiness, metrics) = (readiness.clone(), metrics.clone());
-        clients.spawn(async move {
-            let _place = place;
+        by_age.push_back(clients.spawn(async move {
             let _ = tokio::time::timeout(LIMIT, client(stream, readiness, metrics)).await;
-        });
+        }));
     }
 }
 
@@ -116,7 +123,7 @@ async fn client(stream: TcpStream, readiness: Readiness, metrics: Arc<Metrics>) 
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(LIMIT)
+        .header_read_timeout(REQUEST_LIMIT)
         .max_buf_size(REQUEST)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
@@ -205,6 +212,24 @@ mod tests {
         let server = tokio::spawn(serve_on(listener, Readiness::new(), Arc::new(Metrics::new())));
         let _silent = TcpStream::connect(address).await.unwrap();
         assert!(get(address, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.contains("flanneld is running"));
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn of_too_many_clients_the_oldest_goes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(serve_on(listener, Readiness::new(), Arc::new(Metrics::new())));
+        let begin = Instant::now();
+        let mut silent = Vec::new();
+        for _ in 0..3 * CLIENTS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        assert!(get(address, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.contains("flanneld is running"));
+        let waited = begin.elapsed();
+        assert!(waited < REQUEST_LIMIT, "{waited:?}: it waited until others were cut off for their silence");
+        let closed = tokio::time::timeout(LIMIT, silent[0].read(&mut [0; 1])).await.expect("the oldest is cut off");
+        assert!(!matches!(closed, Ok(1..)), "{closed:?}");
         server.abort();
     }
 }

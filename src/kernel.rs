@@ -5,6 +5,7 @@ pub mod decode;
 pub mod encode;
 pub mod errno;
 pub mod fake;
+pub mod forward;
 pub mod guard;
 pub mod iptables;
 mod links;
@@ -107,6 +108,8 @@ pub enum Notice {
     Links,
     /// A foreign route changed: the on-link table may have.
     Routes,
+    /// The tunnel guard's table changed otherwise than by an element: re-check the guard.
+    Guard,
     /// Notifications were lost (ENOBUFS): re-check everything.
     Lost,
 }
@@ -119,6 +122,11 @@ pub trait Kernel {
     /// route of the main table of both families, whoever wrote it. An incomplete dump (NLM_F_DUMP_INTR, error in DONE) is repeated,
     /// at the end an error: never a partial answer.
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed>;
+    /// The tunnel guard alone, as [`Kernel::observe`] shows it.
+    fn guard(&mut self) -> io::Result<Observed> {
+        let all = self.observe(&[])?;
+        Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_))).collect())
+    }
     /// Writes in this order; one outcome per operation, in order.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }

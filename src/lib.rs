@@ -16,6 +16,7 @@ pub mod leases;
 pub mod log;
 pub mod metrics;
 pub mod node;
+pub mod nodes;
 pub mod notify;
 pub mod options;
 pub mod own;

@@ -106,7 +106,8 @@ impl Metrics {
         self.durations.observe(took.as_secs_f64());
     }
 
-    /// `count` writes of this kind (`link`, `addr`, `fdb`, `neigh`, `route`) ended with this result (`done`, `retry`, `fatal`).
+    /// `count` writes of this kind (`link`, `address`, `fdb`, `neighbour`, `route`, `guard`, as [`crate::pass::kind`] gives them)
+    /// ended with this result (`done`, `failed`).
     pub fn operations(&self, kind: &'static str, result: &'static str, count: u64) {
         self.operations.get_or_create(&Operation { kind, result }).inc_by(count);
     }
@@ -164,7 +165,7 @@ mod tests {
         assert!(metrics.render(start).contains("weft_store_silence_seconds -1"));
         metrics.pass("lease", Duration::from_millis(3));
         metrics.operations("route", "done", 3);
-        metrics.operations("route", "retry", 1);
+        metrics.operations("route", "failed", 1);
         metrics.peers(PeerState::SetAside, 2);
         metrics.store_word(start);
         metrics.lease_kept(start, Some(Duration::from_secs(100)));
@@ -174,7 +175,7 @@ mod tests {
         for line in [
             "weft_passes_total{cause=\"lease\"} 1",
             "weft_operations_total{kind=\"route\",result=\"done\"} 3",
-            "weft_operations_total{kind=\"route\",result=\"retry\"} 1",
+            "weft_operations_total{kind=\"route\",result=\"failed\"} 1",
             "weft_peers{state=\"set-aside\"} 2",
             "weft_lease_ttl_seconds 60",
             "weft_rules_in_place 1",
@@ -185,6 +186,28 @@ mod tests {
             &format!("weft_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
         ] {
             assert!(text.lines().any(|l| l.strip_suffix(".0").unwrap_or(l) == line), "{line} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn operations_md_lists_every_metric() {
+        let doc = include_str!("../docs/operations.md");
+        let metrics = Metrics::new();
+        // A family is shown once it has a member.
+        metrics.pass("lease", Duration::ZERO);
+        metrics.operations("route", "done", 1);
+        metrics.peers(PeerState::Held, 0);
+        let text = metrics.render(Instant::now());
+        let types: Vec<(&str, &str)> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        assert_eq!(types.len(), 10, "{text}");
+        for (name, kind) in types {
+            let suffix = match kind {
+                "counter" => "_total",
+                "info" => "_info",
+                _ => "",
+            };
+            assert!(doc.contains(&format!("`{name}{suffix}`")), "{name}{suffix} is missing");
         }
     }
 }

@@ -77,7 +77,7 @@ pub struct Node<K> {
     pub(crate) passer: Passer<K>,
     pub(crate) plan: Plan,
     pub(crate) hold: Hold,
-    keeper: Keeper,
+    pub(crate) keeper: Keeper,
     /// What the open call for our lease asks the store to hold.
     asked: Option<Attrs>,
     /// Our lease changed while a call for it was open: look again at its answer.
@@ -109,15 +109,15 @@ pub struct Node<K> {
     trouble_said: Patience,
     /// Traffic rules, where they are looked after.
     rules: Option<Desk>,
+    made: rules::Made,
     /// The rules were in place once: subnet.env may say IPMASQ=true.
     masquerading: bool,
 }
 
 impl<K: Kernel> Node<K> {
     /// A node that has just got its lease; nothing is written yet.
-    pub fn new(mut world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, flannel_was_here, uplink } = started;
-        world.options.uplink = uplink;
+    pub fn new(world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
+        let Started { network, config, backend, host, own, flannel_was_here, .. } = started;
         tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
         passer.flannel_was_here = flannel_was_here;
         keeper.keep(own.clone());
@@ -151,6 +151,7 @@ impl<K: Kernel> Node<K> {
             quiet_until: now,
             trouble_said: Patience::default(),
             rules: None,
+            made: rules::Made::default(),
             masquerading: false,
         }
     }
@@ -167,12 +168,13 @@ impl<K: Kernel> Node<K> {
             self.passer.next_retry(),
             self.hold.next(),
             self.next_ping,
+            self.made.due,
             self.world.notify.next(),
         ];
         times.into_iter().flatten().min()
     }
 
-    /// Timers: held removals, retries, the audit, the watchdog.
+    /// Timers: held removals, retries, the audit, the watchdog, rules that wait.
     pub async fn tick(&mut self) {
         let now = Instant::now();
         if let Some(interval) = self.world.notify.watchdog_interval()
@@ -187,6 +189,7 @@ impl<K: Kernel> Node<K> {
             let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
             self.write(changed).await;
         }
+        self.want_rules();
         if self.next_audit <= now {
             self.full(Cause::Audit).await;
             return;
@@ -239,6 +242,7 @@ impl<K: Kernel> Node<K> {
                     entries.insert(key, seen);
                 }
                 Notice::Links | Notice::Lost => all = true,
+                Notice::Guard => self.look_at_guard(&mut entries),
                 Notice::Routes => routes = true,
             }
         }
@@ -302,6 +306,7 @@ impl<K: Kernel> Node<K> {
             self.full(Cause::Start).await;
         } else {
             self.write(changed).await;
+            self.want_rules();
         }
     }
 
@@ -342,9 +347,6 @@ impl<K: Kernel> Node<K> {
     /// Brings readiness, metrics and systemd's status up to date.
     pub fn report(&mut self) {
         report::publish(self);
-        if self.world.readiness.is_ready() {
-            self.keeper.healthy();
-        }
     }
 
     /// SIGTERM: the data path stays as it is.
@@ -370,7 +372,6 @@ impl<K: Kernel> Node<K> {
         }
         let report = self.passer.changed(changed).await;
         self.passed(report);
-        self.want_rules();
     }
 
     fn passed(&mut self, report: Report) {

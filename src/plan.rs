@@ -23,6 +23,7 @@ use weft_subnet::peers::{Change, Peers, Us};
 use fence::Fence;
 
 use crate::guard::{self, Roster};
+use crate::nodes::Nodes;
 use crate::options::Fences;
 
 /// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
@@ -47,6 +48,8 @@ pub struct Plan {
     devices: BTreeSet<Name>,
     fence: Fence,
     guard: Option<Roster>,
+    /// Counted only where they are exceptions from masquerading.
+    nodes: Nodes,
     /// Believed leases that wait until a device of another type or VNI goes.
     no_room: BTreeSet<Id>,
 }
@@ -68,6 +71,7 @@ impl Plan {
             devices: BTreeSet::new(),
             fence: Fence::default(),
             guard: None,
+            nodes: Nodes::default(),
             no_room: BTreeSet::new(),
         };
         plan.plan_devices();
@@ -80,6 +84,11 @@ impl Plan {
         self.guard = guard.then(Roster::default);
         self.plan_devices();
         self
+    }
+
+    /// What is wanted of the tunnel guard.
+    pub fn guard_keys(&self) -> impl Iterator<Item = Key> {
+        self.index.iter().map(|(key, _)| key).filter(|key| matches!(key, Key::Peer(_) | Key::Guard(_)))
     }
 
     /// The tunnel guard, for people; `None` = not asked for.
@@ -108,6 +117,8 @@ impl Plan {
         self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
         let believed: Vec<Rc<Lease>> = self.peers.believed().cloned().collect();
+        let excepted = believed.iter().filter(|_| self.network.masquerade.except_nodes);
+        self.nodes.replace(excepted.map(|lease| &**lease));
         for lease in believed {
             self.plan_peer(&lease);
         }
@@ -157,6 +168,11 @@ impl Plan {
     /// The leases, judged.
     pub fn peers(&self) -> &Peers {
         &self.peers
+    }
+
+    /// The nodes' addresses; none where they are no exceptions from masquerading.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
     /// Why a believed lease has no or not all entries.
@@ -240,6 +256,9 @@ impl Plan {
     fn follow(&mut self, changes: Vec<Change>) -> Vec<Changed> {
         let mut changed = Vec::new();
         for change in changes {
+            if self.network.masquerade.except_nodes {
+                self.nodes.follow(change.before.as_deref(), change.after.as_deref());
+            }
             match &change.after {
                 Some(lease) => changed.extend(self.plan_peer(lease)),
                 None => {

@@ -9,6 +9,7 @@ use weft_backends::state::Key;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 
+use crate::guard;
 use crate::kernel::{Kernel, Machine};
 use crate::node::Node;
 use crate::options::UplinkChoice;
@@ -84,6 +85,7 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     }
     if ready {
         node.world.notify.ready();
+        node.keeper.healthy();
     }
     node.world.notify.status(&text);
     let version = node.passer.pending().version();
@@ -107,7 +109,7 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
 /// Peers with an entry that waits, and peers with one that the kernel refused.
 fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
     let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
-    for (key, entry) in node.passer.pending().iter() {
+    for (key, entry) in node.passer.pending().iter().filter(|(key, _)| !guard::is_guards(key)) {
         let Some(id) = node.plan.owner(key) else { continue };
         if entry.retry {
             pending.insert(id.clone());
@@ -150,6 +152,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     problems.extend(node.sysctl_problems.iter().cloned());
     problems.extend(node.rules_remarks());
     problems.extend(node.plan.problem());
+    problems.extend(node.guard_trouble().map(|text| format!("tunnel guard: {text}")));
     let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
         .into_iter()
         .flatten()
@@ -192,7 +195,12 @@ fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {
         if let Some(reason) = failed.get(&lease.id) {
             (PeerState::Failed, Some(reason.clone()))
         } else if pending.contains(&lease.id) {
-            let first = node.plan.keys(&lease.id).into_iter().find_map(|key| node.passer.pending().get(&key));
+            let first = node
+                .plan
+                .keys(&lease.id)
+                .into_iter()
+                .filter(|key| !guard::is_guards(key))
+                .find_map(|key| node.passer.pending().get(&key));
             (PeerState::Pending, first.map(|pending| pending.reason.clone()))
         } else if held.contains(&lease.id) {
             (PeerState::Held, Some("gone from the store all of a sudden; kept for the grace time".to_owned()))

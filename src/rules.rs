@@ -16,10 +16,10 @@ use crate::kernel::iptables::Iptables;
 use crate::kernel::nft::Nft;
 use crate::options::RuleOptions;
 use around::Around;
-use auto::Mode;
+use auto::{Chosen, Mode};
 
 /// The subnet file of an instance that has the plain name.
-const USUAL_FILE: &str = "/run/flannel/subnet.env";
+const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
 
 /// What carries the rules: nftables or iptables. Blocks neither the loop nor a packet.
 pub trait Firewall {
@@ -27,7 +27,7 @@ pub trait Firewall {
     fn describe(&self) -> String;
     /// Brings our rules to this value, atomically: reads what is there, writes only when it differs. A part that the value
     /// lacks (a family, a chain) is removed. Never a moment without rules.
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>>;
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>>;
     /// Removes all that is ours; true when something was there.
     fn remove(&mut self) -> Local<'_, Result<bool, Trouble>>;
     /// Ends when someone else may have touched our rules; never, where nothing tells. May be dropped at any time.
@@ -47,6 +47,25 @@ pub enum Ensured {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Trouble(pub String);
+
+/// Why [`Firewall::ensure`] did not bring the rules to what is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failed {
+    /// What is there could not be read: all may well be in place.
+    #[error("{0}")]
+    Look(Trouble),
+    /// What is missing could not be written.
+    #[error("{0}")]
+    Write(Trouble),
+}
+
+impl From<Failed> for Trouble {
+    fn from(failed: Failed) -> Trouble {
+        match failed {
+            Failed::Look(trouble) | Failed::Write(trouble) => trouble,
+        }
+    }
+}
 
 /// `--firewall`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -94,16 +113,26 @@ pub struct Carrier {
     pub instance: Instance,
     /// Flags.
     pub options: RuleOptions,
+    /// What the node uses, for mode `auto`.
+    pub look: auto::Look,
 }
 
 impl Carrier {
     /// Chooses nftables or iptables, and looks after the rules until the node is gone.
-    pub async fn keep(self, nftables: Option<bool>, post: keeper::Post) {
-        let mode = auto::choose(self.options.firewall, nftables).await;
-        let firewall: Box<dyn Firewall> = match mode {
-            Mode::Nft => Box::new(Nft::new(&self.instance)),
-            Mode::Iptables => Box::new(Iptables::open(&self.instance)),
-        };
-        keeper::keep(firewall, Box::new(Around::new(mode, self.instance)), post, self.options.resync).await;
+    pub async fn keep(self, nftables: Option<bool>, mut post: keeper::Post) {
+        let mut chosen = Chosen::now(self.options.firewall, nftables, self.look).await;
+        loop {
+            let mode = chosen.mode();
+            let firewall: Box<dyn Firewall> = match mode {
+                Mode::Nft => Box::new(Nft::new(&self.instance)),
+                Mode::Iptables => Box::new(Iptables::open(&self.instance)),
+            };
+            let around = Box::new(Around::new(mode, self.instance.clone()));
+            // What the other mode wrote stays until the next one's rules are in.
+            tokio::select! {
+                () = keeper::keep(firewall, around, &mut post, self.options.resync) => return,
+                () = chosen.changed(self.options.resync) => {}
+            }
+        }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+pub use weft_subnet::retry::chain;
+
 /// A condition that lasts is said again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
 
@@ -21,20 +23,6 @@ impl Patience {
         }
         due
     }
-}
-
-/// An error and its causes: `read config from X: connection refused`. A cause that repeats what stands already is left out.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

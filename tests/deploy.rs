@@ -92,6 +92,18 @@ fn environment_file_is_all_examples() {
     }
 }
 
+/// It may hold the password of the store: whoever reads that writes leases, and owns the routes of every node. systemd reads it
+/// as root.
+#[test]
+fn environment_file_is_installed_for_root_alone() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("read README.md");
+    let lines: Vec<&str> = readme.lines().filter(|line| line.contains("/etc/default/weft")).collect();
+    assert!(!lines.is_empty(), "README.md does not say how to install weft.env");
+    for line in lines {
+        assert!(line.trim().starts_with("install -D -m 0600 deploy/systemd/weft.env /etc/default/weft"), "{line}");
+    }
+}
+
 #[test]
 fn others_keep_their_hands_off_the_devices() {
     assert_eq!(settings("10-flannel.link"), ["[Match]", "OriginalName=flannel*", "[Link]", "MACAddressPolicy=none"]);

@@ -13,6 +13,8 @@
 mod adapter;
 #[path = "rules/alone.rs"]
 mod alone;
+#[path = "rules/blackhole.rs"]
+mod blackhole;
 #[path = "rules/closed.rs"]
 mod closed;
 #[path = "rules/forward.rs"]

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use crate::attachments::{KEYS, Known};
 use crate::conf::Conf;
 use crate::delegate;
 use crate::env::{Request, Verb};
@@ -22,44 +22,6 @@ use crate::subnet_env::SubnetEnv;
 
 /// A call that works on a pod which the runtime does not know is an orphan: it gets so long to end.
 const ORPHAN: Duration = Duration::from_secs(3);
-/// What the runtime knows; the second is the name in an earlier text of the specification.
-const KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
-
-/// An attachment that the runtime knows.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-struct Attachment {
-    #[serde(rename = "containerID")]
-    container: String,
-    ifname: String,
-}
-
-/// What must stay.
-struct Known {
-    attachments: BTreeSet<Attachment>,
-}
-
-impl Known {
-    fn read(conf: &Map<String, Value>) -> Result<Known, Error> {
-        // Without the list nobody is known, and every pod of the node would lose its network: an error.
-        let Some(list) = KEYS.iter().find_map(|key| conf.get(*key)) else {
-            return Err(Error::new(code::CONFIG, format!("{} is missing: nothing was removed", KEYS[0])));
-        };
-        // null is how Go prints an empty list.
-        let list: Option<BTreeSet<Attachment>> = Deserialize::deserialize(list)
-            .map_err(|error| Error::new(code::DECODE, format!("read {}: {error}", KEYS[0])))?;
-        Ok(Known { attachments: list.unwrap_or_default() })
-    }
-
-    fn has(&self, container: &str, ifname: Option<&str>) -> bool {
-        let same = |known: &Attachment| known.container == container && ifname.is_none_or(|name| known.ifname == name);
-        self.attachments.iter().any(same)
-    }
-
-    fn has_record(&self, record: &Record) -> bool {
-        self.has(&record.container, record.caller.as_ref().map(|caller| caller.ifname.as_str()))
-    }
-}
-
 /// Takes back what belongs to nobody.
 ///
 /// # Errors
@@ -70,7 +32,8 @@ pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     record::sweep(&conf.data_dir, ".");
     let reservations = hostlocal::dir(&conf.ipam, &call.name);
     for record in record::list(&conf.data_dir)?.iter().filter(|record| record.network() == call.name) {
-        if !known.has_record(record) {
+        let ifname = record.caller.as_ref().map(|caller| caller.ifname.as_str());
+        if !known.has(&record.container, ifname) {
             let took = forget(call, record, reservations.as_deref());
             failed.extend(took.err().map(|error| format!("{}: {error}", record.path.display())));
         }

@@ -12,6 +12,7 @@ macro_rules! note {
     ($($text:tt)*) => { $crate::write_note(format!($($text)*)) };
 }
 
+pub mod attachments;
 pub mod bridge;
 pub mod conf;
 pub mod delegate;
@@ -31,7 +32,7 @@ pub mod veth;
 pub mod wait;
 
 /// Where the agent writes subnet.env, unless `subnetFile` says otherwise.
-pub const SUBNET_FILE: &str = "/run/flannel/subnet.env";
+pub const SUBNET_FILE: &str = weft_subnet::env::USUAL_FILE;
 /// Where records are kept, unless `dataDir` says otherwise.
 pub const DATA_DIR: &str = "/var/lib/cni/flannel";
 

@@ -62,32 +62,24 @@ fn removals(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<V
     jumps.into_iter().chain(gone).collect()
 }
 
-/// Words of a listed rule: blanks separate, quotes hold together, a backslash takes the next character as it is.
-fn words(line: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let (mut quoted, mut open) = (false, false);
-    let mut chars = line.chars();
+/// Words of a rule as iptables prints it: blanks separate, quotes hold together, within them a backslash takes the next character
+/// as it is.
+pub fn words(rule: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let (mut word, mut quoted) = (None::<String>, false);
+    let mut chars = rule.chars();
     while let Some(c) = chars.next() {
-        if c == ' ' && !quoted {
-            open = false;
-            continue;
-        }
-        if !open {
-            words.push(String::new());
-            open = true;
-        }
-        let literal = match c {
+        match c {
+            ' ' if !quoted => words.extend(word.take()),
             '"' => {
                 quoted = !quoted;
-                continue;
+                word.get_or_insert_default();
             }
-            '\\' => chars.next(),
-            c => Some(c),
-        };
-        if let Some(word) = words.last_mut() {
-            word.extend(literal);
+            '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
+            c => word.get_or_insert_default().push(c),
         }
     }
+    words.extend(word);
     words
 }
 
@@ -115,10 +107,19 @@ fn stale_handles(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> 
     rules.filter(stale).filter_map(|rule| rule["handle"].as_u64()).collect()
 }
 
-/// What a program printed; `None` when it is not installed, or when it only listed and found nothing to list.
+/// What a program prints when there is nothing to list, for the kernel has no such table. (Of nft see [`output`].)
+const NOTHING: [&str; 5] = [
+    "does not exist",
+    "do you need to insmod",
+    "Protocol not supported",
+    "Operation not supported",
+    "Address family not supported",
+];
+
+/// What a program printed; `None` when it is not installed, or when it only listed and there is nothing to list.
 fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
     let shown = || format!("{program} {}", words.join(" "));
-    let Output { status, stdout, stderr } = match Command::new(program).args(words).output() {
+    let Output { status, stdout, stderr } = match Command::new(program).args(words).env("LC_ALL", "C").output() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         output => output.map_err(|error| format!("{}: {error}", shown()))?,
     };
@@ -126,7 +127,15 @@ fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
         return Ok(Some(String::from_utf8_lossy(&stdout).into_owned()));
     }
     let listing = words.contains(&"list") || words.contains(&"-S");
-    if listing { Ok(None) } else { Err(format!("{}: {}", shown(), String::from_utf8_lossy(&stderr).trim())) }
+    let said = String::from_utf8_lossy(&stderr);
+    // A lock that is held, a missing right: what could not be listed may be there, and the next GC must look again.
+    let none = NOTHING.iter().any(|nothing| said.contains(nothing));
+    // The same words of iptables may be of its lock file.
+    let no_chain = program == "nft" && said.contains("No such file or directory");
+    if listing && (none || no_chain) {
+        return Ok(None);
+    }
+    Err(format!("{}: {status}: {}", shown(), said.trim()))
 }
 
 #[cfg(test)]
@@ -155,6 +164,11 @@ mod tests {
         ];
         assert_eq!(commands, wanted);
         assert_eq!(words(r#"-A X --comment "a \"b\" c" -j Y"#), ["-A", "X", "--comment", "a \"b\" c", "-j", "Y"]);
+        assert_eq!(
+            words(r#"-i a\b  --comment "" -m"#),
+            ["-i", r"a\b", "--comment", "", "-m"],
+            "quoted alone is escaped"
+        );
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod plan;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::attachments::Known;
 use crate::env::Verb;
 use crate::plugin::Call;
 use crate::rtnl::Rtnl;
@@ -42,7 +43,7 @@ pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
         Verb::Add => add::add(&plan),
         Verb::Del => del(&plan),
         Verb::Check => check::check(&plan),
-        Verb::Gc => gc::gc(&plan),
+        Verb::Gc => gc::gc(&plan, &Known::read(&call.conf)?),
         Verb::Status => plan.status(),
         Verb::Version => Ok(Vec::new()),
     }

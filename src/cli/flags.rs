@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueEnum};
+use weft_subnet::env::USUAL_FILE;
 
 use super::duration::{boolean, duration};
 use crate::options::OnLostLease;
@@ -80,7 +81,7 @@ pub struct UplinkFlags {
 #[derive(Debug, Clone, Args)]
 pub struct PlaceFlags {
     /// File that tells container runtimes the subnet and the MTU; its name also names the instance.
-    #[arg(long, default_value = "/run/flannel/subnet.env", value_name = "FILE")]
+    #[arg(long, default_value = USUAL_FILE, value_name = "FILE")]
     pub subnet_file: PathBuf,
     /// Socket on which the agent answers `weft status`.
     #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE", help_heading = OURS)]
@@ -178,7 +179,7 @@ pub struct FenceFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub fail_closed: Option<bool>,
-    /// Take tunnel packets from the peers' public addresses only.
+    /// Take tunnel packets from the addresses alone that the peers' tunnels send from; works once every node has it.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub guard_tunnel: bool,

@@ -2,6 +2,8 @@
 //! The tunnel guard in the kernel: a table of its own with a set of the peers' addresses, changed one by one, and a chain that drops
 //! tunnel packets from anyone else. An open vxlan port gives everyone a place in the pod network.
 //!
+//! Changes by others are told by nftables: of an element as a notice of its own, of all else as one to look again.
+//!
 //! Invariant: the table is never replaced as a whole, so that no peer is unknown for a moment.
 
 use std::io;
@@ -17,9 +19,10 @@ use weft_subnet::cidr::{Family, family};
 use super::nft;
 use super::nft::batch::Batch;
 use super::nft::expr::{self, Expr};
+use super::nft::news::{News, is_about};
 use super::nft::table::{self, Chain, INPUT, Set, Table};
 use super::socket::{Netlink, Refusal};
-use super::{Outcome, errno};
+use super::{Notice, Outcome, errno};
 use crate::rules::Instance;
 
 const PEERS: &str = "peers";
@@ -39,20 +42,21 @@ pub struct GuardTable {
 impl GuardTable {
     /// Of the agent whose links bear this alias, `weft FILE`.
     pub fn new(alias: &str) -> GuardTable {
-        let file = alias.strip_prefix("weft ").unwrap_or(alias);
-        GuardTable { name: table_name(&Instance::new(Path::new(file))), comment: alias.to_owned(), netlink: None }
+        GuardTable { name: table_of_alias(alias), comment: alias.to_owned(), netlink: None }
     }
 
-    /// What is there. A kernel that cannot be asked has nothing.
-    pub fn observe(&mut self) -> Vec<(Key, Seen)> {
-        self.look().unwrap_or_else(|error| {
-            tracing::debug!(%error, "read the tunnel guard");
-            Vec::new()
-        })
+    /// What is there. A kernel without nftables, or one that lets us see nothing of it, has nothing.
+    ///
+    /// # Errors
+    /// A dump failed: what it would have shown is not taken for gone.
+    pub fn observe(&mut self) -> io::Result<Vec<(Key, Seen)>> {
+        match self.look() {
+            Err(error) if nft::lacks(&error) || error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
+            found => found,
+        }
     }
 
     fn look(&mut self) -> io::Result<Vec<(Key, Seen)>> {
-        let seen = |value| Seen { value, protocol: 0, mark: false };
         let name = self.name.clone();
         let netlink = opened(&mut self.netlink)?;
         let mut found = Vec::new();
@@ -133,6 +137,58 @@ impl GuardTable {
     }
 }
 
+/// What nftables tells of the guard's tables.
+#[derive(Debug)]
+pub struct GuardNews {
+    news: News,
+    table: String,
+}
+
+impl GuardNews {
+    /// Of the agent whose links bear this alias.
+    ///
+    /// # Errors
+    /// As [`News::open`].
+    pub fn open(alias: &str) -> io::Result<GuardNews> {
+        Ok(GuardNews { news: News::open()?, table: table_of_alias(alias) })
+    }
+
+    /// Waits for news, of whatever table.
+    ///
+    /// # Errors
+    /// As [`News::ready`].
+    pub async fn ready(&self) -> io::Result<()> {
+        self.news.ready().await
+    }
+
+    /// What it was about, in order. Our own writes are told, too: the agent compares.
+    ///
+    /// # Errors
+    /// As [`News::drain`].
+    pub fn notices(&mut self) -> io::Result<Vec<Notice>> {
+        let (mut notices, mut look) = (Vec::new(), false);
+        let table = &self.table;
+        look |= self.news.drain(|message| {
+            if !is_about(message, table) {
+                return;
+            }
+            match table::elements_told(message, PEERS) {
+                Some((there, peers)) => notices
+                    .extend(peers.into_iter().map(|ip| Notice::Entry(Key::Peer(ip), there.then(|| seen(Value::Peer))))),
+                None => look |= !table::adds_a_set(message),
+            }
+        })?;
+        if look {
+            notices.push(Notice::Guard);
+        }
+        Ok(notices)
+    }
+}
+
+fn seen(value: Value) -> Seen {
+    Seen { value, protocol: 0, mark: false }
+}
+
 fn opened(netlink: &mut Option<Netlink>) -> io::Result<&mut Netlink> {
     match netlink {
         Some(netlink) => Ok(netlink),
@@ -202,6 +258,10 @@ fn rules(family: Family, guard: Guard) -> Vec<Vec<Expr>> {
         all.push(expr::l4proto(IPIP).into_iter().chain(stranger()).collect());
     }
     all
+}
+
+fn table_of_alias(alias: &str) -> String {
+    table_name(&Instance::new(Path::new(alias.strip_prefix("weft ").unwrap_or(alias))))
 }
 
 fn table_name(instance: &Instance) -> String {

@@ -3,23 +3,27 @@
 //! written with `iptables-restore --noflush`, one transaction per table, only when something differs.
 
 mod program;
-mod render;
+pub mod render;
 mod saved;
 
-pub use program::{Failure, Flavour, installed, save};
+pub use program::{Failure, Flavour, has_legacy_table, installed, legacy_tables, save};
 pub use saved::{Saved, target};
+
+use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
 use weft_backends::masq::{FamilyRules, Rules};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use crate::rules::{Ensured, Firewall, Instance, Trouble};
+use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
 use program::restore;
 use render::Places;
 
 /// Others write to the same tables: between reading and writing, a rule that we wanted to move may have gone.
 const ATTEMPTS: usize = 3;
+/// A flavour that was chosen for want of a sign is chosen again after this time.
+const AGAIN: Duration = Duration::from_secs(30);
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// Our chains in iptables.
@@ -28,6 +32,8 @@ pub struct Iptables {
     places: Places,
     /// Chosen at the first need: the flavour that the node uses.
     flavour: Option<Flavour>,
+    /// When to choose again; `None`: who uses which flavour was seen. At boot nobody does yet.
+    again: Option<Instant>,
     /// The programs know `--random-fully` (iptables 1.6.2 does).
     random_fully: bool,
     /// Looked for at the first need.
@@ -37,16 +43,22 @@ pub struct Iptables {
 impl Iptables {
     /// Of this instance. Looks at nothing yet.
     pub fn open(instance: &Instance) -> Iptables {
-        Iptables { places: Places::of(&instance.name), flavour: None, random_fully: true, installed: Vec::new() }
+        Iptables {
+            places: Places::of(&instance.name),
+            flavour: None,
+            again: None,
+            random_fully: true,
+            installed: Vec::new(),
+        }
     }
 
-    async fn bring(&mut self, rules: &Rules) -> Result<Ensured, Trouble> {
-        if self.flavour.is_none() {
-            self.choose().await;
+    async fn bring(&mut self, rules: &Rules) -> Result<Ensured, Failed> {
+        if self.flavour.is_none() || self.again.is_some_and(|again| again <= Instant::now()) {
+            self.choose().await.map_err(Failed::Look)?;
         }
         let Some(flavour) = self.flavour else {
             // Without programs there can be no rules of ours either.
-            return if rules.is_empty() { Ok(Ensured::Same) } else { Err(nothing_installed()) };
+            return if rules.is_empty() { Ok(Ensured::Same) } else { Err(Failed::Write(nothing_installed())) };
         };
         let mut written = false;
         for part in &rules.families {
@@ -66,26 +78,39 @@ impl Iptables {
                     masquerade: Vec::new(),
                     forward: if saved.forward_drops() { forward.clone() } else { Vec::new() },
                 };
-                written |= self.bring_part(other, family, wanted).await.unwrap_or_else(|trouble| {
-                    debug!("{other}: {trouble}");
-                    false
-                });
+                match self.bring_part(other, family, wanted).await {
+                    Ok(true) if other == flavour => written = true,
+                    // Nobody need have touched ours for that: no sign of somebody who changes our rules.
+                    Ok(true) => info!(?family, "rules of ours in {other}: brought to what is wanted there"),
+                    Ok(false) => {}
+                    Err(trouble) => debug!("{other}: {trouble}"),
+                }
             }
         }
         Ok(if written { Ensured::Written } else { Ensured::Same })
     }
 
-    async fn choose(&mut self) {
+    /// Chooses the flavour. One that cannot be read is no empty one: then nothing is chosen.
+    async fn choose(&mut self) -> Result<(), Trouble> {
         self.installed = installed().await;
         let mut found = Vec::new();
         for flavour in &self.installed {
-            let saved = save(*flavour, Family::V4).await.unwrap_or_default();
-            found.push((*flavour, Traces::of(&saved)));
+            match save(*flavour, Family::V4).await {
+                Ok(saved) => found.push((*flavour, Traces::of(&saved))),
+                Err(late @ Failure::Run(..)) => return Err(late.into()),
+                // It has not the tables: nobody uses it.
+                Err(Failure::Said(..) | Failure::Missing(_)) => found.push((*flavour, Traces::default())),
+            }
         }
-        if let Some((flavour, why)) = pick(&found) {
+        let settled = found.len() < 2 || found.iter().any(|(_, traces)| traces.kube);
+        self.again = (!settled).then(|| Instant::now() + AGAIN);
+        if let Some((flavour, why)) = pick(&found)
+            && self.flavour != Some(flavour)
+        {
             info!("traffic rules go through {flavour}: {why}");
             self.flavour = Some(flavour);
         }
+        Ok(())
     }
 
     /// Brings one family of one flavour to what is wanted in view of what is there; true when something was written.
@@ -94,10 +119,10 @@ impl Iptables {
         flavour: Flavour,
         family: Family,
         wanted: impl Fn(&Saved) -> FamilyRules,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, Failed> {
         let mut failure = None;
         for attempt in 0..ATTEMPTS {
-            let saved = save(flavour, family).await?;
+            let saved = save(flavour, family).await.map_err(|failure| Failed::Look(failure.into()))?;
             let Some(text) = render::changes(&saved, &self.places, &wanted(&saved), self.random_fully) else {
                 return Ok(attempt > 0);
             };
@@ -110,7 +135,7 @@ impl Iptables {
                 }
             }
         }
-        Err(failure.map_or_else(|| Trouble(format!("{flavour} takes no rule")), Trouble::from))
+        Err(Failed::Write(failure.map_or_else(|| Trouble(format!("{flavour} takes no rule")), Trouble::from)))
     }
 }
 
@@ -120,7 +145,7 @@ impl Firewall for Iptables {
         format!("{name}, chains {} and {}", self.places.masquerade.chain, self.places.forward.chain)
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
         Box::pin(self.bring(rules))
     }
 
@@ -147,8 +172,12 @@ async fn remove_all(places: &Places) -> Result<Vec<String>, Trouble> {
     let mut removed = Vec::new();
     for flavour in installed().await {
         for family in FAMILIES {
-            // A family that the kernel lacks has no rules.
-            let Ok(saved) = save(flavour, family).await else { continue };
+            let saved = match save(flavour, family).await {
+                Ok(saved) => saved,
+                Err(late @ Failure::Run(..)) => return Err(late.into()),
+                // A family that the kernel lacks has no rules.
+                Err(Failure::Said(..) | Failure::Missing(_)) => continue,
+            };
             if let Some(text) = render::removal(&saved, places) {
                 restore(flavour, family, &text).await?;
                 let chains = render::present(&saved, places);

@@ -113,11 +113,6 @@ impl LinuxKernel {
         Rc::clone(&self.index)
     }
 
-    /// True when IPv4 routes go through nexthop objects.
-    pub fn uses_nexthop_objects(&self) -> bool {
-        self.nexthops
-    }
-
     /// Index of a link, asked for once per `apply`: an index changes when a link is re-created.
     pub(super) fn device(&mut self, name: Name) -> io::Result<Option<u32>> {
         if let Some(index) = self.devices.get(&name) {
@@ -368,6 +363,10 @@ impl Kernel for LinuxKernel {
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {
         self.look(devices)
+    }
+
+    fn guard(&mut self) -> io::Result<Observed> {
+        Ok(self.guard.observe()?.into_iter().collect())
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

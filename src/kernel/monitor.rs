@@ -19,6 +19,7 @@ use ipnet::IpNet;
 
 use super::decode::{self, LinkFacts, Links, Tunnel};
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
+use super::guard::GuardNews;
 use super::nexthop::Shared;
 use super::observe;
 use super::socket::{Netlink, force_buffer};
@@ -46,12 +47,19 @@ pub struct MonitorOptions {
     pub buffer: usize,
     /// The writer's index: [`super::LinuxKernel::shared`].
     pub shared: Shared,
+    /// ifalias of the agent's links, when its tunnel guard is to be watched.
+    pub guard: Option<String>,
 }
 
 impl MonitorOptions {
     /// The usual ones.
     pub fn new(protocol: u8, shared: Shared) -> MonitorOptions {
-        MonitorOptions { protocol, buffer: 2 << 20, shared }
+        MonitorOptions { protocol, buffer: 2 << 20, shared, guard: None }
+    }
+
+    /// With the tunnel guard of the agent whose links bear this alias.
+    pub fn watch_guard(self, alias: &str) -> MonitorOptions {
+        MonitorOptions { guard: Some(alias.to_owned()), ..self }
     }
 }
 
@@ -65,6 +73,7 @@ pub struct LinuxMonitor {
     addrs: HashMap<(u32, IpNet), (u8, u32)>,
     buffer: Vec<u8>,
     more: bool,
+    guard: Option<GuardNews>,
 }
 
 /// Notices of one batch: each key once, with its last state, where it was first seen.
@@ -95,7 +104,9 @@ impl LinuxMonitor {
         }
         let (socket, dumps) = (wait_on(socket)?, Netlink::open()?);
         let (links, addrs, buffer) = (Links::new(), HashMap::new(), vec![0; DATAGRAM]);
-        let mut monitor = LinuxMonitor { socket, dumps, options, links, addrs, buffer, more: false };
+        let guard =
+            options.guard.as_deref().and_then(|alias| GuardNews::open(alias).inspect_err(left_to_the_audit).ok());
+        let mut monitor = LinuxMonitor { socket, dumps, options, links, addrs, buffer, more: false, guard };
         monitor.take_down()?;
         Ok(monitor)
     }
@@ -133,6 +144,15 @@ impl LinuxMonitor {
             self.take_down()?;
         }
         result
+    }
+
+    fn drain_guard(&mut self) -> Vec<Notice> {
+        let Some(guard) = &mut self.guard else { return Vec::new() };
+        guard.notices().unwrap_or_else(|error| {
+            left_to_the_audit(&error);
+            self.guard = None;
+            vec![Notice::Guard]
+        })
     }
 
     fn hear(&mut self, m: &Message<'_>, batch: &mut Batch) {
@@ -242,6 +262,19 @@ impl LinuxMonitor {
     }
 }
 
+/// News of the guard's table; never, where there is none.
+async fn guarded(guard: Option<&GuardNews>) {
+    match guard {
+        // What fails fails again when it is read.
+        Some(guard) => drop(guard.ready().await),
+        None => std::future::pending().await,
+    }
+}
+
+fn left_to_the_audit(error: &io::Error) {
+    tracing::warn!(%error, "read the news of nftables: the tunnel guard is left to the audit");
+}
+
 /// The MAC of a link that cannot be ours is of no interest: that of a bridge changes with every pod.
 fn forget_mac(link: &mut LinkFacts) {
     if matches!(link.tunnel, Tunnel::Veth | Tunnel::None) {
@@ -296,12 +329,16 @@ impl Monitor for LinuxMonitor {
             // The only wait; what is read after it is returned without another. Readiness is cleared before the reading:
             // what arrives meanwhile is read or sets it again.
             if !self.more {
-                self.socket.readable().await?.clear_ready();
+                tokio::select! {
+                    ready = self.socket.readable() => ready?.clear_ready(),
+                    () = guarded(self.guard.as_ref()) => {}
+                }
             }
             self.more = true;
             let mut batch = Batch::default();
             self.more = self.drain(&mut batch)?;
-            let notices = batch.notices();
+            let mut notices = batch.notices();
+            notices.extend(self.drain_guard());
             if !notices.is_empty() {
                 return Ok(notices);
             }

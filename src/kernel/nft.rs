@@ -5,32 +5,22 @@
 pub mod batch;
 pub mod expr;
 pub mod foreign;
+pub mod news;
 pub mod table;
 
 use std::io;
-use std::os::fd::AsRawFd;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
-use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv};
-use tokio::io::unix::AsyncFd;
 use weft_backends::masq::Rules;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use super::monitor::wait_on;
-use super::socket::{Netlink, Refusal, force_buffer};
-use super::wire::{attrs_after, messages, text};
-use crate::rules::{Ensured, Firewall, Instance, Trouble};
+use super::socket::{Netlink, Refusal};
+use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
 use batch::Batch;
+use news::{News, is_about};
 use table::Table;
-
-/// NFNLGRP_NFTABLES.
-const GROUP: u32 = 7;
-/// kube-proxy rewrites thousands of rules at once, and tells of each.
-const BUFFER: usize = 8 << 20;
-const DATAGRAM: usize = 64 << 10;
 
 /// Our tables, and the news about them.
 #[derive(Debug)]
@@ -42,8 +32,7 @@ pub struct Nft {
 #[derive(Debug)]
 struct Sockets {
     netlink: Netlink,
-    news: AsyncFd<Socket>,
-    buffer: Vec<u8>,
+    news: News,
 }
 
 impl Nft {
@@ -53,12 +42,20 @@ impl Nft {
     }
 
     fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
+        let done = self.bring_by(rules, true)?;
+        // An element that others took away meanwhile cannot be removed, and takes the whole batch along.
+        if done.is_err() { self.bring_by(rules, false) } else { Ok(done) }
+    }
+
+    /// `elements`: where a set alone differs, its elements are changed one by one; else tables are replaced as a whole.
+    fn bring_by(&mut self, rules: &Rules, elements: bool) -> io::Result<Result<Ensured, Refusal>> {
         let name = &self.instance.name;
         let netlink = match &mut self.sockets {
             Some(sockets) => &mut sockets.netlink,
             none => &mut none.insert(Sockets::open()?).netlink,
         };
         let mut replace = Vec::new();
+        let mut change = Vec::new();
         let mut delete = Vec::new();
         for family in [Family::V4, Family::V6] {
             let Some(wanted) = rules.of(family).map(|part| Table::of(part, name)) else {
@@ -67,17 +64,20 @@ impl Nft {
                 }
                 continue;
             };
-            if table::read(netlink, &wanted)?.as_ref() != Some(&wanted) {
-                replace.push(wanted);
+            match table::read(netlink, &wanted)? {
+                Some(found) if found == wanted => {}
+                Some(found) if elements && found.chains == wanted.chains => change.push((found, wanted)),
+                _ => replace.push(wanted),
             }
         }
-        if replace.is_empty() && delete.is_empty() {
+        if replace.is_empty() && delete.is_empty() && change.is_empty() {
             return Ok(Ok(Ensured::Same));
         }
         let comment = format!("weft {}", self.instance.file);
         let mut batch = Batch::new(netlink);
         delete.into_iter().for_each(|family| batch.delete(family, name));
         replace.iter().for_each(|table| batch.replace(table, &comment));
+        change.iter().for_each(|(found, wanted)| batch.change(found, wanted));
         Ok(batch.send()?.map(|()| Ensured::Written))
     }
 }
@@ -86,40 +86,20 @@ impl Sockets {
     /// # Errors
     /// No nfnetlink (a kernel without nftables), or out of descriptors.
     fn open() -> io::Result<Sockets> {
-        let netlink = Netlink::open_on(NETLINK_NETFILTER)?;
-        let mut news = Socket::new(NETLINK_NETFILTER)?;
-        force_buffer(&news, BUFFER);
-        news.set_non_blocking(true)?;
-        news.bind(&SocketAddr::new(0, 0))?;
-        news.add_membership(GROUP)?;
-        Ok(Sockets { netlink, news: wait_on(news)?, buffer: vec![0; DATAGRAM] })
+        Ok(Sockets { netlink: Netlink::open_on(NETLINK_NETFILTER)?, news: News::open()? })
     }
 
     /// Waits for news about a table of ours.
     async fn told(&mut self, table: &str) -> io::Result<()> {
         loop {
-            let mut ready = self.news.readable().await?;
-            // Cleared before the reading: what arrives meanwhile is read or sets it again.
-            ready.clear_ready();
+            self.news.ready().await?;
             let mut ours = false;
-            loop {
-                match recv(self.news.get_ref().as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
-                    Ok(n) => ours |= messages(&self.buffer[..n]).any(|m| is_about(m.payload, table)),
-                    Err(Errno::EAGAIN) => break,
-                    Err(Errno::EINTR) => {}
-                    Err(Errno::ENOBUFS) => ours = true,
-                    Err(e) => return Err(e.into()),
-                }
-            }
-            if ours {
+            let lost = self.news.drain(|message| ours |= is_about(message, table))?;
+            if ours || lost {
                 return Ok(());
             }
         }
     }
-}
-
-fn is_about(payload: &[u8], name: &str) -> bool {
-    attrs_after(payload, 4).any(|(kind, value)| kind == table::TABLE_NAME && text(value) == name)
 }
 
 impl Firewall for Nft {
@@ -127,12 +107,12 @@ impl Firewall for Nft {
         format!("nftables, table {}", self.instance.name)
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
         Box::pin(async move {
             match self.bring(rules) {
                 Ok(Ok(done)) => Ok(done),
-                Ok(Err(refusal)) => Err(trouble(&refusal.errno.into(), &refusal.text)),
-                Err(error) => Err(trouble(&error, "")),
+                Ok(Err(refusal)) => Err(Failed::Write(trouble(&refusal.errno.into(), &refusal.text))),
+                Err(error) => Err(Failed::Look(trouble(&error, ""))),
             }
         })
     }
@@ -174,6 +154,19 @@ pub fn trouble(error: &io::Error, text: &str) -> Trouble {
 /// No nfnetlink: a kernel without nftables.
 pub fn socket() -> io::Result<Netlink> {
     Netlink::open_on(NETLINK_NETFILTER)
+}
+
+/// True when this answer to a plain question means that the kernel has no nftables: nothing of it can be there.
+pub fn lacks(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    // nfnetlink without nf_tables says EINVAL.
+    let known = matches!(errno, Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL));
+    known || error.kind() == io::ErrorKind::Unsupported
+}
+
+/// True when the kernel has no nftables.
+pub fn is_absent() -> bool {
+    socket().and_then(|mut netlink| table::look(&mut netlink, Family::V4, "weft")).is_err_and(|error| lacks(&error))
 }
 
 /// Removes the tables that flannel makes; their names.

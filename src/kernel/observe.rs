@@ -87,7 +87,7 @@ impl LinuxKernel {
                 self.fdb(name, index, &mut found)?;
             }
         }
-        found.extend(self.guard.observe());
+        found.extend(self.guard.observe()?);
         let routes = self.dump_routes()?;
         for r in &routes {
             let dev = links.get(&r.index).map(|l| l.info.name);

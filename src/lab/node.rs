@@ -105,6 +105,13 @@ impl Node {
         self.flags = flags;
     }
 
+    /// A flag for the next start, in the place of an earlier one of the same name.
+    pub fn set_flag(&mut self, flag: &str) {
+        let name = flag.split('=').next();
+        self.flags.retain(|other| other.split('=').next() != name);
+        self.flags.push(flag.to_owned());
+    }
+
     /// Starts the agent; does not wait.
     ///
     /// # Errors

@@ -5,6 +5,10 @@ use super::Node;
 use crate::kernel::Kernel;
 use crate::{report, start};
 
+/// Keys of net-conf that only a restart of the agent applies.
+const ONLY_BY_RESTART: [&str; 6] =
+    ["EnableIPv4", "Network", "EnableIPv6", "IPv6Network", "EnableNFTables", "Backend.Type"];
+
 impl<K: Kernel> Node<K> {
     /// Applies another net-conf. True when everything must be looked at.
     pub(super) fn configured(&mut self, text: &str) -> bool {
@@ -20,15 +24,15 @@ impl<K: Kernel> Node<K> {
                 return false;
             }
         };
-        let now = self.plan.network();
-        let other = network.backend_type != now.backend_type || network.nftables != now.nftables;
-        if network.networks != now.networks || other {
-            let text = "net-conf: Network, the families, Backend.Type and EnableNFTables are applied by a restart of the agent";
+        let changed = self.plan.network().same_except(&network);
+        let fixed: Vec<&str> = changed.iter().map(String::as_str).filter(|key| ONLY_BY_RESTART.contains(key)).collect();
+        if !fixed.is_empty() {
+            let text = format!("net-conf: the change of {} is applied by a restart of the agent", fixed.join(", "));
             tracing::warn!("{text}");
-            self.restart_wanted = Some(text.to_owned());
+            self.restart_wanted = Some(text);
             return false;
         }
-        tracing::info!("net-conf changed: applied");
+        tracing::info!(keys = %changed.join(" "), "net-conf changed: applied");
         (self.restart_wanted, self.config) = (None, text.to_owned());
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
         self.plan.rebase(network, backend, host, own);

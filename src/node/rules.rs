@@ -1,14 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which traffic rules this node wants, and what it waits for until they are in place. Writing them is [`crate::rules::keeper`]'s.
 
-use std::net::IpAddr;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
+use weft_backends::state::{Key, Seen};
+use weft_subnet::cidr::Subnets;
+use weft_subnet::network::Masquerading;
 
 use super::Node;
+use crate::guard;
 use crate::kernel::Kernel;
 use crate::rules::keeper::Desk;
 use crate::status::RuleStatus;
+
+/// Where nodes are exceptions from masquerading, they are passed on once in this time at most: a change of one costs a look at all
+/// of them, and a program where iptables carries the rules. The first change after a calm goes on at once.
+const NODES_EVERY: Duration = Duration::from_secs(1);
+
+/// What the rules were last made from.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    from: Option<(Basis, Instant)>,
+    /// The nodes changed since, too soon to make the rules again.
+    pub due: Option<Instant>,
+    /// How often.
+    pub times: u64,
+}
+
+/// All that decides what the rules say, besides our options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Basis {
+    networks: Subnets,
+    own: Subnets,
+    masquerade: Masquerading,
+    /// Version of the nodes' addresses.
+    nodes: u64,
+}
 
 impl<K: Kernel> Node<K> {
     /// From now on rules are looked after.
@@ -22,6 +51,27 @@ impl<K: Kernel> Node<K> {
     /// Tells the keeper what is wanted now; the same again is no news.
     pub(super) fn want_rules(&mut self) {
         let Some(desk) = &self.rules else { return };
+        let network = self.plan.network();
+        // Nobody knows the nodes yet; an earlier run's rules do.
+        if network.masquerade.except_nodes && !self.snapshot_applied {
+            return;
+        }
+        let (own, now) = (self.plan.own().subnets, Instant::now());
+        let (masquerade, nodes) = (network.masquerade.clone(), self.plan.nodes().version());
+        let basis = Basis { networks: network.networks, own, masquerade, nodes };
+        self.made.due = None;
+        if let Some((from, at)) = &self.made.from {
+            if *from == basis {
+                return;
+            }
+            let nodes_alone = Basis { nodes, ..from.clone() } == basis;
+            if nodes_alone && now < *at + NODES_EVERY {
+                self.made.due = Some(*at + NODES_EVERY);
+                return;
+            }
+        }
+        self.made.from = Some((basis, now));
+        self.made.times += 1;
         let rules = self.wanted_rules();
         desk.wanted.send_if_modified(|wanted| {
             let changed = wanted.as_ref() != Some(&rules);
@@ -34,20 +84,24 @@ impl<K: Kernel> Node<K> {
 
     fn wanted_rules(&self) -> Rules {
         let (options, conf) = (&self.world.options.rules, &self.plan.network().masquerade);
-        let nodes = || -> Vec<IpAddr> {
-            let leases = self.plan.peers().believed().map(|lease| &lease.attrs);
-            let both = |attrs: &weft_subnet::attrs::Attrs| {
-                [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)].into_iter().flatten()
-            };
-            leases.flat_map(both).collect()
-        };
         let masquerade = options.masquerade.as_ref().map(|how| Masquerade {
             fully_random: how.fully_random,
             except: conf.except.clone(),
-            nodes: if conf.except_nodes { nodes() } else { Vec::new() },
+            nodes: self.plan.nodes().addresses().collect(),
         });
         let policy = Policy { masquerade, forward: options.forward };
         masq::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
+    }
+
+    /// Adds to what the kernel announced the guard as it is now. Its own table only is read, whatever else there is.
+    pub(super) fn look_at_guard(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+        match self.passer.kernel().guard() {
+            Ok(there) => {
+                entries.extend(self.plan.guard_keys().map(|key| (key, None)));
+                entries.extend(there.into_iter().map(|(key, seen)| (key, Some(seen))));
+            }
+            Err(error) => tracing::warn!(%error, "read the tunnel guard: left to the audit"),
+        }
     }
 
     /// The keeper has news. subnet.env may wait for them.
@@ -90,6 +144,11 @@ impl<K: Kernel> Node<K> {
         trouble.map(|text| format!("rules: {text}")).chain(state.remarks.iter().cloned()).collect()
     }
 
+    /// What the kernel has not of the tunnel guard; `None` also where nobody asked for one.
+    pub(crate) fn guard_trouble(&self) -> Option<String> {
+        self.plan.guard().and_then(|_| guard::trouble(self.passer.pending()))
+    }
+
     /// For `weft status rules`.
     pub(crate) fn rules_status(&self) -> RuleStatus {
         let Some(desk) = &self.rules else { return RuleStatus::default() };
@@ -101,7 +160,7 @@ impl<K: Kernel> Node<K> {
             rules: text.lines().map(str::to_owned).collect(),
             writes: state.writes,
             mended: state.mended,
-            guard: self.plan.guard(),
+            guard: self.guard_trouble().or_else(|| self.plan.guard()),
         }
     }
 }

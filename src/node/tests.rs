@@ -27,6 +27,7 @@ use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
 use crate::start::{self, Started};
 
+mod config;
 mod rules;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;

@@ -6,7 +6,6 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use weft_backends::masq::{FamilyRules, Rules, Test};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
@@ -15,9 +14,11 @@ use super::auto::Mode;
 use super::keeper::Surroundings;
 use super::{Firewall, Instance};
 use crate::cleanup;
+use crate::kernel::forward::Closing;
 use crate::kernel::guard;
-use crate::kernel::iptables::{self, Flavour, Iptables};
+use crate::kernel::iptables::{self, Flavour, Iptables, Saved, render};
 use crate::kernel::nft::foreign::{self, Dropping};
+use crate::kernel::nft::table::{self, ForwardChain};
 use crate::kernel::nft::{self, Nft};
 use crate::kernel::socket::Netlink;
 
@@ -27,51 +28,60 @@ const BR_NETFILTER: &str = "/proc/sys/net/bridge";
 /// How long what was found in iptables-legacy holds.
 const LEGACY_AGAIN: Duration = Duration::from_secs(60);
 
+/// How long until it is tried again to remove what could not be removed.
+const SWEEP_AGAIN: Duration = Duration::from_secs(60);
+
 /// The surroundings of one agent.
 #[derive(Debug)]
 pub struct Around {
     mode: Mode,
     instance: Instance,
-    swept: bool,
     /// Kept open: closing one costs the kernel 16 ms.
     netlink: Option<Netlink>,
     /// What was found in iptables-legacy, and when: asking costs a process.
     legacy: Option<(Instant, Vec<String>)>,
+    /// What could not be removed of the other mode's and flannel's rules, and when that was tried. Nobody writes them again: once
+    /// all are gone it is not looked again.
+    left: Option<(Instant, Vec<String>)>,
 }
 
 impl Around {
     /// Nothing is removed yet.
     pub fn new(mode: Mode, instance: Instance) -> Around {
-        Around { mode, instance, swept: false, netlink: None, legacy: None }
+        Around { mode, instance, netlink: None, legacy: None, left: None }
     }
 
-    /// Accepts the pods' packets in chains of iptables-nft that drop by policy; names all others that do.
-    fn open_forward(&mut self, rules: &Rules) -> io::Result<Vec<String>> {
+    /// Brings our accepts in FORWARD of iptables-nft to what is wanted; names all other chains that drop.
+    fn open_forward(&mut self, rules: &Rules) -> Vec<String> {
         let netlink = match &mut self.netlink {
             Some(netlink) => netlink,
-            none => none.insert(nft::socket()?),
+            none => match nft::socket() {
+                Ok(netlink) => none.insert(netlink),
+                Err(error) => return unread(&error).into_iter().collect(),
+            },
         };
-        let comment = comment(&self.instance);
+        // Costs the kernel a look at every chain there is: once for both families, and only where a drop of others matters.
+        let wanted = rules.families.iter().any(|part| !part.forward.is_empty());
+        let there = table::look(netlink, Family::V4, &self.instance.name);
+        let chains = there.and_then(|_| if wanted { table::forward_chains(netlink) } else { Ok(Vec::new()) });
+        let chains = match chains {
+            Ok(chains) => chains,
+            Err(error) => return unread(&error).into_iter().collect(),
+        };
         let mut remarks = Vec::new();
-        for part in rules.families.iter().filter(|part| !part.forward.is_empty()) {
-            let mut dropping = foreign::dropping(netlink, part, &self.instance.name)?;
-            if dropping.iter().any(Dropping::is_iptables) {
-                // In the other mode iptables itself accepts, at the end of the chain.
-                if self.mode == Mode::Nft && foreign::accept(netlink, part, &comment)? {
-                    tracing::info!("FORWARD of iptables drops what it does not know: pods accepted there");
-                }
-                dropping.retain(|chain| !chain.is_iptables());
+        for family in [Family::V4, Family::V6] {
+            let part = rules.of(family).filter(|part| !part.forward.is_empty());
+            match self::forward(netlink, (family, part), &chains, (self.mode, &self.instance)) {
+                Ok(more) => remarks.extend(more),
+                Err(error) => remarks.push(trouble(&error)),
             }
-            remarks.extend(dropping.iter().map(|chain| remedy(chain, part)));
         }
-        Ok(remarks)
+        remarks
     }
 
-    /// Names chains of iptables-legacy that drop: nftables cannot reach into them.
+    /// Names chains of iptables-legacy that drop: nftables cannot reach into them, and nothing of ours goes before what someone
+    /// put first.
     async fn look_at_legacy(&mut self, rules: &Rules) -> Vec<String> {
-        if self.mode == Mode::Iptables {
-            return Vec::new();
-        }
         if let Some((at, remarks)) = &self.legacy
             && at.elapsed() < LEGACY_AGAIN
         {
@@ -79,65 +89,104 @@ impl Around {
         }
         let mut remarks = Vec::new();
         for part in rules.families.iter().filter(|part| !part.forward.is_empty()) {
-            let (names, program) = match part.family {
-                Family::V4 => ("/proc/net/ip_tables_names", "iptables-legacy"),
-                Family::V6 => ("/proc/net/ip6_tables_names", "ip6tables-legacy"),
-            };
-            if !std::fs::read_to_string(names).is_ok_and(|text| text.lines().any(|line| line == "filter")) {
-                continue;
-            }
-            let Ok(saved) = iptables::save(Flavour::Legacy, part.family).await else { continue };
-            let Some(forward) = saved.table("filter").and_then(|table| table.get("FORWARD")) else { continue };
-            let net = network(part);
-            let known = forward.rules.iter().any(|rule| rule.contains(&net) && rule.contains("-j ACCEPT"));
-            if forward.policy.as_deref() == Some("DROP") && !known {
-                let insert = |side| format!("{program} -I FORWARD {side} {net} -j ACCEPT");
-                remarks.push(format!(
-                    "chain FORWARD of {program} drops packets of pods; run: {} && {}, or give --firewall=iptables",
-                    insert("-s"),
-                    insert("-d")
-                ));
+            if iptables::has_legacy_table(part.family, "filter")
+                && let Ok(saved) = iptables::save(Flavour::Legacy, part.family).await
+            {
+                remarks.extend(legacy_remark(&saved, part, self.mode));
             }
         }
         self.legacy = Some((Instant::now(), remarks.clone()));
         remarks
     }
 
-    /// Removes what an earlier start in the other mode, or flannel, left. Once: nobody writes it again.
-    async fn sweep(&mut self) {
-        self.swept = true;
+    /// Removes what an earlier start in the other mode, or flannel, left, until all of it is gone. What is not: sentences.
+    async fn sweep(&mut self) -> Vec<String> {
+        match &self.left {
+            Some((_, left)) if left.is_empty() => return Vec::new(),
+            Some((at, left)) if at.elapsed() < SWEEP_AGAIN => return left.clone(),
+            _ => {}
+        }
+        let mut left = Vec::new();
         let other = match self.mode {
             Mode::Nft => Iptables::open(&self.instance).remove().await,
+            Mode::Iptables if nft::is_absent() => Ok(false),
             Mode::Iptables => Nft::new(&self.instance).remove().await,
         };
         match other {
             Ok(true) => tracing::info!("rules of the other mode removed"),
             Ok(false) => {}
-            Err(error) => tracing::debug!("rules of the other mode: {error}"),
+            Err(error) => left.push(format!("rules of the other mode are still there: {error}")),
         }
-        if let Ok(Some(agent)) = cleanup::running_agent()
-            && agent.starts_with("flanneld")
-        {
-            tracing::warn!("{agent} runs beside weft: its rules stay");
-            return;
-        }
-        let mut gone = nft::remove_flannels().unwrap_or_else(|error| {
-            tracing::debug!("flannel's tables: {error}");
-            Vec::new()
-        });
-        match iptables::remove_flannels().await {
-            Ok(chains) => gone.extend(chains),
-            Err(error) => tracing::warn!("flannel's chains: {error}"),
-        }
-        if !gone.is_empty() {
-            tracing::info!(removed = gone.join(", "), "flannel's rules removed");
-        }
+        left.extend(remove_flannels().await);
+        self.left = Some((Instant::now(), left.clone()));
+        left
     }
+}
+
+/// Removes flannel's rules unless it runs; what is left, as sentences.
+async fn remove_flannels() -> Vec<String> {
+    if let Ok(Some(agent)) = cleanup::running_agent()
+        && agent.starts_with("flanneld")
+    {
+        return vec![format!("{agent} runs beside weft: its rules stay; stop it")];
+    }
+    let (mut gone, mut left) = (Vec::new(), Vec::new());
+    match nft::remove_flannels() {
+        Ok(tables) => gone.extend(tables),
+        Err(error) if nft::lacks(&error) => {}
+        Err(error) => left.push(format!("flannel's tables of nftables are still there: {error}")),
+    }
+    match iptables::remove_flannels().await {
+        Ok(chains) => gone.extend(chains),
+        Err(error) => left.push(format!("flannel's chains are still there: {error}")),
+    }
+    if !gone.is_empty() {
+        tracing::info!(removed = gone.join(", "), "flannel's rules removed");
+    }
+    left
+}
+
+/// One family of [`Around::open_forward`].
+fn forward(
+    netlink: &mut Netlink,
+    (family, part): (Family, Option<&FamilyRules>),
+    chains: &[ForwardChain],
+    (mode, instance): (Mode, &Instance),
+) -> io::Result<Vec<String>> {
+    let comment = comment(instance);
+    // In the other mode iptables itself accepts, at the end of the chain.
+    let wanted = part.filter(|_| mode == Mode::Nft);
+    if foreign::bring(netlink, family, wanted, &comment)? {
+        tracing::info!(
+            ?family,
+            wanted = wanted.is_some(),
+            "accepts of pods in FORWARD of iptables: brought to what is wanted"
+        );
+    }
+    let Some(part) = part else { return Ok(Vec::new()) };
+    let dropping = foreign::dropping(netlink, chains, part, (&instance.name, &comment))?;
+    let open = |chain: &&Dropping| !chain.is_iptables() || chain.will;
+    Ok(dropping.iter().filter(open).map(|chain| remedy(chain, part)).collect())
+}
+
+/// Where nftables is not in the kernel it drops nothing.
+fn unread(error: &io::Error) -> Option<String> {
+    (!nft::lacks(error)).then(|| trouble(error))
+}
+
+fn trouble(error: &io::Error) -> String {
+    format!("pods may be dropped where nftables forwards; its chains cannot be read or written: {error}")
 }
 
 /// What our rules in other people's chains are marked with.
 fn comment(instance: &Instance) -> String {
     format!("{} forward", instance.name)
+}
+
+/// Whether a rule of FORWARD is one of ours, of any agent, as `iptables-save` prints it.
+pub fn is_ours(rule: &str) -> bool {
+    let Some((_, rest)) = rule.split_once("--comment \"weft") else { return false };
+    rest.split_once('"').is_some_and(|(comment, _)| comment.ends_with(" forward"))
 }
 
 /// What the forward rules accept.
@@ -151,7 +200,10 @@ fn network(part: &FamilyRules) -> String {
 
 /// The sentence for people, with the command.
 fn remedy(chain: &Dropping, part: &FamilyRules) -> String {
-    let Dropping { family, table, chain: name } = chain;
+    let Dropping { family, table, chain: name, .. } = chain;
+    if chain.is_iptables() {
+        return cut_off(&format!("{}tables-nft", if part.family == Family::V4 { "ip" } else { "ip6" }));
+    }
     let net = network(part);
     let run = if chain.is_firewalld() {
         format!("firewall-cmd --permanent --zone=trusted --add-source={net} && firewall-cmd --reload")
@@ -163,6 +215,33 @@ fn remedy(chain: &Dropping, part: &FamilyRules) -> String {
     format!("chain {name} of table {family} {table} drops forwarded packets of pods that it does not know; run: {run}")
 }
 
+/// Somebody's will: it is named, and stays.
+fn cut_off(program: &str) -> String {
+    format!(
+        "a rule of chain FORWARD drops everything before pods are accepted; it is left there; see: {program} -S FORWARD"
+    )
+}
+
+/// What FORWARD of iptables-legacy does to pods, if they are not let through.
+fn legacy_remark(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<String> {
+    let program = if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" };
+    let rules = &saved.table("filter")?.get("FORWARD")?.rules;
+    if let Closing::Will(_) = saved.forward_closing() {
+        return Some(cut_off(program));
+    }
+    let wanted = render::accepts(part);
+    let end = saved.forward_closing().end(rules.len());
+    let known = wanted.iter().all(|accept| rules[..end].iter().any(|rule| render::is_same(rule, accept)));
+    if mode == Mode::Iptables || known || !saved.forward_drops() {
+        return None;
+    }
+    let insert: Vec<String> = wanted.iter().map(|accept| format!("{program} -I FORWARD {accept}")).collect();
+    Some(format!(
+        "chain FORWARD of {program} drops packets of pods; run: {}, or give --firewall=iptables",
+        insert.join(" && ")
+    ))
+}
+
 /// Removes the rules of an agent, by whatever they are carried; true when there were some. For `weft cleanup`.
 ///
 /// # Errors
@@ -170,7 +249,10 @@ fn remedy(chain: &Dropping, part: &FamilyRules) -> String {
 pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<String>> {
     let mut problems = Vec::new();
     let mut gone = false;
-    let withdrawn = nft::socket().and_then(|mut netlink| foreign::withdraw(&mut netlink, &comment(instance)));
+    let withdrawn = nft::socket().and_then(|mut netlink| {
+        let mut withdraw = |family| foreign::bring(&mut netlink, family, None, &comment(instance));
+        Ok(withdraw(Family::V4)? | withdraw(Family::V6)?)
+    });
     match withdrawn {
         Ok(some) => {
             gone |= some;
@@ -184,8 +266,7 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<String>> {
             }
         }
         // A kernel without nftables has no rules in it.
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
-        Err(error) if error.raw_os_error() == Some(Errno::EPROTONOSUPPORT as i32) => {}
+        Err(error) if nft::lacks(&error) => {}
         Err(error) => problems.push(nft::trouble(&error, "").0),
     }
     match Iptables::open(instance).remove().await {
@@ -198,10 +279,7 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<String>> {
 impl Surroundings for Around {
     fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>> {
         Box::pin(async move {
-            if !self.swept && !rules.is_empty() {
-                self.sweep().await;
-            }
-            let mut remarks = Vec::new();
+            let mut remarks = self.sweep().await;
             if rules.masquerades() && !Path::new(BR_NETFILTER).exists() {
                 remarks.push(
                     "br_netfilter is not loaded: packets between pods of one node pass no rules, and answers of services \
@@ -209,13 +287,55 @@ impl Surroundings for Around {
                         .to_owned(),
                 );
             }
-            match self.open_forward(rules) {
-                Ok(more) => remarks.extend(more),
-                // Where nftables cannot be asked it drops nothing.
-                Err(error) => tracing::debug!(%error, "chains of forwarded packets"),
-            }
+            remarks.extend(self.open_forward(rules));
             remarks.extend(self.look_at_legacy(rules).await);
             remarks
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_backends::masq::{Policy, rules};
+    use weft_subnet::cidr::Subnets;
+
+    /// What is said of a legacy FORWARD with this policy and these rules.
+    fn said(policy: &str, forward: &[&str], mode: Mode) -> Option<String> {
+        let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
+        let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: None };
+        let rules = rules(&networks, &own, &Policy { masquerade: None, forward: true });
+        let lines: String = forward.iter().map(|rule| format!("-A FORWARD {rule}\n")).collect();
+        let saved = Saved::parse(&format!("*filter\n:FORWARD {policy} [0:0]\n{lines}COMMIT\n"));
+        legacy_remark(&saved, rules.of(Family::V4).unwrap(), mode)
+    }
+
+    #[test]
+    fn only_accepts_of_just_our_packets_silence_the_remark() {
+        let (from, to) = ("-s 10.5.0.0/16 -j ACCEPT", "-d 10.5.0.0/16 -j ACCEPT");
+        let commented = "-d 10.5.0.0/16 -m comment --comment pods -j ACCEPT";
+        for accepts in [&[from, to][..], &[from, commented], &["-i eth1 -j DROP", to, from]] {
+            assert_eq!(said("DROP", accepts, Mode::Nft), None, "{accepts:?}");
+        }
+        for others in [
+            &[][..],
+            &[from],
+            &[to],
+            &["-s 110.5.0.0/16 -j ACCEPT", "-d 110.5.0.0/16 -j ACCEPT"],
+            &["-s 10.5.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT", to],
+            &["-i eth1 -j DROP", "-j REJECT"],
+        ] {
+            let text = said("DROP", others, Mode::Nft).unwrap_or_else(|| panic!("{others:?} silence it"));
+            assert!(
+                text.contains("iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT && iptables-legacy -I FORWARD -d"),
+                "{text}"
+            );
+        }
+        assert_eq!(said("ACCEPT", &[], Mode::Nft), None);
+        assert_eq!(said("DROP", &[], Mode::Iptables), None, "our own chain accepts");
+        for mode in [Mode::Nft, Mode::Iptables] {
+            let text = said("ACCEPT", &["-j DROP", "-j WEFT-FWD"], mode).unwrap();
+            assert!(text.contains("it is left there; see: iptables-legacy -S FORWARD"), "{text}");
+        }
     }
 }

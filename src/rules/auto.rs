@@ -6,16 +6,25 @@
 
 mod tables;
 
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{debug, info};
 use weft_subnet::cidr::Family;
 
-use super::Choice;
+use super::{Choice, around};
 use crate::kernel::iptables::{self, Saved};
 
 /// kube-proxy's table in its nftables mode.
 const KUBE_TABLE: &str = "kube-proxy";
 /// Chains of kube-proxy alone: kubelet makes KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-FIREWALL in any mode.
 const KUBE_PROXY_CHAINS: [&str; 4] = ["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-FORWARD"];
+
+/// A provisional choice is looked at again this often, though no table came or went.
+const AGAIN: Duration = Duration::from_secs(60);
+/// What was seen longer ago is looked at again: kube-proxy may have come meanwhile.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// What carries the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +74,9 @@ impl Snapshot {
         self.forward_drops |= saved.forward_drops();
         for table in ["nat", "filter"] {
             for (name, chain) in saved.table(table).into_iter().flatten() {
-                let foreign = |rule: &&String| iptables::target(rule).is_none_or(|target| !ours(&target));
+                let foreign = |rule: &&String| {
+                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !around::is_ours(rule)
+                };
                 if !ours(name) {
                     self.rules += chain.rules.iter().filter(foreign).count();
                 }
@@ -91,17 +102,119 @@ pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode,
     }
 }
 
-/// Decides for this node, and says it in the log.
-pub async fn choose(choice: Choice, nftables: Option<bool>) -> Mode {
-    let looked_at = choice == Choice::Auto && nftables != Some(true);
-    let node = if looked_at { look().await } else { Snapshot::default() };
-    let (mode, why) = decide(choice, nftables, &node);
+/// A look at the node, begun before anyone knows whether it is needed: asking the programs of iptables takes a quarter of a second,
+/// in which a lease can be acquired. Dropped, it ends.
+#[derive(Debug)]
+pub struct Look(Option<(Instant, JoinHandle<Snapshot>)>);
+
+impl Look {
+    /// Begins it, unless it is never needed. Inside a tokio runtime.
+    pub fn begin(choice: Choice) -> Look {
+        Look((choice == Choice::Auto).then(|| (Instant::now(), tokio::spawn(look()))))
+    }
+
+    async fn end(mut self) -> Snapshot {
+        if let Some((began, task)) = &mut self.0
+            && began.elapsed() < FRESH
+            && let Ok(node) = task.await
+        {
+            return node;
+        }
+        look().await
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        if let Some((_, task)) = &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// Whether nothing that comes later can say otherwise. At boot the tables are empty: kubelet, kube-proxy and Docker start after us.
+fn is_settled(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> bool {
+    match (choice, nftables) {
+        (Choice::Nft | Choice::Iptables, _) | (Choice::Auto, Some(true)) => true,
+        (Choice::Auto, Some(false)) => node.iptables,
+        (Choice::Auto, None) => node.kube_proxy != KubeProxy::Unseen,
+    }
+}
+
+/// The choice for this node. It is provisional until kube-proxy was seen.
+#[derive(Debug)]
+pub struct Chosen {
+    choice: Choice,
+    nftables: Option<bool>,
+    mode: Mode,
+    settled: bool,
+}
+
+impl Chosen {
+    /// Decides, and says it in the log.
+    pub async fn now(choice: Choice, nftables: Option<bool>, look: Look) -> Chosen {
+        let looked_at = choice == Choice::Auto && nftables != Some(true);
+        let node = if looked_at { look.end().await } else { Snapshot::default() };
+        let (mode, why) = decide(choice, nftables, &node);
+        say(mode, why);
+        Chosen { choice, nftables, mode, settled: is_settled(choice, nftables, &node) }
+    }
+
+    /// What carries the rules.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Looks again, until something says otherwise than at the first look. Never ends once the choice is settled.
+    pub async fn changed(&mut self, every: Duration) {
+        let (mut seen, mut next) = (None, Instant::now());
+        while !self.settled {
+            tokio::time::sleep(every).await;
+            // A look at everything runs programs: only when tables came or went, and now and then.
+            let now = Tables::now();
+            if seen.as_ref() == Some(&now) && Instant::now() < next {
+                continue;
+            }
+            (seen, next) = (Some(now), Instant::now() + AGAIN);
+            if self.take(&look().await) {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// True when the mode is another now. That rules went is no sign.
+    fn take(&mut self, node: &Snapshot) -> bool {
+        let (mode, why) = decide(self.choice, self.nftables, node);
+        self.settled = is_settled(self.choice, self.nftables, node);
+        let sign = mode == Mode::Iptables || node.kube_proxy == KubeProxy::Nftables;
+        if mode == self.mode || !sign {
+            return false;
+        }
+        self.mode = mode;
+        say(mode, why);
+        true
+    }
+}
+
+/// What costs next to nothing to look at: which tables there are, of nftables and of iptables-legacy.
+#[derive(Debug, PartialEq, Eq)]
+struct Tables(Vec<String>);
+
+impl Tables {
+    fn now() -> Tables {
+        let mut names = tables::tables().unwrap_or_default();
+        names.extend([Family::V4, Family::V6].map(iptables::legacy_tables));
+        Tables(names)
+    }
+}
+
+fn say(mode: Mode, why: &str) {
     let name = match mode {
         Mode::Nft => "nftables",
         Mode::Iptables => "iptables",
     };
     info!("traffic rules by {name}: {why}");
-    mode
 }
 
 async fn look() -> Snapshot {
@@ -128,7 +241,7 @@ async fn look() -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::{KubeProxy, Mode, Snapshot, decide};
+    use super::{Chosen, Instant, KubeProxy, Look, Mode, Snapshot, decide, is_settled};
     use crate::kernel::iptables::Saved;
     use crate::rules::Choice;
 
@@ -179,6 +292,51 @@ mod tests {
         }
     }
 
+    /// After a reboot the agent is there before everyone else: it ends where a restart of it would.
+    #[test]
+    fn what_comes_after_us_decides_too() {
+        let rules = Snapshot { rules: 1, ..node() };
+        let chains = Snapshot { kube_proxy: KubeProxy::Iptables, rules: 40, ..node() };
+        let table = Snapshot { kube_proxy: KubeProxy::Nftables, rules: 3, ..node() };
+        for (what, steps) in [
+            ("kube-proxy in iptables mode", vec![(&chains, Mode::Iptables, true)]),
+            ("kubelet, then kube-proxy", vec![(&rules, Mode::Iptables, false), (&chains, Mode::Iptables, true)]),
+            (
+                "kubelet, then kube-proxy in nftables mode",
+                vec![(&rules, Mode::Iptables, false), (&table, Mode::Nft, true)],
+            ),
+            ("rules that go", vec![(&rules, Mode::Iptables, false), (&node(), Mode::Iptables, false)]),
+            ("nothing", vec![(&node(), Mode::Nft, false)]),
+        ] {
+            let settled = is_settled(Choice::Auto, None, &node());
+            let mut chosen = Chosen { choice: Choice::Auto, nftables: None, mode: Mode::Nft, settled };
+            assert!(!chosen.settled);
+            for (node, mode, settled) in steps {
+                let before = chosen.mode;
+                assert_eq!(chosen.take(node), mode != before, "{what}");
+                assert_eq!((chosen.mode, chosen.settled), (mode, settled), "{what}");
+            }
+        }
+        for (choice, nftables) in [(Choice::Nft, None), (Choice::Iptables, None), (Choice::Auto, Some(true))] {
+            assert!(is_settled(choice, nftables, &Snapshot::default()));
+        }
+        assert!(is_settled(Choice::Auto, Some(false), &node()));
+        assert!(!is_settled(Choice::Auto, Some(false), &Snapshot::default()), "no program worked yet");
+    }
+
+    /// What was seen while the lease was waited for decides; where it cannot matter, nobody looks, and nobody waits for a look.
+    #[tokio::test]
+    async fn a_look_that_was_begun_before_is_the_one_that_counts() {
+        let docker = Snapshot { forward_drops: true, ..node() };
+        let seen = Look(Some((Instant::now(), tokio::spawn(async { docker }))));
+        assert_eq!(Chosen::now(Choice::Auto, None, seen).await.mode(), Mode::Iptables);
+        let endless = Look(Some((Instant::now(), tokio::spawn(std::future::pending()))));
+        assert_eq!(Chosen::now(Choice::Auto, Some(true), endless).await.mode(), Mode::Nft);
+        for choice in [Choice::Nft, Choice::Iptables] {
+            assert!(Look::begin(choice).0.is_none());
+        }
+    }
+
     #[test]
     fn our_own_rules_and_flannels_are_no_sign() {
         let ours = "*nat\n:POSTROUTING ACCEPT [0:0]\n:WEFT-POSTRTG - [0:0]\n:FLANNEL-POSTRTG - [0:0]\n\
@@ -186,6 +344,9 @@ mod tests {
                     -A POSTROUTING -j WEFT-POSTRTG\n-A WEFT-POSTRTG -m mark --mark 0x4000/0x4000 -j RETURN\nCOMMIT\n";
         let mut seen = Snapshot { nftables: true, ..Snapshot::default() };
         seen.add(&Saved::parse(ours));
+        assert_eq!(seen, node());
+        let accept = "-A FORWARD -s 10.5.0.0/16 -m comment --comment \"weft forward\" -j ACCEPT";
+        seen.add(&Saved::parse(&format!("*filter\n:FORWARD ACCEPT [0:0]\n{accept}\nCOMMIT\n")));
         assert_eq!(seen, node());
         seen.add(&Saved::parse("*filter\n:FORWARD DROP [0:0]\n-A FORWARD -j DOCKER-USER\nCOMMIT\n"));
         assert_eq!(seen, Snapshot { rules: 1, forward_drops: true, ..node() });

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
-use super::{Ensured, Firewall, Trouble};
+use super::{Ensured, Failed, Firewall, Trouble};
 
 #[derive(Debug, Default)]
 struct Inside {
@@ -16,6 +16,7 @@ struct Inside {
     writes: usize,
     looks: usize,
     trouble: Option<Trouble>,
+    blind: Option<Trouble>,
 }
 
 /// Clones share one content.
@@ -46,6 +47,11 @@ impl FakeFirewall {
         self.inside.borrow_mut().trouble = trouble.map(|text| Trouble(text.to_owned()));
     }
 
+    /// Nothing can be read, and this is said; `None`: it can be again.
+    pub fn blind(&self, trouble: Option<&str>) {
+        self.inside.borrow_mut().blind = trouble.map(|text| Trouble(text.to_owned()));
+    }
+
     /// Someone flushes the rules, and it is told.
     pub fn flush(&self) {
         self.inside.borrow_mut().rules = Rules::default();
@@ -58,12 +64,15 @@ impl Firewall for FakeFirewall {
         "fake".to_owned()
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Trouble>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
         Box::pin(async move {
             let mut inside = self.inside.borrow_mut();
             inside.looks += 1;
+            if let Some(trouble) = &inside.blind {
+                return Err(Failed::Look(trouble.clone()));
+            }
             if let Some(trouble) = &inside.trouble {
-                return Err(trouble.clone());
+                return Err(Failed::Write(trouble.clone()));
             }
             if inside.rules == *rules {
                 return Ok(Ensured::Same);

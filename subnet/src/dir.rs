@@ -8,7 +8,9 @@
 mod files;
 mod watch;
 
+use std::cell::RefCell;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::mpsc;
@@ -28,7 +30,9 @@ const KEEP_EVERY: Duration = Duration::from_secs(60);
 /// Leases in a directory.
 #[derive(Debug)]
 pub struct DirStore {
-    files: Files,
+    files: Arc<Files>,
+    /// The net-conf that was last handed out: the watch reports any other.
+    config_seen: RefCell<Option<String>>,
 }
 
 fn now() -> u64 {
@@ -39,81 +43,93 @@ fn now() -> u64 {
 impl DirStore {
     /// The store in this directory, which is created (0755) with the first use when it is missing.
     pub fn new(path: PathBuf) -> DirStore {
-        DirStore { files: Files::new(path) }
+        DirStore { files: Arc::new(Files::new(path)), config_seen: RefCell::default() }
     }
 
-    async fn acquire_locked(&self, claim: &Claim) -> Result<Lease, Error> {
-        let _lock = self.files.lock().await?;
-        let records = self.files.scan()?;
-        let leases: Vec<&Lease> = records.iter().filter_map(|record| record.lease.as_ref().ok()).collect();
-        let mut ours: Vec<&Lease> =
-            leases.iter().copied().filter(|lease| lease.attrs.same_node(&claim.attrs)).collect();
-        // Several leases name this node (a copied file, a node that moved): the one it lives on, else the oldest.
-        let other = |lease: &Lease| Some(lease.subnets) != claim.previous;
-        ours.sort_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age)));
-        if let Some(own) = ours.iter().find(|own| pick::compatible(&claim.network, &own.subnets)) {
-            return self.rewrite(own, &claim.attrs);
-        }
-        for own in &ours {
-            self.files.delete(&own.id)?;
-        }
-        let others = records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
-        let chosen = claim.choose(others.filter_map(|record| Subnets::from_key(&record.id)).collect())?;
-        self.files.create(&chosen.to_key(), &claim.attrs, now())
+    /// Does this while no other process writes.
+    async fn locked<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Files) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let lock = self.files.lock().await?;
+        self.files
+            .work(move |files| {
+                let done = work(files);
+                drop(lock);
+                done
+            })
+            .await
     }
 
-    fn rewrite(&self, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
-        if own.attrs == *attrs {
-            return Ok(own.clone());
-        }
-        // A file without `Created` stays the youngest until someone writes it: now.
-        let created = if own.age.stamp == u64::MAX { now() } else { own.age.stamp };
-        self.files.replace(&own.id, attrs, created)
+    async fn read_config(&self) -> Result<String, Error> {
+        let text = self.files.work(|files| files.config()?.ok_or_else(|| files.missing_config())).await?;
+        *self.config_seen.borrow_mut() = Some(text.clone());
+        Ok(text)
     }
+}
 
-    async fn retake_locked(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
-        let _lock = self.files.lock().await?;
-        let id = subnets.to_key();
-        let mine = |lease: &Lease| lease.attrs.same_node(attrs) || lease.attrs.same_node(was);
-        match self.files.read(&id)?.map(|record| record.lease) {
-            Some(Ok(own)) if mine(&own) => self.rewrite(&own, attrs),
-            Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
-            // A value that nobody can read belongs to nobody, and the file was ours.
-            Some(Err(_)) => self.files.replace(&id, attrs, now()),
-            None => {
-                let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
-                let rival = self.files.scan()?.into_iter().filter_map(|record| record.lease.ok()).find(|lease| {
-                    // Only equals: a stray file over a whole range is set aside by every node.
-                    lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !mine(lease)
-                });
-                match rival {
-                    Some(other) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
-                    None => self.files.create(&id, attrs, now()),
-                }
+fn find_own(files: &Files, attrs: &Attrs, previous: Option<Subnets>) -> Result<Option<Lease>, Error> {
+    let leases = files.scan()?.into_iter().filter_map(|record| record.lease.ok());
+    let other = |lease: &Lease| Some(lease.subnets) != previous;
+    let ours = leases.filter(|lease| lease.attrs.same_node(attrs));
+    Ok(ours.min_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age))))
+}
+
+fn acquire(files: &Files, claim: &Claim) -> Result<Lease, Error> {
+    let records = files.scan()?;
+    let leases: Vec<&Lease> = records.iter().filter_map(|record| record.lease.as_ref().ok()).collect();
+    let mut ours: Vec<&Lease> = leases.iter().copied().filter(|lease| lease.attrs.same_node(&claim.attrs)).collect();
+    // Several leases name this node (a copied file, a node that moved): the one it lives on, else the oldest.
+    let other = |lease: &Lease| Some(lease.subnets) != claim.previous;
+    ours.sort_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age)));
+    if let Some(own) = ours.iter().find(|own| pick::compatible(&claim.network, &own.subnets)) {
+        return rewrite(files, own, &claim.attrs);
+    }
+    for own in &ours {
+        files.delete(&own.id)?;
+    }
+    let others = records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
+    let chosen = claim.choose(others.filter_map(|record| Subnets::from_key(&record.id)).collect())?;
+    files.create(&chosen.to_key(), &claim.attrs, now())
+}
+
+fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
+    if own.attrs == *attrs {
+        return Ok(own.clone());
+    }
+    // A file without `Created` stays the youngest until someone writes it: now.
+    let created = if own.age.stamp == u64::MAX { now() } else { own.age.stamp };
+    files.replace(&own.id, attrs, created)
+}
+
+fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
+    let id = subnets.to_key();
+    let mine = |lease: &Lease| lease.attrs.same_node(attrs) || lease.attrs.same_node(was);
+    match files.read(&id)?.map(|record| record.lease) {
+        Some(Ok(own)) if mine(&own) => rewrite(files, &own, attrs),
+        Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
+        // A value that nobody can read belongs to nobody, and the file was ours.
+        Some(Err(_)) => files.replace(&id, attrs, now()),
+        None => {
+            let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
+            let rival = files.scan()?.into_iter().filter_map(|record| record.lease.ok()).find(|lease| {
+                // Only equals: a stray file over a whole range is set aside by every node.
+                lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !mine(lease)
+            });
+            match rival {
+                Some(other) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
+                None => files.create(&id, attrs, now()),
             }
         }
     }
+}
 
-    async fn release_locked(&self, lease: &Lease) -> Result<(), Error> {
-        let _lock = self.files.lock().await?;
-        match self.files.read(&lease.id)?.map(|record| record.lease) {
-            None => Err(self.files.missing(&lease.id)),
-            Some(Ok(own)) if own.attrs.same_node(&lease.attrs) => self.files.delete(&lease.id),
-            Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),
-            Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: UNREADABLE.to_owned() }),
-        }
-    }
-
-    async fn find_own(&self, attrs: &Attrs, previous: Option<Subnets>) -> Result<Option<Lease>, Error> {
-        let leases = self.files.scan()?.into_iter().filter_map(|record| record.lease.ok());
-        let other = |lease: &Lease| Some(lease.subnets) != previous;
-        let ours = leases.filter(|lease| lease.attrs.same_node(attrs));
-        Ok(ours.min_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age))))
-    }
-
-    async fn remove_locked(&self, id: &str) -> Result<(), Error> {
-        let _lock = self.files.lock().await?;
-        self.files.delete(id)
+fn release(files: &Files, lease: &Lease) -> Result<(), Error> {
+    match files.read(&lease.id)?.map(|record| record.lease) {
+        None => Err(files.missing(&lease.id)),
+        Some(Ok(own)) if own.attrs.same_node(&lease.attrs) => files.delete(&lease.id),
+        Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),
+        Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: UNREADABLE.to_owned() }),
     }
 }
 
@@ -127,35 +143,40 @@ impl Source for DirStore {
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {
-        Box::pin(async { self.files.config()?.ok_or_else(|| self.files.missing_config()) })
+        Box::pin(self.read_config())
     }
 
     fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
-        Box::pin(self.find_own(attrs, previous))
+        let attrs = attrs.clone();
+        Box::pin(self.files.work(move |files| find_own(files, &attrs, previous)))
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.acquire_locked(claim))
+        let claim = claim.clone();
+        Box::pin(self.locked(move |files| acquire(files, &claim)))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.retake_locked(subnets, was, attrs))
+        let (subnets, was, attrs) = (*subnets, was.clone(), attrs.clone());
+        Box::pin(self.locked(move |files| retake(files, &subnets, &was, &attrs)))
     }
 
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
-        Box::pin(self.release_locked(lease))
+        let lease = lease.clone();
+        Box::pin(self.locked(move |files| release(files, &lease)))
     }
 
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
-        Box::pin(async { self.files.scan() })
+        Box::pin(self.files.work(Files::scan))
     }
 
     fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>> {
-        Box::pin(self.remove_locked(id))
+        let id = id.to_owned();
+        Box::pin(self.locked(move |files| files.delete(&id)))
     }
 
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()> {
-        Box::pin(watch::run(&self.files, out))
+        Box::pin(watch::run(self, out))
     }
 
     fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {

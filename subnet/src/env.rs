@@ -9,6 +9,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cidr::{Subnets, address, bits, family};
 
+/// Where it is unless somebody says otherwise: flannel's place, which flannel's CNI plugin reads.
+pub const USUAL_FILE: &str = "/run/flannel/subnet.env";
+
 /// What subnet.env says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetEnv {

@@ -13,6 +13,8 @@ pub mod network;
 pub mod peers;
 pub mod pick;
 #[cfg(feature = "source")]
+pub mod retry;
+#[cfg(feature = "source")]
 pub mod source;
 
 #[cfg(feature = "dir")]

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tunnel guard in the real kernel: who is let in, element by element, and what others may do to it.
 
+use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use weft::kernel::{Kernel, LinuxKernel, LinuxOptions, guard};
+use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice, guard};
 use weft::rules::Instance;
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, Observed, Value};
@@ -35,9 +36,20 @@ fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
     ours.map(|(key, seen)| (key, seen.value)).collect()
 }
 
+/// Of a socket that was closed just now, a process that another test is starting has a copy until it execs.
+fn bound(to: &str) -> UdpSocket {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match UdpSocket::bind(to) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {}
+            done => return done.unwrap(),
+        }
+    }
+}
+
 /// Whether a datagram to this port of ours arrives when it comes from there.
 fn arrives(from: &str, to: &str) -> bool {
-    let server = UdpSocket::bind(to).unwrap();
+    let server = bound(to);
     server.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let client = UdpSocket::bind((from.parse::<std::net::IpAddr>().unwrap(), 0)).unwrap();
     client.send_to(b"vxlan", to).unwrap();
@@ -118,12 +130,68 @@ fn another_value_replaces_the_chain_and_changes_by_others_are_seen() {
             "insert rule ip weft-guard input accept",
             "delete table ip weft-guard",
             "delete chain ip weft-guard input",
+            "add table ip weft-guard { flags dormant; }",
         ] {
             run("nft", change);
             assert_ne!(observed(&mut k), good, "{change}");
             put(&mut k, &good);
             assert_eq!(observed(&mut k), good, "{change}");
         }
+    });
+}
+
+/// The first notice of the guard that is like this, past others.
+async fn told(monitor: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> bool) {
+    let mut all = Vec::new();
+    let wait = async {
+        while !all.iter().any(&is) {
+            all.extend(monitor.next().await.unwrap());
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok();
+    assert!(in_time, "{what}: only {all:?}");
+}
+
+#[test]
+fn changes_by_others_are_told() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let options = MonitorOptions::new(PROTOCOL, k.shared()).watch_guard(&format!("weft {FILE}"));
+        let mut m = LinuxMonitor::open(options).unwrap();
+        let all = [peer("10.9.9.1"), peer("fd09::1"), chain(Family::V4, [0, 8472], false)];
+        put(&mut k, &all);
+        told(&mut m, "our own chain", |n| *n == Notice::Guard).await;
+        let is = |text: &str, there: bool| {
+            let (key, _) = peer(text);
+            move |n: &Notice| matches!(n, Notice::Entry(k, seen) if *k == key && seen.is_some() == there)
+        };
+        for (change, ip, there) in [
+            ("add element ip weft-guard peers { 10.9.9.7 }", "10.9.9.7", true),
+            ("delete element ip weft-guard peers { 10.9.9.1 }", "10.9.9.1", false),
+            ("flush set ip6 weft-guard peers", "fd09::1", false),
+        ] {
+            run("nft", change);
+            told(&mut m, change, is(ip, there)).await;
+        }
+        for change in [
+            "insert rule ip weft-guard input accept",
+            "flush chain ip weft-guard input",
+            "delete chain ip weft-guard input",
+            "add table ip weft-guard { flags dormant; }",
+            "delete table ip6 weft-guard",
+            "flush ruleset",
+        ] {
+            run("nft", change);
+            told(&mut m, change, |n| *n == Notice::Guard).await;
+        }
+        // Of other tables nothing is told, nor is our own peer a reason to look at everything.
+        run("nft", "add table ip other");
+        put(&mut k, &[chain(Family::V4, [0, 8472], false)]);
+        told(&mut m, "the chain again", |n| *n == Notice::Guard).await;
+        run("nft", "add chain ip other input");
+        put(&mut k, &[peer("10.9.9.3")]);
+        let next = m.next().await.unwrap();
+        assert!(matches!(next[..], [Notice::Entry(Key::Peer(_), Some(_))]), "{next:?}");
     });
 }
 

@@ -4,9 +4,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use weft::kernel::nft::table::forward_chains;
 use weft::kernel::nft::{self, Nft, foreign};
+use weft::kernel::socket::Netlink;
 use weft::rules::{Ensured, Firewall, Instance};
-use weft_backends::masq::{self, Masquerade, Policy, Rules};
+use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
 use weft_subnet::cidr::{Family, Subnets};
 
 use super::adapter_net::{in_namespace, run};
@@ -107,6 +109,40 @@ fn equal_is_not_written_and_the_difference_is() {
     });
 }
 
+/// Nodes that come and go are elements that come and go: rules and their counters stay.
+#[test]
+fn other_nodes_change_the_set_alone() {
+    in_namespace(|| async {
+        let with = |nodes: &[&str]| {
+            let nodes = nodes.iter().map(|ip| ip.parse().unwrap()).collect();
+            rules(Some(Masquerade { nodes, ..Masquerade::default() }), true)
+        };
+        let elements = |text: &str| -> Vec<String> {
+            let lines = text.lines().map(str::trim).filter(|line| line.starts_with("elements"));
+            lines.map(str::to_owned).collect()
+        };
+        let without =
+            |text: String| text.lines().filter(|line| !line.contains("elements")).collect::<Vec<_>>().join("\n");
+        let mut nft = open();
+        nft.ensure(&with(&["192.0.2.7", "fd00::7"])).await.unwrap();
+        let before = without(handles());
+        for (nodes, shown) in [
+            (
+                &["192.0.2.7", "192.0.2.8", "fd00::7"][..],
+                ["elements = { 192.0.2.7, 192.0.2.8 }", "elements = { fd00::7 }"],
+            ),
+            (&["192.0.2.9", "fd00::8"], ["elements = { 192.0.2.9 }", "elements = { fd00::8 }"]),
+        ] {
+            assert_eq!(nft.ensure(&with(nodes)).await, Ok(Ensured::Written));
+            assert_eq!(elements(&handles()), shown);
+            assert_eq!(without(handles()), before, "the rules are those of before");
+            assert_eq!(nft.ensure(&with(nodes)).await, Ok(Ensured::Same));
+        }
+        assert_eq!(nft.ensure(&with(&["fd00::8"])).await, Ok(Ensured::Written));
+        assert_eq!(elements(&handles()), ["elements = { fd00::8 }"], "a rule for no node is none");
+    });
+}
+
 #[test]
 fn whatever_others_change_is_seen_and_mended() {
     in_namespace(|| async {
@@ -195,6 +231,15 @@ fn thousands_of_foreign_rules_do_not_slow_a_look() {
     });
 }
 
+fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<foreign::Dropping>> {
+    let chains = forward_chains(netlink)?;
+    foreign::dropping(netlink, &chains, rules, ("weft", "weft forward"))
+}
+
+fn bring(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> std::io::Result<bool> {
+    foreign::bring(netlink, Family::V4, rules, "weft forward")
+}
+
 /// What makes a rule of iptables-nft, in its words.
 fn saved(chain: &str) -> Vec<String> {
     run("iptables-nft", &format!("-S {chain}")).lines().skip(1).map(str::to_owned).collect()
@@ -206,43 +251,104 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         let rules = plain();
         let v4 = rules.of(Family::V4).unwrap();
         let mut netlink = nft::socket().unwrap();
-        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
-        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap(), "no iptables, no rule");
+        assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
+        assert!(!bring(&mut netlink, Some(v4)).unwrap(), "no iptables, no rule");
         run("iptables-nft", "-P FORWARD DROP");
         run("iptables-nft", "-A FORWARD -i docker0 -j ACCEPT");
-        let found = foreign::dropping(&mut netlink, v4, "weft").unwrap();
+        let found = dropping(&mut netlink, v4).unwrap();
         assert!(found.len() == 1 && found[0].is_iptables(), "{found:?}");
-        assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+        assert!(bring(&mut netlink, Some(v4)).unwrap());
         let expected = [
             "-A FORWARD -i docker0 -j ACCEPT",
             "-A FORWARD -s 10.5.0.0/16 -j ACCEPT",
             "-A FORWARD -d 10.5.0.0/16 -j ACCEPT",
         ];
         assert_eq!(without_comments(&saved("FORWARD")), expected);
-        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
-        assert!(!foreign::accept(&mut netlink, v4, "weft forward").unwrap(), "once is enough");
-        assert!(foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
+        assert!(!bring(&mut netlink, Some(v4)).unwrap(), "once is enough");
+        assert!(bring(&mut netlink, None).unwrap());
         assert_eq!(saved("FORWARD"), ["-A FORWARD -i docker0 -j ACCEPT"]);
-        assert!(!foreign::withdraw(&mut netlink, "weft forward").unwrap());
+        assert!(!bring(&mut netlink, None).unwrap());
         // iptables loads two bytes for a /16, we four: the same rule.
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -j ACCEPT");
         run("iptables-nft", "-A FORWARD -d 10.5.0.0/16 -j ACCEPT");
-        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
         // A last rule that rejects everything is as good as a policy, and ours go before it.
         run("iptables-nft", "-F FORWARD");
         run("iptables-nft", "-P FORWARD ACCEPT");
-        assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+        assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
         for last in ["-j REJECT", "-j DROP"] {
             run("iptables-nft", "-F FORWARD");
             run("iptables-nft", "-A FORWARD -p tcp -j REJECT");
             run("iptables-nft", &format!("-A FORWARD {last}"));
-            assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap().len(), 1, "{last}");
-            assert!(foreign::accept(&mut netlink, v4, "weft forward").unwrap());
+            assert_eq!(dropping(&mut netlink, v4).unwrap().len(), 1, "{last}");
+            assert!(bring(&mut netlink, Some(v4)).unwrap());
             let rules = without_comments(&saved("FORWARD"));
             assert_eq!(rules[1..3], expected[1..], "{last}");
             assert!(rules.len() == 4 && rules[3].contains(last), "{rules:?}");
-            assert_eq!(foreign::dropping(&mut netlink, v4, "weft").unwrap(), []);
+            assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
         }
+    });
+}
+
+/// A network that is another now, and a chain that drops no more.
+#[test]
+fn accepts_of_before_are_taken_back() {
+    in_namespace(|| async {
+        let rules = plain();
+        let v4 = rules.of(Family::V4).unwrap();
+        let (networks, own) = (subnets("10.6.0.0/16", "fd00:6::/48"), subnets("10.6.1.0/24", "fd00:6:0:1::/64"));
+        let moved = masq::rules(&networks, &own, &Policy { masquerade: None, forward: true });
+        let mut netlink = nft::socket().unwrap();
+        run("iptables-nft", "-P FORWARD DROP");
+        run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -p tcp -j ACCEPT");
+        assert!(bring(&mut netlink, Some(v4)).unwrap());
+        assert!(bring(&mut netlink, moved.of(Family::V4)).unwrap());
+        let expected = [
+            "-A FORWARD -s 10.5.0.0/16 -p tcp -j ACCEPT",
+            "-A FORWARD -s 10.6.0.0/16 -j ACCEPT",
+            "-A FORWARD -d 10.6.0.0/16 -j ACCEPT",
+        ];
+        assert_eq!(without_comments(&saved("FORWARD")), expected, "others stay");
+        assert!(!bring(&mut netlink, moved.of(Family::V4)).unwrap());
+        // One of the two is gone: it comes back, the other stays.
+        run("iptables-nft", "-D FORWARD 2");
+        assert!(bring(&mut netlink, moved.of(Family::V4)).unwrap());
+        assert_eq!(saved("FORWARD").len(), 3);
+        assert!(!bring(&mut netlink, moved.of(Family::V4)).unwrap());
+        assert!(bring(&mut netlink, None).unwrap());
+        assert_eq!(saved("FORWARD"), expected[..1]);
+    });
+}
+
+/// A node that someone cuts off stays so, whether our accepts are there already or not.
+#[test]
+fn nothing_goes_before_a_drop_that_someone_put_first() {
+    in_namespace(|| async {
+        let rules = plain();
+        let v4 = rules.of(Family::V4).unwrap();
+        let mut netlink = nft::socket().unwrap();
+        for (default, first) in
+            [("-P FORWARD DROP", "-I FORWARD -j DROP"), ("-A FORWARD -j REJECT", "-I FORWARD -j REJECT")]
+        {
+            run("iptables-nft", default);
+            for ours in [Some(v4), None] {
+                assert!(bring(&mut netlink, ours).unwrap());
+                run("iptables-nft", first);
+                let before = saved("FORWARD");
+                assert!(!bring(&mut netlink, Some(v4)).unwrap(), "{first}");
+                assert_eq!(saved("FORWARD"), before, "{first}");
+                let named = dropping(&mut netlink, v4).unwrap();
+                assert!(named.len() == 1 && named[0].is_iptables() && named[0].will, "{named:?}");
+                run("iptables-nft", "-D FORWARD 1");
+            }
+            run("iptables-nft", "-F FORWARD");
+            run("iptables-nft", "-P FORWARD ACCEPT");
+        }
+        // Where ours are not needed nobody's drop is taken for a default.
+        run("iptables-nft", "-A FORWARD -j DROP");
+        assert!(!bring(&mut netlink, Some(v4)).unwrap());
+        assert_eq!(saved("FORWARD"), ["-A FORWARD -j DROP"]);
     });
 }
 
@@ -265,7 +371,7 @@ fn other_chains_that_drop_are_named() {
         run("nft", "add chain ip open way { type filter hook forward priority 0 ; policy accept ; }");
         run("nft", "add chain ip open in { type filter hook input priority 0 ; policy drop ; }");
         let mut names = |part| -> Vec<String> {
-            foreign::dropping(&mut netlink, part, "weft").unwrap().into_iter().map(|chain| chain.table).collect()
+            dropping(&mut netlink, part).unwrap().into_iter().map(|chain| chain.table).collect()
         };
         assert_eq!((names(v4), names(v6)), (vec!["fw".to_owned()], vec!["fw".to_owned(), "six".to_owned()]));
         run("nft", "add table inet firewalld");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft::kernel::iptables::{Iptables, remove_flannels};
 use weft::kernel::nft::Nft;
-use weft::rules::auto::{Mode, choose};
+use weft::rules::auto::{Chosen, Look, Mode};
 use weft::rules::{Choice, Ensured, Firewall, Instance};
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
@@ -203,6 +203,41 @@ fn flannels_chains_are_removed_and_others_stay() {
     });
 }
 
+/// What is done in the other flavour is no sign that somebody changed our rules.
+#[test]
+fn a_policy_in_the_other_flavour_is_answered_there_and_counts_for_nothing() {
+    each_flavour(async |flavour| {
+        let mut iptables = Iptables::open(&instance());
+        ensure(&mut iptables, &dual(), Ensured::Written, "nothing was there").await;
+        sh(&format!("iptables-{} -w 20 -P FORWARD DROP", other(flavour)));
+        ensure(&mut iptables, &dual(), Ensured::Same, "ours are as they were").await;
+        assert_eq!(lines_with(other(flavour), "WEFT").len(), 4, "a chain, its jump, two accepts");
+    });
+}
+
+async fn chosen(nftables: Option<bool>) -> Chosen {
+    Chosen::now(Choice::Auto, nftables, Look::begin(Choice::Auto)).await
+}
+
+/// At boot we are first. What kube-proxy writes later decides, without a restart.
+#[test]
+fn what_comes_later_is_chosen_too() {
+    for (script, mode) in [
+        ("iptables-legacy -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+        ("iptables-nft -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
+    ] {
+        in_namespace(async || {
+            let mut chosen = chosen(None).await;
+            assert_eq!(chosen.mode(), Mode::Nft);
+            sh(script);
+            let every = Duration::from_millis(20);
+            tokio::time::timeout(Duration::from_secs(60), chosen.changed(every)).await.unwrap();
+            assert_eq!(chosen.mode(), mode, "{script}");
+            assert!(tokio::time::timeout(every * 5, chosen.changed(every)).await.is_err(), "settled");
+        });
+    }
+}
+
 /// Ten thousand rules of others, in the tables and hooks that ours are in too.
 fn crowd() {
     let mut text =
@@ -267,10 +302,11 @@ fn what_the_node_uses_is_chosen() {
                 sh("cat /proc/thread-self/net/ip_tables_names /proc/thread-self/net/ip6_tables_names; nft list ruleset")
             };
             let before = traces();
-            assert_eq!(choose(Choice::Auto, None).await, mode, "{what}");
+            let decided = async |nftables| chosen(nftables).await.mode();
+            assert_eq!(decided(None).await, mode, "{what}");
             assert_eq!(traces(), before, "{what}");
-            assert_eq!(choose(Choice::Auto, Some(true)).await, Mode::Nft, "{what}");
-            assert_eq!(choose(Choice::Auto, Some(false)).await, Mode::Iptables, "{what}");
+            assert_eq!(decided(Some(true)).await, Mode::Nft, "{what}");
+            assert_eq!(decided(Some(false)).await, Mode::Iptables, "{what}");
         });
     }
 }

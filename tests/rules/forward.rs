@@ -2,10 +2,11 @@
 //! A FORWARD chain of iptables that drops: Docker sets that policy, distributions end the chain with a REJECT. Pods still reach
 //! each other and the outside.
 
-use weft::lab::BackendKind;
+use nix::sys::signal::Signal;
+use weft::lab::{BackendKind, wait_for};
 
 use crate::packets::{Seen, any, exchange, socket};
-use crate::site::{Family, Site, flanneld, on_this_thread, straight};
+use crate::site::{Family, PATIENCE, Site, flanneld, on_this_thread, straight};
 
 /// Policy drop, in this flavour.
 fn policy(flavour: &str) -> String {
@@ -98,6 +99,72 @@ fn policies_of_others_hold_under_nftables() {
 #[test]
 fn policies_of_others_hold_under_iptables() {
     policies_of_others_hold("--firewall=iptables");
+}
+
+/// Someone cuts a node off, at the head of FORWARD, while the agent runs: it stays so, and the agent says it.
+fn a_node_cut_off_stays_so(firewall: &'static str) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--iptables-resync=1", firewall]).await;
+        site.on_nodes(&policy("nft")).await;
+        site.start().await;
+        pods_get_through(&site);
+        site.on_nodes(&["", "6"].map(|six| format!("ip{six}tables-nft -w 20 -I FORWARD -j DROP")).join("; ")).await;
+        says(&site, "ip6tables-nft -S FORWARD").await;
+        for family in Family::BOTH {
+            assert_eq!(site.probe(&straight("n1-p1", "n2-p1"), family), "lost");
+        }
+        site.on_nodes(&["", "6"].map(|six| format!("ip{six}tables-nft -w 20 -D FORWARD 1")).join("; ")).await;
+        pods_get_through(&site);
+    });
+}
+
+async fn says(site: &Site, words: &str) {
+    let said = async || match site.lab.nodes[0].status().await {
+        Ok(status) => status.problems.iter().any(|problem| problem.contains(words)),
+        Err(_) => false,
+    };
+    wait_for("the problem to be named", PATIENCE, said).await.unwrap();
+}
+
+#[test]
+fn a_node_cut_off_stays_so_under_nftables() {
+    a_node_cut_off_stays_so("--firewall=nft");
+}
+
+#[test]
+fn a_node_cut_off_stays_so_under_iptables() {
+    a_node_cut_off_stays_so("--firewall=iptables");
+}
+
+/// A restart without the forward rules, or in the other mode: no accept of ours stays in FORWARD of iptables-nft.
+fn accepts_go_with_the_flags(flag: &'static str, works: bool) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft", "--iptables-resync=1"]).await;
+        site.on_nodes(&policy("nft")).await;
+        site.start().await;
+        pods_get_through(&site);
+        let forward = async |site: &Site| site.run("n1", &["sh", "-c", "nft list chain ip filter FORWARD"]).await;
+        assert!(forward(&site).await.contains("saddr 10."), "{}", forward(&site).await);
+        let node = &mut site.lab.nodes[0];
+        node.stop(Signal::SIGTERM).await.unwrap();
+        node.set_flag(flag);
+        node.start().unwrap();
+        let gone = async || !forward(&site).await.contains("saddr 10.");
+        wait_for("the accepts to go", PATIENCE, gone).await.unwrap();
+        if works {
+            pods_get_through(&site);
+        }
+    });
+}
+
+#[test]
+fn accepts_go_with_the_forward_rules() {
+    accepts_go_with_the_flags("--iptables-forward-rules=false", false);
+}
+
+#[test]
+fn accepts_go_with_the_mode() {
+    accepts_go_with_the_flags("--firewall=iptables", true);
 }
 
 /// Docker is installed on a node that runs.

@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 /// Depends on the current kernel package: its name changes with every ABI.
 const META: &str = "linux-image-cloud-amd64";
 /// Loaded in this order, each after what it depends on.
-const MODULES: [&str; 7] = ["dummy", "veth", "bridge", "ipip", "vxlan", "nf_tables", "sch_fq"];
+const MODULES: [&str; 9] =
+    ["dummy", "veth", "bridge", "ipip", "vxlan", "nf_tables", "nft_chain_nat", "nft_masq", "sch_fq"];
 
 /// A kernel and its modules.
 pub struct Kernel {

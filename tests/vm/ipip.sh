@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# ipip: every peer through flannel.ipip; a device that flannel left is adopted, its stale routes are removed.
+# ipip: every peer through flannel.ipip; a device that flannel left is adopted, its stale routes are removed. Rules and tunnel guard
+# of this kernel: there is no program of iptables or nftables here.
 . /lib.sh
 
 # What flannel leaves on n1 when it is stopped: the device, and a route without protocol to a peer that is gone since.
@@ -14,7 +15,9 @@ topology
 config '{"Network":"10.244.0.0/16","Backend":{"Type":"ipip"}}'
 adopted
 # n1 comes last: a first list without any peer is suspicious, and nothing is removed because of it.
+# n2 does not say where its tunnel packets come from: until it does, the guard of the others is off.
 for n in n2 n3 n1; do
+    FLAGS=--ip-masq; [ $n = n2 ] || FLAGS="--ip-masq --guard-tunnel"
     start $n
     eventually "$n has its subnet" 90 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
 done
@@ -39,6 +42,43 @@ reach healed
 ip -n n2 link set flannel.ipip down || die "device down"
 eventually "device comes up again" 60 shows "state UNKNOWN" ip -n n2 link show flannel.ipip
 eventually "routes come back with it" 60 route n2 "$(net n1)" "via 10.99.0.1|dev flannel.ipip|onlink"
+
+# --- rules ---
+
+# rt has no way back to a pod: it answers the node alone.
+check "no way back to pods" empty ip -n rt route show to match "$(pod4 n1)"
+check "pod to outside is masqueraded" pings n1 10.99.0.254
+# n3's pod answers the pod of n1 alone: the node's or the tunnel's address would get no answer.
+gateway=$(value n3 FLANNEL_SUBNET | cut -d/ -f1)
+ip -n p3 route del default && ip -n p3 route add "$(pod4 n1)" via "$gateway" || die "routes of the pod"
+check "pod to pod is not masqueraded" pings n1 "$(pod4 n3)"
+unanswered() { ! ip netns exec n1 ping -q -c 1 -W 1 "$(pod4 n3)"; }
+check "node to pod has not the pod's address" unanswered
+ip -n p3 route add default via "$gateway"
+reach masqueraded
+
+# --- tunnel guard ---
+
+# A stranger on the link puts packets of n2's pod into the tunnel.
+ip -n rt link add spoof type ipip local 10.99.0.254 remote 10.99.0.1 || die "the stranger's tunnel"
+ip -n rt addr add "$(pod4 n2)/32" dev spoof
+ip -n rt link set spoof up
+ip -n rt route add "$(pod4 n1)" dev spoof || die "the stranger's route"
+spoof() { ip netns exec rt ping -q -c 3 -i 0.2 -W 1 -I "$(pod4 n2)" "$(pod4 n1)" >/dev/null 2>&1; }
+# spoofed COUNT: so many of three arrive.
+spoofed() { heard=$(echoes n1); spoof; [ $(($(echoes n1) - heard)) = "$1" ]; }
+guard() { # guard NODE TEXT: what it says of its guard
+    weft status --socket "/run/$1/weft.sock" -o json | tr -d '\n' | grep -q "\"guard\": *\"$2"
+}
+check "guard is off while n2 is silent" guard n1 "off: 1 of 2 leases"
+check "spoofed packets arrive without it" spoofed 3
+stop n2 TERM || die "n2 did not end with 0"
+FLAGS="--ip-masq --guard-tunnel"
+start n2
+eventually "guard is on" 60 guard n1 "on: "
+eventually "spoofed packets are dropped" 60 spoofed 0
+ip -n rt link del spoof
+reach guarded
 
 restarts n1 flannel.ipip
 finish

@@ -100,8 +100,8 @@ public6() { case $1 in n3) echo fd98::3 ;; *) echo "fd99::${1#n}" ;; esac; }
 
 config() { mkdir -p /store; echo "$1" >/store/config.json; }
 
-start() { # start NODE
-    set -- "$1" --store dir:/store --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
+start() { # start NODE, with FLAGS
+    set -- "$1" $FLAGS --store dir:/store --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
     [ "$NEXTHOPS" = yes ] || set -- "$@" --no-nexthop-objects
     node=$1; shift
     # The program, not the function: $! must be the agent.
@@ -199,6 +199,9 @@ restarts_quietly() {
     check "restart keeps the subnet" [ "$(value "$1" FLANNEL_SUBNET)" = "$subnet" ]
     check "restart keeps the routes" [ "$(ip -n "$1" route; ip -n "$1" -6 route show proto 90)" = "$routes" ]
 }
+
+# How many echo requests a pod has heard.
+echoes() { ip netns exec "p${1#n}" sed -n 's/^Icmp: \([0-9].*\)/\1/p' /proc/net/snmp | cut -d' ' -f9; }
 
 ready() { weft status --socket "/run/$1/weft.sock" -o json | tr -d ' \n' | grep -q '"ready":true'; }
 

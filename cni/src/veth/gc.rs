@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! GC: pairs and addresses of attachments that the runtime does not know any more.
 
+use std::collections::BTreeSet;
+
 use super::plan::{ALIAS, Plan, host_name};
+use crate::attachments::Known;
 use crate::env::Verb;
 use crate::hostlocal::{self, Reservation};
 use crate::rtnl::Rtnl;
@@ -10,11 +13,10 @@ use crate::spec::{Error, code};
 /// Removes what is left of this network. Carries on after a failure, and says all of them.
 ///
 /// # Errors
-/// A configuration without the list of attachments: nothing is removed because of something that is missing.
-pub fn gc(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
-    let valid = plan.valid().ok_or_else(|| {
-        Error::new(code::CONFIG, "weft-veth: GC without `cni.dev/valid-attachments` would remove every pod")
-    })?;
+/// Everything that failed, as one.
+pub fn gc(plan: &Plan<'_>, known: &Known) -> Result<Vec<u8>, Error> {
+    // By name: the words of a long alias are cut off.
+    let valid: BTreeSet<String> = known.iter().map(|one| host_name(&one.container, &one.ifname)).collect();
     let mut host = Rtnl::open()?;
     let mut failed = Vec::new();
     for link in host.links()? {

@@ -145,13 +145,6 @@ impl<'a> Plan<'a> {
         Rtnl::open().map_err(not_ready)?;
         self.ipam(Verb::Status).map(|_| Vec::new())
     }
-
-    /// The attachments that the runtime knows, as names of host ends. `None`: it did not say.
-    pub fn valid(&self) -> Option<Vec<String>> {
-        let text = |one: &Value, key: &str| one.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let list = self.conf.get("cni.dev/valid-attachments")?.as_array()?;
-        Some(list.iter().map(|one| host_name(&text(one, "containerID"), &text(one, "ifname"))).collect())
-    }
 }
 
 /// Waits for a call that runs beside us.

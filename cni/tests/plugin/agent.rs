@@ -3,12 +3,15 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde_json::json;
 
 use crate::site::{Site, env_text, on_a_node, run};
@@ -134,5 +137,56 @@ fn status_sees_missing_plugins_and_used_up_addresses() {
         assert!(code == 50 && text.contains("all 5 addresses of 10.5.1.0/29 are taken"), "{code} {text}");
         // A runtime without words to say is not left waiting.
         assert_eq!(run(site.command("STATUS", "", ""), &json!({"name": "x", "cniVersion": "1.0.0"})).error().0, 1);
+    });
+}
+
+#[test]
+fn an_agent_that_is_not_ready_is_asked_ever_less_often() {
+    on_a_node(|site| {
+        site.script("fine", FINE);
+        site.pod("p1");
+        let asked = Arc::new(AtomicUsize::new(0));
+        let listener = UnixListener::bind(site.path("run/weft.sock")).unwrap();
+        let count = asked.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+                let _ = BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new());
+                let _ = stream.write_all(b"{\"ready\":{\"ready\":false,\"problems\":[\"no lease yet\"]}}\n");
+            }
+        });
+        let conf = site.conf(json!({"delegate": {"type": "fine"}, "waitSeconds": 2}));
+        site.call("ADD", "p1", &conf).fine();
+        // At 0, 20, 60, 140, 300, 620, 1120, 1620 and 2000 ms, later on a busy machine.
+        let asked = asked.load(Ordering::SeqCst);
+        assert!((2..=9).contains(&asked), "{asked} questions");
+    });
+}
+
+#[test]
+fn an_agent_that_is_stopped_holds_no_pod_up() {
+    on_a_node(|site| {
+        site.script("fine", FINE);
+        let listener = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
+        let path = UnixAddr::new(&site.path("run/weft.sock")).unwrap();
+        bind(listener.as_raw_fd(), &path).unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        // Nobody accepts: its queue is filled.
+        let full = || {
+            let client = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).unwrap();
+            connect(client.as_raw_fd(), &path).map(|()| client)
+        };
+        let mut clients = Vec::new();
+        let refused = loop {
+            match full() {
+                Ok(client) => clients.push(client),
+                Err(errno) => break errno,
+            }
+        };
+        assert_eq!(refused, Errno::EAGAIN);
+        site.pod("p1");
+        let answer = site.call("ADD", "p1", &site.conf(json!({"delegate": {"type": "fine"}}))).fine();
+        assert!(answer.stderr.contains("takes no calls"), "{}", answer.stderr);
     });
 }

@@ -119,3 +119,21 @@ fn one_failure_does_not_stop_the_rest_and_delegates_are_told() {
         assert_eq!((&input["type"], &input["name"]), (&json!("new"), &json!("cbr0")));
     });
 }
+
+#[test]
+fn rules_that_cannot_be_listed_are_an_error() {
+    on_a_node(|mut site| {
+        site.vars.push(("PATH".to_owned(), format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", site.path("bin").display())));
+        let fails = |text: &str| format!("echo '{text}' >&2; exit 4");
+        site.script("iptables", &fails("Another app is currently holding the xtables lock."));
+        let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
+        assert!(text.contains("iptables -w -t nat -S") && text.contains("xtables lock"), "{text}");
+        // A kernel without the table has no rules in it.
+        let none = "can not initialize iptables table nat: Table does not exist (do you need to insmod?)";
+        site.script("iptables", &fails(none));
+        site.call("GC", "", &gc(&site, json!([]))).fine();
+        site.script("nft", &fails("Error: Operation not permitted"));
+        let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
+        assert!(text.contains("nft -j -a list chain") && text.contains("not permitted"), "{text}");
+    });
+}

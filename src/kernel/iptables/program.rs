@@ -134,7 +134,11 @@ pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, Failure> {
     if flavour == Flavour::Legacy && no_legacy_tables(family) {
         return Ok(Saved::default());
     }
-    run(&flavour.program(family, "save"), &[], None).await.map(|text| Saved::parse(&text))
+    let program = flavour.program(family, "save");
+    let text = run(&program, &[], None).await?;
+    // kube-proxy may have a hundred thousand lines there: the loop does not wait for the reading of them.
+    let parsed = tokio::task::spawn_blocking(move || Saved::parse(&text)).await;
+    parsed.map_err(|error| Failure::Run(program, io::Error::other(error)))
 }
 
 /// Writes changes: all of each table, or nothing of it.
@@ -144,8 +148,17 @@ pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(),
 }
 
 fn no_legacy_tables(family: Family) -> bool {
-    let file = LEGACY_TABLES[usize::from(family == Family::V6)];
-    std::fs::read_to_string(file).unwrap_or_default().trim().is_empty()
+    legacy_tables(family).trim().is_empty()
+}
+
+/// Whether this namespace has that table of iptables-legacy. Makes none by looking.
+pub fn has_legacy_table(family: Family, table: &str) -> bool {
+    legacy_tables(family).lines().any(|line| line == table)
+}
+
+/// Names of the tables of iptables-legacy that this namespace has, one a line.
+pub fn legacy_tables(family: Family) -> String {
+    std::fs::read_to_string(LEGACY_TABLES[usize::from(family == Family::V6)]).unwrap_or_default()
 }
 
 async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String, Failure> {

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 
 use weft_backends::masq::{FamilyRules, Rule, Test, Verdict};
 
-use super::saved::{Saved, Table, ends_all, options, target};
+use super::saved::{Saved, Table, options, role, target};
+use crate::kernel::forward;
 
 /// A chain and the hook that jumps to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,19 +88,22 @@ fn change_of(saved: &Saved, place: &Place, wanted: &[String]) -> Option<String> 
     }
     let jumps = jumps(table, &place.chain);
     let hook = table.get(place.hook).map(|chain| chain.rules.as_slice()).unwrap_or_default();
-    let end = hook.iter().position(|rule| ends_all(rule));
-    let right = |(chain, at, spec): &(&str, usize, &str)| {
-        *chain == place.hook && end.is_none_or(|end| *at < end) && options(spec) == [format!("-j {}", place.chain)]
+    // Ours were written before what drops all the rest. Behind such a rule they are only where someone put that rule before them:
+    // left there.
+    let right = |(chain, _, spec): &(&str, usize, &str)| {
+        *chain == place.hook && options(spec) == [format!("-j {}", place.chain)]
     };
     if jumps.len() != 1 || !jumps.iter().all(right) {
         for (chain, _, spec) in &jumps {
             text += &format!("-D {chain} {spec}\n");
         }
-        // Others' rules come first (policies for pods are among them), but nothing comes after a rule that ends all.
-        let gone = end.map(|end| jumps.iter().filter(|(chain, at, _)| *chain == place.hook && *at < end).count());
-        text += &match end.zip(gone) {
-            Some((end, gone)) => format!("-I {} {} -j {}\n", place.hook, end - gone + 1, place.chain),
-            None => format!("-A {} -j {}\n", place.hook, place.chain),
+        // Others' rules come first (policies for pods are among them), but nothing comes after what drops all the rest.
+        let roles = hook.iter().map(|rule| role(rule, &place.chain));
+        let others: Vec<_> = roles.filter(|role| *role != forward::Rule::Ours).collect();
+        let at = forward::place(&others);
+        text += &match at < others.len() {
+            true => format!("-I {} {} -j {}\n", place.hook, at + 1, place.chain),
+            false => format!("-A {} -j {}\n", place.hook, place.chain),
         };
     }
     transaction(place, &text)
@@ -135,6 +139,16 @@ fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
         }
     }
     jumps
+}
+
+/// What accepts the packets that these rules accept, as rules of a chain.
+pub fn accepts(rules: &FamilyRules) -> Vec<String> {
+    rules.forward.iter().flat_map(|rule| lines(rule, true)).collect()
+}
+
+/// Whether a rule, its comment aside, says just this.
+pub fn is_same(rule: &str, wanted: &str) -> bool {
+    options(rule).into_iter().filter(|option| !option.starts_with("--comment ")).eq(options(wanted))
 }
 
 fn same(there: &[String], wanted: &[String]) -> bool {

@@ -4,6 +4,9 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
+use weft_cni::masquerade::words;
+
+use crate::kernel::forward::{Closing, Rule};
 
 /// The tables `nat` and `filter`; others are passed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,10 +67,18 @@ impl Saved {
 
     /// True when FORWARD drops what nobody accepts: by its policy, or in a rule that ends all.
     pub fn forward_drops(&self) -> bool {
-        let forward = self.table("filter").and_then(|table| table.get("FORWARD"));
-        forward.is_some_and(|chain| {
-            chain.policy.as_deref() == Some("DROP") || chain.rules.iter().any(|rule| ends_all(rule))
-        })
+        let policy = self.forward().and_then(|chain| chain.policy.as_deref());
+        policy == Some("DROP") || self.forward_closing() != Closing::Open
+    }
+
+    /// How FORWARD ends, whoever wrote its rules.
+    pub fn forward_closing(&self) -> Closing {
+        let rules = self.forward().map(|chain| chain.rules.as_slice()).unwrap_or_default();
+        Closing::of(&rules.iter().map(|rule| role(rule, "")).collect::<Vec<_>>())
+    }
+
+    fn forward(&self) -> Option<&Chain> {
+        self.table("filter").and_then(|table| table.get("FORWARD"))
     }
 
     /// How many rules there are in the two tables.
@@ -92,8 +103,18 @@ pub fn target(spec: &str) -> Option<String> {
     words.get(at + 1).cloned()
 }
 
+/// What a rule is to the agent whose chain this is.
+pub fn role(spec: &str, ours: &str) -> Rule {
+    match target(spec) {
+        Some(target) if target == ours => Rule::Ours,
+        Some(target) if target == "DROP" && ends_all(spec) => Rule::Drops,
+        Some(_) if ends_all(spec) => Rule::Rejects,
+        _ => Rule::Other,
+    }
+}
+
 /// True when nothing passes this rule.
-pub fn ends_all(spec: &str) -> bool {
+fn ends_all(spec: &str) -> bool {
     let tests = options(spec).into_iter().any(|option| {
         let name = option.split(' ').next().unwrap_or_default();
         !matches!(name, "-j" | "--reject-with" | "--comment")
@@ -130,29 +151,6 @@ pub fn options(spec: &str) -> Vec<String> {
 fn value(word: String) -> String {
     let net = word.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(word.parse::<std::net::IpAddr>().ok()?)));
     net.map_or(word, |net| net.to_string())
-}
-
-/// Words; quotes hold one together.
-fn words(spec: &str) -> Vec<String> {
-    let mut all = Vec::new();
-    let (mut word, mut quoted, mut escaped) = (None::<String>, false, false);
-    for c in spec.chars() {
-        match c {
-            _ if escaped => {
-                word.get_or_insert_default().push(c);
-                escaped = false;
-            }
-            '\\' if quoted => escaped = true,
-            '"' => {
-                quoted = !quoted;
-                word.get_or_insert_default();
-            }
-            ' ' if !quoted => all.extend(word.take()),
-            _ => word.get_or_insert_default().push(c),
-        }
-    }
-    all.extend(word);
-    all
 }
 
 #[cfg(test)]

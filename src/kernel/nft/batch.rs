@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A batch: messages about tables of nftables that take effect together or not at all.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
 use weft_subnet::cidr::Family;
 
 use super::expr::{DATA_VALUE, Expr, be32};
-use super::table::{NEWCHAIN, NEWRULE, NEWSETELEM, NEWTABLE, Place, REQUEST, SUBSYS, Set, TABLE_NAME, Table, nfgen};
+use super::table::{
+    DELSETELEM, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, Place, REQUEST, SUBSYS, Set, TABLE_NAME, Table, nfgen,
+};
 use crate::kernel::socket::{Netlink, Refusal};
 use crate::kernel::wire::Writer;
 
 const DELTABLE: u16 = SUBSYS | 2;
 const DELCHAIN: u16 = SUBSYS | 5;
 const DELRULE: u16 = SUBSYS | 8;
-const NEWSET: u16 = SUBSYS | 9;
-const DELSETELEM: u16 = SUBSYS | 14;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const ACK: u16 = 0x4;
@@ -68,6 +69,8 @@ impl<'a> Batch<'a> {
         let Table { family, name, chains, sets } = table;
         self.message(NEWTABLE, CREATE, *family, |w| {
             w.attr_str(TABLE_NAME, name);
+            // No flag: one that was put to sleep wakes up.
+            be32(w, 2, 0);
             w.attr(6, &userdata(comment));
         });
         for (id, set) in (1..).zip(sets) {
@@ -107,6 +110,19 @@ impl<'a> Batch<'a> {
         });
         let elements: Vec<IpAddr> = set.elements.iter().flatten().copied().collect();
         self.elements(table.family, (&table.name, set.name), &elements, true);
+    }
+
+    /// Brings the sets of a table to what is wanted, element by element.
+    pub fn change(&mut self, found: &Table, wanted: &Table) {
+        let none = BTreeSet::new();
+        for (before, after) in found.sets.iter().zip(&wanted.sets) {
+            let name = (&*wanted.name, after.name);
+            let (before, after) = (before.elements.as_ref().unwrap_or(&none), after.elements.as_ref().unwrap_or(&none));
+            for (more, less, there) in [(after, before, true), (before, after, false)] {
+                let elements: Vec<IpAddr> = more.difference(less).copied().collect();
+                self.elements(wanted.family, name, &elements, there);
+            }
+        }
     }
 
     /// Adds elements to a set (`there`: no error when they are there), or removes them.

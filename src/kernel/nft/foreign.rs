@@ -13,7 +13,8 @@ use weft_subnet::cidr::Family;
 
 use super::batch::{Batch, New};
 use super::expr::{self, Expr, be32_of};
-use super::table::{self, Found};
+use super::table::{self, ForwardChain, Found};
+use crate::kernel::forward::{Closing, Rule};
 use crate::kernel::socket::Netlink;
 
 /// Tables that iptables-nft looks after.
@@ -33,6 +34,8 @@ pub struct Dropping {
     pub table: String,
     /// Its name.
     pub chain: String,
+    /// Someone put a rule that drops everything before all others.
+    pub will: bool,
 }
 
 impl Dropping {
@@ -47,14 +50,19 @@ impl Dropping {
     }
 }
 
-/// The chains that drop what these rules accept.
+/// The chains among these that drop what these rules accept. `own`: our table; `comment`: as in [`bring`].
 ///
 /// # Errors
 /// The kernel's tables could not be read.
-pub fn dropping(netlink: &mut Netlink, rules: &FamilyRules, own: &str) -> io::Result<Vec<Dropping>> {
+pub fn dropping(
+    netlink: &mut Netlink,
+    chains: &[ForwardChain],
+    rules: &FamilyRules,
+    (own, comment): (&str, &str),
+) -> io::Result<Vec<Dropping>> {
     let wanted: Vec<[Vec<Expr>; 2]> = rules.forward.iter().map(|rule| forms(&expr::of(rule))).collect();
     let mut all = Vec::new();
-    for chain in table::forward_chains(netlink)? {
+    for chain in chains {
         let theirs = match rules.family {
             Family::V4 => chain.family == "ip6",
             Family::V6 => chain.family == "ip",
@@ -62,38 +70,61 @@ pub fn dropping(netlink: &mut Netlink, rules: &FamilyRules, own: &str) -> io::Re
         if theirs || chain.table == own {
             continue;
         }
-        let there = table::rules_of(netlink, chain.number, &chain.table, &chain.name)?;
-        let end = end(&there);
+        let there = match table::rules_of(netlink, chain.number, &chain.table, &chain.name) {
+            // Gone since they were listed.
+            Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => continue,
+            there => there?,
+        };
+        let closing = closing(&there, comment);
+        let end = closing.end(there.len());
         let drops = chain.drops || end < there.len();
         if chain.table == FIREWALLD && has_zone(netlink, chain.number, &wanted)? {
             continue;
         }
         if drops && !wanted.iter().all(|forms| there[..end].iter().any(|found| accepts(&found.exprs, forms))) {
-            all.push(Dropping { family: chain.family, table: chain.table, chain: chain.name });
+            let will = matches!(closing, Closing::Will(_));
+            all.push(Dropping { family: chain.family, table: chain.table.clone(), chain: chain.name.clone(), will });
         }
     }
     Ok(all)
 }
 
-/// Puts the accepts into FORWARD of iptables-nft, marked with this comment. True when something was written.
+/// Brings the accepts in FORWARD of iptables-nft that bear this comment to those of `rules` (`None`: to none). Missing ones are
+/// written where the chain drops what it does not know; nothing is written against somebody's will. True when something changed.
 ///
 /// # Errors
 /// The kernel refused, or its tables could not be read.
-pub fn accept(netlink: &mut Netlink, rules: &FamilyRules, comment: &str) -> io::Result<bool> {
-    let family = rules.family;
+pub fn bring(netlink: &mut Netlink, family: Family, rules: Option<&FamilyRules>, comment: &str) -> io::Result<bool> {
     if !table::has_chain(netlink, family, IPTABLES, FORWARD)? {
         return Ok(false);
     }
     let there = table::rules_of(netlink, table::number(family), IPTABLES, FORWARD)?;
-    let end = end(&there);
+    let mut lacking: Vec<Vec<Expr>> = rules.into_iter().flat_map(|rules| &rules.forward).map(expr::of).collect();
+    let mut surplus = Vec::new();
+    for found in there.iter().filter(|found| found.comment == comment) {
+        match lacking.iter().position(|exprs| accepts(&found.exprs, &forms(exprs))) {
+            Some(at) => drop(lacking.remove(at)),
+            None => surplus.push(found.handle),
+        }
+    }
+    let closing = closing(&there, comment);
+    let end = closing.end(there.len());
     let known = |exprs: &Vec<Expr>| there[..end].iter().any(|found| accepts(&found.exprs, &forms(exprs)));
-    let missing: Vec<Vec<Expr>> = rules.forward.iter().map(expr::of).filter(|exprs| !known(exprs)).collect();
-    if missing.is_empty() {
+    lacking.retain(|exprs| !known(exprs));
+    let before = match closing {
+        Closing::Default(at) => Some(there[at].handle),
+        Closing::Open if table::drops(netlink, family, IPTABLES, FORWARD)? => None,
+        Closing::Open | Closing::Will(_) => {
+            lacking.clear();
+            None
+        }
+    };
+    if lacking.is_empty() && surplus.is_empty() {
         return Ok(false);
     }
-    let before = there.get(end).map(|found| found.handle);
     let mut batch = Batch::new(netlink);
-    missing.iter().for_each(|exprs| batch.insert(family, (IPTABLES, FORWARD), &New { exprs, comment, before }));
+    lacking.iter().for_each(|exprs| batch.insert(family, (IPTABLES, FORWARD), &New { exprs, comment, before }));
+    surplus.iter().for_each(|handle| batch.delete_rule(family, (IPTABLES, FORWARD), *handle));
     batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
     Ok(true)
 }
@@ -116,41 +147,18 @@ fn has_zone(netlink: &mut Netlink, number: u8, wanted: &[[Vec<Expr>; 2]]) -> io:
     Ok(false)
 }
 
-/// Where a chain ends: at the first rule that drops or rejects everything, or behind the last.
-fn end(rules: &[Found]) -> usize {
-    let drops_all = |found: &Found| {
+/// How a chain ends. `comment`: what ours are marked with.
+fn closing(rules: &[Found], comment: &str) -> Closing {
+    let rule = |found: &Found| {
         let mut said = found.exprs.iter().filter(|expr| **expr != Expr::Counter);
-        let last = match said.next() {
-            Some(Expr::Drop) => true,
-            Some(Expr::Other(name)) => name == "reject" || name == "REJECT",
-            _ => false,
-        };
-        last && said.next().is_none()
+        match (said.next(), said.next()) {
+            _ if found.comment == comment => Rule::Ours,
+            (Some(Expr::Drop), None) => Rule::Drops,
+            (Some(Expr::Other(name)), None) if name == "reject" || name == "REJECT" => Rule::Rejects,
+            _ => Rule::Other,
+        }
     };
-    rules.iter().position(drops_all).unwrap_or(rules.len())
-}
-
-/// Removes the accepts that bear this comment. True when there were some.
-///
-/// # Errors
-/// As [`accept`].
-pub fn withdraw(netlink: &mut Netlink, comment: &str) -> io::Result<bool> {
-    let mut gone = false;
-    for family in [Family::V4, Family::V6] {
-        if !table::has_chain(netlink, family, IPTABLES, FORWARD)? {
-            continue;
-        }
-        let there = table::rules_of(netlink, table::number(family), IPTABLES, FORWARD)?;
-        let ours: Vec<&Found> = there.iter().filter(|found| found.comment == comment).collect();
-        if ours.is_empty() {
-            continue;
-        }
-        let mut batch = Batch::new(netlink);
-        ours.iter().for_each(|found| batch.delete_rule(family, (IPTABLES, FORWARD), found.handle));
-        batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
-        gone = true;
-    }
-    Ok(gone)
+    Closing::of(&rules.iter().map(rule).collect::<Vec<_>>())
 }
 
 /// A rule as we write it, and as programs do that load no more bytes than the prefix has.

@@ -22,6 +22,8 @@ pub(super) const NEWRULE: u16 = SUBSYS | 6;
 const GETRULE: u16 = SUBSYS | 7;
 pub(super) const NEWSETELEM: u16 = SUBSYS | 12;
 const GETSETELEM: u16 = SUBSYS | 13;
+pub(super) const DELSETELEM: u16 = SUBSYS | 14;
+pub(super) const NEWSET: u16 = SUBSYS | 9;
 
 pub(super) const REQUEST: u16 = 0x1;
 
@@ -257,6 +259,17 @@ pub fn forward_chains(netlink: &mut Netlink) -> io::Result<Vec<ForwardChain>> {
     Ok(messages(&data).filter(|m| m.kind == NEWCHAIN).filter_map(chain).collect())
 }
 
+/// Whether there is such a chain with the policy to drop.
+pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
+    let data = get(netlink, GETCHAIN, family, |w| {
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(3, chain);
+    })?;
+    let policy =
+        |m: wire::Message<'_>| attrs_after(m.payload, NFGEN).any(|(kind, value)| kind == 5 && be32_of(value) == 0);
+    Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
+}
+
 /// Whether there is such a chain.
 pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
     let data = get(netlink, GETCHAIN, family, |w| {
@@ -282,6 +295,22 @@ pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
     let lists = attrs_after(payload, NFGEN).filter(|(kind, _)| *kind == 3);
     let inner = |bytes, wanted: u16| attrs(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(inner(inner(e, 1)?, DATA_VALUE)?)).collect()
+}
+
+/// A message that elements of this set are there (true) or gone (false) now; `None`: it says something else.
+pub fn elements_told(message: &wire::Message<'_>, set: &str) -> Option<(bool, Vec<IpAddr>)> {
+    let there = match message.kind {
+        NEWSETELEM => true,
+        DELSETELEM => false,
+        _ => return None,
+    };
+    let named = attrs_after(message.payload, NFGEN).any(|(kind, value)| kind == 2 && text(value) == set);
+    named.then(|| (there, element_addresses(message.payload)))
+}
+
+/// A message that a set is there, new or as before: newer kernels say so whenever one is asked for that is there.
+pub fn adds_a_set(message: &wire::Message<'_>) -> bool {
+    message.kind == NEWSET
 }
 
 /// One object; `None`: there is none.

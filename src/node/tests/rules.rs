@@ -5,12 +5,14 @@ use weft_backends::masq::Masquerade;
 use weft_backends::state::LAST_METRIC;
 
 use super::{Bench, CONFIG, local, put};
+use crate::kernel::{Notice, Outcome};
 use crate::node::tests::lease;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
 use crate::report;
 use crate::rules::fake::FakeFirewall;
 use crate::rules::keeper::{Alone, Desk, keep};
+use crate::status::PeerState;
 use weft_backends::state::{Key, Route, Value};
 use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
@@ -22,10 +24,11 @@ fn masquerading() -> RuleOptions {
 /// A node whose rules a fake carries; not started.
 fn bench(rules: RuleOptions) -> (Bench, FakeFirewall) {
     let mut bench = Bench::with(OnLostLease::Hold, rules);
-    let (desk, post) = Desk::new();
+    let (desk, mut post) = Desk::new();
     let fake = FakeFirewall::default();
     let resync = std::time::Duration::from_millis(20);
-    tokio::task::spawn_local(keep(Box::new(fake.clone()), Box::new(Alone), post, resync));
+    let firewall = Box::new(fake.clone());
+    tokio::task::spawn_local(async move { keep(firewall, Box::new(Alone), &mut post, resync).await });
     bench.node.carry(desk);
     (bench, fake)
 }
@@ -41,6 +44,15 @@ async fn settle(bench: &mut Bench) {
     let mut told = bench.node.rules.as_ref().unwrap().state.clone();
     tokio::time::timeout(std::time::Duration::from_secs(10), told.changed()).await.expect("news").unwrap();
     bench.node.ruled();
+}
+
+/// Waits until rules that came too soon are made.
+async fn until_made(bench: &mut Bench) {
+    while let Some(due) = bench.node.made.due {
+        assert!(bench.node.next_wake().unwrap() <= due, "what waits wakes the loop");
+        tokio::time::sleep_until(due.into()).await;
+        bench.node.tick().await;
+    }
 }
 
 fn env(bench: &Bench) -> Option<String> {
@@ -102,9 +114,47 @@ async fn rules_follow_the_subnet_and_the_nodes_where_they_are_exceptions() {
         assert!(text.contains("from 10.5.0.0/16 to 172.16.0.0/12 return"), "{text}");
         assert!(text.contains("from 10.5.0.0/16 to one of 192.168.0.2 return"), "{text}");
         bench.node.stored(vec![Event::Changes(vec![put("10.5.3.0-24", "192.168.0.3")])]).await;
+        until_made(&mut bench).await;
         settle(&mut bench).await;
         assert!(fake.rules().to_string().contains("to one of 192.168.0.2 192.168.0.3 return"));
         assert_eq!(fake.writes(), 3);
+    })
+    .await;
+}
+
+/// Neither a renewal nor a burst of new nodes makes the rules again each time, and the last of them is not forgotten.
+#[tokio::test]
+async fn a_burst_of_nodes_makes_the_rules_but_few_times() {
+    local(async {
+        let (mut bench, fake) = bench(masquerading());
+        let conf = CONFIG.replacen('{', r#"{"MasqueradeToNodes":false,"#, 1);
+        bench.node.stored(vec![Event::Config(conf)]).await;
+        bench.node.full(Cause::Audit).await;
+        assert_eq!(bench.node.made.times, 1, "not before the nodes are known");
+        start(&mut bench).await;
+        let (began, before) = (std::time::Instant::now(), bench.node.made.times);
+        for n in 3..250 {
+            let (key, ip) = (format!("10.5.{n}.0-24"), format!("192.168.0.{n}"));
+            bench.node.stored(vec![Event::Changes(vec![put(&key, &ip)])]).await;
+            // Again, with another member: no news for the rules.
+            let mut again = put(&key, &ip).unwrap();
+            again.lease.as_mut().unwrap().attrs.backend_data = Some("{}".into());
+            bench.node.stored(vec![Event::Changes(vec![Ok(again)])]).await;
+        }
+        let seconds = began.elapsed().as_secs();
+        let times = bench.node.made.times - before;
+        assert!(times <= seconds + 1, "{times} in {seconds} s");
+        until_made(&mut bench).await;
+        let all = async {
+            while !fake.rules().to_string().contains("to one of 248 nodes return") {
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(20), all).await.expect("all nodes are passed on");
+        let times = bench.node.made.times;
+        bench.node.stored(vec![Event::Changes(vec![put("10.5.9.0-24", "192.168.0.9")])]).await;
+        bench.node.full(Cause::Audit).await;
+        assert_eq!(bench.node.made.times, times, "nothing changed");
     })
     .await;
 }
@@ -153,8 +203,36 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         assert!(bench.node.plan.guard().unwrap().starts_with("off: 1 of 2 leases"));
         bench.node.stored(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
         assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
+        // Someone empties the table: the news of it lead to a look at the guard alone.
+        let (peer, value) = (Key::Peer("192.168.0.22".parse().unwrap()), Value::Peer);
+        bench.kernel.disturb(peer, None, false);
+        bench.node.noticed(vec![Notice::Guard]).await;
+        assert_eq!(bench.kernel.entries().get(&peer).map(|seen| seen.value), Some(value));
         let attrs = bench.node.plan.advertise(bench.node.plan.host()).unwrap();
         assert_eq!(attrs.tunnel_ip, "192.168.0.1".parse().ok(), "our lease says where our packets come from");
+    })
+    .await;
+}
+
+/// A kernel without nftables: routes work, the guard does not, and nobody is told that it does.
+#[tokio::test]
+async fn a_guard_that_the_kernel_refuses_is_a_problem_and_no_peers() {
+    local(async {
+        let (mut bench, _) = bench(RuleOptions { guard: true, ..RuleOptions::default() });
+        let key = Key::Peer("192.168.0.2".parse().unwrap());
+        bench.kernel.fail(key, Some(Outcome::Fatal("not supported".into())));
+        start(&mut bench).await;
+        report::publish(&mut bench.node);
+        let status = report::status(&bench.node);
+        assert!(status.rules.guard.as_deref().unwrap().starts_with("incomplete"), "{:?}", status.rules.guard);
+        assert!(status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
+        let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
+        assert_eq!(states, [PeerState::Programmed], "its routes are there");
+        assert_eq!(bench.node.troubled, (bench.node.passer.pending().version(), 0, 0));
+        bench.kernel.fail(key, None);
+        bench.node.full(Cause::Start).await;
+        let status = report::status(&bench.node);
+        assert!(!status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
     })
     .await;
 }

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of the directory store: names, reading, atomic writing, the lock.
+//!
+//! What touches the disk does so on a thread of its own ([`Files::work`]): a file system that hangs (NFS) must not hold up the
+//! agent's only thread.
 
-use std::cell::{Cell, RefCell};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use tempfile::NamedTempFile;
-use tokio::time::{Instant, sleep};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
@@ -20,6 +24,8 @@ use crate::source::{Error, random};
 
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_EVERY: Duration = Duration::from_millis(10);
+/// One piece of work waits so long for its turn and its end: 50,000 files at 1 ms each are less.
+const LIMIT: Duration = Duration::from_secs(60);
 const SUFFIX: &str = ".json";
 
 /// A directory with leases.
@@ -28,9 +34,9 @@ pub(super) struct Files {
     path: PathBuf,
     subnets: PathBuf,
     /// Created once only: a directory that vanished later may be an unmounted file system, and must not be made anew.
-    made: Cell<bool>,
-    /// The net-conf that was last handed out: the watch reports any other.
-    pub(super) config_seen: RefCell<Option<String>>,
+    made: AtomicBool,
+    /// One piece of work at a time: while one hangs, no others pile up behind it.
+    turn: Arc<Semaphore>,
 }
 
 fn failed(op: &str, path: &Path, error: std::io::Error) -> Error {
@@ -67,7 +73,30 @@ fn record(id: Id, value: &[u8]) -> Record {
 impl Files {
     pub(super) fn new(path: PathBuf) -> Files {
         let subnets = path.join("subnets");
-        Files { path, subnets, made: Cell::new(false), config_seen: RefCell::new(None) }
+        Files { path, subnets, made: AtomicBool::new(false), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Does this where it may block. Work that was begun goes on when nobody waits for it any more.
+    pub(super) async fn work<T: Send + 'static>(
+        self: &Arc<Files>,
+        work: impl FnOnce(&Files) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let until = Instant::now() + LIMIT;
+        let what = || format!("read and write {}", self.path.display());
+        let silent = |_| Error::Unavailable {
+            what: format!("{}: no answer within {} s: does its file system hang?", what(), LIMIT.as_secs()),
+            source: None,
+        };
+        let ended = |error| Error::Unavailable { what: what(), source: Some(error) };
+        let turn = timeout_at(until, Arc::clone(&self.turn).acquire_owned()).await.map_err(silent)?;
+        let turn = turn.map_err(|closed| ended(closed.into()))?;
+        let files = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work(&files);
+            drop(turn);
+            done
+        });
+        timeout_at(until, done).await.map_err(silent)?.map_err(|error| ended(error.into()))?
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -96,23 +125,27 @@ impl Files {
 
     /// Makes the directory with the first use.
     pub(super) fn make(&self) -> Result<(), Error> {
-        if !self.made.get() {
+        if !self.made.load(Ordering::Relaxed) {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(&self.subnets);
             made.map_err(|error| failed("create", &self.subnets, error))?;
-            self.made.set(true);
+            self.made.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// Held until dropped; other processes wait, at most 5 s.
-    pub(super) async fn lock(&self) -> Result<Flock<File>, Error> {
-        self.make()?;
+    pub(super) async fn lock(self: &Arc<Files>) -> Result<Flock<File>, Error> {
         let path = self.path.join(".lock");
-        let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let mut file = open.map_err(|error| failed("open", &path, error))?;
+        let at = path.clone();
+        let open = move |files: &Files| {
+            files.make()?;
+            let open = OpenOptions::new().create(true).truncate(false).write(true).open(&at);
+            open.map_err(|error| failed("open", &at, error))
+        };
+        let mut file = self.work(open).await?;
         let until = Instant::now() + LOCK_LIMIT;
         loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            match self.work(|_| Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock))).await? {
                 Ok(lock) => return Ok(lock),
                 Err((back, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < until => file = back,
                 Err((_, errno)) => return Err(failed("lock", &path, errno.into())),
@@ -123,15 +156,6 @@ impl Files {
 
     /// net-conf; `None` when there is none.
     pub(super) fn config(&self) -> Result<Option<String>, Error> {
-        let text = self.peek_config()?;
-        if text.is_some() {
-            self.config_seen.borrow_mut().clone_from(&text);
-        }
-        Ok(text)
-    }
-
-    /// The same, without handing it out.
-    pub(super) fn peek_config(&self) -> Result<Option<String>, Error> {
         self.make()?;
         let path = self.config_file();
         match fs::read(&path) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watch of a directory: inotify says when to look again, a slow poll is the net (NFS, synchronised trees), and what is
-//! reported is the difference of two complete looks.
+//! The watch of a directory: inotify says which files to read again, a slow poll of all of them is the net (NFS, synchronised
+//! trees), and what is reported is the difference to what was reported before.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -11,21 +10,20 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
+use crate::retry::{RECOVERED, Trouble, chain};
 use crate::source::{Error, Event};
 
+use super::DirStore;
 use super::files::{self, Files};
 
 const POLL: Duration = Duration::from_secs(30);
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(5);
-const SAY_EVERY: Duration = Duration::from_secs(60);
 
 const DELETED: AddWatchFlags = AddWatchFlags::IN_DELETE.union(AddWatchFlags::IN_MOVED_FROM);
 
@@ -50,9 +48,14 @@ fn unavailable(files: &Files) -> impl Fn(io::Error) -> Error {
     move |error| Error::Unavailable { what: what.clone(), source: Some(Box::new(error)) }
 }
 
-// tokio's replacement for `new` is an unsafe function; what `new` asks is kept: `Fd` owns its descriptor and never swaps it.
-#[allow(deprecated)]
-fn open(files: &Files) -> io::Result<AsyncFd<Fd>> {
+/// Both directories, watched.
+struct Watch {
+    inotify: AsyncFd<Fd>,
+    /// Events of `subnets/` have this number.
+    subnets: WatchDescriptor,
+}
+
+fn open(files: &Files) -> io::Result<(Inotify, WatchDescriptor)> {
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     let flags = AddWatchFlags::IN_CLOSE_WRITE
         | AddWatchFlags::IN_MOVED_TO
@@ -63,28 +66,44 @@ fn open(files: &Files) -> io::Result<AsyncFd<Fd>> {
         | AddWatchFlags::IN_MOVE_SELF
         | AddWatchFlags::IN_ONLYDIR;
     inotify.add_watch(files.path(), flags)?;
-    inotify.add_watch(files.subnets(), flags)?;
-    AsyncFd::new(Fd(inotify))
+    let subnets = inotify.add_watch(files.subnets(), flags)?;
+    Ok((inotify, subnets))
 }
 
-/// Waits for events or the slow poll, and takes all that are there: each look is complete anyway. Returns the names deleted.
-async fn wait(watch: &AsyncFd<Fd>) -> io::Result<Vec<OsString>> {
-    let mut deleted = Vec::new();
-    let Ok(ready) = timeout(POLL, watch.readable()).await else { return Ok(deleted) };
+/// What inotify told of, or that everything is to be looked at.
+#[derive(Default)]
+struct News {
+    /// Ids of the files under `subnets/` that were touched; true: deleted, perhaps written again.
+    touched: BTreeMap<Id, bool>,
+    /// The slow poll is due, or events were lost.
+    all: bool,
+}
+
+/// Waits for events or the slow poll, and takes all that are there.
+async fn wait(watch: &Watch, poll: Instant) -> io::Result<News> {
+    let mut news = News::default();
+    let Ok(ready) = timeout_at(poll, watch.inotify.readable()).await else { return Ok(News { all: true, ..news }) };
     let mut guard = ready?;
     loop {
-        match watch.get_ref().0.read_events() {
-            Ok(events) => {
-                let gone = events.into_iter().filter(|event| event.mask.intersects(DELETED));
-                deleted.extend(gone.filter_map(|event| event.name));
-            }
+        match watch.inotify.get_ref().0.read_events() {
+            Ok(events) => events.into_iter().for_each(|event| take(&mut news, watch, &event)),
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => {
                 guard.clear_ready();
-                return Ok(deleted);
+                // Where there is always news the poll is not put off.
+                news.all |= Instant::now() >= poll;
+                return Ok(news);
             }
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+fn take(news: &mut News, watch: &Watch, event: &InotifyEvent) {
+    news.all |= event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+    let name = event.name.as_ref().and_then(|name| name.to_str()).filter(|_| event.wd == watch.subnets);
+    if let Some(id) = name.and_then(files::id) {
+        *news.touched.entry(id).or_default() |= event.mask.intersects(DELETED);
     }
 }
 
@@ -96,95 +115,130 @@ struct Known {
 }
 
 /// See [`crate::source::Source::watch`].
-pub(super) async fn run(files: &Files, out: mpsc::Sender<Event>) {
+pub(super) async fn run(store: &DirStore, out: mpsc::Sender<Event>) {
     tokio::select! {
         () = out.closed() => {}
-        () = follow(files, &out) => {}
+        () = follow(store, &out) => {}
     }
 }
 
-async fn follow(files: &Files, out: &mpsc::Sender<Event>) {
+async fn follow(store: &DirStore, out: &mpsc::Sender<Event>) {
     let mut known = Known::default();
-    let (mut retry, mut said) = (RETRY_FIRST, None::<Instant>);
+    let mut trouble = Trouble::default();
     loop {
         let began = Instant::now();
-        let error = match session(files, out, &mut known).await {
+        let error = match session(store, out, &mut known).await {
             Ok(()) => return,
             Err(error) => error,
         };
-        // A session that lived for a while was a recovery.
-        if began.elapsed() > RETRY_MAX {
-            (retry, said) = (RETRY_FIRST, None);
+        if began.elapsed() > RECOVERED {
+            trouble.over();
         }
-        if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
-            said = Some(Instant::now());
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            if out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
-                return;
-            }
+        let (say, delay) = trouble.more(1);
+        if say && out.send(Event::Trouble(chain(&error))).await.is_err() {
+            return;
         }
-        sleep(retry).await;
-        retry = (retry * 2).min(RETRY_MAX);
+        sleep(delay).await;
     }
 }
 
 /// Watches first, then looks: nothing falls between. `Ok` = nobody listens.
-async fn session(files: &Files, out: &mpsc::Sender<Event>, known: &mut Known) -> Result<(), Error> {
-    files.make()?;
-    let watch = open(files).map_err(unavailable(files))?;
-    let mine = identity(files)?;
-    let records = files.scan()?;
+async fn session(store: &DirStore, out: &mpsc::Sender<Event>, known: &mut Known) -> Result<(), Error> {
+    let files = &store.files;
+    let opened = files.work(|files| {
+        files.make()?;
+        open(files).map_err(unavailable(files))
+    });
+    let (inotify, subnets) = opened.await?;
+    // tokio's replacement for `new` is an unsafe function; what `new` asks is kept: `Fd` owns its descriptor and never swaps it.
+    #[allow(deprecated)]
+    let watch = Watch { inotify: AsyncFd::new(Fd(inotify)).map_err(unavailable(files))?, subnets };
+    let (records, text, mine) = files.work(|files| Ok((files.scan()?, files.config()?, identity(files)?))).await?;
     let reset = known.identity.is_some_and(|before| before != mine);
     known.identity = Some(mine);
     known.records = records.iter().map(|record| (record.id.clone(), record.clone())).collect();
-    if out.send(Event::Snapshot { records, reset }).await.is_err() || !config(files, out).await? {
+    if out.send(Event::Snapshot { records, reset }).await.is_err() || !config(store, out, text).await {
         return Ok(());
     }
+    let mut poll = Instant::now() + POLL;
     loop {
-        let deleted = wait(&watch).await.map_err(unavailable(files))?;
-        if identity(files)? != mine {
+        let news = wait(&watch, poll).await.map_err(unavailable(files))?;
+        let (all, names) = (news.all, news.touched.keys().cloned().collect());
+        let (found, text, now) = files.work(move |files| look(files, all, names)).await?;
+        // Looked at last: of a directory that went away meanwhile nothing is believed.
+        if now != mine {
             let moved = io::Error::other("the directory was replaced");
             return Err(unavailable(files)(moved));
         }
-        let mut changes = difference(&mut known.records, files.scan()?);
-        changes.extend(short_lived(&known.records, &changes, &deleted));
+        if all {
+            poll = Instant::now() + POLL;
+        }
+        let changes = difference(&mut known.records, found, &news.touched);
         if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
             return Ok(());
         }
-        if !config(files, out).await? || out.send(Event::Word).await.is_err() {
+        if !config(store, out, text).await || out.send(Event::Word).await.is_err() {
             return Ok(());
         }
     }
 }
 
-fn difference(known: &mut BTreeMap<Id, Record>, records: Vec<Record>) -> Vec<Result<Record, Id>> {
-    let now: BTreeMap<Id, Record> = records.into_iter().map(|record| (record.id.clone(), record)).collect();
-    let gone = known.keys().filter(|id| !now.contains_key(*id)).cloned().map(Err);
-    let put = now.values().filter(|record| known.get(&record.id) != Some(record)).cloned().map(Ok);
-    let changes = gone.chain(put).collect();
-    *known = now;
-    changes
+/// What is there now.
+enum Found {
+    /// Everything.
+    All(Vec<Record>),
+    /// The files that were touched; `None`: not there.
+    Some(Vec<(Id, Option<Record>)>),
 }
 
-/// Records that came and went between two looks: whoever wrote one (our own lease, taken again) must hear that it is gone.
-fn short_lived(
-    known: &BTreeMap<Id, Record>,
-    changes: &[Result<Record, Id>],
-    deleted: &[OsString],
-) -> Vec<Result<Record, Id>> {
-    let said: BTreeSet<&Id> = changes.iter().filter_map(|change| change.as_ref().err()).collect();
-    let subnets = |id: &Id| Subnets::from_key(id).is_some();
-    let ids = deleted.iter().filter_map(|name| files::id(name.to_str()?)).filter(subnets);
-    let gone: BTreeSet<Id> = ids.filter(|id| !known.contains_key(id) && !said.contains(id)).collect();
-    gone.into_iter().map(Err).collect()
+fn look(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Identity), Error> {
+    let found = if all {
+        Found::All(files.scan()?)
+    } else {
+        let read = |id: Id| files.read(&id).map(|record| (id, record));
+        Found::Some(names.into_iter().map(read).collect::<Result<_, Error>>()?)
+    };
+    Ok((found, files.config()?, identity(files)?))
+}
+
+/// Brings `known` up to what was found; what went, then what came. Records that came and went between two looks are gone, too:
+/// whoever wrote one (our own lease, taken again) must hear it.
+fn difference(known: &mut BTreeMap<Id, Record>, found: Found, touched: &BTreeMap<Id, bool>) -> Vec<Result<Record, Id>> {
+    let now = match found {
+        Found::Some(now) => now,
+        Found::All(records) => {
+            let mut now: BTreeMap<Id, Option<Record>> = known.keys().map(|id| (id.clone(), None)).collect();
+            now.extend(touched.keys().map(|id| (id.clone(), None)));
+            now.extend(records.into_iter().map(|record| (record.id.clone(), Some(record))));
+            now.into_iter().collect()
+        }
+    };
+    let (mut gone, mut put) = (Vec::new(), Vec::new());
+    for (id, record) in now {
+        match record {
+            Some(record) if known.get(&id) == Some(&record) => {}
+            Some(record) => {
+                known.insert(id, record.clone());
+                put.push(Ok(record));
+            }
+            None => {
+                let short_lived = touched.get(&id) == Some(&true) && Subnets::from_key(&id).is_some();
+                if known.remove(&id).is_some() || short_lived {
+                    gone.push(Err(id));
+                }
+            }
+        }
+    }
+    gone.append(&mut put);
+    gone
 }
 
 /// Reports net-conf when it is another than the one handed out. False = nobody listens.
-async fn config(files: &Files, out: &mpsc::Sender<Event>) -> Result<bool, Error> {
-    let Some(text) = files.peek_config()? else { return Ok(true) };
-    let before = files.config_seen.borrow_mut().replace(text.clone());
-    Ok(match before {
+async fn config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option<String>) -> bool {
+    let Some(text) = text else { return true };
+    let before = store.config_seen.borrow_mut().replace(text.clone());
+    match before {
         Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
         _ => true,
-    })
+    }
 }

@@ -15,10 +15,10 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Id, Lease};
 use crate::pick;
+use crate::retry::jitter;
 use crate::source::{Claim, Error};
 
 use super::EtcdStore;
-use super::client::jitter;
 use super::keys::{All, Stored};
 
 /// Conflicts with other nodes before giving up.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, GetOptions, GetResponse, KvClient, TxnResponse};
 use tokio::time::timeout;
 
-use crate::source::{Error, random};
+use crate::source::Error;
 
 use super::tls::Target;
 
@@ -222,9 +222,4 @@ impl Pool {
 /// The store cannot be reached.
 pub(super) fn unavailable(what: &str, url: &str, fault: Fault) -> Error {
     Error::Unavailable { what: format!("{what} from {url}"), source: Some(Box::new(fault)) }
-}
-
-/// Between 3/4 and 4/4 of this.
-pub(super) fn jitter(delay: Duration) -> Duration {
-    delay - delay.mul_f64((random() % 1000) as f64 / 4000.0)
 }

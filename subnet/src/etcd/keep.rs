@@ -9,11 +9,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::lease::Lease;
+use crate::retry::{chain, jitter};
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
-use super::client::jitter;
-
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// A lease of a few seconds (tests) must not turn into a busy loop.
@@ -80,8 +79,7 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
             Err(error) => {
                 if said.is_none_or(|at| at.elapsed() >= RETRY_MAX) {
                     said = Some(Instant::now());
-                    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-                    if out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
+                    if out.send(Event::Trouble(chain(&error))).await.is_err() {
                         return;
                     }
                 }

@@ -8,19 +8,17 @@ use std::time::Duration;
 
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::lease::{Id, Record};
+use crate::retry::{Trouble, chain};
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
-use super::client::{Connected, Fault, MESSAGE_LIMIT, jitter, kv, limited, unavailable};
+use super::client::{Connected, Fault, MESSAGE_LIMIT, kv, limited, unavailable};
 
 /// After this long without a word the server is asked for one: a stopped process keeps its connections open.
 const IDLE: Duration = Duration::from_secs(5);
-const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_MAX: Duration = Duration::from_secs(5);
-const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// Up to where the store is known, and how it is told from another one.
 #[derive(Debug, Clone, Default)]
@@ -40,33 +38,6 @@ enum End {
     Relist { reset: bool },
     /// Resume after the last revision.
     Broken { what: String, fault: Fault },
-}
-
-/// Says that the store does not answer: when it starts, and once a minute.
-#[derive(Default)]
-struct Trouble {
-    failures: usize,
-    said: Option<Instant>,
-    retry: Option<Duration>,
-}
-
-impl Trouble {
-    fn over(&mut self) {
-        *self = Trouble::default();
-    }
-
-    /// What to say now, if anything, and how long to wait.
-    fn more(&mut self, endpoints: usize) -> (bool, Duration) {
-        self.failures += 1;
-        let delay = self.retry.unwrap_or(RETRY_FIRST);
-        self.retry = Some((delay * 2).min(RETRY_MAX));
-        // One endpoint of several that fails is no trouble as long as the next one answers.
-        let say = self.failures >= endpoints && self.said.is_none_or(|at| at.elapsed() >= SAY_EVERY);
-        if say {
-            self.said = Some(Instant::now());
-        }
-        (say, jitter(delay))
-    }
 }
 
 /// See [`crate::source::Source::watch`].
@@ -102,9 +73,9 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
             },
         };
         let (say, delay) = trouble.more(store.pool.len());
-        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        tracing::debug!(error = %format_args!("{error}{cause}"), "the watch broke");
-        if say && out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
+        let text = chain(&error);
+        tracing::debug!(error = %text, "the watch broke");
+        if say && out.send(Event::Trouble(text)).await.is_err() {
             return;
         }
         sleep(delay).await;

@@ -102,9 +102,11 @@ fn a_jump_that_is_missing_double_or_elsewhere_is_made_right() {
         ),
         (
             "-A FORWARD -j WEFT-FWD\n",
-            "-A FORWARD -j OTHER\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n-A FORWARD -j WEFT-FWD\n",
-            "*filter\n-D FORWARD -j WEFT-FWD\n-I FORWARD 2 -j WEFT-FWD\nCOMMIT\n",
+            "-A FORWARD -j OTHER\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n",
+            "*filter\n-I FORWARD 2 -j WEFT-FWD\nCOMMIT\n",
         ),
+        // Somebody's will: behind it.
+        ("-A FORWARD -j WEFT-FWD\n", "-A FORWARD -j DROP\n", "*filter\n-A FORWARD -j WEFT-FWD\nCOMMIT\n"),
     ] {
         let saved = Saved::parse(&IN_PLACE.replace(from, to));
         assert_eq!(changes(&saved, &ours(), &part(&[], &[]), true).as_deref(), Some(expected), "{to}");
@@ -117,6 +119,18 @@ fn others_before_us_and_after_us_do_not_matter() {
     let busy = "-A FORWARD -j KUBE-FORWARD\n-A FORWARD -j WEFT-FWD\n-A FORWARD -i eth1 -j DROP\n-A FORWARD -j DROP\n";
     let saved = Saved::parse(&IN_PLACE.replace(jump, busy));
     assert_eq!(changes(&saved, &ours(), &part(&[], &[]), true), None);
+}
+
+/// A node is cut off by hand: the agent does not put itself before that.
+#[test]
+fn a_drop_that_someone_put_before_us_stays_before_us() {
+    let jump = "-A FORWARD -j WEFT-FWD\n";
+    for before in ["-A FORWARD -j DROP\n", "-A FORWARD -j REJECT\n", "-A FORWARD -j OTHER\n-A FORWARD -j DROP\n"] {
+        for after in ["", "-A FORWARD -j REJECT\n"] {
+            let saved = Saved::parse(&IN_PLACE.replace(jump, &format!("{before}{jump}{after}")));
+            assert_eq!(changes(&saved, &ours(), &part(&[], &[]), true), None, "{before}{after}");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What nftables tells of changes, whoever made them.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{Socket, SocketAddr};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+use tokio::io::unix::AsyncFd;
+
+use crate::kernel::monitor::wait_on;
+use crate::kernel::socket::force_buffer;
+use crate::kernel::wire::{Message, attrs_after, messages, text};
+
+use super::table::TABLE_NAME;
+
+/// NFNLGRP_NFTABLES.
+const GROUP: u32 = 7;
+/// kube-proxy rewrites thousands of rules at once, and tells of each.
+const BUFFER: usize = 8 << 20;
+const DATAGRAM: usize = 64 << 10;
+
+/// A socket that hears of every change.
+#[derive(Debug)]
+pub struct News {
+    socket: AsyncFd<Socket>,
+    buffer: Vec<u8>,
+}
+
+impl News {
+    /// Of the network namespace of this thread, inside a tokio runtime with I/O.
+    ///
+    /// # Errors
+    /// No nfnetlink (a kernel without nftables), or out of descriptors.
+    pub fn open() -> io::Result<News> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        force_buffer(&socket, BUFFER);
+        socket.set_non_blocking(true)?;
+        socket.bind(&SocketAddr::new(0, 0))?;
+        socket.add_membership(GROUP)?;
+        Ok(News { socket: wait_on(socket)?, buffer: vec![0; DATAGRAM] })
+    }
+
+    /// Waits for some.
+    ///
+    /// # Errors
+    /// The runtime ends.
+    pub async fn ready(&self) -> io::Result<()> {
+        // Cleared before the reading: what arrives meanwhile is read or sets it again.
+        self.socket.readable().await?.clear_ready();
+        Ok(())
+    }
+
+    /// Hands over what is queued; true when some of it was lost.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn drain(&mut self, mut hear: impl FnMut(&Message<'_>)) -> io::Result<bool> {
+        let mut lost = false;
+        loop {
+            match recv(self.socket.get_ref().as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
+                Ok(n) => messages(&self.buffer[..n]).for_each(|message| hear(&message)),
+                Err(Errno::EAGAIN) => return Ok(lost),
+                Err(Errno::EINTR) => {}
+                Err(Errno::ENOBUFS) => lost = true,
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// Whether a message is about a table of this name.
+pub fn is_about(message: &Message<'_>, table: &str) -> bool {
+    attrs_after(message.payload, 4).any(|(kind, value)| kind == TABLE_NAME && text(value) == table)
+}

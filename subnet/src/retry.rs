@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Trying a store again: how long to wait, when to say that it does not answer, and an error with its causes on one line.
+
+use std::error::Error;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::source::random;
+
+const FIRST: Duration = Duration::from_millis(100);
+const MAX: Duration = Duration::from_secs(5);
+const SAY_EVERY: Duration = Duration::from_secs(60);
+
+/// The failures of a watch since it worked last.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    failures: usize,
+    said: Option<Instant>,
+    delay: Option<Duration>,
+}
+
+impl Trouble {
+    /// It works again.
+    pub(crate) fn over(&mut self) {
+        *self = Trouble::default();
+    }
+
+    /// One more failure: whether to say it (the first time, then once a minute), and how long to wait. One endpoint of several
+    /// that fails is no trouble as long as the next one answers: the first `endpoints - 1` failures are not said.
+    pub(crate) fn more(&mut self, endpoints: usize) -> (bool, Duration) {
+        self.failures += 1;
+        let delay = self.delay.unwrap_or(FIRST);
+        self.delay = Some((delay * 2).min(MAX));
+        let say = self.failures >= endpoints && self.said.is_none_or(|at| at.elapsed() >= SAY_EVERY);
+        if say {
+            self.said = Some(Instant::now());
+        }
+        (say, jitter(delay))
+    }
+}
+
+/// A session that lasted longer was a recovery, whatever ended it.
+#[cfg(feature = "dir")]
+pub(crate) const RECOVERED: Duration = MAX;
+
+/// Between 3/4 and 4/4 of this.
+pub(crate) fn jitter(delay: Duration) -> Duration {
+    delay - delay.mul_f64((random() % 1000) as f64 / 4000.0)
+}
+
+/// An error and its causes: `read config from X: connection refused`. A cause that repeats what stands already is left out.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_twice_as_long_each_time_and_speaks_once_a_minute() {
+        let mut trouble = Trouble::default();
+        let mut waits = Vec::new();
+        for round in 0..8 {
+            let (say, wait) = trouble.more(1);
+            assert_eq!(say, round == 0, "round {round}");
+            waits.push(wait);
+        }
+        for (wait, most) in waits.iter().zip([100, 200, 400, 800, 1600, 3200, 5000, 5000]) {
+            let most = Duration::from_millis(most);
+            assert!((most * 3 / 4..=most).contains(wait), "{wait:?} of {most:?}");
+        }
+        advance(SAY_EVERY).await;
+        assert!(trouble.more(1).0, "a minute later");
+        trouble.over();
+        let said: Vec<bool> = (0..4).map(|_| trouble.more(3).0).collect();
+        assert_eq!(said, [false, false, true, false], "three endpoints");
+    }
+}

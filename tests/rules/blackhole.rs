@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--ip-blackhole-route`: what is addressed to a pod that the node has not got goes nowhere, and the pods that it has are not
+//! cut off by that, whether a bridge or a route for each leads to them.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use weft::lab::BackendKind;
+
+use crate::packets::{Seen, any, exchange, inside, socket};
+use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread, straight};
+
+/// Agents that run, no pod yet, and in each family an address of n1's subnet that no pod ever gets. The host outside has these
+/// addresses, and the router knows it: what n1 lets out by its default route arrives.
+async fn site(flags: &[&str]) -> (Site, [IpAddr; 2]) {
+    let flags: Vec<&str> = ["--fail-closed=false"].iter().chain(flags).copied().collect();
+    let mut site = Site::build(BackendKind::Vxlan, &flags).await;
+    for node in &mut site.lab.nodes {
+        node.start().unwrap();
+    }
+    for node in &mut site.lab.nodes {
+        node.ready().await.unwrap();
+    }
+    let net = site.lab.nodes[0].pod_net().await.unwrap();
+    let nobodys = [0, 1].map(|family| match net.gateways[family].addr() {
+        IpAddr::V4(v4) => IpAddr::V4((u32::from(v4) + 70).into()),
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) + 70).into()),
+    });
+    for (addr, via) in nobodys.into_iter().zip(["192.168.77.200", "fd77::200"]) {
+        let nodad = if addr.is_ipv6() { "nodad" } else { "" };
+        site.run("out", &["sh", "-ec", &format!("ip addr add {addr} dev lo {nodad}")]).await;
+        site.run("fabric", &["sh", "-ec", &format!("ip route add {addr} via {via}")]).await;
+    }
+    (site, nobodys)
+}
+
+/// What becomes of a datagram to this address.
+fn to(addr: IpAddr, from: &str) -> Seen {
+    let server = socket("out", addr, PORT);
+    let client = socket(from, any(addr), 0);
+    exchange(&client, SocketAddr::new(addr, PORT), &server)
+}
+
+/// Neither from here nor by the tunnel.
+fn dropped(nobodys: [IpAddr; 2], places: &[&str]) {
+    for (addr, place) in nobodys.into_iter().flat_map(|addr| places.iter().map(move |place| (addr, *place))) {
+        assert_eq!(to(addr, place), Seen::Lost, "{addr} from {place}");
+    }
+}
+
+#[test]
+fn it_would_go_out_by_the_default_route() {
+    on_this_thread(async {
+        let (site, nobodys) = site(&[]).await;
+        for (addr, place) in nobodys.into_iter().flat_map(|addr| ["n1", "n2"].map(|place| (addr, place))) {
+            let deadline = Instant::now() + PATIENCE;
+            while to(addr, place) == Seen::Lost {
+                assert!(Instant::now() < deadline, "{addr} from {place}: nothing arrives\n{}", site.lab.logs(20));
+            }
+        }
+    });
+}
+
+#[test]
+fn nobodys_addresses_are_dropped_and_pods_are_not_cut_off() {
+    on_this_thread(async {
+        let (mut site, nobodys) = site(&["--ip-blackhole-route"]).await;
+        // No bridge, no pod: only the route that drops. A sender on the node itself hears of it at once.
+        dropped(nobodys, &["n1", "n2"]);
+        for addr in nobodys {
+            let socket = inside("n1", || UdpSocket::bind((any(addr), 0))).unwrap();
+            let error = socket.connect((addr, PORT)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(Errno::EINVAL as i32), "{addr}: {error}");
+        }
+        for node in &mut site.lab.nodes {
+            node.add_pods(2).await.unwrap();
+        }
+        site.all_reach_all();
+        dropped(nobodys, &["n1", "n2", "n1-p2", "n2-p1"]);
+        // Pods with a route each, as the plugins ptp and others wire them.
+        let net = site.lab.nodes[0].pod_net().await.unwrap();
+        let mut routes = String::new();
+        for gateway in &net.gateways {
+            routes += &format!("ip route del {} dev cni0; ", gateway.trunc());
+        }
+        for addr in site.lab.nodes[0].pods.iter().flat_map(|pod| &pod.addrs) {
+            routes += &format!("ip route add {addr} dev cni0; ");
+        }
+        site.run("n1", &["sh", "-ec", &routes]).await;
+        for family in Family::BOTH {
+            for (from, to) in [("n2-p1", "n1-p1"), ("n1", "n1-p2"), ("n1-p2", "n2-p2")] {
+                let seen = if from == "n1" { "n1-bridge" } else { from };
+                site.until_seen(&straight(from, to), family, seen);
+            }
+        }
+        dropped(nobodys, &["n1", "n2", "n2-p1"]);
+    });
+}
