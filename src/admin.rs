@@ -2,7 +2,7 @@
 //! The agent's Unix socket: one line of JSON asks, one line answers. Mode 0600: only root asks.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,6 +19,8 @@ use crate::status::Status;
 
 /// One question and its answer may take so long.
 const LIMIT: Duration = Duration::from_secs(5);
+/// A socket that stays silent for so long after a question is held by an agent.
+const PROBE: Duration = Duration::from_secs(1);
 /// Longest question, bytes.
 const QUESTION: u64 = 4096;
 
@@ -99,9 +101,19 @@ impl Drop for Admin {
     }
 }
 
-/// True when a process listens on this socket.
+/// True when an agent holds this socket: it answers, or it takes the question and says nothing (stopped, or still starting). A connection that
+/// ends without a word is none: the child of a killed agent holds its parent's listener between fork and exec.
 pub fn answers(path: &Path) -> bool {
-    std::os::unix::net::UnixStream::connect(path).is_ok()
+    let ask = || {
+        let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PROBE))?;
+        stream.write_all(b"{\"ready\":{}}\n")?;
+        stream.read(&mut [0])
+    };
+    match ask() {
+        Ok(bytes) => bytes > 0,
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    }
 }
 
 async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness: Readiness) -> io::Result<()> {
@@ -191,5 +203,18 @@ mod tests {
         assert!(server.await.unwrap_err().is_cancelled());
         assert!(!path.exists(), "the socket goes with its server");
         agent.abort();
+    }
+
+    #[test]
+    fn a_listener_that_a_killed_agent_s_child_still_holds_is_no_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weft.sock");
+        let left = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            let bound = scope.spawn(|| answers(&path));
+            let (asked, _) = left.accept().unwrap();
+            drop((asked, left));
+            assert!(!bound.join().unwrap());
+        });
     }
 }

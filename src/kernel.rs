@@ -18,7 +18,7 @@ pub mod sysctl;
 
 pub use linux::{LinuxKernel, LinuxOptions};
 pub use monitor::{LinuxMonitor, MonitorOptions};
-pub use weft_netlink::{socket, wire};
+pub use weft_netlink::{rt, socket, wire};
 
 use std::io;
 use std::net::IpAddr;

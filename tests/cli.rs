@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+#[allow(dead_code, reason = "others use more of it")]
+#[path = "common/namespace.rs"]
+mod namespace;
 
 /// The longest that any condition is waited for.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -105,9 +108,8 @@ fn no_command_shows_the_commands() {
 }
 
 /// Runs a test in a thread with a network namespace of its own: lo, and eth0 with 192.168.64.2 and the default route.
-fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+fn in_namespace(test: impl FnOnce() + Send) {
+    namespace::alone(|| {
         for line in [
             "link set lo up",
             "link add eth0 type veth peer name far0",
@@ -116,14 +118,10 @@ fn in_namespace(test: impl FnOnce() + Send + 'static) {
             "addr add 192.168.64.2/24 dev eth0",
             "route add default via 192.168.64.1",
         ] {
-            let out = Command::new("ip").args(line.split(' ')).output().expect("run ip");
-            assert!(out.status.success(), "ip {line}: {}", String::from_utf8_lossy(&out.stderr));
+            namespace::ip(line);
         }
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// Waits until `probe` yields something.

@@ -13,6 +13,8 @@
 mod entries;
 #[path = "faults/instances.rs"]
 mod instances;
+#[path = "common/namespace.rs"]
+mod namespace;
 #[path = "faults/process.rs"]
 mod process;
 #[path = "faults/site.rs"]

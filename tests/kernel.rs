@@ -15,5 +15,7 @@ mod adapter_monitor;
 mod adapter_net;
 #[path = "kernel/guard.rs"]
 mod guard;
+#[path = "common/namespace.rs"]
+mod namespace;
 #[path = "kernel/nft.rs"]
 mod nft;

@@ -21,6 +21,9 @@ mod closed;
 mod forward;
 #[path = "rules/guard.rs"]
 mod guard;
+#[allow(dead_code, reason = "others use more of it")]
+#[path = "common/namespace.rs"]
+mod namespace;
 #[path = "rules/packets.rs"]
 mod packets;
 #[path = "rules/repair.rs"]

@@ -59,8 +59,10 @@ fn main() {
         site.pod("p1");
         let floor = median((0..ROUNDS).map(|_| timed(Command::new(site.path("bin/noop")), &json!({}))).collect());
         println!("bare start of the empty delegate: {}", shown(floor));
-        noop(&site, &plugins);
-        real(&site, &plugins);
+        let noop = site.conf(json!({"cniVersion": "0.3.1", "delegate": {"type": "noop"}}));
+        compare(&site, &plugins, "empty delegate", ROUNDS, &noop);
+        let real = site.conf(json!({"cniVersion": "0.3.1"}));
+        compare(&site, &plugins, "bridge and host-local", REAL_ROUNDS, &real);
     });
 }
 
@@ -71,34 +73,19 @@ fn install(site: &Site, plugin: &Path) {
     symlink(plugin, file).unwrap();
 }
 
-fn noop(site: &Site, plugins: &[(&str, PathBuf)]) {
-    let conf = site.conf(json!({"cniVersion": "0.3.1", "delegate": {"type": "noop"}}));
+/// The plugins take turns, so that a busy moment of the machine meets all.
+fn compare(site: &Site, plugins: &[(&str, PathBuf)], what: &str, rounds: usize, conf: &Value) {
     let mut adds = vec![Vec::new(); plugins.len()];
     let mut dels = adds.clone();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for (number, (_, path)) in plugins.iter().enumerate() {
             install(site, path);
-            adds[number].push(timed(site.command("ADD", "p1", "eth0"), &conf));
-            dels[number].push(timed(site.command("DEL", "p1", "eth0"), &conf));
+            adds[number].push(timed(site.command("ADD", "p1", "eth0"), conf));
+            dels[number].push(timed(site.command("DEL", "p1", "eth0"), conf));
         }
     }
-    report("ADD, empty delegate", plugins, adds);
-    report("DEL, empty delegate", plugins, dels);
-}
-
-fn real(site: &Site, plugins: &[(&str, PathBuf)]) {
-    let conf = site.conf(json!({"cniVersion": "0.3.1"}));
-    let mut adds = vec![Vec::new(); plugins.len()];
-    let mut dels = adds.clone();
-    for _ in 0..REAL_ROUNDS {
-        for (number, (_, path)) in plugins.iter().enumerate() {
-            install(site, path);
-            adds[number].push(timed(site.command("ADD", "p1", "eth0"), &conf));
-            dels[number].push(timed(site.command("DEL", "p1", "eth0"), &conf));
-        }
-    }
-    report("ADD, bridge and host-local", plugins, adds);
-    report("DEL, bridge and host-local", plugins, dels);
+    report(&format!("ADD, {what}"), plugins, adds);
+    report(&format!("DEL, {what}"), plugins, dels);
 }
 
 fn timed(mut command: Command, conf: &Value) -> Duration {

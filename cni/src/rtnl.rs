@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
+use weft_netlink::rt::{family, ifinfomsg};
 use weft_netlink::socket::{NLM_F_ACK, Netlink};
 use weft_netlink::wire::{Writer, attrs_after, i32_at, messages, u8_at};
 
@@ -357,15 +358,6 @@ pub fn within<T>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T) -> Result<T, E
     Ok(done)
 }
 
-/// `struct ifinfomsg`; flags and mask of those that change.
-pub fn ifinfomsg(index: u32, flags: u32, change: u32) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[4..8].copy_from_slice(&index.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&flags.to_ne_bytes());
-    bytes[12..16].copy_from_slice(&change.to_ne_bytes());
-    bytes
-}
-
 /// A message about the link of a name; `up` is flags and their mask.
 pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, up: (u32, u32)) {
     w.begin(kind, flags, &ifinfomsg(0, up.0, up.1));
@@ -377,9 +369,4 @@ pub fn ifaddrmsg(addr: IpAddr, len: u8, index: u32) -> [u8; 8] {
     let mut bytes = [family(addr), len, 0, 0, 0, 0, 0, 0];
     bytes[4..8].copy_from_slice(&index.to_ne_bytes());
     bytes
-}
-
-/// AF_INET or AF_INET6.
-pub fn family(addr: IpAddr) -> u8 {
-    if addr.is_ipv6() { libc::AF_INET6 as u8 } else { libc::AF_INET as u8 }
 }

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use nix::libc;
 use weft_backends::state::{Link, LinkKind, Mac};
 
+use super::rt::{family, ifinfomsg};
 use super::wire::Writer;
 
 /// Replace in place, or create.
@@ -34,23 +35,6 @@ const RT_SCOPE_NOWHERE: u8 = 255;
 /// Valid on one link only: link-local addresses, routes to neighbours.
 pub const RT_SCOPE_LINK: u8 = 253;
 const ADDR_GEN_MODE_NONE: u8 = 1;
-
-/// `AF_INET` or `AF_INET6`.
-pub fn family(ip: IpAddr) -> u8 {
-    match ip {
-        IpAddr::V4(_) => 2,
-        IpAddr::V6(_) => 10,
-    }
-}
-
-/// `struct ifinfomsg`.
-pub fn ifinfomsg(index: u32, flags: u32, change: u32) -> [u8; 16] {
-    let mut h = [0; 16];
-    h[4..8].copy_from_slice(&index.to_ne_bytes());
-    h[8..12].copy_from_slice(&flags.to_ne_bytes());
-    h[12..16].copy_from_slice(&change.to_ne_bytes());
-    h
-}
 
 /// RTM_NEWLINK that creates a tunnel device, down. `parent` is the index of the outer device.
 pub fn create_link(w: &mut Writer, name: &str, link: &Link, parent: u32) {
@@ -254,8 +238,9 @@ pub fn route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: Opti
 pub mod dump {
     use nix::libc;
 
+    use super::super::rt::ifinfomsg;
     use super::super::wire::Writer;
-    use super::{RTM_GETNEXTHOP, ifinfomsg};
+    use super::RTM_GETNEXTHOP;
 
     /// All links, without their statistics.
     pub fn links(w: &mut Writer, kind: u16, flags: u16) {

@@ -8,8 +8,9 @@ use weft_backends::diff::Op;
 use weft_backends::state::{Key, Link, LinkKind, Name, Value};
 
 use super::decode::{self, LinkFacts, Tunnel};
-use super::encode::{self, ifinfomsg};
+use super::encode;
 use super::linux::LinuxKernel;
+use super::rt::ifinfomsg;
 use super::wire::{Writer, messages};
 use super::{Outcome, errno, sysctl};
 

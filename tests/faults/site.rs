@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value as Json, json};
+
+pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
 
 /// How long a repair may take on a busy machine; none needs the audit.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -384,43 +385,13 @@ pub fn array(text: &str) -> Vec<Json> {
     all.into_iter().filter(|one| one.as_object().is_some_and(|one| !one.is_empty())).collect()
 }
 
-/// Runs a test in a thread with a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
-pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+/// Runs a test in a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+pub fn in_namespace(test: impl FnOnce() + Send) {
+    alone(|| {
         ip("link set lo up");
         add_uplink();
         test();
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-pub fn add_uplink() {
-    for line in [
-        "link add up0 type veth peer name far0",
-        "link set up0 up",
-        "link set far0 up",
-        "addr add 10.0.0.1/24 dev up0",
-        "addr add fd00::1/64 dev up0 nodad",
-    ] {
-        ip(line);
-    }
-}
-
-pub fn run(program: &str, line: &str) -> String {
-    let out = Command::new(program).args(line.split_whitespace()).output().unwrap();
-    assert!(out.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
-}
-
-pub fn ip(line: &str) -> String {
-    run("ip", line)
-}
-
-pub fn bridge(line: &str) -> String {
-    run("bridge", line)
 }
 
 /// One test for each backend named.

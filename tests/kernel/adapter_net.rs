@@ -2,51 +2,25 @@
 //! A namespace with an uplink, and the values that the tests write into it.
 
 use std::future::Future;
-use std::process::Command;
 
-use nix::sched::{CloneFlags, unshare};
 use serde_json::Value as Json;
 use weft::kernel::{Kernel, LinuxKernel, LinuxOptions, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Link, LinkKind, Mac, Name, Route, Value};
 
+pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
+
 pub const PROTOCOL: u8 = 90;
 pub const ALIAS: &str = "weft test";
 
-/// Runs a test in a thread with a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
-pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
-        for line in [
-            "link set lo up",
-            "link add up0 type veth peer name far0",
-            "link set up0 up",
-            "link set far0 up",
-            "addr add 10.0.0.1/24 dev up0",
-            "addr add fd00::1/64 dev up0 nodad",
-        ] {
-            ip(line);
-        }
+/// Runs a test in a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(test());
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-pub fn run(program: &str, line: &str) -> String {
-    let out = Command::new(program).args(line.split_whitespace()).output().unwrap();
-    assert!(out.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
-}
-
-pub fn ip(line: &str) -> String {
-    run("ip", line)
-}
-
-pub fn bridge(line: &str) -> String {
-    run("bridge", line)
 }
 
 pub fn json(program: &str, line: &str) -> Json {

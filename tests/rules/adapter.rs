@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The iptables side alone, on the real kernel: each test in a fresh namespace, once for each flavour.
 
-use nix::sched::{CloneFlags, unshare};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::namespace::alone;
 use weft::kernel::iptables::{Iptables, remove_flannels};
 use weft::kernel::nft::Nft;
 use weft::rules::auto::{Chosen, Look, Mode};
@@ -25,13 +25,9 @@ fn each_flavour(test: impl AsyncFn(&str) + Send + Sync) {
 }
 
 fn in_namespace(test: impl AsyncFn() + Send + Sync) {
-    std::thread::scope(|scope| {
-        let run = || {
-            unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(test());
-        };
-        scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    alone(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
     });
 }
 

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use nix::libc;
+use weft_netlink::rt::{family, ifinfomsg};
 use weft_netlink::wire::Writer;
 
 use super::PROTOCOL;
 use super::plan::Plan;
-use crate::rtnl::{self, Batch, CREATE, PLAIN, REPLACE, family, ifaddrmsg, ifinfomsg};
+use crate::rtnl::{self, Batch, CREATE, PLAIN, REPLACE, ifaddrmsg};
 
 /// linux/veth.h.
 const VETH_INFO_PEER: u16 = 1;

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A network namespace for one test, and the commands that look into it.
+
+use std::process::Command;
+
+use nix::sched::{CloneFlags, unshare};
+
+/// Runs a test in a thread with a network namespace of its own, which ends with the thread.
+pub fn alone(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let run = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("these tests need CAP_SYS_ADMIN");
+            test();
+        };
+        scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+/// The pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+pub fn add_uplink() {
+    for line in [
+        "link add up0 type veth peer name far0",
+        "link set up0 up",
+        "link set far0 up",
+        "addr add 10.0.0.1/24 dev up0",
+        "addr add fd00::1/64 dev up0 nodad",
+    ] {
+        ip(line);
+    }
+}
+
+pub fn run(program: &str, line: &str) -> String {
+    let out = Command::new(program).args(line.split_whitespace()).output().unwrap();
+    assert!(out.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+pub fn ip(line: &str) -> String {
+    run("ip", line)
+}
+
+pub fn bridge(line: &str) -> String {
+    run("bridge", line)
+}
