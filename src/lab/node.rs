@@ -113,6 +113,16 @@ impl Node {
         self.flags.push(flag.to_owned());
     }
 
+    /// The program that its agent is from now on.
+    pub fn set_exe(&mut self, exe: &Path) {
+        self.exe = exe.to_owned();
+    }
+
+    /// Forgets a flag, whatever its value.
+    pub fn remove_flag(&mut self, name: &str) {
+        self.flags.retain(|flag| flag.split('=').next() != Some(name));
+    }
+
     /// A variable in the environment of its agent, which has no other.
     pub fn set_env(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
