@@ -307,8 +307,11 @@ impl Cluster {
     }
 
     pub async fn delete(&self, last: u8) {
-        let path = format!("/api/v1/nodes/{}", self.node(last));
-        call(&self.client, Method::DELETE, &path, &json!({})).await.unwrap();
+        self.delete_as(&self.node(last)).await;
+    }
+
+    pub async fn delete_as(&self, name: &str) {
+        self.remove(&format!("/api/v1/nodes/{name}")).await;
     }
 
     /// Any object, as the server then has it.
