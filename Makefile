@@ -76,6 +76,14 @@ bench-cni: static ## ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel
 bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/path/to/flannel as above
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
+.PHONY: prepare-kube test-kube
+prepare-kube: ## build kube-apiserver and etcd for test-kube, once
+	@tools/prepare kube
+	@$(STEP) 2400 "kube-apiserver and etcd" tools/kube-binaries
+
+test-kube: prepare-kube ## the Kubernetes store against a real API server
+	@$(STEP) 900 "Kubernetes store" cargo test --locked -p weft-subnet --all-features --test kube
+
 .PHONY: test-lab test-all
 test-lab:
 	@$(STEP) 300 "weft lab" $(STATIC) lab

@@ -99,6 +99,8 @@ pub struct CleanupTask {
 /// `weft release`.
 #[derive(Debug)]
 pub struct ReleaseTask {
+    /// Where peers are saved, with the lease that is given back.
+    pub state_dir: PathBuf,
     /// Where the lease is.
     pub store: Store,
     /// Says which subnet is ours.
@@ -224,25 +226,25 @@ pub fn parse_from(
     let mut all = words[..depth].to_vec();
     all.extend(argv::normalize(&words[depth..], &flags));
     let asks = all.iter().any(|word| word == "-h" || word == "--help");
-    let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, env) };
+    let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, &env) };
     let matches = Cli::command().try_get_matches_from(all).map_err(|error| from_clap(&error, &from_env))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
     if let (Some("flanneld"), Command::Agent(flags)) = (called.as_deref(), &mut cli.command) {
         // A drop-in replacement adds no route that flanneld would not have.
         flags.rules.fence.fail_closed.get_or_insert(false);
     }
-    task(cli.command).map_err(|mut exit| {
+    task(cli.command, &env).map_err(|mut exit| {
         exit.text.push_str(&origin(&exit.text, &from_env));
         exit
     })
 }
 
-fn task(command: Command) -> Result<Task, Exit> {
+fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version { flag: true },
         Command::Agent(flags) => {
             let verbosity = flags.log.v;
-            let (options, notes) = build::agent(*flags)?;
+            let (options, notes) = build::agent(*flags, env)?;
             Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
         }
         Command::Status(flags) => {
@@ -254,13 +256,14 @@ fn task(command: Command) -> Result<Task, Exit> {
             flannel_devices: flags.flannel_devices,
         }),
         Command::Release(flags) => Task::Release(ReleaseTask {
-            store: build::store(flags.store)?,
+            state_dir: PathBuf::from(flags.place.state_dir),
+            store: build::store(flags.store, env)?,
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,
             public: flags.public_ip.map(Into::into).into_iter().chain(flags.public_ipv6.map(Into::into)).collect(),
         }),
-        Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store)?),
-        Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store)?, flags.id),
+        Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store, env)?),
+        Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store, env)?, flags.id),
         Command::Doctor(doctor::DoctorCommand::Pods(flags)) => {
             let fix = flags.fix;
             Task::DoctorPods(flags.into(), fix)

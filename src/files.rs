@@ -20,6 +20,12 @@ pub fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
         Ok(there) if there == contents => return Ok(false),
         _ => {}
     }
+    replace(path, contents)?;
+    Ok(true)
+}
+
+/// The same, without a look at what the file says.
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     let dir = directory(path);
     DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
@@ -28,8 +34,7 @@ pub fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
     aside.as_file().sync_all()?;
     aside.persist(path).map_err(|failed| failed.error)?;
     // The rename itself is on disk only when the directory is.
-    File::open(dir)?.sync_all()?;
-    Ok(true)
+    File::open(dir)?.sync_all()
 }
 
 fn directory(path: &Path) -> &Path {

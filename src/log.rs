@@ -4,7 +4,7 @@
 use std::io;
 
 use tracing::Level;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 
 /// `-v` from which on the libraries below us (hyper, tonic, h2) are heard too.
@@ -29,7 +29,9 @@ pub fn init(verbosity: u8) {
         .with_target(verbosity > 0)
         .with_max_level(level)
         .finish();
-    let filter = Targets::new().with_default(others).with_target("weft", level);
+    // It calls each failed try an error; what failed is said by whoever called.
+    let kube = if verbosity >= LIBRARIES { LevelFilter::from(level) } else { LevelFilter::OFF };
+    let filter = Targets::new().with_default(others).with_target("weft", level).with_target("kube_client", kube);
     let _ = tracing::subscriber::set_global_default(lines.with(filter));
 }
 

@@ -32,6 +32,10 @@ pub struct Options {
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.
     pub manage_sysctls: bool,
+    /// `--state-dir`; `None` = nothing is saved.
+    pub state_dir: Option<PathBuf>,
+    /// So long a fault of this node lasts before it is told to the store.
+    pub unwell_after: Duration,
     /// Traffic rules and the routes that drop.
     pub rules: RuleOptions,
 }
@@ -83,6 +87,9 @@ pub enum Store {
     Etcd(weft_subnet::etcd::EtcdOptions),
     /// `--store dir:PATH`.
     Dir(PathBuf),
+    /// `--kube-*`.
+    #[cfg(feature = "kube")]
+    Kube(Box<weft_subnet::kube::KubeOptions>),
 }
 
 /// `--iface*` and `--public-ip*` (flannel-compat.md section 6).

@@ -11,6 +11,8 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;
 use weft_subnet::source::{Claim, Error, Event, Source};
 
+use crate::say::chain;
+
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
@@ -101,7 +103,7 @@ async fn until_answered(answers: &mpsc::UnboundedSender<Answer>, call: impl Asyn
         let answer = match call().await {
             Ok(lease) => Answer::Held(lease),
             Err(Error::Taken { subnet, owner }) => Answer::Taken(format!("subnet {subnet} belongs to {owner} now")),
-            Err(error) => Answer::Trouble(crate::say::chain(&error)),
+            Err(error) => Answer::Trouble(chain(&error)),
         };
         let last = !matches!(answer, Answer::Trouble(_));
         if answers.send(answer).is_err() || last {

@@ -9,14 +9,16 @@ use std::time::Duration;
 use weft_backends::masq::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
-use super::flags::{AgentFlags, KubeFlags, RuleFlags, StoreFlags, UplinkFlags};
+use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
 use crate::options::{Fences, Options, RuleOptions, Store, UplinkChoice};
 
+/// The environment, as far as it is asked for by name.
+pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// Options, and lines that the log shall carry once it exists.
-pub(super) fn agent(flags: AgentFlags) -> Result<(Options, Vec<String>), Exit> {
+pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>), Exit> {
     let mut notes = Vec::new();
-    kube(&flags.kube)?;
     for (flag, value) in [("vmodule", &flags.log.vmodule), ("log_backtrace_at", &flags.log.log_backtrace_at)] {
         if !value.is_empty() {
             notes.push(format!("--{flag} has no effect in weft: use -v"));
@@ -31,7 +33,7 @@ pub(super) fn agent(flags: AgentFlags) -> Result<(Options, Vec<String>), Exit> {
         port => Some(SocketAddr::new(parse::<IpAddr>("healthz-ip", &run.healthz_ip)?, port)),
     };
     let options = Options {
-        store: store(flags.store)?,
+        store: store(flags.store, env)?,
         uplink: uplink(flags.uplink)?,
         subnet_file: flags.place.subnet_file,
         socket: flags.place.socket,
@@ -41,17 +43,22 @@ pub(super) fn agent(flags: AgentFlags) -> Result<(Options, Vec<String>), Exit> {
         hold_removals: run.hold_removals,
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
+        state_dir: some(flags.place.state_dir).map(PathBuf::from),
+        unwell_after: run.unwell_after,
         rules: rules(&flags.rules)?,
     };
     Ok((options, notes))
 }
 
-/// `--store` and `--etcd-*`.
-pub(super) fn store(flags: StoreFlags) -> Result<Store, Exit> {
+/// `--store`, `--etcd-*` and `--kube-*`.
+pub(super) fn store(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
     // Text and exit code are flannel's: people and scripts match on them.
     if !(1..=1439).contains(&flags.subnet_lease_renew_margin) {
         let text = "Invalid subnet-lease-renew-margin option, out of acceptable range: give 1 to 1439 minutes";
         return Err(Exit::new(FAILURE, text.to_owned()));
+    }
+    if flags.kube.kube_subnet_mgr {
+        return kube(flags, env);
     }
     if let Some(path) = flags.store.strip_prefix("dir:") {
         if path.is_empty() {
@@ -117,22 +124,33 @@ fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
     })
 }
 
-fn kube(flags: &KubeFlags) -> Result<(), Exit> {
-    let etcd = "use --store etcd or --store dir:PATH";
-    refuse("kube-subnet-mgr", flags.kube_subnet_mgr, etcd)?;
-    refuse("kube-api-url", !flags.kube_api_url.is_empty(), etcd)?;
-    refuse("kubeconfig-file", !flags.kubeconfig_file.is_empty(), etcd)?;
-    let out = "leave it out";
-    refuse("kube-annotation-prefix", flags.kube_annotation_prefix != "flannel.alpha.coreos.com", out)?;
-    let conf = "leave it out and put net-conf into the store";
-    refuse("net-config-path", flags.net_config_path != "/etc/kube-flannel/net-conf.json", conf)?;
-    // False asks for nothing, and true is what flannel ignores outside of Kubernetes: both are fulfilled.
-    let _ = flags.set_node_network_unavailable;
-    Ok(())
+/// `--kube-*`, and the environment by which a pod says where it runs.
+#[cfg(feature = "kube")]
+fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
+    use weft_subnet::kube::{Access, KubeOptions, Who};
+    if flags.store != "etcd" {
+        return Err(usage(format!("--store {} and --kube-subnet-mgr are two stores: give one", flags.store)));
+    }
+    let var = |name: &str| env(name).filter(|value| !value.is_empty());
+    let who = match (var("NODE_NAME"), var("POD_NAME"), var("POD_NAMESPACE")) {
+        (Some(name), ..) => Who::Node(name),
+        (None, Some(name), Some(namespace)) => Who::Pod { name, namespace },
+        _ => Who::Unknown,
+    };
+    let kube = flags.kube;
+    let access = Access { url: some(kube.kube_api_url), kubeconfig: some(kube.kubeconfig_file).map(PathBuf::from) };
+    Ok(Store::Kube(Box::new(KubeOptions {
+        access,
+        who,
+        prefix: kube.kube_annotation_prefix,
+        net_config: PathBuf::from(kube.net_config_path),
+        set_condition: kube.set_node_network_unavailable,
+    })))
 }
 
-fn refuse(flag: &str, asked: bool, remedy: &str) -> Result<(), Exit> {
-    if asked { Err(usage(format!("--{flag} is not supported by this version of weft yet; {remedy}"))) } else { Ok(()) }
+#[cfg(not(feature = "kube"))]
+fn kube(_: StoreFlags, _: Env) -> Result<Store, Exit> {
+    Err(usage("--kube-subnet-mgr: this weft was built without Kubernetes (cargo feature kube)".to_owned()))
 }
 
 fn some(text: String) -> Option<String> {

@@ -13,8 +13,12 @@ use crate::rules::Choice;
 
 /// Flags of weft that flannel has not.
 const OURS: &str = "Flags that only weft has";
-/// Flags of flannel for what this version cannot do.
-const LATER: &str = "Flags of flannel that this version refuses unless left at their default";
+
+/// flannel's flags for leases in the Nodes of a cluster.
+#[cfg(feature = "kube")]
+const KUBE: &str = "Kubernetes";
+#[cfg(not(feature = "kube"))]
+const KUBE: &str = "Kubernetes (not in this build)";
 
 /// Where leases are.
 #[derive(Debug, Clone, Args)]
@@ -49,6 +53,8 @@ pub struct StoreFlags {
     /// Renew the lease at the latest this many minutes before it ends.
     #[arg(long, default_value_t = 60, allow_hyphen_values = true, value_name = "MINUTES")]
     pub subnet_lease_renew_margin: i64,
+    #[command(flatten)]
+    pub(super) kube: KubeFlags,
 }
 
 /// Choice of the external interface and the published address.
@@ -80,6 +86,9 @@ pub struct PlaceFlags {
     /// Socket on which the agent answers `weft status`.
     #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE", help_heading = OURS)]
     pub socket: PathBuf,
+    /// Directory where peers are saved for a start while the store is away; empty = they are not.
+    #[arg(long, default_value = "/var/lib/weft", value_name = "DIR", help_heading = OURS)]
+    pub state_dir: String,
 }
 
 /// How the agent runs.
@@ -108,6 +117,9 @@ pub struct RunFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub manage_sysctls: bool,
+    /// How long the node lacks its device, lease or rules before its condition says so: for tests.
+    #[arg(long, default_value = "30s", value_parser = duration, hide = true)]
+    pub unwell_after: Duration,
 }
 
 /// `--on-lost-lease`.
@@ -219,28 +231,28 @@ impl From<Firewall> for Choice {
     }
 }
 
-/// Kubernetes: not yet.
+/// Kubernetes.
 #[derive(Debug, Clone, Args)]
 pub struct KubeFlags {
     /// Take leases from the Kubernetes API.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
-        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub kube_subnet_mgr: bool,
     /// URL of the Kubernetes API.
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "URL", help_heading = LATER)]
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "URL", help_heading = KUBE)]
     pub kube_api_url: String,
     /// Prefix of the annotations on Nodes.
-    #[arg(long, default_value = "flannel.alpha.coreos.com", value_name = "PREFIX", help_heading = LATER)]
+    #[arg(long, default_value = "flannel.alpha.coreos.com", value_name = "PREFIX", help_heading = KUBE)]
     pub kube_annotation_prefix: String,
     /// Credentials for the Kubernetes API.
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = LATER)]
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = KUBE)]
     pub kubeconfig_file: String,
     /// Network configuration in Kubernetes mode.
-    #[arg(long, default_value = "/etc/kube-flannel/net-conf.json", value_name = "FILE", help_heading = LATER)]
+    #[arg(long, default_value = "/etc/kube-flannel/net-conf.json", value_name = "FILE", help_heading = KUBE)]
     pub net_config_path: String,
     /// Clear the NetworkUnavailable condition of the Node.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
-        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = LATER)]
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub set_node_network_unavailable: bool,
 }
 
@@ -259,6 +271,4 @@ pub struct AgentFlags {
     pub(super) log: LogFlags,
     #[command(flatten)]
     pub(super) rules: RuleFlags,
-    #[command(flatten)]
-    pub(super) kube: KubeFlags,
 }

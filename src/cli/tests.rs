@@ -94,26 +94,36 @@ fn flanneld_is_the_agent_and_go_forms_work() {
     assert_eq!(agent("weft agent -vmodule=a=1 -log_backtrace_at b:2").notes.len(), 2);
 }
 
+#[cfg(feature = "kube")]
 #[test]
-fn what_is_not_supported_says_so() {
-    let asked = [
-        "--kube-subnet-mgr",
-        "--kube-api-url http://x",
-        "--kubeconfig-file /x",
-        "--net-config-path /x",
-        "--kube-annotation-prefix a.b/",
-    ];
-    for flags in asked {
-        let exit = refusal(&format!("weft agent {flags}"));
-        let flag = flags.trim_start_matches('-').split(['=', ' ']).next().unwrap();
-        assert!(
-            exit.text.starts_with(&format!("--{flag} is not supported by this version of weft yet; ")),
-            "{}",
-            exit.text
-        );
-        assert_eq!(exit.code, USAGE);
-    }
-    agent("weft agent --ip-masq=false --kube-subnet-mgr=false --kube-api-url= --set-node-network-unavailable=true");
+fn kubernetes_is_a_store() {
+    use weft_subnet::kube::{KubeOptions, Who};
+    let parse = |line: &str, env: &[(&str, &str)]| -> Result<KubeOptions, Exit> {
+        let of = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        match parse_from(line.split(' ').map(OsString::from), of)? {
+            Task::LeaseList(Store::Kube(options)) => Ok(*options),
+            Task::Agent(task) => match task.options.store {
+                Store::Kube(options) => Ok(*options),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    };
+    let options = parse("flanneld -kube-subnet-mgr", &[("NODE_NAME", "n1"), ("POD_NAME", "p")]).unwrap();
+    assert!(matches!(&options.who, Who::Node(name) if name == "n1"));
+    assert_eq!((options.prefix.as_str(), options.set_condition), ("flannel.alpha.coreos.com", true));
+    assert_eq!(options.net_config, Path::new("/etc/kube-flannel/net-conf.json"));
+    assert!(options.access.url.is_none() && options.access.kubeconfig.is_none());
+    let options = parse("weft agent --kube-subnet-mgr", &[("POD_NAME", "p"), ("POD_NAMESPACE", "ns")]).unwrap();
+    assert!(matches!(&options.who, Who::Pod { name, namespace } if name == "p" && namespace == "ns"));
+    let line = "weft lease ls --kubeconfig-file /k --kube-api-url https://a:1 --kube-annotation-prefix a.b/";
+    let options = parse(line, &[("FLANNELD_KUBE_SUBNET_MGR", "true"), ("POD_NAME", "p")]).unwrap();
+    assert!(matches!(options.who, Who::Unknown), "a lease can be looked at from anywhere");
+    assert_eq!((options.access.url.as_deref(), options.prefix.as_str()), (Some("https://a:1"), "a.b/"));
+    assert_eq!(options.access.kubeconfig.as_deref(), Some(Path::new("/k")));
+    let exit = parse("weft agent --store dir:/x", &[("FLANNELD_KUBE_SUBNET_MGR", "true")]).unwrap_err();
+    assert!(exit.text.contains("are two stores") && exit.text.contains("FLANNELD_KUBE_SUBNET_MGR"), "{}", exit.text);
+    agent("weft agent --kubeconfig-file /x --net-config-path /y");
 }
 
 #[test]
@@ -165,9 +175,6 @@ fn the_environment_is_read_and_named_in_errors() {
     let masq = |name: &str| (name == "FLANNELD_IP_MASQ").then(|| "true".to_owned());
     let Ok(Task::Agent(task)) = parse_from(words(), masq) else { panic!("refused") };
     assert!(task.options.rules.masquerade.is_some());
-    let kube = |name: &str| (name == "FLANNELD_KUBE_SUBNET_MGR").then(|| "true".to_owned());
-    let exit = parse_from(words(), kube).expect_err("Kubernetes");
-    assert!(exit.text.contains("FLANNELD_KUBE_SUBNET_MGR"), "{}", exit.text);
 }
 
 #[test]

@@ -25,7 +25,9 @@ use crate::notify::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
+use crate::saved::Saver;
 use crate::start::{self, Started};
+use crate::tell::Teller;
 
 mod config;
 mod rules;
@@ -158,6 +160,8 @@ impl Bench {
             hold_removals: Duration::from_secs(300),
             on_lost_lease,
             manage_sysctls: false,
+            state_dir: None,
+            unwell_after: Duration::from_secs(30),
             rules,
         };
         let store = Rc::new(Script {
@@ -172,11 +176,23 @@ impl Bench {
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
         let host = start::host(&picked, &machine("192.168.0.1"), (mac, mac));
         let own = lease("10.5.1.0-24", "192.168.0.1");
-        let started = Started { network, config: CONFIG.into(), backend, host, own, flannel_was_here: false };
+        let started = Started {
+            network,
+            config: CONFIG.into(),
+            backend,
+            host,
+            own,
+            flannel_was_here: false,
+            uplink: UplinkChoice::default(),
+            chosen: [None, None],
+            saved: None,
+        };
         let (events, received) = mpsc::channel(8);
         let (keeper, answers) = Keeper::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-        let world = World { options, store: store.clone(), readiness, metrics, notify: Notify::new() };
+        let (notify, saver) = (Notify::new(), Saver::default());
+        let teller = Teller::new(store.clone(), options.unwell_after);
+        let world = World { options, store: store.clone(), readiness, metrics, notify, teller, saver };
         let node = Node::new(world, Passer::new(kernel.clone()), keeper, started);
         Bench { node, kernel, store, answers, file, _dir: dir, _events: received }
     }

@@ -2,9 +2,10 @@
 //! Leases, the network configuration, and the stores that hold them.
 //!
 //! Without features this crate is pure: wire formats, the judgement of what a store says, the choice of a free subnet.
-//! The stores themselves stand behind the features `etcd` and `dir`, all behind [`source::Source`].
+//! The stores themselves stand behind the features `etcd`, `dir` and `kube`, all behind [`source::Source`].
 
 pub mod attrs;
+pub mod cache;
 pub mod cidr;
 pub mod env;
 pub mod hold;
@@ -21,3 +22,5 @@ pub mod source;
 pub mod dir;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(feature = "kube")]
+pub mod kube;

@@ -2,6 +2,7 @@
 //! The store seam: one trait that etcd, the directory and Kubernetes implement, and one contract test suite run against each.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -74,6 +75,8 @@ pub struct Claim {
     pub previous: Option<Subnets>,
 }
 
+// Kubernetes alone assigns subnets, and chooses none.
+#[cfg_attr(not(any(feature = "etcd", feature = "dir")), allow(dead_code))]
 impl Claim {
     /// The subnet to take: the previous one when it is free and compatible, else a free one by chance.
     pub(crate) fn choose(&self, mut taken: Vec<Subnets>) -> Result<Subnets, Error> {
@@ -136,6 +139,11 @@ pub enum Event {
 pub trait Source {
     /// For people: `etcd http://127.0.0.1:2379 /coreos.com/network`, `dir /var/lib/weft`.
     fn describe(&self) -> String;
+    /// What tells this store from others without asking it: two with the same words may be taken for one. `None`: its leases
+    /// need not be saved.
+    fn identity(&self) -> Local<'_, Option<String>> {
+        Box::pin(async { None })
+    }
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
     /// The raw JSON of net-conf. `Missing` when there is none.
@@ -145,6 +153,7 @@ pub trait Source {
     fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>>;
     /// Takes a lease in flannel's order (flannel-compat.md section 1), every write fenced by what was read.
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
+    /// Where subnets are assigned, what is assigned now is taken, whatever it was.
     /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours
     /// (same public address), else `Taken`. Used when the own lease was deleted, or the store was wiped, and to publish
     /// changed attributes. `was` is the public identity under which we held it so far.
@@ -160,4 +169,14 @@ pub trait Source {
     /// Keeps our lease alive until dropped: re-reads which store lease the key has now before each renewal. Reports `Event::Kept`.
     /// A lease that is gone or another's is not its business: the watch shows that to the agent.
     fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
+    /// Public addresses (IPv4, IPv6) by which the store's admin chooses this node's interface: they count more than
+    /// `--public-ip`. Asked before the uplink is picked.
+    fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {
+        Box::pin(async { Ok([None, None]) })
+    }
+    /// Tells those who look at the store whether this node's network works; `fault` says why it does not. Writes nothing when
+    /// the store says the same already.
+    fn health<'a>(&'a self, _fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
 }

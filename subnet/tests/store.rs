@@ -15,7 +15,45 @@ mod secure;
 #[path = "store/server.rs"]
 mod server;
 
-use contract::Kind;
+use contract::Place;
+use server::{PREFIX, Server};
+use weft_subnet::dir::DirStore;
+use weft_subnet::source::Source;
+
+enum Kind {
+    Dir(tempfile::TempDir),
+    Etcd(Box<Server>),
+}
+
+impl Kind {
+    fn dir() -> Kind {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("subnets")).unwrap();
+        Kind::Dir(dir)
+    }
+
+    async fn etcd() -> Kind {
+        Kind::Etcd(Box::new(Server::start().await))
+    }
+}
+
+impl Place for Kind {
+    fn open_for(&self, _last: u8) -> Box<dyn Source> {
+        match self {
+            Kind::Dir(dir) => Box::new(DirStore::new(dir.path().into())),
+            Kind::Etcd(server) => Box::new(server.store()),
+        }
+    }
+
+    async fn put(&self, name: &str, value: &str) {
+        match self {
+            Kind::Dir(dir) => std::fs::write(dir.path().join(format!("{name}.json")), value).unwrap(),
+            Kind::Etcd(server) => {
+                server.client().await.put(format!("{PREFIX}/{name}"), value, None).await.unwrap();
+            }
+        }
+    }
+}
 
 macro_rules! contract {
     ($($name:ident),* $(,)?) => {

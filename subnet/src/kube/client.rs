@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Talking to the API server: credentials, one call at a time with a time limit, and what went wrong in words.
+//!
+//! A client is made when it is first needed and forgotten after a failure: the next one reads the files anew, so that a
+//! client certificate or kubeconfig that was renewed is used without a restart. (Tokens in files are read again each minute.)
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::AsyncBufRead;
+use http::{Method, Request};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::retry::chain;
+use crate::source::Error;
+
+/// How long one call may take.
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// A body that is read as it comes.
+pub(super) type Stream = Pin<Box<dyn AsyncBufRead>>;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("no answer within {} s", CALL_LIMIT.as_secs())]
+    Silent,
+    #[error("{0}")]
+    Config(String),
+    #[error("{}", explain(.0))]
+    Kube(kube::Error),
+    #[error("{0}")]
+    Stream(String),
+}
+
+impl Fault {
+    /// The code of the server's refusal; 0 where it refused nothing.
+    pub(super) fn code(&self) -> u16 {
+        match self {
+            Fault::Kube(kube::Error::Api(status)) => status.code,
+            _ => 0,
+        }
+    }
+}
+
+/// The whole chain of causes, each said once; what the server refused with its remedy.
+fn explain(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error {
+        let remedy = match status.code {
+            401 => " (the credentials are not accepted: check the token, certificate or kubeconfig)",
+            403 => " (RBAC: nodes get, list, watch and nodes/status patch are needed; pods get without NODE_NAME)",
+            _ => "",
+        };
+        return format!("{}{remedy}", status.message);
+    }
+    // The client's own words ("ServiceError: ...") stand for what lies below.
+    let first: &dyn std::error::Error = match error {
+        kube::Error::Service(inner) => &**inner,
+        kube::Error::HyperError(inner) => inner,
+        other => other,
+    };
+    chain(first)
+}
+
+/// Where the API is, and who we are to it.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// `--kube-api-url`: instead of what the kubeconfig says.
+    pub url: Option<String>,
+    /// `--kubeconfig-file`. Without either: the service account of the pod.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// The API server.
+pub(super) struct Api {
+    access: Access,
+    made: RefCell<Option<Client>>,
+    /// Where the last one led.
+    url: RefCell<Option<String>>,
+}
+
+impl Api {
+    pub(super) fn new(access: Access) -> Api {
+        Api { access, made: RefCell::new(None), url: RefCell::new(None) }
+    }
+
+    /// For people.
+    pub(super) fn describe(&self) -> String {
+        match (&self.access.url, &self.access.kubeconfig, &*self.url.borrow()) {
+            (_, _, Some(url)) => url.clone(),
+            (Some(url), _, _) => url.clone(),
+            (None, Some(file), _) => file.display().to_string(),
+            (None, None, None) => "in-cluster".to_owned(),
+        }
+    }
+
+    /// What tells this cluster from others: its URL and its CA. `None` while credentials cannot be read.
+    pub(super) async fn identity(&self) -> Option<String> {
+        let config = self.config().await.ok()?;
+        let ca = crc32fast::hash(&config.root_cert.unwrap_or_default().concat());
+        Some(format!("kubernetes {} ca {ca:08x}", config.cluster_url))
+    }
+
+    /// The next call makes a new client.
+    pub(super) fn forget(&self) {
+        *self.made.borrow_mut() = None;
+    }
+
+    async fn config(&self) -> Result<Config, String> {
+        let url = self.access.url.as_ref().map(|url| {
+            url.parse::<http::Uri>().map_err(|error| format!("--kube-api-url {url}: {error}: write https://HOST:PORT"))
+        });
+        let url = url.transpose()?;
+        let mut config = match (&self.access.kubeconfig, &url) {
+            (Some(file), _) => {
+                let named = |error| format!("--kubeconfig-file {}: {}", file.display(), chain(&error));
+                let read = Kubeconfig::read_from(file).map_err(named)?;
+                Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(named)?
+            }
+            (None, Some(url)) => Config::new(url.clone()),
+            (None, None) => Config::incluster_env().map_err(|error| {
+                format!("{}: outside of a pod give --kubeconfig-file or --kube-api-url", chain(&error))
+            })?,
+        };
+        if let Some(url) = url {
+            config.cluster_url = url;
+        }
+        config.connect_timeout = Some(CONNECT_LIMIT);
+        // Whoever calls waits in its own way.
+        config.default_retry = false;
+        Ok(config)
+    }
+
+    async fn client(&self) -> Result<Client, Fault> {
+        if let Some(client) = &*self.made.borrow() {
+            return Ok(client.clone());
+        }
+        let config = self.config().await.map_err(Fault::Config)?;
+        *self.url.borrow_mut() = Some(config.cluster_url.to_string());
+        let client = Client::try_from(config).map_err(Fault::Kube)?;
+        *self.made.borrow_mut() = Some(client.clone());
+        Ok(client)
+    }
+
+    async fn limited<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
+        let fault = match timeout(CALL_LIMIT, call).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => Fault::Kube(error),
+            Err(_) => Fault::Silent,
+        };
+        // What the server said no to needs no new connection, unless it is about who we are.
+        if fault.code() == 0 || fault.code() == 401 {
+            self.forget();
+        }
+        Err(fault)
+    }
+
+    /// Reads an object.
+    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Fault> {
+        let client = self.client().await?;
+        self.limited(client.request(request(Method::GET, path, Vec::new()))).await
+    }
+
+    /// Patches an object; what it is then.
+    pub(super) async fn patch<T: DeserializeOwned>(&self, path: &str, patch: &Value) -> Result<T, Fault> {
+        let client = self.client().await?;
+        self.limited(client.request(request(Method::PATCH, path, patch.to_string().into_bytes()))).await
+    }
+
+    /// Opens a body that is read piece by piece.
+    pub(super) async fn stream(&self, path: &str) -> Result<Stream, Fault> {
+        let client = self.client().await?;
+        let open = client.request_stream(request(Method::GET, path, Vec::new()));
+        Ok(Box::pin(self.limited(open).await?))
+    }
+
+    /// The error for a call that failed.
+    pub(super) fn error(&self, what: &str, fault: Fault) -> Error {
+        if fault.code() == 404 {
+            return Error::Missing(what.to_owned());
+        }
+        Error::Unavailable { what: format!("{what} from {}", self.describe()), source: Some(Box::new(fault)) }
+    }
+}
+
+fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
+    let mut request = Request::new(body);
+    if method == Method::PATCH {
+        let kind = http::HeaderValue::from_static("application/strategic-merge-patch+json");
+        request.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+    }
+    *request.method_mut() = method;
+    // Names of nodes are DNS names; whatever else stands there makes a path that does not exist.
+    *request.uri_mut() = path.parse().unwrap_or_default();
+    request
+}

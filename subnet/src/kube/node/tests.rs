@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is read of a Node, and what is said of one that cannot be believed.
+
+use super::*;
+
+fn prefix() -> Prefix {
+    Prefix::new("flannel.alpha.coreos.com").unwrap()
+}
+
+fn node(annotations: &str, spec: &str) -> Node {
+    let text = format!(
+        r#"{{"kind":"Node","metadata":{{"name":"n1","uid":"u1","resourceVersion":"9",
+            "creationTimestamp":"2026-11-21T10:00:00Z","labels":{{"a":"b"}},"managedFields":[{{"x":{{}}}}],
+            "annotations":{{{annotations}}}}},"spec":{{{spec}}},"status":{{"images":[{{"names":["a"]}}]}}}}"#
+    );
+    serde_json::from_str(&text).unwrap()
+}
+
+fn ours(pairs: &[(&str, &str)]) -> String {
+    let pair = |(name, value): &(&str, &str)| format!("{:?}:{value:?}", prefix().name(name));
+    pairs.iter().map(pair).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn a_node_is_a_lease() {
+    let data = r#"{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:44"}"#;
+    let annotations = ours(&[
+        ("kube-subnet-manager", "true"),
+        ("backend-type", "VXLAN"),
+        ("backend-data", data),
+        ("backend-v6-data", "null"),
+        ("public-ip", "192.0.2.1"),
+    ]);
+    let node = node(&annotations, r#""podCIDR":"10.5.1.0/24","podCIDRs":["10.5.1.7/24","fd00:12:0:1::/64"]"#);
+    let lease = node.record(&prefix()).unwrap().lease.unwrap();
+    assert_eq!((&*lease.id, lease.subnets.to_string().as_str()), ("n1", "10.5.1.0/24,fd00:12:0:1::/64"));
+    assert_eq!(lease.age, Age { stamp: 1_795_255_200, tie: "u1".into() });
+    let attrs = Attrs {
+        public_ip: Some([192, 0, 2, 1].into()),
+        backend_type: "vxlan".into(),
+        backend_data: Some(data.into()),
+        ..Attrs::default()
+    };
+    assert_eq!(lease.attrs, attrs);
+    assert!(node.record(&Prefix::new("other.org").unwrap()).is_none(), "another prefix is another network");
+}
+
+#[test]
+fn only_what_is_ours_is_held() {
+    let annotations = format!(r#""a/b":"{}",{}"#, "x".repeat(10_000), ours(&[("public-ip", "192.0.2.1")]));
+    assert_eq!(node(&annotations, "").metadata.annotations.0.len(), 1);
+    let bare: Node = serde_json::from_str(r#"{"metadata":{"name":"n","annotations":null}}"#).unwrap();
+    assert!(bare.record(&prefix()).is_none());
+}
+
+#[test]
+fn what_cannot_be_believed_is_named() {
+    let managed = ("kube-subnet-manager", "true");
+    let cidr = r#""podCIDR":"10.5.1.0/24""#;
+    type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
+    let table: [Row; 7] = [
+        (&[managed], "", "node n1 has no pod CIDR yet"),
+        (&[managed], r#""podCIDR":"10.5.1.0""#, "node n1: pod CIDR 10.5.1.0 is no network"),
+        (
+            &[managed],
+            r#""podCIDRs":["10.5.1.0/24","10.5.2.0/24"]"#,
+            "node n1 has several pod CIDRs of one family: 10.5.1.0/24, 10.5.2.0/24",
+        ),
+        (&[managed, ("public-ip", "fd00::1")], cidr, "annotation flannel.alpha.coreos.com/public-ip = \"fd00::1\""),
+        (&[managed, ("public-ipv6", "x")], cidr, "flannel.alpha.coreos.com/public-ipv6 = \"x\" is no such address"),
+        (&[managed, ("backend-data", "{")], cidr, "flannel.alpha.coreos.com/backend-data = \"{\" is no JSON"),
+        (&[managed, ("backend-v6-data", "x")], cidr, "backend-v6-data = \"x\" is no JSON"),
+    ];
+    for (annotations, spec, wanted) in table {
+        let record = node(&ours(annotations), spec).record(&prefix()).unwrap();
+        let reason = record.lease.unwrap_err();
+        assert!(reason.contains(wanted) && reason.contains("node n1"), "{reason}");
+    }
+    assert!(node(&ours(&[("kube-subnet-manager", "false")]), cidr).record(&prefix()).is_none());
+}

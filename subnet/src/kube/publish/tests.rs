@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is published, to the byte, and that nothing is when nothing differs.
+
+use super::*;
+
+const P: &str = "flannel.alpha.coreos.com/";
+
+fn prefix() -> Prefix {
+    Prefix::new("flannel.alpha.coreos.com").unwrap()
+}
+
+fn node(annotations: &Value) -> Node {
+    let meta = json!({"name": "n1", "resourceVersion": "9", "annotations": annotations});
+    serde_json::from_str(&json!({ "metadata": meta }).to_string()).unwrap()
+}
+
+fn attrs(kind: &str, data: Option<&str>, v6_data: Option<&str>) -> Attrs {
+    Attrs {
+        public_ip: Some([192, 0, 2, 1].into()),
+        public_ipv6: Some("2001:db8::1".parse().unwrap()),
+        backend_type: kind.into(),
+        backend_data: data.map(Into::into),
+        backend_v6_data: v6_data.map(Into::into),
+        ..Attrs::default()
+    }
+}
+
+/// The node after the changes.
+fn applied(before: &Value, changes: Changes) -> Value {
+    let mut all = before.as_object().cloned().unwrap_or_default();
+    for (name, value) in changes {
+        match value {
+            Some(text) => all.insert(name, Value::String(text)),
+            None => all.remove(&name),
+        };
+    }
+    Value::Object(all)
+}
+
+fn said(attrs: &Attrs, before: &Value) -> Value {
+    let after = applied(before, changes(attrs, &node(before), &prefix()));
+    assert!(changes(attrs, &node(&after), &prefix()).is_empty(), "a second time there is nothing to write");
+    after
+}
+
+#[test]
+fn backends_publish_what_flannel_publishes() {
+    let both = attrs("vxlan", Some(r#"{"VNI":1}"#), Some(r#"{"VNI":2}"#));
+    let wanted = json!({
+        format!("{P}backend-data"): r#"{"VNI":1}"#, format!("{P}backend-type"): "vxlan",
+        format!("{P}backend-v6-data"): r#"{"VNI":2}"#, format!("{P}kube-subnet-manager"): "true",
+        format!("{P}public-ip"): "192.0.2.1", format!("{P}public-ipv6"): "2001:db8::1",
+    });
+    assert_eq!(said(&both, &json!({})), wanted);
+    let v4 = json!({
+        format!("{P}backend-data"): r#"{"VNI":1}"#, format!("{P}backend-type"): "vxlan",
+        format!("{P}kube-subnet-manager"): "true", format!("{P}public-ip"): "192.0.2.1",
+    });
+    assert_eq!(said(&attrs("vxlan", Some(r#"{"VNI":1}"#), None), &wanted), v4, "what no longer holds is taken away");
+    let v6 = said(&attrs("vxlan", None, Some(r#"{"VNI":2}"#)), &json!({}));
+    assert!(v6.get(format!("{P}public-ip")).is_none() && v6.get(format!("{P}backend-data")).is_none());
+    let host_gw = said(&attrs("host-gw", None, None), &json!({}));
+    assert_eq!(
+        (&host_gw[format!("{P}backend-data")], &host_gw[format!("{P}backend-v6-data")]),
+        (&"null".into(), &"null".into())
+    );
+    let ipip = said(&attrs("ipip", None, None), &json!({}));
+    assert_eq!(ipip[format!("{P}backend-data")], "null");
+    assert!(ipip.get(format!("{P}public-ipv6")).is_none());
+}
+
+#[test]
+fn the_source_of_tunnel_packets_is_said_and_taken_back() {
+    let attrs = attrs("host-gw", None, None);
+    let said_it = said(&Attrs { tunnel_ip: Some([10, 0, 0, 1].into()), ..attrs.clone() }, &json!({}));
+    assert_eq!(said_it[format!("{P}tunnel-ip")], "10.0.0.1");
+    assert!(said(&attrs, &said_it).get(format!("{P}tunnel-ip")).is_none());
+}
+
+#[test]
+fn the_admins_address_is_published() {
+    let attrs = attrs("host-gw", None, None);
+    let before = json!({
+        format!("{P}public-ip-overwrite"): "198.51.100.7", format!("{P}public-ipv6-overwrite"): "2001:db8::7",
+    });
+    let after = said(&attrs, &before);
+    assert_eq!(after[format!("{P}public-ip")], "198.51.100.7");
+    assert_eq!(after[format!("{P}public-ipv6")], "2001:db8::7");
+    assert!(!overwritten(&attrs, &node(&after), &prefix()));
+    let mut gone = after.clone();
+    gone.as_object_mut().unwrap().remove(&format!("{P}public-ip-overwrite"));
+    assert!(overwritten(&attrs, &node(&gone), &prefix()));
+    let bad = said(&attrs, &json!({ format!("{P}public-ip-overwrite"): "here" }));
+    assert_eq!(bad[format!("{P}public-ip")], "192.0.2.1", "what nobody can read does not silence the node");
+}
+
+#[test]
+fn removal_leaves_the_admins_annotations() {
+    let mut before =
+        said(&attrs("host-gw", None, None), &json!({ format!("{P}node-public-ip"): "192.0.2.9", "x/y": "z" }));
+    before = applied(&before, removal(&node(&before), &prefix()));
+    assert_eq!(before, json!({ format!("{P}node-public-ip"): "192.0.2.9", "x/y": "z" }));
+}
+
+#[test]
+fn the_patch_is_fenced_and_touches_nothing_else() {
+    let changes = Changes::from([("a".to_owned(), Some("b".to_owned())), ("c".to_owned(), None)]);
+    let wanted = json!({"metadata": {"resourceVersion": "9", "annotations": {"a": "b", "c": null}}});
+    assert_eq!(patch(changes, &node(&json!({}))), wanted);
+}

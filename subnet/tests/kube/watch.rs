@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The watch: what is news and what is not, and an API server that goes away, comes back and has forgotten.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::source::{Event, Source};
+
+use super::contract::{attrs, claim, next, watching};
+use super::own::dual;
+use super::server::{Cluster, Server};
+
+type Events = mpsc::Receiver<Event>;
+
+async fn change(events: &mut Events) -> Result<Record, Id> {
+    match next(events).await {
+        Event::Changes(mut changes) if changes.len() == 1 => changes.remove(0),
+        event => panic!("one change, not {event:?}"),
+    }
+}
+
+async fn put(events: &mut Events) -> Lease {
+    change(events).await.unwrap().lease.unwrap()
+}
+
+async fn snapshot(events: &mut Events) -> Vec<Record> {
+    match next(events).await {
+        Event::Snapshot { records, reset: false } => records,
+        event => panic!("a snapshot, not {event:?}"),
+    }
+}
+
+/// Until this lease is told of: by a resumed watch, or by a new list where the server begins its history anew.
+async fn learns(events: &mut Events, lease: &Lease) {
+    loop {
+        let records = match next(events).await {
+            Event::Changes(changes) => changes.into_iter().filter_map(Result::ok).collect(),
+            Event::Snapshot { records, reset: false } => records,
+            event => panic!("{event:?}"),
+        };
+        if records.iter().any(|record| record.lease.as_ref() == Ok(lease)) {
+            return;
+        }
+    }
+}
+
+async fn trouble(events: &mut Events, limit: u64) -> String {
+    let wait = async {
+        loop {
+            if let Some(Event::Trouble(text)) = events.recv().await {
+                return text;
+            }
+        }
+    };
+    timeout(Duration::from_secs(limit), wait).await.expect("trouble is said")
+}
+
+#[tokio::test]
+async fn heartbeats_are_no_news() {
+    let cluster = Cluster::shared().await;
+    cluster.store(1).acquire(&claim(1)).await.unwrap();
+    watching(&cluster.store(2), |mut events| async move {
+        assert_eq!(snapshot(&mut events).await.len(), 1);
+        for n in 0..5 {
+            cluster.patch(1, &json!({"metadata": {"labels": {"n": n.to_string()}}})).await;
+        }
+        cluster.patch(2, &json!({"metadata": {"labels": {"n": "x"}}})).await;
+        cluster.annotate(1, "backend-data", &json!(r#"{"VNI":7}"#)).await;
+        assert_eq!(put(&mut events).await.attrs.backend_data.as_deref(), Some(r#"{"VNI":7}"#));
+        cluster.annotate(1, "kube-subnet-manager", &json!("false")).await;
+        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(1), "it takes part no more");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_family_alone_is_news() {
+    let cluster = Cluster::new(Server::shared().await).await;
+    cluster.create(1, &["10.5.1.0/24", "fd00:12:0:1::/64"]).await;
+    cluster.store(1).acquire(&dual(1)).await.unwrap();
+    watching(&cluster.store(2), |mut events| async move {
+        snapshot(&mut events).await;
+        cluster.annotate(1, "public-ipv6", &json!("2001:db8::77")).await;
+        let lease = put(&mut events).await;
+        let wanted = Attrs { public_ipv6: Some("2001:db8::77".parse().unwrap()), ..dual(1).attrs };
+        assert_eq!(lease.attrs, wanted);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_made_again_is_followed() {
+    let cluster = Cluster::shared().await;
+    let store = cluster.store(1);
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    watching(&store, |mut events| {
+        let (store, cluster) = (&store, &cluster);
+        async move {
+            snapshot(&mut events).await;
+            cluster.delete(1).await;
+            assert_eq!(change(&mut events).await.unwrap_err(), lease.id);
+            assert!(store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.is_err());
+            cluster.create(1, &["10.5.9.0/24"]).await;
+            let again = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
+            assert_eq!((again.subnets.to_string().as_str(), &again.attrs), ("10.5.9.0/24", &lease.attrs));
+            assert_ne!(again.age, lease.age);
+            assert_eq!(put(&mut events).await, again);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_overwrite_is_taken_while_running() {
+    let cluster = Cluster::shared().await;
+    let store = cluster.store(1);
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    watching(&store, |mut events| {
+        let (store, cluster) = (&store, &cluster);
+        async move {
+            snapshot(&mut events).await;
+            for (value, wanted) in [(json!("198.51.100.9"), [198, 51, 100, 9]), (json!(null), [192, 0, 2, 1])] {
+                cluster.annotate(1, "public-ip-overwrite", &value).await;
+                let asks = change(&mut events).await.unwrap().lease.unwrap_err();
+                assert!(asks.contains("to be published again"), "{asks}");
+                // What the agent does with a record of its own that it cannot read.
+                let lease = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
+                assert_eq!(lease.attrs.public_ip, Some(wanted.into()));
+                assert_eq!(put(&mut events).await, lease);
+            }
+        }
+    })
+    .await;
+}
+
+/// Everything that must hold of a server, whatever lists it has.
+async fn lists_and_resumes(cluster: &Cluster) {
+    let store = cluster.store(1);
+    let first = store.acquire(&claim(1)).await.unwrap();
+    watching(&store, |mut events| {
+        let server = cluster.server.clone();
+        async move {
+            let records = snapshot(&mut events).await;
+            assert_eq!(records.iter().map(|record| &record.id).collect::<Vec<_>>(), [&first.id]);
+            server.order("stop");
+            let text = trouble(&mut events, 20).await;
+            assert!(text.contains(&server.url()), "{text}");
+            server.order("start");
+            server.ready().await;
+            let second = cluster.store(2).acquire(&claim(2)).await.unwrap();
+            learns(&mut events, &second).await;
+            // What was forgotten meanwhile is listed again.
+            server.order("stop");
+            trouble(&mut events, 20).await;
+            server.order("start");
+            server.ready().await;
+            cluster.delete(2).await;
+            server.compact().await;
+            server.order("stop");
+            server.order("start");
+            server.ready().await;
+            loop {
+                match next(&mut events).await {
+                    Event::Changes(changes) if changes == [Err(second.id.clone())] => break,
+                    Event::Snapshot { records, reset: false } => {
+                        if records.iter().all(|record| record.id != second.id) {
+                            break;
+                        }
+                    }
+                    event => panic!("{event:?}"),
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn streaming_lists_and_resumed_watches() {
+    let cluster = Cluster::new(Server::private("").await).await;
+    cluster.create(1, &["10.5.1.0/24"]).await;
+    cluster.create(2, &["10.5.2.0/24"]).await;
+    lists_and_resumes(&cluster).await;
+}
+
+#[tokio::test]
+async fn paged_lists_where_there_is_no_streaming() {
+    let cluster = Cluster::new(Server::private("--feature-gates=WatchList=false").await).await;
+    cluster.create(1, &["10.5.1.0/24"]).await;
+    cluster.create(2, &["10.5.2.0/24"]).await;
+    lists_and_resumes(&cluster).await;
+}
+
+/// A server that answers from its cache gives all nodes at once, whatever was asked for: only one without a cache has pages.
+#[tokio::test]
+async fn every_page_is_read() {
+    let cluster = Cluster::new(Server::private("--feature-gates=WatchList=false --watch-cache=false").await).await;
+    let leases = |number: usize| number % 100 == 1;
+    for first in (0..1200).step_by(50) {
+        futures_util::future::join_all((first..first + 50).map(|number| {
+            let (name, cidr) = (format!("n{number:04}"), format!("10.5.{}.0/24", number / 100));
+            let managed = json!({cluster.annotation("kube-subnet-manager"): "true"});
+            let annotations = if leases(number) { managed } else { json!({}) };
+            let cluster = &cluster;
+            async move { cluster.create_as(&name, &[&cidr], annotations).await }
+        }))
+        .await;
+    }
+    let wanted: Vec<String> = (0..1200).filter(|n| leases(*n)).map(|n| format!("n{n:04}")).collect();
+    let names = |records: Vec<Record>| records.iter().map(|record| record.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(cluster.store(1).list().await.unwrap()), wanted);
+    watching(&cluster.store(1), |mut events| async move {
+        assert_eq!(names(snapshot(&mut events).await), wanted);
+        cluster.delete_as("n1101").await;
+        assert_eq!(change(&mut events).await, Err("n1101".into()), "the watch begins where the list ends");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn paged_lists_where_etcd_is_too_old() {
+    let cluster = Cluster::new(Server::with_old_etcd().await).await;
+    cluster.create(1, &["10.5.1.0/24"]).await;
+    let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
+    watching(&cluster.store(2), |mut events| async move {
+        assert_eq!(snapshot(&mut events).await[0].lease.as_ref(), Ok(&lease));
+        cluster.annotate(1, "kube-subnet-manager", &json!(null)).await;
+        assert_eq!(change(&mut events).await, Err(lease.id));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wiped_store_is_another_one() {
+    let cluster = Cluster::new(Server::private("").await).await;
+    cluster.create(1, &["10.5.1.0/24"]).await;
+    let store = cluster.store(1);
+    store.acquire(&claim(1)).await.unwrap();
+    for n in 0..150 {
+        cluster.patch(1, &json!({"metadata": {"labels": {"n": n.to_string()}}})).await;
+    }
+    watching(&store, |mut events| {
+        let (store, cluster) = (&store, &cluster);
+        async move {
+            snapshot(&mut events).await;
+            // The last version that the watch knows must be one that the new store has not reached.
+            cluster.annotate(1, "backend-data", &json!(r#"{"VNI":7}"#)).await;
+            put(&mut events).await;
+            cluster.server.order("wipe");
+            cluster.server.ready().await;
+            let until = tokio::time::Instant::now() + Duration::from_secs(60);
+            loop {
+                assert!(tokio::time::Instant::now() < until, "no new list");
+                match timeout(Duration::from_secs(60), events.recv()).await.unwrap() {
+                    Some(Event::Snapshot { records, reset }) => {
+                        assert!(reset && records.is_empty());
+                        break;
+                    }
+                    Some(Event::Trouble(_) | Event::Word) => {}
+                    event => panic!("{event:?}"),
+                }
+            }
+            cluster.create(1, &["10.5.1.0/24"]).await;
+            let lease = store.retake(&Default::default(), &attrs(1), &attrs(1)).await.unwrap();
+            assert_eq!(put(&mut events).await, lease);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_is_noticed() {
+    let cluster = Cluster::new(Server::private("").await).await;
+    cluster.create(1, &["10.5.1.0/24"]).await;
+    let store = cluster.store(1);
+    watching(&store, |mut events| {
+        let cluster = &cluster;
+        async move {
+            snapshot(&mut events).await;
+            cluster.server.order("pause");
+            let text = trouble(&mut events, 60).await;
+            assert!(text.contains(&cluster.server.url()), "{text}");
+            cluster.server.order("go-on");
+            let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
+            learns(&mut events, &lease).await;
+        }
+    })
+    .await;
+}
