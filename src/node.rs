@@ -22,6 +22,7 @@ use weft_subnet::hold::Hold;
 use weft_subnet::source::{Event, Source};
 
 use crate::admin;
+use crate::conflist::Conflist;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
 use crate::metrics::Metrics;
@@ -67,6 +68,8 @@ pub struct World {
     pub teller: Teller,
     /// For the next start.
     pub saver: Saver,
+    /// For the container runtime.
+    pub conflist: Conflist,
 }
 
 /// Go on, or end.

@@ -132,7 +132,7 @@ impl Saver {
 }
 
 fn store(file: PathBuf, writer: Writer, failing: Arc<AtomicBool>) -> JoinHandle<()> {
-    tokio::task::spawn_blocking(move || match files::replace(&file, &writer.finish()) {
+    tokio::task::spawn_blocking(move || match files::replace(&file, &writer.finish(), 0o600) {
         Ok(()) if failing.swap(false, Ordering::Relaxed) => {
             tracing::info!(file = %file.display(), "peers are saved again");
         }

@@ -17,6 +17,7 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
 
 use super::{Node, Verdict, World};
+use crate::conflist::Conflist;
 use crate::health::Readiness;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, LinkInfo, Machine, Notice, RouteInfo};
@@ -30,6 +31,7 @@ use crate::start::{self, Started};
 use crate::tell::Teller;
 
 mod config;
+mod conflist;
 mod rules;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
@@ -163,6 +165,7 @@ impl Bench {
             state_dir: None,
             unwell_after: Duration::from_secs(30),
             rules,
+            cni: None,
         };
         let store = Rc::new(Script {
             gate: Semaphore::new(0),
@@ -190,9 +193,9 @@ impl Bench {
         let (events, received) = mpsc::channel(8);
         let (keeper, answers) = Keeper::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-        let (notify, saver) = (Notify::new(), Saver::default());
+        let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
         let teller = Teller::new(store.clone(), options.unwell_after);
-        let world = World { options, store: store.clone(), readiness, metrics, notify, teller, saver };
+        let world = World { options, store: store.clone(), readiness, metrics, notify, teller, saver, conflist };
         let node = Node::new(world, Passer::new(kernel.clone()), keeper, started);
         Bench { node, kernel, store, answers, file, _dir: dir, _events: received }
     }

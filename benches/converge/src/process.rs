@@ -42,7 +42,10 @@ impl Program {
             Program::Weft(path, flags) => {
                 command.arg(path).arg("agent").arg(format!("--socket={}", dir.join("weft.sock").display()));
                 // Rows that remove many peers measure the removal, not the grace time before it.
-                command.arg("--hold-removals=0").arg(format!("--state-dir={}", dir.join("state").display())).args(flags);
+                command
+                    .arg("--hold-removals=0")
+                    .arg(format!("--state-dir={}", dir.join("state").display()))
+                    .args(flags);
             }
             Program::Flanneld(path) => drop(command.arg(path)),
         }
