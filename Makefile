@@ -52,6 +52,8 @@ alone: ## each crate and each feature alone
 	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
 	done
 
+# The same bytes wherever the tree and cargo's files are.
+static: export RUSTFLAGS := $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
 static: ## the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
@@ -60,6 +62,20 @@ static: ## the static binaries that are released: agent and CNI plugin
 	done
 	@[ $$(stat -c %s $(STATIC_CNI)) -le $(CNI_SIZE) ] || { echo "$(STATIC_CNI) is larger than $(CNI_SIZE) bytes" >&2; exit 1; }
 	@ls -l $(STATIC) $(STATIC_CNI)
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+IMAGE := $(TARGET_DIR)/weft-image.tar
+IMAGE_ROOT := $(TARGET_DIR)/image
+
+# No daemon and no base image: static binaries are all there is in it.
+.PHONY: image image-only
+image: static image-only ## the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
+
+image-only:
+	@rm -rf $(IMAGE_ROOT) && mkdir -p $(IMAGE_ROOT)
+	@install -m 0755 $(STATIC) $(STATIC_CNI) $(IMAGE_ROOT) && ln -s weft $(IMAGE_ROOT)/flanneld
+	@tools/image $(IMAGE) weft:$(VERSION) $(IMAGE_ROOT) /weft
+	@ls -l $(IMAGE)
 
 aarch64: ## does it compile for aarch64?
 	@$(STEP) 900 "aarch64" cargo check --locked --workspace --target aarch64-unknown-linux-gnu

@@ -19,6 +19,7 @@ use weft_subnet::etcd::EtcdStore;
 use weft_subnet::source::{Event, Source};
 
 use crate::admin::{self, Admin};
+use crate::conflist::Conflist;
 use crate::files::FileWatch;
 use crate::health::{self, Readiness};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
@@ -135,7 +136,8 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     helpers.spawn_local(async move { carrier.keep(nftables, post).await });
     // The store's admin may have chosen another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
-    let world = World { options, store, readiness, metrics, notify };
+    let conflist = Conflist::new(options.cni.clone(), &options.subnet_file);
+    let world = World { options, store, readiness, metrics, notify, conflist };
     let mut node = Node::new(world, Passer::new(kernel), keeper, started);
     node.carry(desk);
     turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await
@@ -163,6 +165,8 @@ async fn turn<K: Kernel, M: Monitor>(
         )
         .ok();
     let mut blind_until: Option<Instant> = None;
+    // Left to the look every ten seconds where it cannot be watched.
+    let mut conf = node.world.conflist.source().and_then(|source| FileWatch::new(source).ok());
     node.full(Cause::Start).await;
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
@@ -197,6 +201,10 @@ async fn turn<K: Kernel, M: Monitor>(
                     tracing::warn!(%error, "watch subnet.env: the audit looks at it meanwhile");
                     blind_until = Some(Instant::now() + BLIND);
                 }
+            },
+            edited = changed(&mut conf) => match edited {
+                Ok(()) => node.world.conflist.look_again(),
+                Err(_) => conf = None,
             },
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,
         }

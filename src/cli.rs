@@ -17,7 +17,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::options::{Options, Store};
 use argv::Flags;
-use flags::{AgentFlags, PlaceFlags, StoreFlags};
+use flags::{AgentFlags, CniDirFlag, InstallFlags, PlaceFlags, StoreFlags};
 
 /// Exit code of a failure.
 pub const FAILURE: u8 = 1;
@@ -57,6 +57,8 @@ pub enum Task {
     },
     /// Remove what is ours from the kernel.
     Cleanup(CleanupTask),
+    /// Put the CNI plugin (first) into a directory (second).
+    InstallCni(PathBuf, PathBuf),
     /// Give the own lease back.
     Release(ReleaseTask),
     /// List leases.
@@ -92,6 +94,8 @@ pub struct CleanupTask {
     pub subnet_file: PathBuf,
     /// Socket on which its agent would answer.
     pub socket: PathBuf,
+    /// Where its link to the CNI configuration would be.
+    pub cni_conf_dir: PathBuf,
     /// Also devices that bear flannel's names but not our mark.
     pub flannel_devices: bool,
 }
@@ -125,6 +129,8 @@ enum Command {
     Status(StatusFlags),
     /// Remove what weft wrote into the kernel; refuses while an agent runs.
     Cleanup(CleanupFlags),
+    /// Install the CNI plugin of this image; a plugin that runs meanwhile is not disturbed.
+    InstallCni(InstallFlags),
     /// Give this machine's lease back, for a machine that leaves for good.
     Release(Box<ReleaseFlags>),
     /// Look at leases, remove one.
@@ -162,6 +168,8 @@ struct SocketFlag {
 struct CleanupFlags {
     #[command(flatten)]
     place: PlaceFlags,
+    #[command(flatten)]
+    cni: CniDirFlag,
     /// Also remove devices that flanneld made: flannel.<VNI>, flannel-v6.<VNI>, flannel.ipip.
     #[arg(long, action = ArgAction::SetTrue)]
     flannel_devices: bool,
@@ -251,8 +259,10 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,
+            cni_conf_dir: flags.cni.cni_conf_dir,
             flannel_devices: flags.flannel_devices,
         }),
+        Command::InstallCni(flags) => Task::InstallCni(flags.from, flags.bin_dir),
         Command::Release(flags) => Task::Release(ReleaseTask {
             store: build::store(flags.store, env)?,
             subnet_file: flags.place.subnet_file,

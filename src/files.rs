@@ -20,16 +20,21 @@ pub fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
         Ok(there) if there == contents => return Ok(false),
         _ => {}
     }
+    replace(path, contents, 0o644)?;
+    Ok(true)
+}
+
+/// Puts a new file with this content and mode in the place of whatever stands there; its directory is made with 0755 when missing.
+pub fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let dir = directory(path);
     DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
     aside.write_all(contents)?;
-    aside.as_file().set_permissions(Permissions::from_mode(0o644))?;
+    aside.as_file().set_permissions(Permissions::from_mode(mode))?;
     aside.as_file().sync_all()?;
     aside.persist(path).map_err(|failed| failed.error)?;
     // The rename itself is on disk only when the directory is.
-    File::open(dir)?.sync_all()?;
-    Ok(true)
+    File::open(dir)?.sync_all()
 }
 
 fn directory(path: &Path) -> &Path {

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
 use weft::rules::{Instance, around};
-use weft::{admin, agent, cleanup, doctor, leases, log, status};
+use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, status};
 use weft_subnet::env::SubnetEnv;
 
 fn main() -> ExitCode {
@@ -56,6 +56,12 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(show(&text))
         }
         Task::Cleanup(task) => clean(&task).await,
+        Task::InstallCni(from, dir) => {
+            let done = install::install(&from, &dir)?;
+            let word = |written| if written { "written" } else { "was there already" };
+            let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
+            Ok(show(&lines.collect::<String>()))
+        }
         Task::Release(task) => release(task).await,
         Task::LeaseList(store) => {
             let records = agent::open_existing_store(&store)?.list().await.context("list leases")?;
@@ -111,12 +117,17 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
         report.failed.extend(problems);
         false
     });
+    let unlinked = conflist::remove(&task.cni_conf_dir, &task.subnet_file).unwrap_or_else(|error| {
+        report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
+        false
+    });
     for name in &report.left {
         eprintln!("weft: {name} was not made by weft and stays: give --flannel-devices to remove it");
     }
     report.failed.iter().for_each(|text| eprintln!("weft: {text}"));
-    let shown =
-        show(&format!("removed {} entries{}\n", report.removed, if rules { " and the traffic rules" } else { "" }));
+    let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
+    let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
+    let shown = show(&format!("removed {} entries{also}\n", report.removed));
     Ok(if report.failed.is_empty() { shown } else { ExitCode::from(cli::FAILURE) })
 }
 

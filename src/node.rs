@@ -20,6 +20,7 @@ use weft_subnet::hold::Hold;
 use weft_subnet::source::{Event, Source};
 
 use crate::admin;
+use crate::conflist::Conflist;
 use crate::files;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
@@ -60,6 +61,8 @@ pub struct World {
     pub metrics: Arc<Metrics>,
     /// For systemd.
     pub notify: Notify,
+    /// For the container runtime.
+    pub conflist: Conflist,
 }
 
 /// Go on, or end.

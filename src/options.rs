@@ -34,6 +34,17 @@ pub struct Options {
     pub manage_sysctls: bool,
     /// Traffic rules and the routes that drop.
     pub rules: RuleOptions,
+    /// `--cni-conf`, `--cni-conf-dir`: none = the CNI configuration is somebody else's.
+    pub cni: Option<CniOptions>,
+}
+
+/// The CNI configuration that is published once pods can be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CniOptions {
+    /// What it is to say.
+    pub conf: PathBuf,
+    /// Where the container runtime looks for it.
+    pub dir: PathBuf,
 }
 
 /// Traffic rules and the routes that drop.

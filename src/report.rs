@@ -68,6 +68,8 @@ fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
 pub fn publish<K: Kernel>(node: &mut Node<K>) {
     let blockers = blockers(node);
     let ready = blockers.is_empty();
+    // Pods shall run where all is in place that this node has a say in; a list that comes in a moment is waited for.
+    let only_the_store_is_away = blockers.len() == 1 && !node.snapshot_applied && node.store_trouble.is_some();
     let text = blockers.first().cloned().unwrap_or_else(|| {
         format!(
             "subnet {}, {} peers, {}",
@@ -86,6 +88,9 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     if ready {
         node.world.notify.ready();
         node.keeper.healthy();
+    }
+    if ready || only_the_store_is_away {
+        node.world.conflist.keep(Instant::now());
     }
     node.world.notify.status(&text);
     let version = node.passer.pending().version();
@@ -148,6 +153,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     let (own, host) = (node.plan.own(), node.plan.host());
     let mut problems = blockers(node);
     let ready = problems.is_empty();
+    problems.extend(node.world.conflist.problem());
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());
     problems.extend(node.rules_remarks());

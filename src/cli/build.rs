@@ -11,7 +11,7 @@ use weft_subnet::etcd::EtcdOptions;
 
 use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
-use crate::options::{Fences, Options, RuleOptions, Store, UplinkChoice};
+use crate::options::{CniOptions, Fences, Options, RuleOptions, Store, UplinkChoice};
 
 /// The environment, as far as it is asked for by name.
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -44,6 +44,7 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
         rules: rules(&flags.rules)?,
+        cni: some(flags.cni.cni_conf).map(|conf| CniOptions { conf: conf.into(), dir: flags.cni.dir.cni_conf_dir }),
     };
     Ok((options, notes))
 }

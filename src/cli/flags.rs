@@ -88,6 +88,35 @@ pub struct PlaceFlags {
     pub socket: PathBuf,
 }
 
+/// The CNI configuration.
+#[derive(Debug, Clone, Args)]
+pub struct CniFlags {
+    /// CNI configuration to publish once pods can be reached, so that no runtime calls the node ready before; empty = none.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = OURS)]
+    pub cni_conf: String,
+    #[command(flatten)]
+    pub(super) dir: CniDirFlag,
+}
+
+/// Where the runtime's configurations are.
+#[derive(Debug, Clone, Args)]
+pub struct CniDirFlag {
+    /// Directory in which the container runtime looks for CNI configurations.
+    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR", help_heading = OURS)]
+    pub cni_conf_dir: PathBuf,
+}
+
+/// `weft install-cni`.
+#[derive(Debug, Clone, Args)]
+pub struct InstallFlags {
+    /// The plugin.
+    #[arg(long, default_value = "/weft-cni", value_name = "FILE")]
+    pub from: PathBuf,
+    /// Where the container runtime looks for plugins; it is put there as flannel and as weft-veth.
+    #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR")]
+    pub bin_dir: PathBuf,
+}
+
 /// How the agent runs.
 #[derive(Debug, Clone, Args)]
 pub struct RunFlags {
@@ -259,6 +288,8 @@ pub struct AgentFlags {
     pub(super) uplink: UplinkFlags,
     #[command(flatten)]
     pub(super) place: PlaceFlags,
+    #[command(flatten)]
+    pub(super) cni: CniFlags,
     #[command(flatten)]
     pub(super) run: RunFlags,
     #[command(flatten)]

@@ -17,6 +17,7 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
 
 use super::{Node, Verdict, World};
+use crate::conflist::Conflist;
 use crate::health::Readiness;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, LinkInfo, Machine, Notice, RouteInfo};
@@ -159,6 +160,7 @@ impl Bench {
             on_lost_lease,
             manage_sysctls: false,
             rules,
+            cni: None,
         };
         let store = Rc::new(Script {
             gate: Semaphore::new(0),
@@ -184,7 +186,14 @@ impl Bench {
         let (events, received) = mpsc::channel(8);
         let (keeper, answers) = Keeper::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-        let world = World { options, store: store.clone(), readiness, metrics, notify: Notify::new() };
+        let world = World {
+            options,
+            store: store.clone(),
+            readiness,
+            metrics,
+            notify: Notify::new(),
+            conflist: Conflist::default(),
+        };
         let node = Node::new(world, Passer::new(kernel.clone()), keeper, started);
         Bench { node, kernel, store, answers, file, _dir: dir, _events: received }
     }
