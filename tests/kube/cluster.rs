@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
@@ -227,11 +227,15 @@ impl Cluster {
         assert!(output.status.success(), "kubectl apply: {}\n{objects}", text(&output.stdout));
     }
 
+    /// The first process of a node.
+    pub fn pid(&self, node: &str) -> io::Result<String> {
+        Ok(fs::read_to_string(self.dir.join(format!("run/{node}.pid")))?.trim().to_owned())
+    }
+
     /// A shell script on a node, in all of its namespaces.
     pub fn try_on(&self, node: &str, script: &str) -> Result<String, String> {
-        let pid = fs::read_to_string(self.dir.join(format!("run/{node}.pid"))).map_err(|e| e.to_string())?;
-        let output =
-            Command::new("nsenter").args(["--target", pid.trim(), "--all", "sh", "-c", script]).output().unwrap();
+        let pid = self.pid(node).map_err(|error| error.to_string())?;
+        let output = Command::new("nsenter").args(["--target", &pid, "--all", "sh", "-c", script]).output().unwrap();
         outcome(&format!("{node}: {script}"), &output)
     }
 

@@ -32,6 +32,7 @@ cgroups() {
     done </proc/self/cgroup
 }
 cgroup_name="weft-kube-$$"
+declare -A holder
 mapfile -t parents < <(cgroups)
 
 # enter_cgroups NODE: moves the calling subshell.
@@ -66,11 +67,17 @@ leave_no_cgroup() {
 }
 
 teardown() {
+    local node
+    for node in "${!holder[@]}"; do
+        # Its holder waits for it, and then ends too.
+        kill -9 "$(cat "$dir/run/$node.pid")" || kill -9 "${holder[$node]}"
+        wait "${holder[$node]}"
+    done
     # shellcheck disable=SC2046 # a list of words
-    kill -9 $(cat "$dir"/run/*.pid 2>/dev/null) $(jobs -p) || true
-    wait || true
+    kill -9 $(jobs -p)
+    wait
     leave_no_cgroup "$cgroup_name-"
-    umount -R "$dir/mem" || true
+    umount "$dir/mem"
     cd /
     rm -rf --one-file-system "$dir"
 }
@@ -154,7 +161,6 @@ control_plane() {
     touch "$dir/run/api"
 }
 
-declare -A holder
 on() {
     local node=$1 index=${1#n} addresses=10.77.0.1${1#n}
     ip netns add "$node"
@@ -187,6 +193,7 @@ off() {
     kill -9 "$(cat "$dir/run/$1.pid")"
     wait "${holder[$1]}" || true
     rm "$dir/run/$1.pid"
+    unset "holder[$1]"
     ip link del "$1"
     ip netns del "$1"
     # Each group of an old container would cost the kubelet three seconds at its start.
@@ -212,12 +219,15 @@ credentials
 mkdir "$dir/mem/images"
 # shellcheck disable=SC2086 # a list of words
 cp $IMAGES "$dir/mem/images"
-# One image is what every pod stands on and what test pods run.
-applets=$(for name in sh cat echo hostname httpd kill mkdir nc ping ping6 printf sleep tail; do printf 'busybox@/bin/%s ' $name; done)
-for image in pause weft-test; do
-    # shellcheck disable=SC2086 # a list of words
-    "$TREE/tools/image" "$dir/mem/images/$image.tar" $image:1 /bin/busybox=/bin/busybox $applets
-done
+# One program is what every pod stands on and what test pods run.
+root=$dir/mem/busybox
+mkdir -p "$root/bin"
+cp /bin/busybox "$root/bin"
+for name in sh cat cp echo hostname httpd kill mkdir mv nc ping printf sleep tail; do ln -s busybox "$root/bin/$name"; done
+printf '#!/bin/sh\nexec sleep 2147483647\n' >"$root/pause"
+chmod +x "$root/pause"
+"$TREE/tools/image" "$dir/mem/images/pause.tar" pause:1 "$root" /pause
+"$TREE/tools/image" "$dir/mem/images/weft-test.tar" weft-test:1 "$root" /bin/busybox
 for node in $nodes; do on "$node"; done
 control_plane
 echo ready >&3

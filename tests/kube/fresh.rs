@@ -63,7 +63,7 @@ fn the_condition_is_ours(cluster: &Cluster) {
 }
 
 /// Asks through `run` until every pod has answered.
-fn all_answer(cluster: &Cluster, what: &str, pods: &[Pod], run: impl Fn(&str) -> Result<String, String>, at: (&str, u16)) {
+pub fn all_answer(cluster: &Cluster, what: &str, pods: &[Pod], run: impl Fn(&str) -> Result<String, String>, at: (&str, u16)) {
     let wanted: BTreeSet<_> = pods.iter().map(|pod| pod.name.clone()).collect();
     let mut answered = BTreeSet::new();
     let many = format!("for i in 1 2 3 4 5 6 7 8 9 10; do {}; done", ask(at.0, at.1));
@@ -76,7 +76,7 @@ fn all_answer(cluster: &Cluster, what: &str, pods: &[Pod], run: impl Fn(&str) ->
 }
 
 /// From a pod, from a node, and from outside by NodePort; nodes have kube-proxy in different modes.
-fn services_reach_every_pod(cluster: &Cluster, pods: &[Pod]) {
+pub fn services_reach_every_pod(cluster: &Cluster, pods: &[Pod]) {
     let service = word(&cluster.get("service web")["spec"]["clusterIP"]);
     for (index, pod) in pods.iter().enumerate() {
         let node = &pod.node;
@@ -94,7 +94,7 @@ fn busybox(script: &str) -> String {
     script.replace("| nc", "| busybox nc")
 }
 
-fn host_ports_work(cluster: &Cluster) {
+pub fn host_ports_work(cluster: &Cluster) {
     cluster.apply(
         r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "port", "labels": {"app": "port"}},
             "spec": {"nodeName": "n2", "terminationGracePeriodSeconds": 1, "containers": [{"name": "port",
@@ -118,7 +118,7 @@ const REMAINS: &str = "
     iptables-save | grep -e 'CNI-DN-' -e 'CNI-SN-'
     true";
 
-fn pods_leave_nothing(cluster: &Cluster) {
+pub fn pods_leave_nothing(cluster: &Cluster) {
     let had = cluster.on("n2", REMAINS);
     assert!(had.contains("CNI-DN-") && had.contains("10.244."), "these looks see no pod: {had}");
     cluster.kubectl("delete -f tests/kube/web.yml --wait=true");
