@@ -64,6 +64,7 @@ pub struct Cluster {
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     nodes: Vec<String>,
+    begin: Instant,
     // The last field: freed when everything is gone.
     _place: Place,
 }
@@ -112,7 +113,7 @@ fn outcome(what: &str, output: &Output) -> Result<String, String> {
 impl Cluster {
     /// Starts control plane and nodes; [`Cluster::until`] waits for more.
     pub fn start(shape: Shape) -> Cluster {
-        let place = Place::take();
+        let (place, begin) = (Place::take(), Instant::now());
         let mut images = shape.images;
         images.push(weft_image());
         let images: Vec<_> = images.iter().map(|path| path.to_str().unwrap()).collect();
@@ -133,7 +134,7 @@ impl Cluster {
             .unwrap();
         let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
         let nodes = (1..=shape.proxies.len()).map(|index| format!("n{index}")).collect();
-        let mut cluster = Cluster { dir, child, orders, answers, nodes, _place: place };
+        let mut cluster = Cluster { dir, child, orders, answers, nodes, begin, _place: place };
         cluster.hear("ready");
         cluster
     }
@@ -269,12 +270,14 @@ impl Cluster {
 
     /// Waits until there is something.
     pub fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let end = Instant::now() + PATIENCE;
+        let begin = Instant::now();
         loop {
             if let Some(found) = look() {
+                let (now, took) = (self.begin.elapsed().as_secs_f64(), begin.elapsed().as_secs_f64());
+                println!("{now:6.1} s: {what}, after {took:.1} s");
                 return found;
             }
-            assert!(Instant::now() < end, "waited {PATIENCE:?} for {what}");
+            assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
             std::thread::sleep(LOOK);
         }
     }
