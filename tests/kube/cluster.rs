@@ -311,10 +311,10 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.explain());
-            if let Some(kept) = std::env::var_os("WEFT_KUBE_LOGS") {
-                let from = self.dir.join("log");
-                let _ = Command::new("cp").arg("-rT").arg(from).arg(Path::new(&kept)).status();
-            }
+        }
+        if let Some(kept) = std::env::var_os("WEFT_KUBE_LOGS") {
+            let from = self.dir.join("log");
+            let _ = Command::new("cp").arg("-rT").arg(from).arg(Path::new(&kept)).status();
         }
         drop(self.orders.take());
         let _ = self.child.wait();

@@ -52,7 +52,7 @@ pub fn install_with(cluster: &Cluster, edit: impl FnOnce(&mut Value, &mut Value)
 
 /// Every pod of the DaemonSet is there and ready.
 pub fn wait_for_agents(cluster: &Cluster) {
-    cluster.until("weft on every node", || {
+    cluster.until("agents on every node", || {
         let set = cluster.get("-n kube-flannel daemonset kube-flannel-ds");
         let (status, generation) = (&set["status"], &set["metadata"]["generation"]);
         let wanted = &json!(cluster.nodes().len());
