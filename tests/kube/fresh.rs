@@ -125,5 +125,7 @@ pub fn pods_leave_nothing(cluster: &Cluster) {
     cluster.kubectl("delete pod port --wait=true");
     for node in cluster.nodes() {
         cluster.until(&format!("nothing left of pods on {node}"), || cluster.on(&node, REMAINS).is_empty());
+        let doctor = cluster.on(&node, concat!(env!("CARGO_BIN_EXE_weft"), " doctor pods"));
+        assert!(doctor.contains("0 leaked, 0 in doubt"), "{node}: {doctor}");
     }
 }
