@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of deploy/systemd, judged by systemd itself. Needs `systemd-analyze` (Debian package `systemd`) and fails without it.
+//! What deploy/kube and deploy/helm say twice; a server judges them in `subnet/tests/kube/manifests.rs`.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
 
@@ -108,4 +109,31 @@ fn environment_file_is_installed_for_root_alone() {
 fn others_keep_their_hands_off_the_devices() {
     assert_eq!(settings("10-flannel.link"), ["[Match]", "OriginalName=flannel*", "[Link]", "MACAddressPolicy=none"]);
     assert_eq!(settings("weft-unmanaged.conf"), ["[keyfile]", "unmanaged-devices=interface-name:flannel*"]);
+}
+
+/// Files of deploy/ that name the image, and how often.
+const NAMING: [(&str, &str, usize); 4] = [
+    ("kube/weft.yml", "image: weft:VERSION", 2),
+    ("helm/weft/values.yaml", "tag: \"VERSION\"", 1),
+    ("helm/weft/Chart.yaml", "ersion: VERSION", 2),
+    ("Dockerfile", "--tag weft:VERSION", 1),
+];
+
+#[test]
+fn manifests_name_the_image_of_this_version() {
+    for (name, line, times) in NAMING {
+        let text = fs::read_to_string(file("..").join(name)).expect(name);
+        let line = line.replace("VERSION", env!("CARGO_PKG_VERSION"));
+        assert_eq!(text.matches(&line).count(), times, "{name}: {line}");
+    }
+}
+
+#[test]
+fn there_is_one_cni_configuration() {
+    let read = |name: &str| fs::read_to_string(file("..").join(name)).expect(name);
+    let list = read("cni/10-flannel.conflist");
+    let indented: String = list.lines().map(|line| format!("    {line}\n")).collect();
+    for name in ["kube/config.yml", "helm/weft/values.yaml"] {
+        assert!(read(name).contains(&indented), "{name} has another one than deploy/cni");
+    }
 }

@@ -9,6 +9,8 @@
     reason = "helpers of tests; clippy exempts only the tests themselves"
 )]
 
+#[path = "faults/conflist.rs"]
+mod conflist;
 #[path = "faults/entries.rs"]
 mod entries;
 #[path = "faults/instances.rs"]

@@ -29,6 +29,7 @@ use crate::pass::{Cause, Passer};
 use crate::start::{self, Started};
 
 mod config;
+mod conflist;
 mod rules;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;

@@ -8,8 +8,12 @@
 #[allow(dead_code)]
 #[path = "store/contract.rs"]
 mod contract;
+#[path = "kube/manifests.rs"]
+mod manifests;
 #[path = "kube/own.rs"]
 mod own;
+#[path = "kube/policy.rs"]
+mod policy;
 #[path = "kube/server.rs"]
 mod server;
 #[path = "kube/watch.rs"]

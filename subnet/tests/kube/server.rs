@@ -69,7 +69,7 @@ fn free_port() -> u16 {
     }
 }
 
-fn binary(name: &str) -> PathBuf {
+pub fn binary(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
     let path = cache.join("weft").join(format!("kube-{}", VERSION.trim())).join(name);

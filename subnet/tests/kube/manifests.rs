@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//! deploy/kube and deploy/helm: the API server accepts both, and with default values they are the same objects.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use weft_subnet::network::Network;
+
+use super::server::{Server, binary};
+
+fn deploy(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(name)
+}
+
+fn run(command: &mut Command, stdin: &str) -> Output {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Small enough for the pipe, or read while we write.
+    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn text(out: Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// kubectl as the cluster's admin.
+pub fn kubectl(server: &Server, args: &str, stdin: &str) -> String {
+    let mut kubectl = Command::new(binary("kubectl"));
+    kubectl.env("KUBECONFIG", server.kubeconfig("admin")).env("HOME", "/nonexistent");
+    text(run(kubectl.args(args.split(' ')), stdin))
+}
+
+/// The chart under these further arguments; its refusal, if it refuses.
+fn chart(args: &str) -> Result<String, String> {
+    let mut helm = Command::new(binary("helm"));
+    helm.env("HOME", "/nonexistent").args(["template", "flannel", "--namespace", "kube-flannel"]);
+    let out = run(helm.arg(deploy("helm/weft")).args(args.split(' ').filter(|arg| !arg.is_empty())), "");
+    if out.status.success() { Ok(text(out)) } else { Err(String::from_utf8(out.stderr).unwrap()) }
+}
+
+fn rendered() -> String {
+    let mut kubectl = Command::new(binary("kubectl"));
+    text(run(kubectl.arg("kustomize").arg(deploy("kube")), ""))
+}
+
+/// What the server makes of objects in YAML, without keeping them: each under its kind and name. Namespaces are left out, for the
+/// chart has none.
+fn accepted(server: &Server, yaml: &str) -> Vec<(String, Value)> {
+    let objects: Vec<&str> = yaml.split("\n---\n").filter(|one| !one.contains("\nkind: Namespace\n")).collect();
+    let said = kubectl(server, "create --dry-run=server -o json -f -", &objects.join("\n---\n"));
+    let read = serde_json::Deserializer::from_str(&said).into_iter::<Value>();
+    let mut all: Vec<(String, Value)> = read.map(|object| plain(object.unwrap())).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+/// Without what differs from call to call, and with the JSON of the ConfigMap as JSON.
+fn plain(mut object: Value) -> (String, Value) {
+    let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+    let metadata = object["metadata"].as_object_mut().unwrap();
+    for key in ["uid", "creationTimestamp", "resourceVersion", "managedFields"] {
+        metadata.remove(key);
+    }
+    for (_, value) in object["data"].as_object_mut().into_iter().flatten() {
+        *value = serde_json::from_str(value.as_str().unwrap()).unwrap();
+    }
+    (name, object)
+}
+
+/// What the renderings are for the server that the tests share; then `kubectl apply -k deploy/kube`.
+struct Installed {
+    kustomize: Vec<(String, Value)>,
+    helm: Vec<(String, Value)>,
+}
+
+static INSTALLED: OnceCell<Installed> = OnceCell::const_new();
+
+/// The shared server, with what deploy/kube installs.
+pub async fn server() -> Arc<Server> {
+    let server = Server::shared().await;
+    installed(&server).await;
+    server
+}
+
+async fn installed(server: &Server) -> &'static Installed {
+    let install = || async {
+        kubectl(server, "create namespace kube-flannel", "");
+        let (kustomize, helm) = (accepted(server, &rendered()), accepted(server, &chart("").unwrap()));
+        let said = kubectl(server, &format!("apply -k {}", deploy("kube").display()), "");
+        assert!(said.contains("daemonset.apps/kube-flannel-ds created"), "{said}");
+        Installed { kustomize, helm }
+    };
+    INSTALLED.get_or_init(install).await
+}
+
+#[tokio::test]
+async fn manifest_and_chart_are_the_same_objects() {
+    let server = Server::shared().await;
+    let installed = installed(&server).await;
+    let names = |all: &[(String, Value)]| all.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&installed.kustomize), names(&installed.helm));
+    let kinds: Vec<_> = installed.kustomize.iter().map(|(_, object)| object["kind"].as_str().unwrap()).collect();
+    let wanted = [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ConfigMap",
+        "DaemonSet",
+        "ServiceAccount",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ];
+    assert_eq!(kinds, wanted);
+    for ((name, ours), (_, theirs)) in installed.kustomize.iter().zip(&installed.helm) {
+        assert_eq!(ours, theirs, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_agent_has_no_more_rights_than_it_needs() {
+    let server = server().await;
+    let may = "auth can-i --list --as=system:serviceaccount:kube-flannel:weft --no-headers";
+    let list = kubectl(&server, may, "");
+    let mut rights: Vec<String> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    // What the server lets everybody do.
+    rights.retain(|line| !line.starts_with('[') && !line.starts_with("selfsubject"));
+    rights.sort();
+    assert_eq!(rights, ["nodes [] [] [get list watch]", "nodes/status [] [] [patch]"], "{list}");
+    let set: Value = serde_json::from_str(&kubectl(&server, "get daemonset -n kube-flannel -o json", "")).unwrap();
+    let pod = &set["items"][0]["spec"]["template"]["spec"];
+    let hardened = |capabilities: Value| {
+        json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": capabilities})
+    };
+    assert_eq!(pod["containers"][0]["securityContext"], hardened(json!({"add": ["NET_ADMIN"], "drop": ["ALL"]})));
+    assert_eq!(pod["initContainers"][0]["securityContext"], hardened(json!({"drop": ["ALL"]})));
+    assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));
+}
+
+/// The net-conf.json that a chart's values make.
+async fn net_conf(args: &str) -> Value {
+    let server = server().await;
+    let yaml = chart(args).unwrap();
+    let config = yaml.split("\n---\n").find(|one| one.contains("kind: ConfigMap")).unwrap();
+    let said = kubectl(&server, "apply --dry-run=server -o json -f -", config);
+    let (_, object) = plain(serde_json::from_str(&said).unwrap());
+    let conf = object["data"]["net-conf.json"].clone();
+    Network::parse(&conf.to_string()).unwrap_or_else(|error| panic!("{args}: {conf}: {error}"));
+    conf
+}
+
+#[tokio::test]
+async fn values_of_flannels_chart_become_net_conf() {
+    for (args, wanted) in [
+        ("", json!({"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}})),
+        (
+            "--set podCidr=10.42.0.0/16,podCidrv6=fd42::/48,flannel.backend=host-gw,flannel.directRouting=true",
+            json!({
+                "Network": "10.42.0.0/16", "EnableIPv6": true, "IPv6Network": "fd42::/48", "Backend": {"Type": "host-gw"},
+            }),
+        ),
+        (
+            "--set podCidr=,podCidrv6=fd42::/48,flannel.enableNFTables=true",
+            json!({
+                "EnableIPv4": false, "EnableIPv6": true, "IPv6Network": "fd42::/48", "EnableNFTables": true,
+                "Backend": {"Type": "vxlan"},
+            }),
+        ),
+        (
+            "--set flannel.backendPort=8473,flannel.vni=7,flannel.GBP=true,flannel.directRouting=true,flannel.mtu=1400",
+            json!({
+                "Network": "10.244.0.0/16",
+                "Backend": {
+                    "Type": "vxlan", "Port": 8473, "VNI": 7, "GBP": true, "DirectRouting": true, "MTU": 1400,
+                },
+            }),
+        ),
+        (
+            "--set flannel.backend=ipip,flannel.directRouting=true",
+            json!({"Network": "10.244.0.0/16", "Backend": {"Type": "ipip", "DirectRouting": true}}),
+        ),
+    ] {
+        assert_eq!(net_conf(args).await, wanted, "{args}");
+    }
+}
+
+#[tokio::test]
+async fn values_of_flannels_chart_shape_the_daemonset() {
+    let server = server().await;
+    let set = |args: &str| -> Value {
+        let yaml = chart(args).unwrap();
+        let set = yaml.split("\n---\n").find(|one| one.contains("kind: DaemonSet")).unwrap();
+        serde_json::from_str(&kubectl(&server, "apply --dry-run=server -o json -f -", set)).unwrap()
+    };
+    let pod = set("--set flannel.skipCNIConfigInstallation=true,flannel.healthz.port=0,flannel.nodeSelector.a=b,\
+                   flannel.image.repository=r.test/weft,flannel.image.tag=x,flannel.cniBinDir=/bin,\
+                   global.imagePullSecrets[0].name=s")["spec"]["template"]["spec"]
+        .take();
+    let agent = &pod["containers"][0];
+    assert_eq!(agent["args"], json!(["--ip-masq", "--kube-subnet-mgr"]));
+    assert_eq!(agent["image"], "r.test/weft:x");
+    assert!(agent["livenessProbe"].is_null() && agent["readinessProbe"].is_null() && agent["ports"].is_null());
+    assert!(!pod.to_string().contains("/etc/cni/net.d"), "{pod}");
+    assert!(pod.to_string().contains(r#""hostPath":{"path":"/bin","#), "{pod}");
+    assert_eq!(pod["nodeSelector"], json!({"a": "b"}));
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
+    let args = &set("--set flannel.args={--kube-subnet-mgr}")["spec"]["template"]["spec"]["containers"][0]["args"];
+    let cni = "--cni-conf=/etc/kube-flannel/cni-conf.json";
+    assert_eq!(*args, json!(["--kube-subnet-mgr", cni, "--healthz-port=8081"]));
+}
+
+#[test]
+fn what_weft_lacks_is_refused_by_the_chart() {
+    for (args, why) in [
+        ("--set netpol.enabled=true", "weft brings no network policies"),
+        ("--set flannel.backend=wireguard", "weft has vxlan, host-gw and ipip"),
+        ("--set podCidr=", "podCidr and podCidrv6 are both empty"),
+        ("--set flannel.image.repository=ghcr.io/flannel-io/flannel", "flannel.image is flannel's"),
+    ] {
+        let said = chart(args).expect_err(args);
+        assert!(said.contains(why), "{args}: {said}");
+    }
+}
+
+#[test]
+fn the_policy_is_left_out_where_the_server_has_none() {
+    let policy = |args: &str| chart(args).unwrap().contains("ValidatingAdmissionPolicy");
+    assert!(!policy("--kube-version 1.29.14") && !policy("--set policy.enabled=false"));
+    assert!(policy("--kube-version 1.30.0"));
+    let other = chart("--set policy.annotationPrefix=a.test/b- --namespace net").unwrap();
+    assert!(other.contains(r#""a.test/b-""#) && other.contains("system:serviceaccount:net:weft"), "{other}");
+}

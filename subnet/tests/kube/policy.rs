@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The admission policy of deploy/kube: with a node's token an agent can do its work, and nothing else.
+
+use std::time::Duration;
+
+use http::Request;
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep};
+use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
+use weft_subnet::source::Source;
+
+use super::contract::claim;
+use super::manifests::{kubectl, server};
+use super::server::{Cluster, Server};
+
+const PREFIX: &str = "flannel.alpha.coreos.com";
+
+/// A token of the agents' account; `bound`: what it is bound to, as kubectl's flags.
+fn token(server: &Server, bound: &str) -> String {
+    let line = format!("create token weft -n kube-flannel {bound}");
+    kubectl(server, line.trim(), "").trim().to_owned()
+}
+
+fn of_node(server: &Server, name: &str) -> String {
+    token(server, &format!("--bound-object-kind Node --bound-object-name {name}"))
+}
+
+/// A pod of the agents' account on a node, and the token that it would find in its volume.
+async fn of_pod_on(cluster: &Cluster, last: u8) -> String {
+    let name = format!("{}-pod", cluster.node(last));
+    let pod = json!({
+        "metadata": {"name": name, "namespace": "kube-flannel"},
+        "spec": {
+            "serviceAccountName": "weft", "nodeName": cluster.node(last), "containers": [{"name": "a", "image": "weft:0.1.0"}],
+        },
+    });
+    cluster.post("/api/v1/namespaces/kube-flannel/pods", &pod).await;
+    token(&cluster.server, &format!("--bound-object-kind Pod --bound-object-name {name}"))
+}
+
+async fn client(server: &Server, token: &str) -> Client {
+    let read = kube::config::Kubeconfig::read_from(server.kubeconfig("admin")).unwrap();
+    let mut config = Config::from_custom_kubeconfig(read, &Default::default()).await.unwrap();
+    config.auth_info.token = Some(token.to_owned().into());
+    Client::try_from(config).unwrap()
+}
+
+/// A strategic merge patch of a node's status; the refusal's text, if it is refused.
+async fn patch(client: &Client, name: &str, patch: &Value) -> Result<Value, String> {
+    let request = Request::patch(format!("/api/v1/nodes/{name}/status"))
+        .header("content-type", "application/strategic-merge-patch+json")
+        .body(patch.to_string().into_bytes())
+        .unwrap();
+    client.request::<Value>(request).await.map_err(|error| error.to_string())
+}
+
+fn annotate(end: &str, value: &str) -> Value {
+    json!({"metadata": {"annotations": {format!("{PREFIX}/{end}"): value}}})
+}
+
+/// Two nodes such as a kubelet makes them, on a server that has the policy in force.
+async fn cluster() -> Cluster {
+    static IN_FORCE: OnceCell<()> = OnceCell::const_new();
+    let cluster = Cluster::new(server().await).await;
+    for last in [1, 2] {
+        let annotations = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
+        cluster.create_as(&cluster.node(last), &[&format!("10.5.{last}.0/24")], annotations).await;
+        cluster.patch(last, &json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["weft.test/f"]}})).await;
+        let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": "KubeletReady", "message": "text"});
+        let status = json!({"status": {
+            "capacity": {"cpu": "2", "memory": "4Gi"},
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+            "conditions": [condition("Ready"), condition("MemoryPressure")],
+            // As many as a kubelet tells of: the policy must not run out of its budget.
+            "images": (0..50).map(|n| json!({"names": [format!("r.test/a{n}@sha256:{n:064}"), format!("r.test/a{n}:1")]})).collect::<Vec<_>>(),
+        }});
+        patch(&client(&cluster.server, "admin").await, &cluster.node(last), &status).await.unwrap();
+    }
+    let free = client(&cluster.server, &token(&cluster.server, "")).await;
+    let in_force = || async {
+        let until = Instant::now() + Duration::from_secs(60);
+        while patch(&free, &cluster.node(1), &annotate("public-ip", "192.0.2.9")).await.is_ok() {
+            assert!(Instant::now() < until, "the server does not enforce the policy");
+            sleep(Duration::from_millis(50)).await;
+        }
+        // Only this account's agents write it: nobody minds.
+        cluster.patch(1, &json!({"metadata": {"annotations": {format!("{PREFIX}/public-ip"): null}}})).await;
+    };
+    IN_FORCE.get_or_init(in_force).await;
+    cluster
+}
+
+#[tokio::test]
+async fn an_agent_writes_its_own_node_and_condition() {
+    let cluster = cluster().await;
+    for (last, token) in [(1, of_node(&cluster.server, &cluster.node(1))), (2, of_pod_on(&cluster, 2).await)] {
+        let client = client(&cluster.server, &token).await;
+        let name = cluster.node(last);
+        for end in ["kube-subnet-manager", "backend-type", "backend-data", "backend-v6-data", "public-ip", "public-ipv6"] {
+            patch(&client, &name, &annotate(end, "x")).await.unwrap();
+            patch(&client, &name, &annotate(end, "y")).await.unwrap();
+        }
+        let gone = json!({"metadata": {"annotations": {format!("{PREFIX}/public-ipv6"): null}}});
+        let node = patch(&client, &name, &gone).await.unwrap();
+        assert!(node["metadata"]["annotations"][format!("{PREFIX}/public-ipv6")].is_null());
+        for status in ["False", "True"] {
+            let condition = json!({"type": "NetworkUnavailable", "status": status, "reason": "r", "message": "m"});
+            let node = patch(&client, &name, &json!({"status": {"conditions": [condition]}})).await.unwrap();
+            assert!(node["status"]["conditions"].to_string().contains(r#""NetworkUnavailable""#));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_changes_nothing_else() {
+    let cluster = cluster().await;
+    let name = cluster.node(1);
+    let client = client(&cluster.server, &of_node(&cluster.server, &name)).await;
+    let before = cluster.read(1).await;
+    let metadata = "changes no labels, finalizers, owners or other metadata";
+    let annotations = "changes no annotations but its own";
+    let status = "changes no status but the condition NetworkUnavailable";
+    let other = "volumes.kubernetes.io/controller-managed-attach-detach";
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "u"}]);
+    let ready = |fields: Value| {
+        let mut condition = json!({"type": "Ready"});
+        condition.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        json!({"status": {"conditions": [condition]}})
+    };
+    for (change, why) in [
+        (json!({"metadata": {"labels": {"a": "c"}}}), metadata),
+        (json!({"metadata": {"labels": {"a": null}}}), metadata),
+        (json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}), metadata),
+        (json!({"metadata": {"finalizers": ["weft.test/g"]}}), metadata),
+        (json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["weft.test/f"]}}), metadata),
+        (json!({"metadata": {"ownerReferences": owner}}), metadata),
+        (json!({"metadata": {"annotations": {"new": "x"}}}), annotations),
+        (json!({"metadata": {"annotations": {other: "false"}}}), annotations),
+        (json!({"metadata": {"annotations": {other: null}}}), annotations),
+        (annotate("public-ip-overwrite", "192.0.2.9"), annotations),
+        (annotate("node-public-ip", "192.0.2.9"), annotations),
+        (json!({"metadata": {"annotations": {format!("{PREFIX}.evil/public-ip"): "x"}}}), annotations),
+        (json!({"status": {"capacity": {"cpu": "64"}}}), status),
+        (json!({"status": {"capacity": {"weft.test/gpu": "1"}}}), status),
+        (json!({"status": {"allocatable": {"cpu": "1"}}}), status),
+        (json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.2"}]}}), status),
+        (json!({"status": {"images": null}}), status),
+        (ready(json!({"status": "False"})), status),
+        (ready(json!({"$patch": "delete"})), status),
+        (json!({"status": {"conditions": [{"type": "New", "status": "True"}]}}), status),
+    ] {
+        let said = patch(&client, &name, &change).await.expect_err(&change.to_string());
+        assert!(said.contains("weft-own-node") && said.contains(why), "{change}: {said}");
+    }
+    // A subresource's patch of another part is no error for a server, but has no effect.
+    patch(&client, &name, &json!({"spec": {"unschedulable": true}})).await.unwrap();
+    let after = cluster.read(1).await;
+    for part in ["metadata", "spec", "status"] {
+        assert_eq!(after[part], before[part], "{part}");
+    }
+}
+
+#[tokio::test]
+async fn an_agent_writes_no_other_node() {
+    let cluster = cluster().await;
+    let mine = "this token is not bound to this node";
+    let of_pod = of_pod_on(&cluster, 1).await;
+    for token in [of_node(&cluster.server, &cluster.node(1)), of_pod, token(&cluster.server, "")] {
+        let client = client(&cluster.server, &token).await;
+        let condition = json!({"type": "NetworkUnavailable", "status": "True", "reason": "r", "message": "m"});
+        for change in [annotate("public-ip", "192.0.2.9"), json!({"status": {"conditions": [condition]}})] {
+            let said = patch(&client, &cluster.node(2), &change).await.expect_err("another node");
+            assert!(said.contains(mine), "{said}");
+        }
+    }
+    // Bound to nothing: not even one.
+    let free = client(&cluster.server, &token(&cluster.server, "")).await;
+    let said = patch(&free, &cluster.node(1), &annotate("public-ip", "192.0.2.9")).await.expect_err("no node");
+    assert!(said.contains(mine), "{said}");
+}
+
+/// A store as the agent of a node has it, with this token.
+fn store(cluster: &Cluster, last: u8, token: &str) -> (KubeStore, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let read = std::fs::read_to_string(cluster.server.kubeconfig("admin")).unwrap();
+    let mut config: Value = serde_json::from_str(&read).unwrap();
+    config["users"][0]["user"]["token"] = json!(token);
+    let ca = cluster.server.kubeconfig("admin").with_file_name("ca.pem");
+    config["clusters"][0]["cluster"]["certificate-authority"] = json!(ca);
+    let path = dir.path().join("conf");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let options = KubeOptions {
+        access: Access { url: None, kubeconfig: Some(path) },
+        who: Who::Node(cluster.node(last)),
+        prefix: PREFIX.to_owned(),
+        net_config: dir.path().join("net-conf.json"),
+        set_condition: true,
+    };
+    (KubeStore::new(options).unwrap(), dir)
+}
+
+#[tokio::test]
+async fn the_store_does_all_its_work_under_the_policy() {
+    let cluster = cluster().await;
+    let token = of_node(&cluster.server, &cluster.node(1));
+    let (own, _dir) = store(&cluster, 1, &token);
+    let lease = own.acquire(&claim(1)).await.unwrap();
+    assert_eq!(lease.subnets.to_string(), "10.5.1.0/24");
+    own.health(None).await.unwrap();
+    own.health(Some("the vxlan device is missing")).await.unwrap();
+    let node = cluster.read(1).await;
+    assert!(node["status"]["conditions"].to_string().contains("WeftIsDown"), "{node}");
+    own.release(&lease).await.unwrap();
+    let annotations = &cluster.read(1).await["metadata"]["annotations"];
+    assert!(annotations[format!("{PREFIX}/kube-subnet-manager")].is_null(), "{annotations}");
+    let (other, _dir) = store(&cluster, 2, &token);
+    let said = other.acquire(&claim(2)).await.expect_err("another node").to_string();
+    assert!(said.contains("not bound to this node"), "{said}");
+    assert!(cluster.read(2).await["metadata"]["annotations"][format!("{PREFIX}/public-ip")].is_null());
+}
