@@ -34,13 +34,14 @@ lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--b
 
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape test-all
+	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape prepare-kube image-only test-clusters test-all
 
 fmt: ## formatting, checked only
 	@$(STEP) 60 "formatting" cargo fmt --all --check
 
 check: ## clippy, warnings are errors
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
+	@$(STEP) 300 "clippy of the cluster tests" cargo clippy --test kube --locked -- -D warnings
 
 # A workspace build unifies features and would hide an effect that leaked into a pure crate.
 alone: ## each crate and each feature alone
@@ -52,8 +53,6 @@ alone: ## each crate and each feature alone
 	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
 	done
 
-# The same bytes wherever the tree and cargo's files are.
-static: export RUSTFLAGS := $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
 static: ## the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
@@ -93,12 +92,22 @@ bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: prepare-kube test-kube
-prepare-kube: ## build kube-apiserver and etcd for test-kube, once
+prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, once
 	@tools/prepare kube
-	@$(STEP) 2400 "kube-apiserver and etcd" tools/kube-binaries
+	@$(STEP) 2400 "Kubernetes and etcd" tools/kube-binaries
 
 test-kube: prepare-kube ## the Kubernetes store against a real API server
 	@$(STEP) 900 "Kubernetes store" cargo test --locked -p weft-subnet --all-features --test kube
+
+.PHONY: kube-test kube-demo test-clusters
+kube-test: prepare-kube image test-clusters ## what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration from and to it
+
+test-clusters:
+	@$(STEP) 900 "build of the cluster tests" cargo test --locked -p weft --test kube --no-run
+	@$(STEP) 900 "real clusters" cargo test --locked -p weft --test kube -- --show-output
+
+kube-demo: prepare-kube image ## a cluster of three nodes on this machine with weft as deploy/ ships it, until Ctrl-C
+	@cargo run --quiet --locked --example kube-demo
 
 .PHONY: test-lab test-all
 test-lab:
