@@ -22,8 +22,7 @@ impl<K: Kernel> Node<K> {
             self.plan.put(Record { id: lease.id.clone(), lease: Ok(lease) });
         }
         self.resumed = Some(text);
-        let (network, attrs, previous) =
-            (self.plan.network().clone(), self.wanted(), Some(self.plan.own().subnets));
+        let (network, attrs, previous) = (self.plan.network().clone(), self.wanted(), Some(self.plan.own().subnets));
         self.asked = Some(attrs.clone());
         self.keeper.acquire(Claim { network, attrs, previous });
     }

@@ -55,7 +55,8 @@ async fn broken_by_hand(site: &Site) -> Result<()> {
     let other = r#"{"VNI":1,"VtepMAC":"0e:11:22:33:44:55"}"#;
     site.cluster.annotate(2, "backend-data", &json!(other)).await;
     let node = &site.lab.nodes[1];
-    let followed = async || node.ns.ip("link show flannel.1").await.is_ok_and(|text| text.contains("0e:11:22:33:44:55"));
+    let followed =
+        async || node.ns.ip("link show flannel.1").await.is_ok_and(|text| text.contains("0e:11:22:33:44:55"));
     site.until("the device to have the MAC of the annotation", followed).await?;
     site.reach_all().await
 }

@@ -34,7 +34,8 @@ impl Relay {
             let listener = listen();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let failed = listener.is_err();
-            let listener = ready.send(listener.as_ref().map(drop).map_err(|error| format!("{error:#}"))).map(|()| listener);
+            let listener =
+                ready.send(listener.as_ref().map(drop).map_err(|error| format!("{error:#}"))).map(|()| listener);
             if failed {
                 return;
             }
