@@ -97,8 +97,8 @@ pub struct Node<K> {
     pub(crate) restart_wanted: Option<String>,
     /// Someone else owns our subnet: for people.
     pub(crate) lost: Option<String>,
-    /// The store said that our lease is not there, and has not given it back yet.
-    pub(crate) lease_gone: bool,
+    /// The store said that our lease is not there, and has not given it back yet: for people.
+    pub(crate) lease_gone: Option<&'static str>,
     /// Peers are those that were saved: for people.
     pub(crate) resumed: Option<String>,
     chosen: [Option<IpAddr>; 2],
@@ -152,7 +152,7 @@ impl<K: Kernel> Node<K> {
             config,
             restart_wanted: None,
             lost: None,
-            lease_gone: false,
+            lease_gone: None,
             resumed: None,
             chosen,
             snapshot_applied: false,

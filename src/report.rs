@@ -72,7 +72,7 @@ fn faults<K: Kernel>(node: &Node<K>) -> Vec<String> {
 /// How the network of this node is, for those who look at the store.
 fn health<K: Kernel>(node: &Node<K>, ready: bool) -> Health {
     let mut faults = faults(node);
-    faults.extend(node.lease_gone.then(|| "own lease is gone from the store".to_owned()));
+    faults.extend(node.lease_gone.map(str::to_owned));
     match (faults.is_empty(), ready && node.resumed.is_none()) {
         (false, _) => Health::Unwell(faults.join("; ")),
         (true, true) => Health::Well,

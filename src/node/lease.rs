@@ -47,7 +47,7 @@ impl<K: Kernel> Node<K> {
         let moved = lease.subnets != own.subnets;
         let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
         tracing::info!(subnet = %lease.subnets, moved, "own lease held");
-        (self.lost, self.lease_gone) = (None, false);
+        (self.lost, self.lease_gone) = (None, None);
         self.keeper.keep(lease.clone());
         self.world.teller.again();
         self.unsaved();
@@ -65,7 +65,7 @@ impl<K: Kernel> Node<K> {
     /// Our own record is not in the store any more: written back at once, also where another node had it meanwhile.
     pub(super) fn own_gone(&mut self, id: &Id) {
         self.plan.remove(id);
-        self.lease_gone = true;
+        self.lease_gone = Some("own lease is gone from the store");
         // Who took ours away may take the others' too: theirs wait before they cost a packet.
         self.hold.suspect(Instant::now());
         if !self.keeper.busy() {
@@ -88,7 +88,7 @@ impl<K: Kernel> Node<K> {
             return;
         }
         if lease.attrs == own.attrs && lease.subnets == own.subnets {
-            (self.lost, self.lease_gone) = (None, false);
+            (self.lost, self.lease_gone) = (None, None);
             return;
         }
         let (now, new) = (start::macs(&own.attrs), start::macs(&lease.attrs));
