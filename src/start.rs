@@ -33,6 +33,8 @@ use crate::uplink::{self, Picked};
 pub use resume::Memory;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// All nodes of a site start at once after a power cut: while the store is away they ask it ever more rarely, and not together.
+const STORE_AGAIN: Duration = Duration::from_secs(4);
 
 /// What a node starts from.
 pub struct Started {
@@ -99,19 +101,22 @@ pub struct Waiting<'a> {
     notify: &'a mut Notify,
     readiness: Readiness,
     teller: &'a Teller,
+    /// Until the store is asked again.
+    pause: Duration,
 }
 
 impl Waiting<'_> {
     /// Nothing is waited for yet.
     pub fn new<'a>(notify: &'a mut Notify, readiness: Readiness, teller: &'a Teller) -> Waiting<'a> {
-        Waiting { patience: Patience::default(), notify, readiness, teller }
+        Waiting { patience: Patience::default(), notify, readiness, teller, pause: LOOK_AGAIN }
     }
 
     async fn on(&mut self, lack: Lack) {
-        let (text, health) = match lack {
-            Lack::Store(text, _) => (text, Health::Unknown),
-            Lack::Own(text) => (text.clone(), Health::Unwell(text)),
+        let (text, health, pause) = match lack {
+            Lack::Store(text, _) => (text, Health::Unknown, self.pause),
+            Lack::Own(text) => (text.clone(), Health::Unwell(text), LOOK_AGAIN),
         };
+        self.pause = (pause * 2).min(STORE_AGAIN);
         self.teller.set(health);
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
@@ -119,7 +124,7 @@ impl Waiting<'_> {
         self.notify.status(&format!("waiting: {text}"));
         self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(spread(pause)).await;
     }
 }
 
@@ -258,9 +263,17 @@ fn device_macs(backend: &dyn Backend, host: &Host, machine: &Machine, network: &
 }
 
 /// A random unicast, locally administered address.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Between half of this and all of it.
+fn spread(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + (random() % 1000) as f64 / 2000.0)
+}
+
 fn random_mac() -> Mac {
-    let random = RandomState::new().build_hasher().finish().to_be_bytes();
-    let [_, _, a, b, c, d, e, f] = random;
+    let [_, _, a, b, c, d, e, f] = random().to_be_bytes();
     Mac([(a & 0xfc) | 0x02, b, c, d, e, f])
 }
 

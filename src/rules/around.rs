@@ -16,7 +16,7 @@ use super::{Firewall, Instance};
 use crate::cleanup;
 use crate::kernel::forward::Closing;
 use crate::kernel::guard;
-use crate::kernel::iptables::{self, Flavour, Iptables, Saved, render};
+use crate::kernel::iptables::{self, Failure, Flavour, Iptables, Saved, render};
 use crate::kernel::nft::foreign::{self, Dropping};
 use crate::kernel::nft::table::{self, ForwardChain};
 use crate::kernel::nft::tables::{Table, tables};
@@ -90,10 +90,13 @@ impl Around {
         }
         let mut remarks = Vec::new();
         for part in rules.families.iter().filter(|part| !part.forward.is_empty()) {
-            if iptables::has_legacy_table(part.family, "filter")
-                && let Ok(saved) = iptables::save(Flavour::Legacy, part.family).await
-            {
-                remarks.extend(legacy_remark(&saved, part, self.mode));
+            if !iptables::has_legacy_table(part.family, "filter") {
+                continue;
+            }
+            match iptables::save(Flavour::Legacy, part.family).await {
+                Ok(saved) => remarks.extend(legacy_remark(&saved, part, self.mode)),
+                Err(Failure::Missing(_)) => remarks.push(unseen(part)),
+                Err(Failure::Said(..) | Failure::Run(..)) => {}
             }
         }
         self.legacy = Some((Instant::now(), remarks.clone()));
@@ -229,9 +232,27 @@ fn cut_off(program: &str) -> String {
     )
 }
 
+/// As in a container without programs.
+fn unseen(part: &FamilyRules) -> String {
+    let program = legacy(part);
+    format!(
+        "FORWARD of {program} may drop pods and cannot be looked at from here; see on the node: {program} -S FORWARD; if it drops, run: {}",
+        inserts(part)
+    )
+}
+
+fn inserts(part: &FamilyRules) -> String {
+    let insert = |accept: &String| format!("{} -I FORWARD {accept}", legacy(part));
+    render::accepts(part).iter().map(insert).collect::<Vec<_>>().join(" && ")
+}
+
+fn legacy(part: &FamilyRules) -> &'static str {
+    if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" }
+}
+
 /// What FORWARD of iptables-legacy does to pods, if they are not let through.
 fn legacy_remark(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<String> {
-    let program = if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" };
+    let program = legacy(part);
     let rules = &saved.table("filter")?.get("FORWARD")?.rules;
     if let Closing::Will(_) = saved.forward_closing() {
         return Some(cut_off(program));
@@ -242,10 +263,9 @@ fn legacy_remark(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<String
     if mode == Mode::Iptables || known || !saved.forward_drops() {
         return None;
     }
-    let insert: Vec<String> = wanted.iter().map(|accept| format!("{program} -I FORWARD {accept}")).collect();
     Some(format!(
         "chain FORWARD of {program} drops packets of pods; run: {}, or give --firewall=iptables",
-        insert.join(" && ")
+        inserts(part)
     ))
 }
 

@@ -22,7 +22,9 @@ use crate::source::Error;
 
 /// How long one call may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// After a boot nobody answers at the address of a Service until kube-proxy has written its rules: the start goes on with saved
+/// peers then, and every second counts.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A body that is read as it comes.
 pub(super) type Stream = Pin<Box<dyn AsyncBufRead>>;

@@ -32,11 +32,14 @@ const SHORT: Duration = Duration::from_secs(1);
 const WORD_EVERY: Duration = Duration::from_secs(5);
 /// The longest wait after a failure: thousands of agents must not keep a server down that comes back.
 const RETRY_MAX: Duration = Duration::from_secs(10);
+/// A server that ends takes the watches of all nodes along: they come back spread over this.
+const AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Every node of the cluster hears at once that its version is forgotten: lists begin spread over this.
 const RELIST_WITHIN: Duration = Duration::from_secs(1);
 /// A server without streaming lists is asked for one again after this time: it may be a newer one by then, or its fault over.
 const PAGED_FOR: Duration = Duration::from_secs(600);
 
+const UNAUTHORIZED: u16 = 401;
 const GONE: u16 = 410;
 /// Marks the bookmark behind the last node of a streaming list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
@@ -76,7 +79,10 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
                 watch.paged = Some(Instant::now());
                 continue;
             }
-            End::Over if began.elapsed() >= SHORT => continue,
+            End::Over if began.elapsed() >= SHORT => {
+                sleep(spread(AGAIN_WITHIN)).await;
+                continue;
+            }
             End::Over => ("watch nodes", Fault::Stream("the server closed the watch at once".to_owned())),
             End::Relist => {
                 tracing::info!("the API server has forgotten our version of the nodes: listing again");
@@ -87,6 +93,7 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
             End::Broken(what, fault) => (what, fault),
         };
         watch.verify = true;
+        sleep(spread(AGAIN_WITHIN)).await;
         let error = store.api.error(what, fault);
         if !watch.trouble.pause(&error, 1, out).await {
             return;
@@ -235,6 +242,8 @@ impl Watch<'_> {
                             return end;
                         }
                     }
+                    // It lives: it is busy, or tells its version to nobody.
+                    Err(fault) if fault.code() != 0 && fault.code() != UNAUTHORIZED => {}
                     Err(fault) => return End::Broken("watch nodes", fault),
                 },
             }

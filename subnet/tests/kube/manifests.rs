@@ -208,7 +208,7 @@ async fn values_of_flannels_chart_shape_the_daemonset() {
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
     let args = &set("--set flannel.args={--kube-subnet-mgr}")["spec"]["template"]["spec"]["containers"][0]["args"];
     let cni = "--cni-conf=/etc/kube-flannel/cni-conf.json";
-    assert_eq!(*args, json!(["--kube-subnet-mgr", cni, "--healthz-port=8081"]));
+    assert_eq!(*args, json!(["--kube-subnet-mgr", cni, "--healthz-ip=127.0.0.1", "--healthz-port=8081"]));
 }
 
 #[test]
