@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,16 +18,21 @@ use crate::server::{Cluster, Server};
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Labs at once: more would measure the machine, not weft.
-static PLACES: std::sync::Mutex<()> = std::sync::Mutex::new(());
+static PLACES: Mutex<usize> = Mutex::new(2);
+static FREED: Condvar = Condvar::new();
 
 /// Runs a test on this thread, which the lab's namespaces belong to.
 pub fn on_this_thread(test: impl Future<Output = Result<()>>) {
-    let place = PLACES.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    *FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let result = runtime.block_on(test);
-    drop(place);
-    if let Err(error) = result {
-        panic!("{error:#}");
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(test)));
+    *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    FREED.notify_one();
+    match result {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => panic!("{error:#}"),
+        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
