@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::files;
 use crate::options::CniOptions;
@@ -21,19 +21,6 @@ use crate::options::CniOptions;
 pub const NAME: &str = "10-flannel.conflist";
 /// What others do to link and file is mended within this time.
 const EVERY: Duration = Duration::from_secs(10);
-
-/// A configuration list, as far as it is judged here.
-#[derive(Deserialize)]
-struct List {
-    name: String,
-    plugins: Vec<Plugin>,
-}
-
-#[derive(Deserialize)]
-struct Plugin {
-    #[serde(rename = "type")]
-    kind: String,
-}
 
 /// Publishes the configuration; does nothing without [`CniOptions`].
 #[derive(Debug, Default)]
@@ -159,16 +146,17 @@ fn place(link: &Path, file: &Path) -> io::Result<()> {
 
 /// What a runtime would not load. It tells nobody but its own log, so it is said here.
 fn judge(text: &[u8]) -> Result<(), String> {
-    let list: List = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    if list.name.is_empty() {
-        return Err("`name` is empty".to_owned());
+    let list: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let named = |value: &Value, key: &str| value[key].as_str().is_some_and(|name| !name.is_empty());
+    if !named(&list, "name") {
+        return Err("it has no `name`".to_owned());
     }
-    if list.plugins.is_empty() {
-        return Err("`plugins` is empty".to_owned());
-    }
-    match list.plugins.iter().position(|plugin| plugin.kind.is_empty()) {
-        Some(at) => Err(format!("plugin {} has an empty `type`", at + 1)),
-        None => Ok(()),
+    match list["plugins"].as_array() {
+        Some(plugins) if !plugins.is_empty() => match plugins.iter().position(|plugin| !named(plugin, "type")) {
+            Some(at) => Err(format!("plugin {} has no `type`", at + 1)),
+            None => Ok(()),
+        },
+        _ => Err("it has no `plugins`".to_owned()),
     }
 }
 
@@ -273,13 +261,14 @@ mod tests {
         place.look();
         for (text, why) in [
             ("{", "EOF"),
-            ("[]", "invalid type"),
-            (r#"{"plugins":[{"type":"flannel"}]}"#, "missing field `name`"),
-            (r#"{"name":"","plugins":[{"type":"flannel"}]}"#, "`name` is empty"),
-            (r#"{"name":"cbr0","type":"flannel"}"#, "missing field `plugins`"),
-            (r#"{"name":"cbr0","plugins":[]}"#, "`plugins` is empty"),
-            (r#"{"name":"cbr0","plugins":[{"delegate":{}}]}"#, "missing field `type`"),
-            (r#"{"name":"cbr0","plugins":[{"type":"a"},{"type":""}]}"#, "plugin 2 has an empty `type`"),
+            ("[]", "no `name`"),
+            (r#"["cbr0",[["flannel"]]]"#, "no `name`"),
+            (r#"{"plugins":[{"type":"flannel"}]}"#, "no `name`"),
+            (r#"{"name":"","plugins":[{"type":"flannel"}]}"#, "no `name`"),
+            (r#"{"name":"cbr0","type":"flannel"}"#, "no `plugins`"),
+            (r#"{"name":"cbr0","plugins":[]}"#, "no `plugins`"),
+            (r#"{"name":"cbr0","plugins":[{"delegate":{}}]}"#, "plugin 1 has no `type`"),
+            (r#"{"name":"cbr0","plugins":[{"type":"a"},{"type":""}]}"#, "plugin 2 has no `type`"),
         ] {
             fs::write(place.path("conf.json"), text).unwrap();
             place.look();

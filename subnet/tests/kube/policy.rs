@@ -219,7 +219,9 @@ async fn the_store_does_all_its_work_under_the_policy() {
     let annotations = &cluster.read(1).await["metadata"]["annotations"];
     assert!(annotations[format!("{PREFIX}/kube-subnet-manager")].is_null(), "{annotations}");
     let (other, _dir) = store(&cluster, 2, &token);
-    let said = other.acquire(&claim(2)).await.expect_err("another node").to_string();
+    let error = other.acquire(&claim(2)).await.expect_err("another node");
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    let said = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
     assert!(said.contains("not bound to this node"), "{said}");
     assert!(cluster.read(2).await["metadata"]["annotations"][format!("{PREFIX}/public-ip")].is_null());
 }

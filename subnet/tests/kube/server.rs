@@ -209,11 +209,12 @@ impl Server {
             {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
         ]);
-        let name = json!({"name": "weft"});
+        // Not as in deploy/kube.
+        let name = json!({"name": "tests"});
         let role = json!({"metadata": name, "rules": rules});
         let binding = json!({
             "metadata": name, "subjects": [{"kind": "User", "name": "weft"}],
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "weft"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tests"},
         });
         let path = "/apis/rbac.authorization.k8s.io/v1";
         for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
