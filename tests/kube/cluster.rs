@@ -83,7 +83,9 @@ pub fn binaries() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
     let dir = cache.join("weft").join(format!("kube-{}", VERSION.trim()));
-    for name in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"] {
+    for name in
+        ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"]
+    {
         assert!(dir.join(name).is_file(), "{name} is not in {}: run `make prepare-kube`", dir.display());
     }
     dir
@@ -292,7 +294,8 @@ impl Cluster {
             let words = format!("-n kube-flannel logs --tail 30 {pod}");
             let _ = writeln!(said, "\n== {words}\n{}", self.try_kubectl(&words).unwrap_or_else(|error| error));
         }
-        let mut logs: Vec<_> = fs::read_dir(self.dir.join("log")).unwrap().flatten().map(|entry| entry.path()).collect();
+        let mut logs: Vec<_> =
+            fs::read_dir(self.dir.join("log")).unwrap().flatten().map(|entry| entry.path()).collect();
         logs.sort();
         for log in logs {
             let all = fs::read(&log).unwrap_or_default();

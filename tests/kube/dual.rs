@@ -8,7 +8,8 @@ use serde_json::json;
 use crate::cluster::{Cluster, word};
 use crate::fresh::all_answer;
 use crate::install::{
-    assert_mesh, assert_no_sandbox_failed, install_with, three_nodes, wait_for_agents, wait_for_bare_nodes, wait_for_pods,
+    assert_mesh, assert_no_sandbox_failed, install_with, three_nodes, wait_for_agents, wait_for_bare_nodes,
+    wait_for_pods,
 };
 use crate::ping::Ping;
 

@@ -63,7 +63,13 @@ fn the_condition_is_ours(cluster: &Cluster) {
 }
 
 /// Asks through `run` until every pod has answered.
-pub fn all_answer(cluster: &Cluster, what: &str, pods: &[Pod], run: impl Fn(&str) -> Result<String, String>, at: (&str, u16)) {
+pub fn all_answer(
+    cluster: &Cluster,
+    what: &str,
+    pods: &[Pod],
+    run: impl Fn(&str) -> Result<String, String>,
+    at: (&str, u16),
+) {
     let wanted: BTreeSet<_> = pods.iter().map(|pod| pod.name.clone()).collect();
     let mut answered = BTreeSet::new();
     let many = format!("for i in 1 2 3 4 5 6 7 8 9 10; do {}; done", ask(at.0, at.1));
@@ -85,7 +91,13 @@ pub fn services_reach_every_pod(cluster: &Cluster, pods: &[Pod]) {
         let on_node = |script: &str| cluster.try_on(node, &busybox(script));
         all_answer(cluster, node, pods, on_node, (&service, 80));
         let outside = |script: &str| cluster.outside(&busybox(script));
-        all_answer(cluster, &format!("node port of {node}"), pods, outside, (&format!("10.77.0.1{}", index + 1), 30080));
+        all_answer(
+            cluster,
+            &format!("node port of {node}"),
+            pods,
+            outside,
+            (&format!("10.77.0.1{}", index + 1), 30080),
+        );
     }
 }
 

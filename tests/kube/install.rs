@@ -15,7 +15,8 @@ pub fn wait_for_bare_nodes(cluster: &Cluster) {
     let names = cluster.nodes();
     cluster.until("nodes that lack only a network", || {
         let nodes = cluster.items("nodes");
-        nodes.len() == names.len() && nodes.iter().all(|node| node["spec"]["podCIDR"].is_string() && lacks_network(node))
+        nodes.len() == names.len()
+            && nodes.iter().all(|node| node["spec"]["podCIDR"].is_string() && lacks_network(node))
     });
 }
 

@@ -58,7 +58,9 @@ fn agents(cluster: &Cluster) -> String {
     let mut names: Vec<_> = cluster
         .nodes()
         .iter()
-        .map(|node| cluster.on(node, "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/cmdline 2>/dev/null | head -n 1; done"))
+        .map(|node| {
+            cluster.on(node, "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/cmdline 2>/dev/null | head -n 1; done")
+        })
         .map(|all| {
             let mut ours = all.lines().filter_map(|line| ["/flanneld", "/weft"].into_iter().find(|name| *name == line));
             let first = ours.next().unwrap_or_default().trim_start_matches('/').to_owned();

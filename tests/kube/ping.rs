@@ -56,7 +56,11 @@ impl<'a> Ping<'a> {
         let sent: u32 = sent.unwrap_or_else(|| panic!("{said}"));
         // The answer to the last ones may be on its way.
         let expected = 0..sent.saturating_sub(5);
-        Score { what: self.what, answered: seen.len(), lost: expected.filter(|number| !seen.contains(number)).collect() }
+        Score {
+            what: self.what,
+            answered: seen.len(),
+            lost: expected.filter(|number| !seen.contains(number)).collect(),
+        }
     }
 }
 
