@@ -14,7 +14,12 @@ use serde_json::{Value, json};
 fn image(archive: &Path, root: &Path, umask: &str) -> Output {
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/image");
     let mut sh = Command::new("sh");
-    sh.args(["-c", "umask $0 && exec \"$@\"", umask]).arg(tool).arg(archive).args(["weft:1.2.3"]).arg(root).arg("/weft");
+    sh.args(["-c", "umask $0 && exec \"$@\"", umask])
+        .arg(tool)
+        .arg(archive)
+        .args(["weft:1.2.3"])
+        .arg(root)
+        .arg("/weft");
     sh.output().unwrap()
 }
 
@@ -58,7 +63,8 @@ fn the_archive_is_what_container_runtimes_import() {
     let root = root(home.path(), &["weft", "weft-cni"], 0o755, 0);
     let archive = home.path().join("a.tar");
     assert!(image(&archive, &root, "022").status.success());
-    let read = |name: &str| -> Value { serde_json::from_str(&tar(&["--to-stdout", "-x", name, "-f"], &archive)).unwrap() };
+    let read =
+        |name: &str| -> Value { serde_json::from_str(&tar(&["--to-stdout", "-x", name, "-f"], &archive)).unwrap() };
     let manifest = read("manifest.json");
     assert_eq!(manifest[0]["RepoTags"], json!(["weft:1.2.3"]));
     let config = read(manifest[0]["Config"].as_str().unwrap());

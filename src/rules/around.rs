@@ -19,6 +19,7 @@ use crate::kernel::guard;
 use crate::kernel::iptables::{self, Flavour, Iptables, Saved, render};
 use crate::kernel::nft::foreign::{self, Dropping};
 use crate::kernel::nft::table::{self, ForwardChain};
+use crate::kernel::nft::tables::{Table, tables};
 use crate::kernel::nft::{self, Nft};
 use crate::kernel::socket::Netlink;
 
@@ -125,13 +126,19 @@ impl Around {
 
 /// Removes flannel's rules unless it runs; what is left, as sentences.
 async fn remove_flannels() -> Vec<String> {
-    if let Ok(Some(agent)) = cleanup::running_agent()
+    // A walk over all processes only where flannel can have left anything.
+    let none = tables().await.is_ok_and(|tables| !tables.iter().any(Table::is_flannels));
+    if none && !iptables::has_tables().await {
+        return Vec::new();
+    }
+    if let Ok(Ok(Some(agent))) = tokio::task::spawn_blocking(cleanup::running_agent).await
         && agent.starts_with("flanneld")
     {
         return vec![format!("{agent} runs beside weft: its rules stay; stop it")];
     }
     let (mut gone, mut left) = (Vec::new(), Vec::new());
-    match nft::remove_flannels() {
+    let tables = tokio::task::spawn_blocking(nft::remove_flannels).await;
+    match tables.unwrap_or_else(|error| Err(io::Error::other(error))) {
         Ok(tables) => gone.extend(tables),
         Err(error) if nft::lacks(&error) => {}
         Err(error) => left.push(format!("flannel's tables of nftables are still there: {error}")),

@@ -125,16 +125,15 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     let server = server().await;
     let may = "auth can-i --list --as=system:serviceaccount:kube-flannel:weft --no-headers";
     let list = kubectl(&server, may, "");
-    let mut rights: Vec<String> = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let mut rights: Vec<String> =
+        list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     // What the server lets everybody do.
     rights.retain(|line| !line.starts_with('[') && !line.starts_with("selfsubject"));
     rights.sort();
     assert_eq!(rights, ["nodes [] [] [get list watch]", "nodes/status [] [] [patch]"], "{list}");
     let set: Value = serde_json::from_str(&kubectl(&server, "get daemonset -n kube-flannel -o json", "")).unwrap();
     let pod = &set["items"][0]["spec"]["template"]["spec"];
-    let hardened = |capabilities: Value| {
-        json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": capabilities})
-    };
+    let hardened = |capabilities: Value| json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": capabilities});
     assert_eq!(pod["containers"][0]["securityContext"], hardened(json!({"add": ["NET_ADMIN"], "drop": ["ALL"]})));
     assert_eq!(pod["initContainers"][0]["securityContext"], hardened(json!({"drop": ["ALL"]})));
     assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));

@@ -68,7 +68,8 @@ async fn cluster() -> Cluster {
         let annotations = json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"});
         cluster.create_as(&cluster.node(last), &[&format!("10.5.{last}.0/24")], annotations).await;
         cluster.patch(last, &json!({"metadata": {"labels": {"a": "b"}, "finalizers": ["weft.test/f"]}})).await;
-        let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": "KubeletReady", "message": "text"});
+        let condition =
+            |kind: &str| json!({"type": kind, "status": "True", "reason": "KubeletReady", "message": "text"});
         let status = json!({"status": {
             "capacity": {"cpu": "2", "memory": "4Gi"},
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
@@ -98,7 +99,9 @@ async fn an_agent_writes_its_own_node_and_condition() {
     for (last, token) in [(1, of_node(&cluster.server, &cluster.node(1))), (2, of_pod_on(&cluster, 2).await)] {
         let client = client(&cluster.server, &token).await;
         let name = cluster.node(last);
-        for end in ["kube-subnet-manager", "backend-type", "backend-data", "backend-v6-data", "public-ip", "public-ipv6"] {
+        for end in
+            ["kube-subnet-manager", "backend-type", "backend-data", "backend-v6-data", "public-ip", "public-ipv6"]
+        {
             patch(&client, &name, &annotate(end, "x")).await.unwrap();
             patch(&client, &name, &annotate(end, "y")).await.unwrap();
         }
