@@ -15,6 +15,9 @@ pki=$dir/pki log=$dir/log
 api=10.77.0.1
 export DIR=$dir
 mkdir -p "$pki" "$log" "$dir/run" "$dir/mem"
+# Held as long as anything of this cluster runs: tools/clean-lab looks at it.
+exec 9>"$dir/lock"
+flock --nonblock 9
 exec 3>&1 >>"$log/cluster" 2>&1
 
 # The cgroup of this shell in every hierarchy: one line each.
