@@ -10,6 +10,7 @@
     clippy::disallowed_methods,
     reason = "binaries and images are named by the environment; pauses between two looks"
 )]
+#![allow(clippy::print_stdout, reason = "how long everything took")]
 
 #[path = "kube/cluster.rs"]
 mod cluster;

@@ -119,7 +119,7 @@ impl Cluster {
         let mut images = shape.images;
         images.push(weft_image());
         let images: Vec<_> = images.iter().map(|path| path.to_str().unwrap()).collect();
-        let dir = tempfile::Builder::new().prefix("weft-kube-").tempdir().unwrap().keep();
+        let dir = tempfile::Builder::new().prefix("weft-cluster-").tempdir().unwrap().keep();
         let mut child = Command::new(format!("{TREE}/tests/kube/cluster.sh"))
             .arg(&dir)
             .env("BIN", binaries())

@@ -15,6 +15,9 @@ pki=$dir/pki log=$dir/log
 api=10.77.0.1
 export DIR=$dir
 mkdir -p "$pki" "$log" "$dir/run" "$dir/mem"
+# Held as long as anything of this cluster runs: tools/clean-lab looks at it.
+exec 9>"$dir/lock"
+flock --nonblock 9
 exec 3>&1 >>"$log/cluster" 2>&1
 
 # The cgroup of this shell in every hierarchy: one line each.
@@ -40,10 +43,12 @@ enter_cgroups() {
     local parent group file
     for parent in "${parents[@]}"; do
         group=$parent/$cgroup_name-$1
-        if [ -e "$parent/cgroup.controllers" ]; then
-            for file in cpu cpuset memory pids io; do echo "+$file" >"$parent/cgroup.subtree_control" || true; done
-        fi
         mkdir -p "$group"
+        if [ -e "$parent/cgroup.controllers" ]; then
+            for file in $(cat "$parent/cgroup.controllers"); do echo "+$file" >"$parent/cgroup.subtree_control" || true; done
+            # The root of the node's cgroups, whose children are the kubelet's, may have no process itself.
+            mkdir "$group/node"
+        fi
         for file in cpuset.cpus cpuset.mems; do
             if [ -e "$parent/cpuset.cpus" ] && [ -z "$(cat "$group/$file")" ]; then cat "$parent/$file" >"$group/$file"; fi
         done
@@ -182,9 +187,11 @@ on() {
         enter_cgroups "$node"
         export NODE=$node ADDRESSES=$addresses PROXY=$proxy
         # unshare ends the node when it is ended, and is ended with this shell.
-        exec setpriv --pdeathsig KILL nsenter --net="/run/netns/$node" \
-            unshare --mount --pid --uts --ipc --cgroup --fork --kill-child --propagation private \
-            "$TREE/tests/kube/node.sh" </dev/null >>"$log/$node" 2>&1 3>&-
+        # shellcheck disable=SC2016 # for the inner shell
+        exec setpriv --pdeathsig KILL nsenter --net="/run/netns/$node" unshare --cgroup sh -c '
+            [ ! -e "$0/node" ] || echo 0 >"$0/node/cgroup.procs"
+            exec unshare --mount --pid --uts --ipc --fork --kill-child --propagation private "$TREE/tests/kube/node.sh"
+        ' "${parents[0]}/$cgroup_name-$node" </dev/null >>"$log/$node" 2>&1 3>&-
     ) &
     holder[$node]=$!
 }

@@ -133,8 +133,8 @@ const REMAINS: &str = "
 pub fn pods_leave_nothing(cluster: &Cluster) {
     let had = cluster.on("n2", REMAINS);
     assert!(had.contains("CNI-DN-") && had.contains("10.244."), "these looks see no pod: {had}");
-    cluster.kubectl("delete -f tests/kube/web.yml --wait=true");
-    cluster.kubectl("delete pod port --wait=true");
+    cluster.kubectl("delete -f tests/kube/web.yml --timeout=120s");
+    cluster.kubectl("delete pod port --timeout=120s");
     for node in cluster.nodes() {
         cluster.until(&format!("nothing left of pods on {node}"), || cluster.on(&node, REMAINS).is_empty());
         let doctor = cluster.on(&node, concat!(env!("CARGO_BIN_EXE_weft"), " doctor pods"));

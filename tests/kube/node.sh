@@ -32,9 +32,6 @@ done
 
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     mount -t cgroup2 cgroup2 sys/fs/cgroup
-    # The kubelet's groups are children of a group that has no process itself.
-    mkdir -p sys/fs/cgroup/node
-    echo 0 >sys/fs/cgroup/node/cgroup.procs
     for name in $(cat sys/fs/cgroup/cgroup.controllers); do echo "+$name" >sys/fs/cgroup/cgroup.subtree_control; done
 else
     mount -t tmpfs tmpfs sys/fs/cgroup
