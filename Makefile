@@ -53,6 +53,8 @@ alone: ## each crate and each feature alone
 	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
 	done
 
+# The same bytes wherever the tree and cargo's files are.
+static: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
 static: ## the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
