@@ -7,6 +7,7 @@ mod lease;
 mod peers;
 mod rules;
 mod saved;
+mod store;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ use weft_backends::index::Changed;
 use weft_backends::state::{Key, Seen};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::hold::Hold;
-use weft_subnet::source::{Event, Source};
+use weft_subnet::source::Source;
 
 use crate::admin;
 use crate::conflist::Conflist;
@@ -108,6 +109,8 @@ pub struct Node<K> {
     pub(crate) kernel_problem: Option<String>,
     pub(crate) sysctl_problems: Vec<String>,
     pub(crate) store_trouble: Option<String>,
+    /// The store refuses what we ask for our lease.
+    pub(crate) lease_trouble: Option<String>,
     pub(crate) last_word: Instant,
     pub(crate) ttl: Option<(Instant, Duration)>,
     pub(crate) last_pass: Option<Pass>,
@@ -161,6 +164,7 @@ impl<K: Kernel> Node<K> {
             kernel_problem: None,
             sysctl_problems: Vec::new(),
             store_trouble: None,
+            lease_trouble: None,
             last_word: now,
             ttl: None,
             last_pass: None,
@@ -295,47 +299,6 @@ impl<K: Kernel> Node<K> {
         }
         if let Some(report) = self.passer.noticed(&self.plan, entries).await {
             self.passed(report);
-        }
-    }
-
-    /// The store told us something.
-    pub async fn stored(&mut self, events: Vec<Event>) {
-        let mut changed = Vec::new();
-        let mut full = false;
-        self.last_word = Instant::now();
-        self.world.metrics.store_word(self.last_word);
-        for event in events {
-            if !matches!(event, Event::Trouble(_) | Event::Kept(_)) && self.store_trouble.take().is_some() {
-                tracing::info!("the store answers again");
-            }
-            match event {
-                Event::Snapshot { records, reset } => {
-                    full |= !self.snapshot_applied;
-                    changed.extend(self.snapshot(records, reset));
-                }
-                Event::Changes(changes) => changed.extend(self.changes(changes)),
-                Event::Config(text) => full |= self.configured(&text),
-                Event::Word => {}
-                Event::Trouble(text) => {
-                    if self.trouble_said.due(&text, self.last_word) {
-                        tracing::warn!("store: {text}");
-                    }
-                    self.store_trouble = Some(text);
-                }
-                Event::Kept(ttl) => {
-                    self.ttl = ttl.map(|ttl| (self.last_word, ttl));
-                    self.world.metrics.lease_kept(self.last_word, ttl);
-                }
-            }
-        }
-        if full || !changed.is_empty() {
-            self.unsaved();
-        }
-        if full {
-            self.full(Cause::Start).await;
-        } else {
-            self.write(changed).await;
-            self.want_rules();
         }
     }
 

@@ -36,7 +36,7 @@ impl<K: Kernel> Node<K> {
                 if self.trouble_said.due(&text, Instant::now()) {
                     tracing::warn!("own lease: {text}");
                 }
-                self.store_trouble = Some(text);
+                self.lease_trouble = Some(text);
             }
         }
         Verdict::Stay
@@ -47,7 +47,7 @@ impl<K: Kernel> Node<K> {
         let moved = lease.subnets != own.subnets;
         let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
         tracing::info!(subnet = %lease.subnets, moved, "own lease held");
-        (self.lost, self.lease_gone) = (None, None);
+        (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
         self.keeper.keep(lease.clone());
         self.world.teller.again();
         self.unsaved();
@@ -88,7 +88,7 @@ impl<K: Kernel> Node<K> {
             return;
         }
         if lease.attrs == own.attrs && lease.subnets == own.subnets {
-            (self.lost, self.lease_gone) = (None, None);
+            (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
             return;
         }
         let (now, new) = (start::macs(&own.attrs), start::macs(&lease.attrs));

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the store tells, and what follows from it.
+
+use std::time::Instant;
+
+use weft_subnet::source::Event;
+
+use super::Node;
+use crate::kernel::Kernel;
+use crate::pass::Cause;
+
+impl<K: Kernel> Node<K> {
+    /// The store told us something.
+    pub async fn stored(&mut self, events: Vec<Event>) {
+        let mut changed = Vec::new();
+        let mut full = false;
+        self.last_word = Instant::now();
+        self.world.metrics.store_word(self.last_word);
+        for event in events {
+            if !matches!(event, Event::Trouble(_) | Event::Kept(_)) && self.store_trouble.take().is_some() {
+                tracing::info!("the store answers again");
+            }
+            match event {
+                Event::Snapshot { records, reset } => {
+                    full |= !self.snapshot_applied;
+                    changed.extend(self.snapshot(records, reset));
+                }
+                Event::Changes(changes) => changed.extend(self.changes(changes)),
+                Event::Config(text) => full |= self.configured(&text),
+                Event::Word => {}
+                Event::Trouble(text) => {
+                    if self.trouble_said.due(&text, self.last_word) {
+                        tracing::warn!("store: {text}");
+                    }
+                    self.store_trouble = Some(text);
+                }
+                Event::Kept(ttl) => {
+                    self.ttl = ttl.map(|ttl| (self.last_word, ttl));
+                    self.world.metrics.lease_kept(self.last_word, ttl);
+                }
+            }
+        }
+        if full || !changed.is_empty() {
+            self.unsaved();
+        }
+        if full {
+            self.full(Cause::Start).await;
+        } else {
+            self.write(changed).await;
+            self.want_rules();
+        }
+    }
+}
