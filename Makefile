@@ -34,13 +34,14 @@ lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--b
 
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape test-all
+	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape prepare-kube image-only test-kube test-clusters test-all
 
 fmt: ## formatting, checked only
 	@$(STEP) 60 "formatting" cargo fmt --all --check
 
 check: ## clippy, warnings are errors
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
+	@$(STEP) 300 "clippy of the tests that need a cluster" cargo clippy -p weft --test kube --test kube_mesh --locked -- -D warnings
 
 # A workspace build unifies features and would hide an effect that leaked into a pure crate.
 alone: ## each crate and each feature alone
@@ -93,12 +94,23 @@ bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: prepare-kube test-kube
-prepare-kube: ## build kube-apiserver and etcd for test-kube, once
+prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, once
 	@tools/prepare kube
-	@$(STEP) 2400 "kube-apiserver and etcd" tools/kube-binaries
+	@$(STEP) 2400 "Kubernetes and etcd" tools/kube-binaries
 
-test-kube: prepare-kube ## the Kubernetes store against a real API server
+test-kube: prepare-kube ## the Kubernetes store and agents that use it, against a real API server
 	@$(STEP) 900 "Kubernetes store" cargo test --locked -p weft-subnet --all-features --test kube
+	@$(STEP) 1200 "agents over Node objects" cargo test --locked -p weft --test kube_mesh
+
+.PHONY: kube-test kube-demo test-clusters
+kube-test: prepare-kube image test-clusters ## what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration from and to it
+
+test-clusters:
+	@$(STEP) 900 "build of the cluster tests" cargo test --locked -p weft --test kube --no-run
+	@$(STEP) 900 "real clusters" cargo test --locked -p weft --test kube -- --show-output
+
+kube-demo: prepare-kube image ## a cluster of three nodes on this machine with weft as deploy/ ships it, until Ctrl-C
+	@cargo run --quiet --locked --example kube-demo
 
 .PHONY: test-lab test-all
 test-lab:
@@ -113,6 +125,12 @@ BENCH_ARGS ?=
 bench: prepare-bench static ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
 	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
+
+.PHONY: bench-kube
+bench-kube: prepare-bench prepare-kube static ## the same over 5,000 Node objects of a real API server
+	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
+	$(TARGET_DIR)/release/weft-bench kube --weft $(STATIC) --out $(TARGET_DIR)/bench \
+	  --binaries "$${XDG_CACHE_HOME:-$$HOME/.cache}/weft/kube-$$(cat tools/kube-version)" $(BENCH_ARGS)
 
 bench-docs: ## write table and plots of the last `make bench` into docs/bench
 	@cargo run --quiet --release --locked -p weft-bench -- docs --out $(TARGET_DIR)/bench --docs docs/bench

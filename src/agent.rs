@@ -33,7 +33,9 @@ use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
 use crate::rules::keeper::Desk;
 use crate::rules::{self, Carrier, Instance};
-use crate::start::{self, Place, Waiting};
+use crate::saved::{Saver, Shelf};
+use crate::start::{self, Memory, Place, Waiting};
+use crate::tell::Teller;
 
 /// Events of the store that may wait while a pass runs.
 const QUEUE: usize = 1024;
@@ -106,13 +108,16 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let mut notify = Notify::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
+    let teller = Teller::new(store.clone(), options.unwell_after);
+    let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, store.identity().await);
     // Programs are asked while the lease is waited for.
     let look = rules::auto::Look::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
-        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file, guard };
-        let starting = start::start(place, Waiting::new(&mut notify, readiness.clone()));
+        let memory = Memory::new(shelf.clone());
+        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory };
+        let starting = start::start(place, Waiting::new(&mut notify, readiness.clone(), &teller));
         let mut starting = pin!(starting);
         loop {
             tokio::select! {
@@ -136,8 +141,9 @@ async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     helpers.spawn_local(async move { carrier.keep(nftables, post).await });
     // The store's admin may have chosen another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
+    let saver = Saver::new(shelf);
     let conflist = Conflist::new(options.cni.clone(), &options.subnet_file);
-    let world = World { options, store, readiness, metrics, notify, conflist };
+    let world = World { options, store, readiness, metrics, notify, teller, saver, conflist };
     let mut node = Node::new(world, Passer::new(kernel), keeper, started);
     node.carry(desk);
     turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await

@@ -103,6 +103,8 @@ pub struct CleanupTask {
 /// `weft release`.
 #[derive(Debug)]
 pub struct ReleaseTask {
+    /// Where peers are saved, with the lease that is given back.
+    pub state_dir: PathBuf,
     /// Where the lease is.
     pub store: Store,
     /// Says which subnet is ours.
@@ -264,6 +266,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         }),
         Command::InstallCni(flags) => Task::InstallCni(flags.from, flags.bin_dir),
         Command::Release(flags) => Task::Release(ReleaseTask {
+            state_dir: PathBuf::from(flags.place.state_dir),
             store: build::store(flags.store, env)?,
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,

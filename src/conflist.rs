@@ -64,16 +64,34 @@ impl Conflist {
             return;
         }
         self.next = Some(now + EVERY);
-        match self.publish() {
-            Ok(()) => self.problem = None,
-            Err(text) => {
-                let text = format!("CNI configuration: {text}");
-                if self.problem.as_ref() != Some(&text) {
-                    tracing::error!("{text}");
-                }
-                self.problem = Some(text);
-            }
+        let problem = self.publish().err().or_else(|| self.others());
+        let problem = problem.map(|text| format!("CNI configuration: {text}"));
+        if self.problem != problem
+            && let Some(text) = &problem
+        {
+            tracing::error!("{text}");
         }
+        self.problem = problem;
+    }
+
+    /// Configurations of others. After a boot, while our link dangles, a runtime that skips what it cannot read takes one of them
+    /// (CRI-O does; containerd reports an error), and before ours in the order of names any runtime does.
+    fn others(&self) -> Option<String> {
+        let dir = &self.options.as_ref()?.dir;
+        let names = fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let is_one = |name: &String| {
+            let kind = Path::new(name).extension().and_then(|kind| kind.to_str());
+            name != NAME && matches!(kind, Some("conf" | "conflist" | "json"))
+        };
+        let mut others: Vec<String> = names.filter(is_one).collect();
+        others.sort_unstable();
+        let names = others.join(", ");
+        (!others.is_empty()).then(|| {
+            format!(
+                "{} has {names} too: after a boot pods may start on that network; remove what is not in use",
+                dir.display()
+            )
+        })
     }
 
     fn publish(&mut self) -> Result<(), String> {
@@ -86,7 +104,8 @@ impl Conflist {
         if !wrote && self.linked && leads_to(&link, &file) {
             return Ok(());
         }
-        place(&link, &file).map_err(|error| format!("make the link {}: {error}", link.display()))?;
+        place(&link, &file)
+            .map_err(|error| format!("make the link {}: {error}{}", link.display(), files::remedy(&error, dir)))?;
         tracing::info!(link = %link.display(), file = %file.display(), "CNI configuration published");
         self.linked = true;
         Ok(())

@@ -37,6 +37,19 @@ pub fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// What to do where even root may not write into a directory; empty for other errors.
+pub fn remedy(error: &io::Error, dir: &Path) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!(
+                " (another user than root owns it: chown root {}, or give the container DAC_OVERRIDE)",
+                dir.display()
+            )
+        }
+        _ => String::new(),
+    }
+}
+
 fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

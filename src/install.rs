@@ -33,8 +33,12 @@ pub fn install(from: &Path, dir: &Path) -> anyhow::Result<Vec<Installed>> {
 }
 
 fn one(plugin: &[u8], path: PathBuf) -> anyhow::Result<Installed> {
-    let written = write(plugin, &path)
-        .with_context(|| format!("write {}: is --bin-dir on a disk with room, mounted read-write?", path.display()))?;
+    let place = path.display();
+    let written = write(plugin, &path).map_err(|error| {
+        let remedy = files::remedy(&error, path.parent().unwrap_or(Path::new("/")));
+        anyhow::Error::new(error)
+            .context(format!("write {place}: is --bin-dir on a disk with room, mounted read-write?{remedy}"))
+    })?;
     Ok(Installed { path, written })
 }
 

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
 use weft::rules::{Instance, around};
-use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, status};
+use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, saved, status};
 use weft_subnet::env::SubnetEnv;
 
 fn main() -> ExitCode {
@@ -141,6 +141,11 @@ async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     let ours: Vec<IpAddr> = machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public).collect();
     let source = agent::open_existing_store(&task.store)?;
     let subnets = leases::release(source.as_ref(), &env.subnets, &ours).await?;
+    // A start while the store is away must not go on from it.
+    match std::fs::remove_file(saved::file(&task.state_dir, &task.subnet_file)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => eprintln!("weft: remove the saved peers: {error}"),
+        _ => {}
+    }
     Ok(show(&format!("released {subnets}\n")))
 }
 

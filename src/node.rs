@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One node: what it knows (plan, held removals, own lease) and how each kind of news leads to a pass.
 
+mod env;
 mod host;
 mod lease;
 mod peers;
 mod rules;
+mod saved;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,13 +18,11 @@ use std::time::{Duration, Instant};
 use weft_backends::index::Changed;
 use weft_backends::state::{Key, Seen};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::env::SubnetEnv;
 use weft_subnet::hold::Hold;
 use weft_subnet::source::{Event, Source};
 
 use crate::admin;
 use crate::conflist::Conflist;
-use crate::files;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
 use crate::metrics::Metrics;
@@ -32,10 +33,12 @@ use crate::pass::{Cause, Passer, Report};
 use crate::plan::Plan;
 use crate::report;
 use crate::rules::keeper::Desk;
+use crate::saved::Saver;
 use crate::say::Patience;
 use crate::start::Started;
 use crate::status::{Failure, Pass};
 use crate::sysctls;
+use crate::tell::Teller;
 
 /// Audits may use one part in this many of a core.
 const AUDIT_SHARE: u32 = 400;
@@ -61,6 +64,10 @@ pub struct World {
     pub metrics: Arc<Metrics>,
     /// For systemd.
     pub notify: Notify,
+    /// For whoever looks at the store.
+    pub teller: Teller,
+    /// For the next start.
+    pub saver: Saver,
     /// For the container runtime.
     pub conflist: Conflist,
 }
@@ -90,6 +97,11 @@ pub struct Node<K> {
     pub(crate) restart_wanted: Option<String>,
     /// Someone else owns our subnet: for people.
     pub(crate) lost: Option<String>,
+    /// The store said that our lease is not there, and has not given it back yet: for people.
+    pub(crate) lease_gone: Option<&'static str>,
+    /// Peers are those that were saved: for people.
+    pub(crate) resumed: Option<String>,
+    chosen: [Option<IpAddr>; 2],
     pub(crate) snapshot_applied: bool,
     pub(crate) env_problem: Option<String>,
     pub(crate) host_problem: Option<String>,
@@ -120,12 +132,14 @@ pub struct Node<K> {
 impl<K: Kernel> Node<K> {
     /// A node that has just got its lease; nothing is written yet.
     pub fn new(world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, flannel_was_here, .. } = started;
-        tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
+        let Started { network, config, backend, host, own, flannel_was_here, chosen, saved, .. } = started;
         passer.flannel_was_here = flannel_was_here;
-        keeper.keep(own.clone());
+        if saved.is_none() {
+            tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
+            keeper.keep(own.clone());
+        }
         let now = Instant::now();
-        Node {
+        let mut node = Node {
             hold: Hold::new(world.options.hold_removals),
             audit_interval: world.options.resync,
             next_ping: world.notify.watchdog_interval().map(|_| now),
@@ -138,6 +152,9 @@ impl<K: Kernel> Node<K> {
             config,
             restart_wanted: None,
             lost: None,
+            lease_gone: None,
+            resumed: None,
+            chosen,
             snapshot_applied: false,
             env_problem: None,
             host_problem: None,
@@ -156,7 +173,11 @@ impl<K: Kernel> Node<K> {
             rules: None,
             made: rules::Made::default(),
             masquerading: false,
+        };
+        if let Some(saved) = saved {
+            node.resume(saved);
         }
+        node
     }
 
     /// Where subnet.env stands.
@@ -173,6 +194,7 @@ impl<K: Kernel> Node<K> {
             self.next_ping,
             self.made.due,
             self.world.notify.next(),
+            self.world.saver.next(Instant::now()),
         ];
         times.into_iter().flatten().min()
     }
@@ -193,6 +215,7 @@ impl<K: Kernel> Node<K> {
             self.write(changed).await;
         }
         self.want_rules();
+        self.save(now);
         if self.next_audit <= now {
             self.full(Cause::Audit).await;
             return;
@@ -305,6 +328,9 @@ impl<K: Kernel> Node<K> {
                 }
             }
         }
+        if full || !changed.is_empty() {
+            self.unsaved();
+        }
         if full {
             self.full(Cause::Start).await;
         } else {
@@ -318,33 +344,6 @@ impl<K: Kernel> Node<K> {
         let admin::Request::Status(reply) = request;
         // The client may be gone already.
         drop(reply.send(report::status(self)));
-    }
-
-    /// Writes subnet.env when it does not say what it should: only while our device is up.
-    pub fn publish_env(&mut self) {
-        if report::device_problem(self).is_some() || self.kernel_problem.is_some() {
-            return;
-        }
-        // The container runtime must not masquerade what we will, nor the reverse.
-        let Some(ipmasq) = self.ipmasq() else { return };
-        let file = &self.world.options.subnet_file;
-        // The MTU is known only with the peers (their backends count): until then what an earlier run wrote stays.
-        let granted = |text: String| SubnetEnv::parse(&text).is_some_and(|env| env.subnets == self.plan.own().subnets);
-        if !self.snapshot_applied && std::fs::read_to_string(file).is_ok_and(granted) {
-            return;
-        }
-        match files::write(file, SubnetEnv { ipmasq, ..self.plan.env() }.render().as_bytes()) {
-            Ok(true) => {
-                tracing::info!(file = %file.display(), mtu = self.plan.mtu(), "subnet.env written");
-                self.env_problem = None;
-            }
-            Ok(false) => self.env_problem = None,
-            Err(error) => {
-                let text = format!("write {}: {error}", file.display());
-                tracing::error!("{text}");
-                self.env_problem = Some(text);
-            }
-        }
     }
 
     /// Brings readiness, metrics and systemd's status up to date.

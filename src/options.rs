@@ -32,6 +32,10 @@ pub struct Options {
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.
     pub manage_sysctls: bool,
+    /// `--state-dir`; `None` = nothing is saved.
+    pub state_dir: Option<PathBuf>,
+    /// So long a fault of this node lasts before it is told to the store.
+    pub unwell_after: Duration,
     /// Traffic rules and the routes that drop.
     pub rules: RuleOptions,
     /// `--cni-conf`, `--cni-conf-dir`: none = the CNI configuration is somebody else's.

@@ -3,7 +3,7 @@
 //! the loop, so that a store that hangs delays no repair.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -11,7 +11,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;
 use weft_subnet::source::{Claim, Error, Event, Source};
 
-use crate::say::{Patience, chain};
+use crate::say::chain;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LAST_WAIT: Duration = Duration::from_secs(5);
@@ -36,15 +36,13 @@ pub struct Keeper {
     taking: Option<JoinHandle<()>>,
     /// The answer of `taking` was not handed in yet: from the store's view anything may be true.
     open: bool,
-    /// Tells the store that the network works; begun once for each lease.
-    telling: Option<JoinHandle<()>>,
 }
 
 impl Keeper {
     /// Renewals are reported to `events`; the receiver gets the answers of the other calls.
     pub fn new(store: Rc<dyn Source>, events: mpsc::Sender<Event>) -> (Keeper, mpsc::UnboundedReceiver<Answer>) {
         let (answers, receiver) = mpsc::unbounded_channel();
-        (Keeper { store, events, answers, keeping: None, taking: None, open: false, telling: None }, receiver)
+        (Keeper { store, events, answers, keeping: None, taking: None, open: false }, receiver)
     }
 
     /// Keeps this lease alive from now on.
@@ -54,28 +52,6 @@ impl Keeper {
         if let Some(before) = self.keeping.replace(task) {
             before.abort();
         }
-        // Where the lease was lost, what was told may be lost too.
-        if let Some(before) = self.telling.take() {
-            before.abort();
-        }
-    }
-
-    /// The network of this node works: told to the store once, and again when the lease was taken again.
-    pub fn healthy(&mut self) {
-        if self.telling.is_some() {
-            return;
-        }
-        let store = self.store.clone();
-        self.telling = Some(tokio::task::spawn_local(async move {
-            let mut patience = Patience::default();
-            while let Err(error) = store.health(None).await {
-                let text = chain(&error);
-                if patience.due(&text, Instant::now()) {
-                    tracing::warn!("tell the store that the network works: {text}");
-                }
-                tokio::time::sleep(LAST_WAIT).await;
-            }
-        }));
     }
 
     /// Takes the same subnet again, or rewrites what the lease says.
@@ -115,7 +91,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        for task in [self.keeping.take(), self.taking.take(), self.telling.take()].into_iter().flatten() {
+        for task in [self.keeping.take(), self.taking.take()].into_iter().flatten() {
             task.abort();
         }
     }

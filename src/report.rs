@@ -15,6 +15,7 @@ use crate::node::Node;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::status::{Failure, Pass, Peer, PeerState, Status};
+use crate::tell::Health;
 
 /// The host's name, for people.
 pub fn node_name() -> String {
@@ -47,11 +48,15 @@ pub fn device_problem<K: Kernel>(node: &Node<K>) -> Option<String> {
     own.map(|(key, pending)| format!("{key}: {}", pending.reason))
 }
 
-/// Why the node is not ready.
+/// Why the node is not ready. With the peers that were saved it is: an agent that ran when its store went is so, too.
 fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
-    let snapshot = (!node.snapshot_applied).then(|| "no complete list of leases from the store yet".to_owned());
+    let snapshot = (!node.knows_peers()).then(|| "no complete list of leases from the store yet".to_owned());
+    snapshot.into_iter().chain(faults(node)).collect()
+}
+
+/// What is wrong with this node itself, whatever its store and its peers do.
+fn faults<K: Kernel>(node: &Node<K>) -> Vec<String> {
     [
-        snapshot,
         device_problem(node),
         node.kernel_problem.clone(),
         node.env_problem.clone(),
@@ -64,13 +69,25 @@ fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
     .collect()
 }
 
+/// How the network of this node is, for those who look at the store.
+fn health<K: Kernel>(node: &Node<K>, ready: bool) -> Health {
+    let mut faults = faults(node);
+    faults.extend(node.lease_gone.map(str::to_owned));
+    match (faults.is_empty(), ready && node.resumed.is_none()) {
+        (false, _) => Health::Unwell(faults.join("; ")),
+        (true, true) => Health::Well,
+        // The store is away, or was not heard yet.
+        (true, false) => Health::Unknown,
+    }
+}
+
 /// Brings readiness, metrics and systemd's status up to date. Costs nothing per peer unless something is wrong.
 pub fn publish<K: Kernel>(node: &mut Node<K>) {
     let blockers = blockers(node);
     let ready = blockers.is_empty();
     // Pods shall run where all is in place that this node has a say in; a list that comes in a moment is waited for.
     let only_the_store_is_away = blockers.len() == 1 && !node.snapshot_applied && node.store_trouble.is_some();
-    let text = blockers.first().cloned().unwrap_or_else(|| {
+    let text = blockers.first().or(node.resumed.as_ref()).cloned().unwrap_or_else(|| {
         format!(
             "subnet {}, {} peers, {}",
             node.plan.own().subnets,
@@ -87,8 +104,8 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     }
     if ready {
         node.world.notify.ready();
-        node.keeper.healthy();
     }
+    node.world.teller.set(health(node, ready));
     if ready || only_the_store_is_away {
         node.world.conflist.keep(Instant::now());
     }
@@ -153,6 +170,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     let (own, host) = (node.plan.own(), node.plan.host());
     let mut problems = blockers(node);
     let ready = problems.is_empty();
+    problems.extend(node.resumed.clone());
     problems.extend(node.world.conflist.problem());
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());

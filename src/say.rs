@@ -8,6 +8,20 @@ pub use weft_subnet::retry::chain;
 /// A condition that lasts is said again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// A time of the wall clock, in seconds since 1970: `2026-11-21 19:05 UTC`.
+pub fn date(seconds: u64) -> String {
+    let (days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
+    // Days are counted from 1 March of the year 0: the leap day is then the last of its year. Eras have 400 years.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
+    format!("{:04}-{month:02}-{day:02} {:02}:{:02} UTC", era * 400 + year, minutes / 60, minutes % 60)
+}
+
 /// One condition that may last, e.g. "config is missing".
 #[derive(Debug, Default)]
 pub struct Patience {
@@ -28,6 +42,20 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, wanted) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_795_288_000, "2026-11-21 19:06 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(date(seconds), wanted);
+        }
+    }
 
     #[test]
     fn a_lasting_condition_is_said_once_a_minute() {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From nothing to a lease: config, uplink, own lease, acquire. Whatever is missing is waited for and said once a minute.
 
+mod resume;
+
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
@@ -11,11 +13,12 @@ use weft_backends::backend::{self, Backend};
 use weft_backends::host::Host;
 use weft_backends::state::{Key, LinkKind, Mac, Value};
 use weft_subnet::attrs::Attrs;
+use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
-use weft_subnet::source::{Claim, Source};
+use weft_subnet::source::{Claim, Error, Source};
 
 use crate::guard;
 use crate::health::Readiness;
@@ -24,9 +27,14 @@ use crate::notify::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::say::{Patience, chain};
+use crate::tell::{Health, Teller};
 use crate::uplink::{self, Picked};
 
+pub use resume::Memory;
+
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// All nodes of a site start at once after a power cut: while the store is away they ask it ever more rarely, and not together.
+const STORE_AGAIN: Duration = Duration::from_secs(4);
 
 /// What a node starts from.
 pub struct Started {
@@ -44,6 +52,10 @@ pub struct Started {
     pub flannel_was_here: bool,
     /// How the uplink was chosen: as we were told, by the store's admin before all.
     pub uplink: UplinkChoice,
+    /// What the store's admin chose.
+    pub chosen: [Option<IpAddr>; 2],
+    /// The store is away: lease and peers are those that were saved.
+    pub saved: Option<Saved>,
 }
 
 /// Where a node starts.
@@ -58,62 +70,94 @@ pub struct Place<'a, K> {
     pub subnet_file: &'a Path,
     /// The lease says where our tunnel packets come from.
     pub guard: bool,
+    /// What an earlier run saved.
+    pub memory: Memory,
 }
 
-/// Says what is waited for: in the log, to systemd, in /readyz and `weft status`.
+/// What a start lacks, in a sentence.
+#[derive(Debug)]
+enum Lack {
+    /// The store is away. What was read of net-conf before it went.
+    Store(String, Option<String>),
+    /// Something of this node, or of what the store says.
+    Own(String),
+}
+
+impl Lack {
+    /// A call to the store failed; `what` comes before the error.
+    fn of(what: &str, error: &Error, config: Option<&str>) -> Lack {
+        let text = format!("{what}{}", chain(error));
+        match error {
+            // Without a cause below it is the store's own word: no pod CIDR yet, many writers.
+            Error::Unavailable { source: Some(_), .. } => Lack::Store(text, config.map(str::to_owned)),
+            _ => Lack::Own(text),
+        }
+    }
+}
+
+/// Says what is waited for: in the log, to systemd, in /readyz and `weft status`, and to the store when it is our own fault.
 pub struct Waiting<'a> {
     patience: Patience,
     notify: &'a mut Notify,
     readiness: Readiness,
+    teller: &'a Teller,
+    /// Until the store is asked again.
+    pause: Duration,
 }
 
 impl Waiting<'_> {
     /// Nothing is waited for yet.
-    pub fn new(notify: &mut Notify, readiness: Readiness) -> Waiting<'_> {
-        Waiting { patience: Patience::default(), notify, readiness }
+    pub fn new<'a>(notify: &'a mut Notify, readiness: Readiness, teller: &'a Teller) -> Waiting<'a> {
+        Waiting { patience: Patience::default(), notify, readiness, teller, pause: LOOK_AGAIN }
     }
 
-    async fn on(&mut self, text: String) {
+    async fn on(&mut self, lack: Lack) {
+        let (text, health, pause) = match lack {
+            Lack::Store(text, _) => (text, Health::Unknown, self.pause),
+            Lack::Own(text) => (text.clone(), Health::Unwell(text), LOOK_AGAIN),
+        };
+        self.pause = (pause * 2).min(STORE_AGAIN);
+        self.teller.set(health);
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
         }
         self.notify.status(&format!("waiting: {text}"));
         self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(spread(pause)).await;
     }
 }
 
-/// Waits for everything that a node needs, and takes a lease. Ends only when there is one; the caller races it with shutdown.
+/// Waits for everything that a node needs, and takes a lease, or goes on with what was saved where the store is away. Ends only when
+/// there is a lease; the caller races it with shutdown.
 pub async fn start<K: Kernel>(mut place: Place<'_, K>, mut waiting: Waiting<'_>) -> Started {
     loop {
-        let (config, network, backend) = config(place.store, &mut waiting).await;
-        let found = std::fs::read_to_string(place.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
-        let flannel_was_here = found.as_ref().is_some_and(|env| env.networks == network.networks);
-        let previous = found.filter(|_| flannel_was_here).map(|env| env.subnets);
-        match lease(&mut place, &network, &*backend, previous).await {
-            Ok((host, own, uplink)) => {
-                return Started { network, config, backend, host, own, flannel_was_here, uplink };
-            }
-            Err(text) => waiting.on(text).await,
+        let lack = match attempt(&mut place).await {
+            Ok(started) => return started,
+            Err(lack) => lack,
+        };
+        if let Lack::Store(_, config) = &lack
+            && let Some(started) = resume::from_saved(&mut place, config.as_deref())
+        {
+            return started;
         }
+        waiting.on(lack).await;
     }
 }
 
-async fn config(store: &dyn Source, waiting: &mut Waiting<'_>) -> (String, Network, Box<dyn Backend>) {
-    loop {
-        let text = match store.config().await {
-            Ok(text) => text,
-            Err(error) => {
-                waiting.on(format!("net-conf: {}", chain(&error))).await;
-                continue;
-            }
-        };
-        match parse(&text) {
-            Ok((network, backend)) => return (text, network, backend),
-            Err(reason) => waiting.on(reason).await,
-        }
-    }
+async fn attempt<K: Kernel>(place: &mut Place<'_, K>) -> Result<Started, Lack> {
+    let config = place.store.config().await.map_err(|error| Lack::of("net-conf: ", &error, None))?;
+    let (network, backend) = parse(&config).map_err(Lack::Own)?;
+    let (flannel_was_here, previous) = found(place.subnet_file, &network);
+    let (host, own, uplink, chosen) = lease(place, &network, &*backend, (previous, &config)).await?;
+    Ok(Started { network, config, backend, host, own, flannel_was_here, uplink, chosen, saved: None })
+}
+
+/// Whether subnet.env as it is names this Network, and which subnet it names then.
+fn found(subnet_file: &Path, network: &Network) -> (bool, Option<Subnets>) {
+    let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let subnets = found.filter(|env| env.networks == network.networks).map(|env| env.subnets);
+    (subnets.is_some(), subnets)
 }
 
 /// Reads net-conf and makes its backend; the error is a sentence.
@@ -123,35 +167,49 @@ pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), String> {
     Ok((network, backend))
 }
 
-async fn lease<K: Kernel>(
-    place: &mut Place<'_, K>,
-    network: &Network,
-    backend: &dyn Backend,
-    previous: Option<Subnets>,
-) -> Result<(Host, Lease, UplinkChoice), String> {
-    let mut choice = place.choice.clone();
-    for ip in place.store.chosen().await.map_err(|error| chain(&error))?.into_iter().flatten() {
+/// The flags' choice of the uplink, the store's admin before it.
+fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoice {
+    let mut choice = choice.clone();
+    for ip in chosen.into_iter().flatten() {
         match ip {
             IpAddr::V4(v4) => choice.public_ip = Some(v4),
             IpAddr::V6(v6) => choice.public_ipv6 = Some(v6),
         }
     }
-    let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
-    let picked = pick(&choice, &machine, network)?;
+    choice
+}
+
+async fn lease<K: Kernel>(
+    place: &mut Place<'_, K>,
+    network: &Network,
+    backend: &dyn Backend,
+    (previous, config): (Option<Subnets>, &str),
+) -> Result<(Host, Lease, UplinkChoice, [Option<IpAddr>; 2]), Lack> {
+    let lack = |what: &str, error: &Error| Lack::of(what, error, Some(config));
+    let chosen = place.store.chosen().await.map_err(|error| lack("", &error))?;
+    let choice = with_chosen(place.choice, chosen);
+    let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
+    let picked = pick(&choice, &machine, network).map_err(Lack::Own)?;
     let who = Attrs { public_ip: picked.public_v4, public_ipv6: picked.public_v6, ..Attrs::default() };
-    let mine = place.store.own(&who, previous).await.map_err(|error| format!("own lease: {}", chain(&error)))?;
-    let mut host = host(&picked, &machine, (Mac([0; 6]), Mac([0; 6])));
-    let existing = device_macs(backend, &host, &machine, network);
-    let stored = mine.as_ref().map(|lease| macs(&lease.attrs)).unwrap_or_default();
-    host.vtep_mac_v4 = stored.0.or(existing.0).unwrap_or_else(random_mac);
-    host.vtep_mac_v6 = stored.1.or(existing.1).unwrap_or_else(random_mac);
-    let mut attrs = backend.advertise(&host).map_err(|skip| skip.0)?;
+    let mine = place.store.own(&who, previous).await.map_err(|error| lack("own lease: ", &error))?;
+    let host = host_with(&picked, &machine, (backend, network), mine.as_ref());
+    let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.0))?;
     if place.guard {
         attrs = guard::stated(attrs, &host);
     }
     let claim = Claim { network: network.clone(), attrs, previous };
-    let own = place.store.acquire(&claim).await.map_err(|error| format!("lease: {}", chain(&error)))?;
-    Ok((host, own, choice))
+    let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;
+    Ok((host, own, choice, chosen))
+}
+
+/// The facts of this machine; its VTEP MACs are those of the lease, else of the devices that there are, else new ones.
+fn host_with(picked: &Picked, machine: &Machine, what: (&dyn Backend, &Network), lease: Option<&Lease>) -> Host {
+    let mut host = host(picked, machine, (Mac([0; 6]), Mac([0; 6])));
+    let existing = device_macs(what.0, &host, machine, what.1);
+    let stored = lease.map(|lease| macs(&lease.attrs)).unwrap_or_default();
+    host.vtep_mac_v4 = stored.0.or(existing.0).unwrap_or_else(random_mac);
+    host.vtep_mac_v6 = stored.1.or(existing.1).unwrap_or_else(random_mac);
+    host
 }
 
 /// The uplink for the families of this network; the error is a sentence.
@@ -205,9 +263,17 @@ fn device_macs(backend: &dyn Backend, host: &Host, machine: &Machine, network: &
 }
 
 /// A random unicast, locally administered address.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Between half of this and all of it.
+fn spread(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + (random() % 1000) as f64 / 2000.0)
+}
+
 fn random_mac() -> Mac {
-    let random = RandomState::new().build_hasher().finish().to_be_bytes();
-    let [_, _, a, b, c, d, e, f] = random;
+    let [_, _, a, b, c, d, e, f] = random().to_be_bytes();
     Mac([(a & 0xfc) | 0x02, b, c, d, e, f])
 }
 

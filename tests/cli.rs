@@ -59,9 +59,10 @@ fn bad_usage_is_exit_code_2_and_a_bad_margin_1() {
 }
 
 #[test]
-fn unsupported_flags_say_so() {
-    refused(&["agent", "--kube-subnet-mgr"], &[], 2, "--kube-subnet-mgr is not supported");
-    refused(&["agent"], &[("FLANNELD_KUBE_SUBNET_MGR", "true")], 2, "environment variable FLANNELD_KUBE_SUBNET_MGR");
+fn two_stores_are_one_too_many() {
+    refused(&["agent", "--store=dir:/x", "--kube-subnet-mgr"], &[], 2, "are two stores: give one");
+    let env = [("FLANNELD_KUBE_SUBNET_MGR", "true")];
+    refused(&["agent", "--store=dir:/x"], &env, 2, "environment variable FLANNELD_KUBE_SUBNET_MGR");
 }
 
 #[test]
@@ -74,9 +75,9 @@ fn flanneld_is_the_agent_and_its_version_goes_to_stderr() {
         assert_eq!((out.status.code(), out.stdout.len()), (Some(0), 0));
         assert_eq!(String::from_utf8(out.stderr).unwrap().trim(), env!("CARGO_PKG_VERSION"));
     }
-    let out = run(Command::new(&name).args(["-v", "4", "-iface", "eth0", "-kube-subnet-mgr"]), &[]);
+    let out = run(Command::new(&name).args(["-v", "4", "-iface", "eth0", "-store=dir:"]), &[]);
     assert_eq!(out.status.code(), Some(2));
-    assert!(String::from_utf8(out.stderr).unwrap().contains("--kube-subnet-mgr is not supported"));
+    assert!(String::from_utf8(out.stderr).unwrap().contains("--store dir: lacks its directory"));
 }
 
 #[test]

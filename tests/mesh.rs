@@ -12,6 +12,8 @@ mod killed;
 mod reach;
 #[path = "mesh/restart.rs"]
 mod restart;
+#[path = "mesh/saved.rs"]
+mod saved;
 #[path = "mesh/store.rs"]
 mod store;
 #[path = "mesh/subnets.rs"]

@@ -26,9 +26,9 @@ mod site;
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libcni");
     let plugins = ["main/bridge", "main/ptp", "ipam/host-local", "meta/portmap"];
-    let go = ["go", "/usr/local/go/bin/go", "/usr/lib/go/bin/go"];
-    let go = go.into_iter().find(|go| Command::new(go).arg("version").output().is_ok_and(|out| out.status.success()));
-    let mut build = Command::new(go.expect("Go, see tools/prepare"));
+    let go = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/go")).output().unwrap();
+    assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
+    let mut build = Command::new(String::from_utf8(go.stdout).unwrap().trim_end());
     build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/libcni"));
     // What is built is what is pinned: no newer toolchain is fetched, no file of ours is changed.
     build.env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0").env("GOFLAGS", "-mod=readonly -buildvcs=false");

@@ -185,11 +185,8 @@ impl Netlink {
         let mut data: Vec<u8> = Vec::new();
         let mut consistent = true;
         loop {
-            let at = data.len();
-            data.resize(at + DATAGRAM, 0);
-            let n = match recv(self.socket.as_raw_fd(), &mut data[at..], MsgFlags::MSG_TRUNC) {
-                Ok(n) if n <= DATAGRAM => n,
-                Ok(_) => return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink dump exceeds the buffer")),
+            let n = match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
+                Ok(n) => n,
                 Err(Errno::EINTR) => 0,
                 Err(Errno::ENOBUFS) => {
                     consistent = false;
@@ -197,9 +194,11 @@ impl Netlink {
                 }
                 Err(e) => return Err(e.into()),
             };
-            data.truncate(at + n);
+            let Some(datagram) = self.buffer.get(..n) else {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink dump exceeds the buffer"));
+            };
             let (mut done, mut stale) = (false, false);
-            for m in messages(&data[at..]) {
+            for m in messages(datagram) {
                 if m.seq != seq {
                     stale = true;
                     continue;
@@ -220,8 +219,8 @@ impl Netlink {
                     _ => {}
                 }
             }
-            if stale {
-                data.truncate(at);
+            if !stale {
+                data.extend_from_slice(datagram);
             }
             if done {
                 return Ok(consistent.then_some(data));

@@ -86,6 +86,9 @@ pub struct PlaceFlags {
     /// Socket on which the agent answers `weft status`.
     #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE", help_heading = OURS)]
     pub socket: PathBuf,
+    /// Directory where peers are saved for a start while the store is away; empty = they are not.
+    #[arg(long, default_value = "/var/lib/weft", value_name = "DIR", help_heading = OURS)]
+    pub state_dir: String,
 }
 
 /// The CNI configuration.
@@ -143,6 +146,9 @@ pub struct RunFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub manage_sysctls: bool,
+    /// How long the node lacks its device, lease or rules before its condition says so: for tests.
+    #[arg(long, default_value = "30s", value_parser = duration, hide = true)]
+    pub unwell_after: Duration,
 }
 
 /// `--on-lost-lease`.

@@ -6,7 +6,7 @@ mod program;
 pub mod render;
 mod saved;
 
-pub use program::{Failure, Flavour, has_legacy_table, installed, legacy_tables, save};
+pub use program::{Failure, Flavour, has_legacy_table, has_tables, installed, legacy_tables, save};
 pub use saved::{Saved, target};
 
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ impl Iptables {
 
     /// Chooses the flavour. One that cannot be read is no empty one: then nothing is chosen.
     async fn choose(&mut self) -> Result<(), Trouble> {
-        self.installed = installed().await;
+        self.installed = installed();
         let mut found = Vec::new();
         for flavour in &self.installed {
             match save(*flavour, Family::V4).await {
@@ -170,7 +170,7 @@ pub async fn remove_flannels() -> Result<Vec<String>, Trouble> {
 
 async fn remove_all(places: &Places) -> Result<Vec<String>, Trouble> {
     let mut removed = Vec::new();
-    for flavour in installed().await {
+    for flavour in installed() {
         for family in FAMILIES {
             let saved = match save(flavour, family).await {
                 Ok(saved) => saved,

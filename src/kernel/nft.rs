@@ -7,6 +7,7 @@ pub mod expr;
 pub mod foreign;
 pub mod news;
 pub mod table;
+pub mod tables;
 
 use std::io;
 
@@ -21,6 +22,7 @@ use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
 use batch::Batch;
 use news::{News, is_about};
 use table::Table;
+use tables::FLANNELS;
 
 /// Our tables, and the news about them.
 #[derive(Debug)]
@@ -176,7 +178,7 @@ pub fn is_absent() -> bool {
 pub fn remove_flannels() -> io::Result<Vec<String>> {
     let mut netlink = Netlink::open_on(NETLINK_NETFILTER)?;
     let mut gone = Vec::new();
-    for (family, kind, name) in [(Family::V4, "ip", "flannel-ipv4"), (Family::V6, "ip6", "flannel-ipv6")] {
+    for (family, kind, name) in [(Family::V4, "ip", FLANNELS[0]), (Family::V6, "ip6", FLANNELS[1])] {
         if table::look(&mut netlink, family, name)?.is_none() {
             continue;
         }

@@ -67,6 +67,7 @@ pub struct Node {
     log: PathBuf,
     exe: PathBuf,
     flags: Vec<String>,
+    env: Vec<(String, String)>,
     agent: Option<Child>,
     cni: Option<Cni>,
 }
@@ -82,7 +83,7 @@ impl Node {
         let log = lab.join("logs").join(format!("{}.log", ns.name()));
         let exe = options.agent_exe()?;
         let cni = Cni::install(&dir, &dir.join("subnet.env"), &exe, options.pods.wiring)?;
-        Ok(Node { ns, uplink, pods: Vec::new(), dir, log, exe, flags: Vec::new(), agent: None, cni })
+        Ok(Node { ns, uplink, pods: Vec::new(), dir, log, exe, flags: Vec::new(), env: Vec::new(), agent: None, cni })
     }
 
     /// Its name.
@@ -112,6 +113,26 @@ impl Node {
         self.flags.push(flag.to_owned());
     }
 
+    /// The program that its agent is from now on.
+    pub fn set_exe(&mut self, exe: &Path) {
+        self.exe = exe.to_owned();
+    }
+
+    /// Forgets a flag, whatever its value.
+    pub fn remove_flag(&mut self, name: &str) {
+        self.flags.retain(|flag| flag.split('=').next() != Some(name));
+    }
+
+    /// A variable in the environment of its agent, which has no other.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Directory of what its agent saves.
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
     /// Starts the agent; does not wait.
     ///
     /// # Errors
@@ -120,7 +141,9 @@ impl Node {
         let mut command = self.ns.command(&self.exe);
         command.arg("agent").arg("--iface=eth0");
         command.arg(format!("--subnet-file={}", self.subnet_file().display()));
-        command.arg(format!("--socket={}", self.socket().display())).args(&self.flags);
+        command.arg(format!("--socket={}", self.socket().display()));
+        command.arg(format!("--state-dir={}", self.state_dir().display()));
+        command.args(&self.flags).envs(self.env.iter().map(|(name, value)| (name, value)));
         self.agent = Some(self.ns.spawn(&mut command, &self.log)?);
         Ok(())
     }

@@ -74,6 +74,7 @@ impl<K: Kernel> Node<K> {
         }
         if host.uplink != now.uplink || host.public_v4 != now.public_v4 || host.public_v6 != now.public_v6 {
             tracing::info!(uplink = ?host.uplink, "the uplink changed");
+            self.unsaved();
         }
         let own = self.plan.own().clone();
         if let Ok((network, backend)) = start::parse(&self.config) {

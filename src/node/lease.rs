@@ -47,8 +47,10 @@ impl<K: Kernel> Node<K> {
         let moved = lease.subnets != own.subnets;
         let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
         tracing::info!(subnet = %lease.subnets, moved, "own lease held");
-        self.lost = None;
+        (self.lost, self.lease_gone) = (None, None);
         self.keeper.keep(lease.clone());
+        self.world.teller.again();
+        self.unsaved();
         if !same {
             self.rebase(lease);
             self.full(Cause::Start).await;
@@ -63,6 +65,7 @@ impl<K: Kernel> Node<K> {
     /// Our own record is not in the store any more: written back at once, also where another node had it meanwhile.
     pub(super) fn own_gone(&mut self, id: &Id) {
         self.plan.remove(id);
+        self.lease_gone = Some("own lease is gone from the store");
         // Who took ours away may take the others' too: theirs wait before they cost a packet.
         self.hold.suspect(Instant::now());
         if !self.keeper.busy() {
@@ -85,7 +88,7 @@ impl<K: Kernel> Node<K> {
             return;
         }
         if lease.attrs == own.attrs && lease.subnets == own.subnets {
-            self.lost = None;
+            (self.lost, self.lease_gone) = (None, None);
             return;
         }
         let (now, new) = (start::macs(&own.attrs), start::macs(&lease.attrs));
@@ -133,7 +136,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// What our lease should say; while the host cannot tell, what it says.
-    fn wanted(&self) -> Attrs {
+    pub(super) fn wanted(&self) -> Attrs {
         self.plan.advertise(self.plan.host()).unwrap_or_else(|_| self.plan.own().attrs.clone())
     }
 

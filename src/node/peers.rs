@@ -22,6 +22,7 @@ impl<K: Kernel> Node<K> {
         let gone: Vec<Id> = self.plan.peers().ids().filter(|id| !there.contains(*id)).cloned().collect();
         let first = !self.snapshot_applied;
         self.snapshot_applied = true;
+        self.answered_by_store();
         let alone = !there.iter().any(|id| *id != own);
         // Only time ends it: after a wipe the others come back one by one, and the second list has but a few of them.
         if first && alone && !self.world.options.hold_removals.is_zero() {

@@ -53,7 +53,7 @@ impl<K: Kernel> Node<K> {
         let Some(desk) = &self.rules else { return };
         let network = self.plan.network();
         // Nobody knows the nodes yet; an earlier run's rules do.
-        if network.masquerade.except_nodes && !self.snapshot_applied {
+        if network.masquerade.except_nodes && !self.knows_peers() {
             return;
         }
         let (own, now) = (self.plan.own().subnets, Instant::now());

@@ -26,7 +26,9 @@ use crate::notify::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
+use crate::saved::Saver;
 use crate::start::{self, Started};
+use crate::tell::Teller;
 
 mod config;
 mod conflist;
@@ -160,6 +162,8 @@ impl Bench {
             hold_removals: Duration::from_secs(300),
             on_lost_lease,
             manage_sysctls: false,
+            state_dir: None,
+            unwell_after: Duration::from_secs(30),
             rules,
             cni: None,
         };
@@ -183,18 +187,15 @@ impl Bench {
             own,
             flannel_was_here: false,
             uplink: UplinkChoice::default(),
+            chosen: [None, None],
+            saved: None,
         };
         let (events, received) = mpsc::channel(8);
         let (keeper, answers) = Keeper::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-        let world = World {
-            options,
-            store: store.clone(),
-            readiness,
-            metrics,
-            notify: Notify::new(),
-            conflist: Conflist::default(),
-        };
+        let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
+        let teller = Teller::new(store.clone(), options.unwell_after);
+        let world = World { options, store: store.clone(), readiness, metrics, notify, teller, saver, conflist };
         let node = Node::new(world, Passer::new(kernel.clone()), keeper, started);
         Bench { node, kernel, store, answers, file, _dir: dir, _events: received }
     }

@@ -16,9 +16,10 @@ use super::{Firewall, Instance};
 use crate::cleanup;
 use crate::kernel::forward::Closing;
 use crate::kernel::guard;
-use crate::kernel::iptables::{self, Flavour, Iptables, Saved, render};
+use crate::kernel::iptables::{self, Failure, Flavour, Iptables, Saved, render};
 use crate::kernel::nft::foreign::{self, Dropping};
 use crate::kernel::nft::table::{self, ForwardChain};
+use crate::kernel::nft::tables::{Table, tables};
 use crate::kernel::nft::{self, Nft};
 use crate::kernel::socket::Netlink;
 
@@ -89,10 +90,13 @@ impl Around {
         }
         let mut remarks = Vec::new();
         for part in rules.families.iter().filter(|part| !part.forward.is_empty()) {
-            if iptables::has_legacy_table(part.family, "filter")
-                && let Ok(saved) = iptables::save(Flavour::Legacy, part.family).await
-            {
-                remarks.extend(legacy_remark(&saved, part, self.mode));
+            if !iptables::has_legacy_table(part.family, "filter") {
+                continue;
+            }
+            match iptables::save(Flavour::Legacy, part.family).await {
+                Ok(saved) => remarks.extend(legacy_remark(&saved, part, self.mode)),
+                Err(Failure::Missing(_)) => remarks.push(unseen(part)),
+                Err(Failure::Said(..) | Failure::Run(..)) => {}
             }
         }
         self.legacy = Some((Instant::now(), remarks.clone()));
@@ -125,13 +129,19 @@ impl Around {
 
 /// Removes flannel's rules unless it runs; what is left, as sentences.
 async fn remove_flannels() -> Vec<String> {
-    if let Ok(Some(agent)) = cleanup::running_agent()
+    // A walk over all processes only where flannel can have left anything.
+    let none = tables().await.is_ok_and(|tables| !tables.iter().any(Table::is_flannels));
+    if none && !iptables::has_tables().await {
+        return Vec::new();
+    }
+    if let Ok(Ok(Some(agent))) = tokio::task::spawn_blocking(cleanup::running_agent).await
         && agent.starts_with("flanneld")
     {
         return vec![format!("{agent} runs beside weft: its rules stay; stop it")];
     }
     let (mut gone, mut left) = (Vec::new(), Vec::new());
-    match nft::remove_flannels() {
+    let tables = tokio::task::spawn_blocking(nft::remove_flannels).await;
+    match tables.unwrap_or_else(|error| Err(io::Error::other(error))) {
         Ok(tables) => gone.extend(tables),
         Err(error) if nft::lacks(&error) => {}
         Err(error) => left.push(format!("flannel's tables of nftables are still there: {error}")),
@@ -222,9 +232,27 @@ fn cut_off(program: &str) -> String {
     )
 }
 
+/// As in a container without programs.
+fn unseen(part: &FamilyRules) -> String {
+    let program = legacy(part);
+    format!(
+        "FORWARD of {program} may drop pods and cannot be looked at from here; see on the node: {program} -S FORWARD; if it drops, run: {}",
+        inserts(part)
+    )
+}
+
+fn inserts(part: &FamilyRules) -> String {
+    let insert = |accept: &String| format!("{} -I FORWARD {accept}", legacy(part));
+    render::accepts(part).iter().map(insert).collect::<Vec<_>>().join(" && ")
+}
+
+fn legacy(part: &FamilyRules) -> &'static str {
+    if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" }
+}
+
 /// What FORWARD of iptables-legacy does to pods, if they are not let through.
 fn legacy_remark(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<String> {
-    let program = if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" };
+    let program = legacy(part);
     let rules = &saved.table("filter")?.get("FORWARD")?.rules;
     if let Closing::Will(_) = saved.forward_closing() {
         return Some(cut_off(program));
@@ -235,10 +263,9 @@ fn legacy_remark(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<String
     if mode == Mode::Iptables || known || !saved.forward_drops() {
         return None;
     }
-    let insert: Vec<String> = wanted.iter().map(|accept| format!("{program} -I FORWARD {accept}")).collect();
     Some(format!(
         "chain FORWARD of {program} drops packets of pods; run: {}, or give --firewall=iptables",
-        insert.join(" && ")
+        inserts(part)
     ))
 }
 

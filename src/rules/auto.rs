@@ -4,8 +4,6 @@
 //!
 //! It matters because an accept in one does not undo a drop in the other, and because iptables needs programs.
 
-mod tables;
-
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -15,6 +13,7 @@ use weft_subnet::cidr::Family;
 
 use super::{Choice, around};
 use crate::kernel::iptables::{self, Saved};
+use crate::kernel::nft::tables::{Table, tables};
 
 /// kube-proxy's table in its nftables mode.
 const KUBE_TABLE: &str = "kube-proxy";
@@ -50,7 +49,7 @@ pub enum KubeProxy {
 /// What the node uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Programs of iptables are there, and one reads its tables.
+    /// Programs of iptables are there, and what they read can be read.
     pub iptables: bool,
     /// The kernel has nftables.
     pub nftables: bool,
@@ -171,7 +170,7 @@ impl Chosen {
         while !self.settled {
             tokio::time::sleep(every).await;
             // A look at everything runs programs: only when tables came or went, and now and then.
-            let now = Tables::now();
+            let now = Tables::now().await;
             if seen.as_ref() == Some(&now) && Instant::now() < next {
                 continue;
             }
@@ -199,13 +198,11 @@ impl Chosen {
 
 /// What costs next to nothing to look at: which tables there are, of nftables and of iptables-legacy.
 #[derive(Debug, PartialEq, Eq)]
-struct Tables(Vec<String>);
+struct Tables(Vec<Table>, [String; 2]);
 
 impl Tables {
-    fn now() -> Tables {
-        let mut names = tables::tables().unwrap_or_default();
-        names.extend([Family::V4, Family::V6].map(iptables::legacy_tables));
-        Tables(names)
+    async fn now() -> Tables {
+        Tables(tables().await.unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
     }
 }
 
@@ -219,16 +216,16 @@ fn say(mode: Mode, why: &str) {
 
 async fn look() -> Snapshot {
     let mut node = Snapshot::default();
-    match tables::tables() {
+    match tables().await {
         Ok(tables) => {
             node.nftables = true;
-            if tables.iter().any(|name| name == KUBE_TABLE) {
+            if tables.iter().any(|table| table.name == KUBE_TABLE) {
                 node.kube_proxy = KubeProxy::Nftables;
             }
         }
         Err(error) => debug!("tables of nftables cannot be listed: {error}"),
     }
-    for flavour in iptables::installed().await {
+    for flavour in iptables::installed() {
         for family in [Family::V4, Family::V6] {
             match iptables::save(flavour, family).await {
                 Ok(saved) => node.add(&saved),

@@ -108,6 +108,13 @@ impl Source for EtcdStore {
         format!("etcd {} {}", self.pool.urls(), self.keys.prefix())
     }
 
+    fn identity(&self) -> Local<'_, Option<String>> {
+        let mut urls: Vec<String> = self.pool.urls().split(',').map(str::to_owned).collect();
+        urls.sort_unstable();
+        let text = format!("etcd {} {}", urls.join(","), self.keys.prefix());
+        Box::pin(async move { Some(text) })
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities { expires: true, fenced: true, assigned: false }
     }

@@ -154,6 +154,13 @@ impl Source for KubeStore {
         format!("kubernetes {}", self.api.describe())
     }
 
+    fn identity(&self) -> Local<'_, Option<String>> {
+        Box::pin(async {
+            let node = if let Who::Node(name) = &self.who { name } else { "" };
+            Some(format!("{} {} {node}", self.api.identity().await?, self.prefix.name("")))
+        })
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities { expires: false, fenced: true, assigned: true }
     }

@@ -5,6 +5,7 @@
 //! The stores themselves stand behind the features `etcd`, `dir` and `kube`, all behind [`source::Source`].
 
 pub mod attrs;
+pub mod cache;
 pub mod cidr;
 pub mod env;
 pub mod hold;

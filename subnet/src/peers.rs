@@ -18,6 +18,7 @@ use claims::{Claims, Slot};
 
 mod claims;
 mod judge;
+mod pages;
 
 /// Against what leases are judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,34 +4,60 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
 
-use crate::source::random;
+use crate::source::{Event, random};
 
 const FIRST: Duration = Duration::from_millis(100);
 const MAX: Duration = Duration::from_secs(5);
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The failures of a watch since it worked last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Trouble {
+    /// The longest wait.
+    max: Duration,
     failures: usize,
     said: Option<Instant>,
     delay: Option<Duration>,
 }
 
+impl Default for Trouble {
+    fn default() -> Trouble {
+        Trouble::new(MAX)
+    }
+}
+
 impl Trouble {
+    /// None yet; waits at most so long.
+    pub(crate) fn new(max: Duration) -> Trouble {
+        Trouble { max, failures: 0, said: None, delay: None }
+    }
+
     /// It works again.
     pub(crate) fn over(&mut self) {
-        *self = Trouble::default();
+        *self = Trouble::new(self.max);
+    }
+
+    /// One more failure: says it when it is due, and waits. False = nobody listens.
+    pub(crate) async fn pause(&mut self, error: &dyn Error, endpoints: usize, out: &mpsc::Sender<Event>) -> bool {
+        let (say, delay) = self.more(endpoints);
+        let text = chain(error);
+        tracing::debug!(error = %text, "the watch broke");
+        if say && out.send(Event::Trouble(text)).await.is_err() {
+            return false;
+        }
+        sleep(delay).await;
+        true
     }
 
     /// One more failure: whether to say it (the first time, then once a minute), and how long to wait. One endpoint of several
     /// that fails is no trouble as long as the next one answers: the first `endpoints - 1` failures are not said.
-    pub(crate) fn more(&mut self, endpoints: usize) -> (bool, Duration) {
+    fn more(&mut self, endpoints: usize) -> (bool, Duration) {
         self.failures += 1;
         let delay = self.delay.unwrap_or(FIRST);
-        self.delay = Some((delay * 2).min(MAX));
+        self.delay = Some((delay * 2).min(self.max));
         let say = self.failures >= endpoints && self.said.is_none_or(|at| at.elapsed() >= SAY_EVERY);
         if say {
             self.said = Some(Instant::now());

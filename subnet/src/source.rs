@@ -139,6 +139,11 @@ pub enum Event {
 pub trait Source {
     /// For people: `etcd http://127.0.0.1:2379 /coreos.com/network`, `dir /var/lib/weft`.
     fn describe(&self) -> String;
+    /// What tells this store from others without asking it: two with the same words may be taken for one. `None`: its leases
+    /// need not be saved.
+    fn identity(&self) -> Local<'_, Option<String>> {
+        Box::pin(async { None })
+    }
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
     /// The raw JSON of net-conf. `Missing` when there is none.

@@ -19,6 +19,27 @@ mod server;
 #[path = "kube/watch.rs"]
 mod watch;
 
+use serde_json::json;
+use weft_subnet::source::Source;
+
+impl contract::Place for server::Cluster {
+    fn open_for(&self, last: u8) -> Box<dyn Source> {
+        Box::new(self.store(last))
+    }
+
+    async fn put(&self, name: &str, value: &str) {
+        let Some(key) = name.strip_prefix("subnets/") else {
+            return std::fs::write(self.conf.path().join("net-conf.json"), value).unwrap();
+        };
+        let name = format!("{}-{}", self.name, key.replace('/', "-"));
+        let annotations =
+            json!({self.annotation("kube-subnet-manager"): "true", self.annotation("backend-data"): value});
+        let cidr = key.replacen("-24", "/24", 1);
+        let cidrs: &[&str] = if key.contains("-24") { &[&cidr] } else { &[] };
+        self.create_as(&name, cidrs, annotations).await;
+    }
+}
+
 macro_rules! contract {
     ($($name:ident),* $(,)?) => {
         mod in_kube {

@@ -14,6 +14,18 @@ use crate::site::command;
 /// # Errors
 /// When a binary cannot be asked for its version.
 pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
+    let mut about = of(&options.weft, options.flanneld.as_deref())?;
+    let etcd = command("etcd", &["--version"])?.lines().next().unwrap_or_default().trim().to_owned();
+    let at = about.iter().position(|(name, _)| name == "date").unwrap_or(about.len());
+    about.insert(at, ("etcd".to_owned(), etcd));
+    Ok(about)
+}
+
+/// The same for these programs, without a store.
+///
+/// # Errors
+/// As [`machine`].
+pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, String)>> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
     let field = |name: &str| cpuinfo.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, v)| v.trim()));
     let cpu = field("model name").or(field("CPU implementer")).unwrap_or("unknown").to_owned();
@@ -22,16 +34,15 @@ pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
     let kb: Option<f64> = meminfo.lines().next().and_then(|l| l.split_whitespace().nth(1)?.parse().ok());
     let memory = kb.map_or_else(|| "unknown memory".to_owned(), |kb| format!("{:.0} GB", kb / 1024.0 / 1024.0));
     let first = |text: String| text.lines().next().unwrap_or_default().trim().to_owned();
-    let weft = options.weft.to_string_lossy();
+    let weft = weft.to_string_lossy();
     let mut about = vec![
         ("machine".to_owned(), format!("{cpus} x {cpu}, {memory}")),
         ("kernel".to_owned(), first(command("uname", &["-srm"])?)),
         ("load at the start".to_owned(), load()),
         ("weft".to_owned(), first(command(&weft, &["version"])?)),
-        ("etcd".to_owned(), first(command("etcd", &["--version"])?)),
         ("date".to_owned(), first(command("date", &["-u", "+%Y-%m-%d"])?)),
     ];
-    if let Some(path) = &options.flanneld {
+    if let Some(path) = flanneld_path {
         about.push(("flanneld".to_owned(), flanneld(path)?));
     }
     Ok(about)

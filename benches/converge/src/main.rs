@@ -7,6 +7,7 @@
 mod about;
 mod docs;
 mod floor;
+mod kube;
 mod measure;
 mod options;
 mod peers;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Run(options) => run(&options).map(|()| true),
         Task::Shape(options) => shape::run(&options),
+        Task::Kube(options) => kube::run(&options).map(|()| true),
         Task::Docs { out, docs, readme } => docs::write(&out, &docs, &readme).map(|()| true),
     };
     match done {

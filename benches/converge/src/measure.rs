@@ -96,6 +96,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("memory, peak", "MB"),
     ("CPU idle", "%"),
     ("CPU, 100 renewals/s", "%"),
+    ("CPU for a status update of another node", "ms"),
 ];
 
 impl Run {

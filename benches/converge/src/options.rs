@@ -19,6 +19,8 @@ pub struct Cli {
 pub enum Task {
     /// Measure; table on the terminal, JSON and plots into a directory
     Run(Options),
+    /// The same over the Node objects of a real API server
+    Kube(KubeOptions),
     /// At most 60 s: fails when a cost has the wrong shape, never on time
     Shape(ShapeOptions),
     /// Write the last run's table and plots as documents
@@ -106,6 +108,32 @@ impl Options {
         };
         self.backends.iter().flat_map(|backend| sizes(*backend).into_iter().map(|n| (*backend, n))).collect()
     }
+}
+
+/// What is measured over Node objects.
+#[derive(Debug, Clone, clap::Args)]
+pub struct KubeOptions {
+    /// weft's binary
+    #[arg(long, env = "WEFT_BIN", value_name = "FILE")]
+    pub weft: PathBuf,
+    /// flanneld's binary; without it there are no figures of flanneld
+    #[arg(long, env = "FLANNELD", value_name = "FILE")]
+    pub flanneld: Option<PathBuf>,
+    /// Where kube-apiserver and etcd are (tools/kube-binaries)
+    #[arg(long, value_name = "DIR")]
+    pub binaries: PathBuf,
+    /// Nodes
+    #[arg(long, default_value_t = 5000)]
+    pub nodes: usize,
+    /// Cold starts of weft: the median counts
+    #[arg(long, default_value_t = 3)]
+    pub repeat: usize,
+    /// Seconds after which a start is cut
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub limit: u64,
+    /// Where the results go
+    #[arg(long, default_value = "target/bench", value_name = "DIR")]
+    pub out: PathBuf,
 }
 
 /// What the shape is measured on.

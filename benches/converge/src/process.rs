@@ -42,11 +42,14 @@ impl Program {
             Program::Weft(path, flags) => {
                 command.arg(path).arg("agent").arg(format!("--socket={}", dir.join("weft.sock").display()));
                 // Rows that remove many peers measure the removal, not the grace time before it.
-                command.arg("--hold-removals=0").args(flags);
+                command
+                    .arg("--hold-removals=0")
+                    .arg(format!("--state-dir={}", dir.join("state").display()))
+                    .args(flags);
             }
             Program::Flanneld(path) => drop(command.arg(path)),
         }
-        command.arg("--iface=eth0").arg(format!("--etcd-endpoints={}", url()));
+        command.arg("--iface=eth0");
         command.arg(format!("--subnet-file={}", dir.join("subnet.env").display()));
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("NOTIFY_SOCKET", dir.join("notify"));
         command
@@ -70,6 +73,17 @@ impl Agent {
     /// # Errors
     /// When it cannot be started.
     pub fn start(program: &Program, node: &Node, dir: &Path) -> Result<Agent> {
+        let url = format!("--etcd-endpoints={}", url());
+        Agent::start_with(program, node, dir, |command| {
+            command.arg(url);
+        })
+    }
+
+    /// The same with another store: what leads to it is added to the command.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_with(program: &Program, node: &Node, dir: &Path, store: impl FnOnce(&mut Command)) -> Result<Agent> {
         let dir = dir.join(program.name());
         fs::create_dir_all(&dir).context("create a directory")?;
         let (socket, log) = (dir.join("notify"), dir.join("log"));
@@ -78,6 +92,7 @@ impl Agent {
         let notify = UnixDatagram::bind(&socket).context("bind the notify socket")?;
         let file = fs::File::options().create(true).append(true).open(&log).context("open a log")?;
         let mut command = program.command(&dir);
+        store(&mut command);
         command.stdin(Stdio::null()).stdout(file.try_clone().context("open a log")?).stderr(file);
         let (started, child) = node.run(move || (Instant::now(), command.spawn()))?;
         let child = child.with_context(|| format!("start {}", program.name()))?;

@@ -43,6 +43,7 @@ pub fn add(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
     };
     let wired = desired(plan, ipam).and_then(|success| {
         wire(plan, &mut host, &mut pair, &netns, &success)?;
+        forward(&success.ips);
         Ok(render(plan, &pair, success))
     });
     // A pod that an earlier call wired may live: it keeps what it has.
@@ -274,6 +275,20 @@ fn known_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Result<(
 /// A link without IPv6 takes no IPv6 address: EACCES, and as a route's EINVAL or ENODEV before Linux 5.
 fn disabled(refused: &Refused) -> bool {
     matches!(refused.errno, Errno::EACCES | Errno::EPERM)
+}
+
+/// The node forwards what its pods send, as after the plugins bridge and ptp; an agent in a container cannot see to that.
+fn forward(ips: &[Ip]) {
+    for (ipv6, file) in [(false, "net/ipv4/ip_forward"), (true, "net/ipv6/conf/all/forwarding")] {
+        let file = format!("/proc/sys/{file}");
+        if !ips.iter().any(|ip| ip.address.addr().is_ipv6() == ipv6) {
+            continue;
+        }
+        let done = fs::read(&file).and_then(|value| if value == b"0\n" { fs::write(&file, "1") } else { Ok(()) });
+        if let Err(error) = done {
+            note!("weft-veth: write {file}: {error}");
+        }
+    }
 }
 
 /// For a node or a sandbox where `disable_ipv6` is the default, but the network has IPv6.

@@ -10,9 +10,9 @@ use crate::site::{Answer, PLUGINS, Site, run};
 
 pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
     crate::site::on_a_node(|site| {
-        // As the agent leaves them.
-        fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
-        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+        // The plugin sees to it, as bridge and ptp do: the agent may be in a container, where it cannot.
+        fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
+        fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "0").unwrap();
         // A node has an address of its own, from which it speaks to its pods.
         site.ip("addr add 198.51.100.1/32 dev lo");
         site.ip("addr add 2001:db8:1::1/128 dev lo nodad");

@@ -6,11 +6,13 @@ use std::io;
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::unistd::{AccessFlags, access};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use weft_subnet::cidr::Family;
 
 use super::saved::Saved;
+use crate::kernel::nft::tables::tables;
 use crate::rules::Trouble;
 
 /// For one program. It waits [`LOCK`] of it for others that write.
@@ -113,28 +115,32 @@ fn remedy(text: &str) -> &'static str {
     }
 }
 
-/// The first flavour whose programs are there: the two that say what they are, else the plain one.
-pub async fn installed() -> Vec<Flavour> {
+/// The flavours whose programs are in PATH: the two that say what they are, else the plain one. Whether they work is seen when they run.
+pub fn installed() -> Vec<Flavour> {
     let mut found = Vec::new();
     for flavour in Flavour::ALL {
         // The plain one is one of the others, when they are there.
         if flavour == Flavour::Plain && !found.is_empty() {
             break;
         }
-        let program = flavour.program(Family::V4, "restore");
-        if run(&program, &["--version"], None).await.is_ok() {
+        if is_in_path(&flavour.program(Family::V4, "restore")) {
             found.push(flavour);
         }
     }
     found
 }
 
-/// What is in the kernel.
+fn is_in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    std::env::split_paths(&path).any(|dir| access(&dir.join(program), AccessFlags::X_OK).is_ok())
+}
+
+/// What is in the kernel. No program runs where the kernel says that there is nothing.
 pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, Failure> {
-    if flavour == Flavour::Legacy && no_legacy_tables(family) {
-        return Ok(Saved::default());
-    }
     let program = flavour.program(family, "save");
+    if has_no_tables(flavour, family).await {
+        return if is_in_path(&program) { Ok(Saved::default()) } else { Err(Failure::Missing(program)) };
+    }
     let text = run(&program, &[], None).await?;
     // kube-proxy may have a hundred thousand lines there: the loop does not wait for the reading of them.
     let parsed = tokio::task::spawn_blocking(move || Saved::parse(&text)).await;
@@ -147,8 +153,21 @@ pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(),
     run(&program, &["--noflush", "-w", LOCK], Some(text)).await.map(drop)
 }
 
-fn no_legacy_tables(family: Family) -> bool {
-    legacy_tables(family).trim().is_empty()
+/// Whether iptables of any flavour or family has a table.
+pub async fn has_tables() -> bool {
+    !has_no_tables(Flavour::Plain, Family::V4).await || !has_no_tables(Flavour::Plain, Family::V6).await
+}
+
+async fn has_no_tables(flavour: Flavour, family: Family) -> bool {
+    let legacy = legacy_tables(family).trim().is_empty();
+    match flavour {
+        Flavour::Legacy => legacy,
+        Flavour::Plain if !legacy => false,
+        // Where nftables cannot be asked, the program says why.
+        Flavour::Plain | Flavour::Nft => {
+            tables().await.is_ok_and(|tables| !tables.iter().any(|table| table.is_of_iptables(family)))
+        }
+    }
 }
 
 /// Whether this namespace has that table of iptables-legacy. Makes none by looking.

@@ -13,11 +13,11 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
-use crate::retry::{RECOVERED, Trouble, chain};
+use crate::retry::{RECOVERED, Trouble};
 use crate::source::{Error, Event};
 
 use super::DirStore;
@@ -134,11 +134,9 @@ async fn follow(store: &DirStore, out: &mpsc::Sender<Event>) {
         if began.elapsed() > RECOVERED {
             trouble.over();
         }
-        let (say, delay) = trouble.more(1);
-        if say && out.send(Event::Trouble(chain(&error))).await.is_err() {
+        if !trouble.pause(&error, 1, out).await {
             return;
         }
-        sleep(delay).await;
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::lease::{Id, Record};
-use crate::retry::{Trouble, chain};
+use crate::retry::Trouble;
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
@@ -72,13 +72,9 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                 End::Broken { what, fault } => unavailable(&what, store.pool.url(), fault),
             },
         };
-        let (say, delay) = trouble.more(store.pool.len());
-        let text = chain(&error);
-        tracing::debug!(error = %text, "the watch broke");
-        if say && out.send(Event::Trouble(text)).await.is_err() {
+        if !trouble.pause(&error, store.pool.len(), out).await {
             return;
         }
-        sleep(delay).await;
     }
 }
 

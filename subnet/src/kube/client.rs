@@ -17,11 +17,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use crate::retry::chain;
 use crate::source::Error;
 
 /// How long one call may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// After a boot nobody answers at the address of a Service until kube-proxy has written its rules: the start goes on with saved
+/// peers then, and every second counts.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A body that is read as it comes.
 pub(super) type Stream = Pin<Box<dyn AsyncBufRead>>;
@@ -65,16 +68,7 @@ fn explain(error: &kube::Error) -> String {
         kube::Error::HyperError(inner) => inner,
         other => other,
     };
-    let mut text = first.to_string();
-    let mut cause = first.source();
-    while let Some(inner) = cause {
-        let more = inner.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = inner.source();
-    }
-    text
+    chain(first)
 }
 
 /// Where the API is, and who we are to it.
@@ -107,6 +101,13 @@ impl Api {
             (None, Some(file), _) => file.display().to_string(),
             (None, None, None) => "in-cluster".to_owned(),
         }
+    }
+
+    /// What tells this cluster from others: its URL and its CA. `None` while credentials cannot be read.
+    pub(super) async fn identity(&self) -> Option<String> {
+        let config = self.config().await.ok()?;
+        let ca = crc32fast::hash(&config.root_cert.unwrap_or_default().concat());
+        Some(format!("kubernetes {} ca {ca:08x}", config.cluster_url))
     }
 
     /// The next call makes a new client.
@@ -201,9 +202,4 @@ fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
     // Names of nodes are DNS names; whatever else stands there makes a path that does not exist.
     *request.uri_mut() = path.parse().unwrap_or_default();
     request
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let cause = error.source().map(|cause| format!(": {}", chain(cause))).unwrap_or_default();
-    format!("{error}{cause}")
 }

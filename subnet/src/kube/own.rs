@@ -303,6 +303,7 @@ impl KubeStore {
             "lastHeartbeatTime": now, "lastTransitionTime": now,
         });
         // Merged by type: the other conditions are the kubelet's.
-        self.write(name, &json!({ "status": { "conditions": [condition] } })).await.map(|_| ())
+        let written = self.write(name, &json!({ "status": { "conditions": [condition] } })).await?;
+        written.map(drop).ok_or_else(|| self.contended(name))
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lease::{Id, Record};
+use crate::retry::Trouble;
 use crate::source::{Event, random};
 
 use super::client::{Fault, Stream};
@@ -29,10 +30,16 @@ const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// A watch that ends sooner, having said nothing, was a failure.
 const SHORT: Duration = Duration::from_secs(1);
 const WORD_EVERY: Duration = Duration::from_secs(5);
-const SAY_EVERY: Duration = Duration::from_secs(60);
-const RETRY_FIRST: Duration = Duration::from_millis(200);
+/// The longest wait after a failure: thousands of agents must not keep a server down that comes back.
 const RETRY_MAX: Duration = Duration::from_secs(10);
+/// A server that ends takes the watches of all nodes along: they come back spread over this.
+const AGAIN_WITHIN: Duration = Duration::from_secs(1);
+/// Every node of the cluster hears at once that its version is forgotten: lists begin spread over this.
+const RELIST_WITHIN: Duration = Duration::from_secs(1);
+/// A server without streaming lists is asked for one again after this time: it may be a newer one by then, or its fault over.
+const PAGED_FOR: Duration = Duration::from_secs(600);
 
+const UNAUTHORIZED: u16 = 401;
 const GONE: u16 = 410;
 /// Marks the bookmark behind the last node of a streaming list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
@@ -58,34 +65,37 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
         out,
         known: BTreeMap::new(),
         at: None,
-        streaming: true,
+        paged: None,
         reset: false,
         word: None,
         verify: false,
-        retry: RETRY_FIRST,
-        said: None,
+        trouble: Trouble::new(RETRY_MAX),
     };
     loop {
         let began = Instant::now();
         let (what, fault) = match watch.session().await {
             End::Closed => return,
             End::Paged => {
-                watch.streaming = false;
+                watch.paged = Some(Instant::now());
                 continue;
             }
-            End::Over if began.elapsed() >= SHORT => continue,
+            End::Over if began.elapsed() >= SHORT => {
+                sleep(spread(AGAIN_WITHIN)).await;
+                continue;
+            }
             End::Over => ("watch nodes", Fault::Stream("the server closed the watch at once".to_owned())),
             End::Relist => {
                 tracing::info!("the API server has forgotten our version of the nodes: listing again");
                 watch.at = None;
-                // Every node of the cluster hears this at once.
-                sleep(spread(RETRY_FIRST * 5)).await;
+                sleep(spread(RELIST_WITHIN)).await;
                 continue;
             }
             End::Broken(what, fault) => (what, fault),
         };
         watch.verify = true;
-        if !watch.trouble(what, fault).await {
+        sleep(spread(AGAIN_WITHIN)).await;
+        let error = store.api.error(what, fault);
+        if !watch.trouble.pause(&error, 1, out).await {
             return;
         }
     }
@@ -98,32 +108,20 @@ struct Watch<'a> {
     known: BTreeMap<Id, Record>,
     /// The version up to which everything was reported.
     at: Option<String>,
-    /// The server has streaming lists, as far as we know.
-    streaming: bool,
+    /// When the server was seen to have no streaming lists.
+    paged: Option<Instant>,
     /// The next list is another store's.
     reset: bool,
     word: Option<Instant>,
     /// The connection broke: is this still the store that we know?
     verify: bool,
-    retry: Duration,
-    said: Option<Instant>,
+    trouble: Trouble,
 }
 
 impl Watch<'_> {
-    /// Says that the server does not answer and waits. False = nobody listens.
-    async fn trouble(&mut self, what: &str, fault: Fault) -> bool {
-        let error = self.store.api.error(what, fault);
-        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        tracing::debug!(error = %format_args!("{error}{cause}"), "the watch broke");
-        if self.said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
-            self.said = Some(Instant::now());
-            if self.out.send(Event::Trouble(format!("{error}{cause}"))).await.is_err() {
-                return false;
-            }
-        }
-        sleep(self.retry / 2 + spread(self.retry / 2)).await;
-        self.retry = (self.retry * 2).min(RETRY_MAX);
-        true
+    /// Lists are asked for as a stream, as far as we know.
+    fn streaming(&self) -> bool {
+        self.paged.is_none_or(|at| at.elapsed() >= PAGED_FOR)
     }
 
     /// A store that was wiped or restored has a shorter history, or another Node of our name. A watch from a version that
@@ -148,7 +146,7 @@ impl Watch<'_> {
             return End::Broken("list nodes", fault);
         }
         if self.at.is_none()
-            && !self.streaming
+            && !self.streaming()
             && let Err(end) = self.paged().await
         {
             return end;
@@ -174,7 +172,7 @@ impl Watch<'_> {
             return End::Relist;
         }
         // How servers say that they have no streaming lists: too old, switched off, or an etcd that is too old (500).
-        if self.at.is_none() && self.streaming && matches!(fault.code(), 400 | 422 | 500) {
+        if self.at.is_none() && self.streaming() && matches!(fault.code(), 400 | 422 | 500) {
             tracing::debug!(%fault, "no streaming lists here");
             return End::Paged;
         }
@@ -204,19 +202,14 @@ impl Watch<'_> {
         let all = records.values().cloned().collect();
         self.known = records;
         self.at = Some(version);
-        self.well();
+        self.trouble.over();
         let reset = std::mem::take(&mut self.reset);
         self.out.send(Event::Snapshot { records: all, reset }).await.map_err(|_| End::Closed)
     }
 
-    /// The server answers.
-    fn well(&mut self) {
-        (self.retry, self.said) = (RETRY_FIRST, None);
-    }
-
     /// Tells that the server lives, but not with each of a thousand heartbeats.
     async fn word(&mut self) -> Result<(), End> {
-        self.well();
+        self.trouble.over();
         if self.word.is_some_and(|at| at.elapsed() < WORD_EVERY) {
             return Ok(());
         }
@@ -249,6 +242,8 @@ impl Watch<'_> {
                             return end;
                         }
                     }
+                    // It lives: it is busy, or tells its version to nobody.
+                    Err(fault) if fault.code() != 0 && fault.code() != UNAUTHORIZED => {}
                     Err(fault) => return End::Broken("watch nodes", fault),
                 },
             }

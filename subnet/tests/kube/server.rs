@@ -2,6 +2,9 @@
 //! A real API server with its etcd on loopback ports, no kubelet. Ends with the test process, however that ends, and leaves
 //! no file behind: a shell holds it and reads from a pipe of ours.
 
+// Each test program uses a part of it.
+#![allow(dead_code)]
+
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -17,9 +20,6 @@ use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
-use weft_subnet::source::Source;
-
-use super::contract::Place;
 
 /// The version that tools/kube-binaries builds.
 const VERSION: &str = include_str!("../../../tools/kube-version");
@@ -83,9 +83,9 @@ fn openssl(dir: &Path, command: &str) {
     assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// A CA, a certificate for 127.0.0.1, the key of service accounts, and who may come in.
+/// A CA, a certificate for 127.0.0.1 and the fabric of labs, the key of service accounts, and who may come in.
 fn credentials(dir: &Path) {
-    std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1\n").unwrap();
+    std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1,IP:192.168.77.1\n").unwrap();
     let ec = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     openssl(dir, &format!("req -x509 {ec} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
     openssl(dir, &format!("req {ec} -keyout api.key -out api.csr -subj /CN=api"));
@@ -159,6 +159,16 @@ impl Server {
         let mut answer = String::new();
         holder.answers.read_line(&mut answer).unwrap();
         assert_eq!(answer, "done\n");
+    }
+
+    /// On 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What signed its certificate.
+    pub fn ca(&self) -> PathBuf {
+        self.dir.join("ca.pem")
     }
 
     pub fn url(&self) -> String {
@@ -243,7 +253,7 @@ async fn call(client: &Client, method: Method, path: &str, body: &Value) -> Resu
 pub struct Cluster {
     pub server: Arc<Server>,
     pub name: String,
-    conf: tempfile::TempDir,
+    pub conf: tempfile::TempDir,
     client: Client,
 }
 
@@ -301,13 +311,21 @@ impl Cluster {
     }
 
     pub async fn delete(&self, last: u8) {
-        let path = format!("/api/v1/nodes/{}", self.node(last));
-        call(&self.client, Method::DELETE, &path, &json!({})).await.unwrap();
+        self.delete_as(&self.node(last)).await;
     }
 
-    /// Any object.
-    pub async fn post(&self, path: &str, object: &Value) {
-        call(&self.client, Method::POST, path, object).await.unwrap();
+    pub async fn delete_as(&self, name: &str) {
+        self.remove(&format!("/api/v1/nodes/{name}")).await;
+    }
+
+    /// Any object, as the server then has it.
+    pub async fn post(&self, path: &str, object: &Value) -> Value {
+        call(&self.client, Method::POST, path, object).await.unwrap()
+    }
+
+    /// Deletes any object.
+    pub async fn remove(&self, path: &str) {
+        call(&self.client, Method::DELETE, path, &json!({})).await.unwrap();
     }
 
     pub async fn read(&self, last: u8) -> Value {
@@ -325,23 +343,5 @@ impl Cluster {
     pub async fn annotate(&self, last: u8, end: &str, value: &Value) {
         let name = self.annotation(end);
         self.patch(last, &json!({"metadata": {"annotations": {name: value}}})).await;
-    }
-}
-
-impl Place for Cluster {
-    fn open_for(&self, last: u8) -> Box<dyn Source> {
-        Box::new(self.store(last))
-    }
-
-    async fn put(&self, name: &str, value: &str) {
-        let Some(key) = name.strip_prefix("subnets/") else {
-            return std::fs::write(self.conf.path().join("net-conf.json"), value).unwrap();
-        };
-        let name = format!("{}-{}", self.name, key.replace('/', "-"));
-        let annotations =
-            json!({self.annotation("kube-subnet-manager"): "true", self.annotation("backend-data"): value});
-        let cidr = key.replacen("-24", "/24", 1);
-        let cidrs: &[&str] = if key.contains("-24") { &[&cidr] } else { &[] };
-        self.create_as(&name, cidrs, annotations).await;
     }
 }

@@ -195,6 +195,32 @@ async fn paged_lists_where_there_is_no_streaming() {
     lists_and_resumes(&cluster).await;
 }
 
+/// A server that answers from its cache gives all nodes at once, whatever was asked for: only one without a cache has pages.
+#[tokio::test]
+async fn every_page_is_read() {
+    let cluster = Cluster::new(Server::private("--feature-gates=WatchList=false --watch-cache=false").await).await;
+    let leases = |number: usize| number % 100 == 1;
+    for first in (0..1200).step_by(50) {
+        futures_util::future::join_all((first..first + 50).map(|number| {
+            let (name, cidr) = (format!("n{number:04}"), format!("10.5.{}.0/24", number / 100));
+            let managed = json!({cluster.annotation("kube-subnet-manager"): "true"});
+            let annotations = if leases(number) { managed } else { json!({}) };
+            let cluster = &cluster;
+            async move { cluster.create_as(&name, &[&cidr], annotations).await }
+        }))
+        .await;
+    }
+    let wanted: Vec<String> = (0..1200).filter(|n| leases(*n)).map(|n| format!("n{n:04}")).collect();
+    let names = |records: Vec<Record>| records.iter().map(|record| record.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(cluster.store(1).list().await.unwrap()), wanted);
+    watching(&cluster.store(1), |mut events| async move {
+        assert_eq!(names(snapshot(&mut events).await), wanted);
+        cluster.delete_as("n1101").await;
+        assert_eq!(change(&mut events).await, Err("n1101".into()), "the watch begins where the list ends");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn paged_lists_where_etcd_is_too_old() {
     let cluster = Cluster::new(Server::with_old_etcd().await).await;

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rows over Node objects: a real API server with nodes of realistic size, weft and flanneld one after the other on fresh nodes.
+
+mod cluster;
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::measure::{Cell, Run, Who, quantile};
+use crate::options::KubeOptions;
+use crate::peers::Backend;
+use crate::process::{Agent, Program};
+use crate::site::{Node, build, pause};
+use crate::targets::Verdict;
+use crate::watch::Goal;
+use crate::{about, say, table};
+
+use cluster::{Cluster, OWN};
+
+/// Nodes that come one by one.
+const EVENTS: usize = 100;
+/// Status updates of other nodes, and how many of them a second.
+const UPDATES: usize = 1000;
+const RATE: u32 = 100;
+/// Longest wait for one event.
+const EVENT: Duration = Duration::from_secs(10);
+/// Nothing is written for so long: all is done.
+const CALM: Duration = Duration::from_secs(2);
+
+/// Measures, and tells it.
+///
+/// # Errors
+/// When the API server or an agent does not run; a start that takes too long is no error.
+pub fn run(options: &KubeOptions) -> Result<()> {
+    build()?;
+    let mut run = Run { about: about::of(&options.weft, options.flanneld.as_deref())?, ..Run::default() };
+    eprintln!("== {} Node objects", options.nodes);
+    let mut cluster = Cluster::start(&options.binaries)?;
+    let size = cluster.fill(0..options.nodes)?;
+    run.about.push(("a Node object".to_owned(), format!("{:.1} kB of JSON", size as f64 / 1000.0)));
+    let mut bench = Bench { options, cluster, run, nodes: 0 };
+    bench.subject(Who::Weft, &Program::Weft(options.weft.clone(), Vec::new()))?;
+    match &options.flanneld {
+        Some(path) => bench.subject(Who::Flanneld, &Program::Flanneld(path.clone()))?,
+        None => eprintln!("flanneld: skipped: no FLANNELD"),
+    }
+    fs::create_dir_all(&options.out).with_context(|| format!("create {}", options.out.display()))?;
+    let text = serde_json::to_string_pretty(&bench.run).context("write the results")?;
+    let path = options.out.join("results-kube.json");
+    fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    say(&format!("{}\n{}", table::text(&bench.run), table::targets(&targets(&bench.run, options.nodes))));
+    say(&format!("results: {}", path.display()));
+    Ok(())
+}
+
+struct Bench<'a> {
+    options: &'a KubeOptions,
+    cluster: Cluster,
+    run: Run,
+    nodes: usize,
+}
+
+impl Bench<'_> {
+    fn note(&mut self, what: &str, who: Who, cell: Cell) {
+        eprintln!("   {:<9} {what}: {}", format!("{who:?}").to_lowercase(), table::shown(Some(&cell)));
+        self.run.note(("kube", self.options.nodes), what, who, cell);
+    }
+
+    fn limit(&self) -> Duration {
+        Duration::from_secs(self.options.limit)
+    }
+
+    /// From exec to the last peer's entries, and the CPU time of that.
+    fn cold(&mut self, program: &Program) -> Result<(Agent, Node, Option<Duration>, Duration)> {
+        self.nodes += 1;
+        let node = Node::new(&format!("k{}", self.nodes), Backend::Vxlan)?;
+        let (config, conf) = (self.cluster.kubeconfig.clone(), self.cluster.net_conf.clone());
+        node.watch.expect(Goal::Peers(self.options.nodes));
+        let mut agent = Agent::start_with(program, &node, self.cluster.dir.path(), move |command: &mut Command| {
+            command.arg("--kube-subnet-mgr").env("NODE_NAME", OWN);
+            command.arg(format!("--kubeconfig-file={}", config.display()));
+            command.arg(format!("--net-config-path={}", conf.display()));
+        })?;
+        let end = node.watch.wait(self.limit())?;
+        let cpu = agent.cpu()?;
+        agent.check()?;
+        let took = end.map(|end| end - agent.started);
+        Ok((agent, node, took, cpu))
+    }
+
+    fn subject(&mut self, who: Who, program: &Program) -> Result<()> {
+        let repeat = if who == Who::Weft { self.options.repeat.max(1) } else { 1 };
+        let (mut times, mut cpus, mut standing) = (Vec::new(), Vec::new(), None);
+        for _ in 0..repeat {
+            drop(standing.take());
+            let (agent, node, took, cpu) = self.cold(program)?;
+            times.extend(took);
+            cpus.push(cpu);
+            standing = Some((agent, node));
+        }
+        let limit = self.limit();
+        let (agent, node) = standing.context("no start")?;
+        self.note("cold start", who, Cell::time(quantile(&times, 0.5).filter(|_| times.len() == repeat), limit));
+        self.note("cold start, CPU", who, Cell::time(quantile(&cpus, 0.5), limit));
+        if times.len() < repeat {
+            eprintln!("   {}: {}", program.name(), node.watch.counts());
+            return Ok(());
+        }
+        node.watch.quiet(CALM, limit)?;
+        let (now, peak) = agent.memory()?;
+        self.note("memory", who, Cell::Value(now));
+        self.note("memory, peak", who, Cell::Value(peak));
+        self.events(&node, who)?;
+        self.updates(&agent, who)?;
+        agent.stop()?;
+        // The next one finds what this one found.
+        self.cluster.remove(self.options.nodes..self.options.nodes + EVENTS)
+    }
+
+    /// A Node object, complete, from its creation to its route.
+    fn events(&mut self, node: &Node, who: Who) -> Result<()> {
+        let mut times = Vec::new();
+        for number in self.options.nodes..self.options.nodes + EVENTS {
+            node.watch.expect(Goal::Peers(number + 1));
+            let begin = Instant::now();
+            self.cluster.create(number)?;
+            let end = node.watch.wait(EVENT)?.with_context(|| format!("node {number} is not in the kernel"))?;
+            times.push(end - begin);
+        }
+        for (name, part) in [("add p50", 0.5), ("add p99", 0.99)] {
+            self.note(name, who, Cell::time(quantile(&times, part), EVENT));
+        }
+        Ok(())
+    }
+
+    /// What the kubelets of others write all the time and no network cares about.
+    fn updates(&mut self, agent: &Agent, who: Who) -> Result<()> {
+        let begin = Instant::now();
+        let idle = agent.cpu()?;
+        pause(Duration::from_secs(5));
+        let idle = (agent.cpu()? - idle).as_secs_f64() / begin.elapsed().as_secs_f64();
+        let (before, begin) = (agent.cpu()?, Instant::now());
+        self.cluster.heartbeats(self.options.nodes, UPDATES, RATE)?;
+        // The last ones are still on their way.
+        pause(Duration::from_millis(500));
+        let used = (agent.cpu()? - before).as_secs_f64() - idle * begin.elapsed().as_secs_f64();
+        let each = used.max(0.0) * 1e3 / UPDATES as f64;
+        self.note("CPU for a status update of another node", who, Cell::Value(each));
+        Ok(())
+    }
+}
+
+/// The promises.
+fn targets(run: &Run, nodes: usize) -> Vec<Verdict> {
+    let at = ("kube", nodes);
+    let (ours, theirs) = (|what: &str| run.value(at, what, Who::Weft), |what: &str| run.value(at, what, Who::Flanneld));
+    let times = theirs("cold start").zip(ours("cold start")).map(|(theirs, ours)| theirs / ours);
+    let rows = [
+        ("memory, MB", ours("memory"), Some(24.0), false),
+        (
+            "CPU for a status update of another node, ms",
+            ours("CPU for a status update of another node"),
+            Some(0.1),
+            false,
+        ),
+        ("add p50, ms", ours("add p50"), theirs("add p50"), false),
+        ("cold start, times faster than flanneld", times, Some(8.0), true),
+    ];
+    let verdict = |(what, got, bound, at_least): (&str, Option<f64>, Option<f64>, bool)| {
+        Some(Verdict { place: format!("kube {nodes}"), what: what.to_owned(), got: got?, bound: bound?, at_least })
+    };
+    rows.into_iter().filter_map(verdict).collect()
+}

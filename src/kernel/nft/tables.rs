@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which tables of nftables there are, whoever made them.
+
+use std::io;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use weft_subnet::cidr::Family;
+
+use super::table::{self, TABLE_NAME};
+use crate::kernel::socket::Netlink;
+use crate::kernel::wire::{attrs_after, messages, text};
+
+/// NFT_MSG_GETTABLE of the nftables subsystem.
+const GETTABLE: u16 = (10 << 8) | 1;
+/// `struct nfgenmsg` with AF_UNSPEC: all families.
+const ALL_FAMILIES: [u8; 4] = [0; 4];
+/// Tables that iptables-nft makes.
+const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+
+/// Tables that flannel makes, in the families of their names.
+pub const FLANNELS: [&str; 2] = ["flannel-ipv4", "flannel-ipv6"];
+
+/// A table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// `NFPROTO_*`.
+    pub family: u8,
+    /// Its name.
+    pub name: String,
+}
+
+impl Table {
+    /// Whether iptables-nft reads it.
+    pub fn is_of_iptables(&self, family: Family) -> bool {
+        self.family == table::number(family) && IPTABLES.contains(&self.name.as_str())
+    }
+
+    /// Whether flannel made it.
+    pub fn is_flannels(&self) -> bool {
+        FLANNELS.contains(&self.name.as_str())
+    }
+}
+
+/// Of all families, in the kernel's order. Away from the loop: closing the socket takes the kernel milliseconds.
+///
+/// # Errors
+/// When the kernel has no nftables, or refuses.
+pub async fn tables() -> io::Result<Vec<Table>> {
+    tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
+}
+
+fn read() -> io::Result<Vec<Table>> {
+    let mut netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+    let data = netlink.dump(GETTABLE, |w, kind, flags| w.begin(kind, flags, &ALL_FAMILIES))?;
+    let table = |payload: &[u8]| {
+        let (_, name) = attrs_after(payload, ALL_FAMILIES.len()).find(|(kind, _)| *kind == TABLE_NAME)?;
+        Some(Table { family: *payload.first()?, name: text(name).to_owned() })
+    };
+    Ok(messages(&data).filter_map(|m| table(m.payload)).collect())
+}

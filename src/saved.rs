@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The file of last-known-good peers: looked for when the store is away at the start, and written, now and then, while it is not.
+//! It is made in pieces between other work, and stored on another thread: no route waits for a disk.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use weft_subnet::cache::{self, Head, Saved, Writer};
+use weft_subnet::lease::Id;
+use weft_subnet::peers::Peers;
+
+use crate::files;
+use crate::rules;
+
+/// Between two savings, at least.
+const EVERY: Duration = Duration::from_secs(30);
+/// Leases that are written between two looks at the rest of the world: a fraction of a millisecond.
+const SLICE: usize = 128;
+
+/// Where the file of an instance is, and of which store it may be.
+#[derive(Debug, Clone)]
+pub struct Shelf {
+    file: PathBuf,
+    store: String,
+}
+
+impl Shelf {
+    /// Of the instance with this subnet file. `None` where the store needs none, or nobody wants one.
+    pub fn new(state_dir: Option<&Path>, subnet_file: &Path, store: Option<String>) -> Option<Shelf> {
+        Some(Shelf { file: file(state_dir?, subnet_file), store: store? })
+    }
+
+    /// What was saved; the error is a sentence, `Ok(None)`: there is no such file.
+    pub fn read(&self) -> Result<Option<Saved>, String> {
+        let unusable = |error: &dyn std::fmt::Display| format!("saved peers: {}: {error}", self.file.display());
+        match std::fs::read(&self.file) {
+            Ok(text) => cache::read(&text, &self.store).map(Some).map_err(|error| unusable(&error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(unusable(&error)),
+        }
+    }
+
+    /// The file, for people.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The store's identity.
+    pub fn store(&self) -> &str {
+        &self.store
+    }
+}
+
+/// The file of an instance: two agents of one machine have two.
+pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
+    state_dir.join(format!("peers-{:016x}", rules::hash(subnet_file)))
+}
+
+/// Writes the file when it is due.
+#[derive(Debug, Default)]
+pub struct Saver {
+    shelf: Option<Shelf>,
+    /// Something changed since the last saving began.
+    dirty: bool,
+    not_before: Option<Instant>,
+    stage: Stage,
+    /// The last writing failed, and it was said.
+    failing: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Idle,
+    /// Up to this lease.
+    Making(Box<Writer>, Option<Id>),
+    Storing(JoinHandle<()>),
+}
+
+impl Saver {
+    /// Nothing is to be saved yet.
+    pub fn new(shelf: Option<Shelf>) -> Saver {
+        Saver { shelf, ..Saver::default() }
+    }
+
+    /// Peers, net-conf or our own lease are others than those saved.
+    pub fn changed(&mut self) {
+        self.dirty = self.shelf.is_some();
+    }
+
+    /// When to call [`Saver::step`].
+    pub fn next(&self, now: Instant) -> Option<Instant> {
+        match (&self.stage, self.dirty) {
+            (Stage::Making(..), _) => Some(now),
+            (_, true) => Some(self.not_before.unwrap_or(now)),
+            (_, false) => None,
+        }
+    }
+
+    /// Goes on a little. What changes while the leases are written makes it dirty again: each of them stands for itself.
+    pub fn step(&mut self, now: Instant, peers: &Peers, head: impl FnOnce(&Shelf) -> Head) {
+        let Some(shelf) = &self.shelf else { return };
+        self.stage = match std::mem::take(&mut self.stage) {
+            Stage::Storing(task) if !task.is_finished() => {
+                self.not_before = Some(now + Duration::from_secs(1));
+                Stage::Storing(task)
+            }
+            Stage::Idle | Stage::Storing(_) => {
+                if !self.dirty || self.not_before.is_some_and(|at| now < at) {
+                    return;
+                }
+                (self.dirty, self.not_before) = (false, Some(now + EVERY));
+                Writer::new(head(shelf)).map_or(Stage::Idle, |writer| Stage::Making(Box::new(writer), None))
+            }
+            Stage::Making(mut writer, after) => {
+                let mut last = None;
+                for lease in peers.believed_after(after.as_ref()).take(SLICE) {
+                    writer.peer(lease);
+                    last = Some(lease.id.clone());
+                }
+                match last {
+                    Some(id) => Stage::Making(writer, Some(id)),
+                    None => Stage::Storing(store(shelf.file.clone(), *writer, self.failing.clone())),
+                }
+            }
+        };
+    }
+}
+
+fn store(file: PathBuf, writer: Writer, failing: Arc<AtomicBool>) -> JoinHandle<()> {
+    tokio::task::spawn_blocking(move || match files::replace(&file, &writer.finish(), 0o600) {
+        Ok(()) if failing.swap(false, Ordering::Relaxed) => {
+            tracing::info!(file = %file.display(), "peers are saved again");
+        }
+        Ok(()) => tracing::debug!(file = %file.display(), "peers saved"),
+        Err(error) if !failing.swap(true, Ordering::Relaxed) => tracing::warn!(
+            "save peers: write {}: {error}; a start while the store is away will wait for it (--state-dir)",
+            file.display()
+        ),
+        Err(_) => {}
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_subnet::attrs::Attrs;
+    use weft_subnet::cidr::Subnets;
+    use weft_subnet::lease::{Age, Lease, Record};
+    use weft_subnet::peers::Us;
+
+    use super::*;
+
+    fn lease(number: u32) -> Lease {
+        let key = format!("10.{}.{}.0-24", number / 256, number % 256);
+        let attrs = Attrs { public_ip: Some((0xc0a8_0000 + number).into()), ..Attrs::default() };
+        let subnets = Subnets::from_key(&key).unwrap();
+        Lease { id: key.into(), subnets, attrs, age: Age { stamp: 1, tie: "".into() } }
+    }
+
+    fn peers(count: u32) -> Peers {
+        let networks = Subnets::from_key("10.0.0.0-8").unwrap();
+        let mut peers = Peers::new(Us { networks, ..Us::default() });
+        for number in 1..=count {
+            let lease = lease(number);
+            peers.put(Record { id: lease.id.clone(), lease: Ok(lease) });
+        }
+        assert_eq!(peers.len(), count as usize);
+        peers
+    }
+
+    fn head(shelf: &Shelf) -> Head {
+        let (public, chosen) = ((Some([192, 168, 0, 0].into()), None), [None, None]);
+        Head { store: shelf.store().into(), saved: 0, config: "{}".into(), own: lease(0), public, chosen }
+    }
+
+    async fn saved(saver: &mut Saver, now: Instant, peers: &Peers) {
+        while !matches!(saver.stage, Stage::Idle) || saver.dirty {
+            saver.step(now, peers, head);
+            if let Stage::Storing(task) = &mut saver.stage {
+                task.await.unwrap();
+                saver.stage = Stage::Idle;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn all_peers_are_saved_and_not_too_often() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("made/when/missing");
+        let shelf = Shelf::new(Some(&state), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        assert_eq!(saver.next(now), None);
+        assert_eq!(shelf.read(), Ok(None));
+        saver.changed();
+        assert_eq!(saver.next(now), Some(now), "the first time at once");
+        saved(&mut saver, now, &peers(300)).await;
+        assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 300);
+        saver.changed();
+        assert_eq!(saver.next(now), Some(now + EVERY));
+        saver.step(now, &peers(301), head);
+        assert!(matches!(saver.stage, Stage::Idle), "not yet");
+        saved(&mut saver, now + EVERY, &peers(301)).await;
+        assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 301);
+        assert_eq!(saver.next(now), None, "nothing new");
+        std::fs::write(shelf.file(), "damaged").unwrap();
+        let reason = shelf.read().unwrap_err();
+        assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_written_costs_nothing_but_a_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let shelf = Shelf::new(Some(&file), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        saver.changed();
+        saved(&mut saver, now, &peers(1)).await;
+        assert!(saver.failing.load(Ordering::Relaxed));
+        assert!(Shelf::new(None, Path::new("x"), Some("etcd x".into())).is_none());
+        assert!(Shelf::new(Some(&file), Path::new("x"), None).is_none(), "a store that needs none");
+        let mut off = Saver::new(None);
+        off.changed();
+        assert_eq!(off.next(now), None);
+    }
+}

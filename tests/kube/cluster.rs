@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A cluster that `cluster.sh` holds, and what tests do with it: orders, kubectl, commands on nodes, in pods and outside.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The version that tools/kube-binaries builds.
+const VERSION: &str = include_str!("../../tools/kube-version");
+
+/// How long a condition is waited for: far longer than it takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks at a condition.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Where the sources are.
+const TREE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Clusters at once: one for each core of a small machine.
+static PLACES: Mutex<usize> = Mutex::new(2);
+static FREED: Condvar = Condvar::new();
+
+/// A place among the clusters that run at once.
+struct Place;
+
+impl Place {
+    fn take() -> Place {
+        let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+        *free -= 1;
+        Place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        FREED.notify_one();
+    }
+}
+
+/// What a cluster is like.
+pub struct Shape {
+    /// Mode of kube-proxy on `n1`, `n2`, ...
+    pub proxies: &'static [&'static str],
+    /// IPv4 and IPv6.
+    pub dual: bool,
+    /// Image archives beside weft's.
+    pub images: Vec<PathBuf>,
+}
+
+/// A running cluster; it ends with this value, or with the process.
+pub struct Cluster {
+    dir: PathBuf,
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    nodes: Vec<String>,
+    begin: Instant,
+    // The last field: freed when everything is gone.
+    _place: Place,
+}
+
+/// A pod as the API shows it.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    pub name: String,
+    pub node: String,
+    /// One for each family.
+    pub addresses: Vec<String>,
+}
+
+/// Where the programs of Kubernetes are.
+pub fn binaries() -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
+    let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
+    let dir = cache.join("weft").join(format!("kube-{}", VERSION.trim()));
+    for name in
+        ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"]
+    {
+        assert!(dir.join(name).is_file(), "{name} is not in {}: run `make prepare-kube`", dir.display());
+    }
+    dir
+}
+
+/// The archive that `make image` writes.
+fn weft_image() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    // TARGET/debug/deps/kube-... or TARGET/debug/examples/kube-demo
+    let path = exe.ancestors().nth(3).unwrap().join("weft-image.tar");
+    assert!(path.is_file(), "{} is missing: run `make image`", path.display());
+    path
+}
+
+fn text(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).trim_end().to_owned()
+}
+
+/// What a command said, or why it failed.
+fn outcome(what: &str, output: &Output) -> Result<String, String> {
+    if output.status.success() {
+        return Ok(text(&output.stdout));
+    }
+    Err(format!("{what}: {}: {} {}", output.status, text(&output.stdout), text(&output.stderr)))
+}
+
+impl Cluster {
+    /// Starts control plane and nodes; [`Cluster::until`] waits for more.
+    pub fn start(shape: Shape) -> Cluster {
+        let (place, begin) = (Place::take(), Instant::now());
+        let mut images = shape.images;
+        images.push(weft_image());
+        let images: Vec<_> = images.iter().map(|path| path.to_str().unwrap()).collect();
+        let dir = tempfile::Builder::new().prefix("weft-cluster-").tempdir().unwrap().keep();
+        let mut child = Command::new(format!("{TREE}/tests/kube/cluster.sh"))
+            .arg(&dir)
+            .env("BIN", binaries())
+            .env("TREE", TREE)
+            .env("PROXIES", shape.proxies.join(" "))
+            .env("IMAGES", images.join(" "))
+            .env("DUAL", if shape.dual { "yes" } else { "no" })
+            .env("HOME", &dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // It sees the end of its input, not the interrupt that ends us.
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        let nodes = (1..=shape.proxies.len()).map(|index| format!("n{index}")).collect();
+        let mut cluster = Cluster { dir, child, orders, answers, nodes, begin, _place: place };
+        cluster.hear("ready");
+        cluster
+    }
+
+    fn hear(&mut self, wanted: &str) {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        assert_eq!(answer.trim_end(), wanted, "cluster.sh ended");
+    }
+
+    fn order(&mut self, order: &str) {
+        writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
+        self.hear("done");
+    }
+
+    /// Kills everything on a node, and what it had in memory.
+    pub fn power_off(&mut self, node: &str) {
+        fs::remove_file(self.kubelet_mark(node)).unwrap();
+        self.order(&format!("off {node}"));
+    }
+
+    /// Boots a node from the disk it had.
+    pub fn power_on(&mut self, node: &str) {
+        self.order(&format!("on {node}"));
+    }
+
+    fn kubelet_mark(&self, node: &str) -> PathBuf {
+        self.dir.join(format!("run/{node}.kubelet"))
+    }
+
+    /// When the node's kubelet was started, once it was.
+    pub fn kubelet_start(&self, node: &str) -> Option<std::time::SystemTime> {
+        fs::metadata(self.kubelet_mark(node)).and_then(|data| data.modified()).ok()
+    }
+
+    /// A file on the disk of a node, which may be off.
+    pub fn on_disk(&self, node: &str, path: &str) -> PathBuf {
+        let root = format!("/proc/{}/root", self.child.id());
+        PathBuf::from(root + self.dir.to_str().unwrap()).join(format!("mem/{node}/upper/{path}"))
+    }
+
+    /// Names of all nodes.
+    pub fn nodes(&self) -> Vec<String> {
+        self.nodes.clone()
+    }
+
+    /// A kubeconfig of an admin; the server's address is inside the cluster's network namespace.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("pki/admin.conf")
+    }
+
+    /// The network namespace of the control plane.
+    pub fn netns(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.child.id()))
+    }
+
+    fn kubectl_command(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.netns().display())).arg(binaries().join("kubectl"));
+        command.arg("--kubeconfig").arg(self.kubeconfig());
+        command.current_dir(TREE).env("HOME", &self.dir).stdin(Stdio::null());
+        command
+    }
+
+    /// kubectl with these words.
+    pub fn try_kubectl(&self, words: &str) -> Result<String, String> {
+        let output = self.kubectl_command().args(words.split_whitespace()).output().unwrap();
+        outcome(words, &output)
+    }
+
+    pub fn kubectl(&self, words: &str) -> String {
+        self.try_kubectl(words).unwrap_or_else(|error| panic!("kubectl {error}"))
+    }
+
+    /// What `kubectl get` shows.
+    pub fn get(&self, words: &str) -> Value {
+        serde_json::from_str(&self.kubectl(&format!("get -o json {words}"))).unwrap()
+    }
+
+    /// The items of a list.
+    pub fn items(&self, words: &str) -> Vec<Value> {
+        self.get(words)["items"].as_array().unwrap().clone()
+    }
+
+    pub fn apply(&self, objects: &str) {
+        let mut command = self.kubectl_command();
+        let mut child =
+            command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(objects.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "kubectl apply: {}\n{objects}", text(&output.stdout));
+    }
+
+    /// The first process of a node.
+    pub fn pid(&self, node: &str) -> io::Result<String> {
+        Ok(fs::read_to_string(self.dir.join(format!("run/{node}.pid")))?.trim().to_owned())
+    }
+
+    /// A shell script on a node, in all of its namespaces.
+    pub fn try_on(&self, node: &str, script: &str) -> Result<String, String> {
+        let pid = self.pid(node).map_err(|error| error.to_string())?;
+        let output = Command::new("nsenter").args(["--target", &pid, "--all", "sh", "-c", script]).output().unwrap();
+        outcome(&format!("{node}: {script}"), &output)
+    }
+
+    pub fn on(&self, node: &str, script: &str) -> String {
+        self.try_on(node, script).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A shell script outside of all nodes, on the wire that joins them.
+    pub fn outside(&self, script: &str) -> Result<String, String> {
+        let netns = format!("--net={}", self.netns().display());
+        outcome(script, &Command::new("nsenter").args([&netns, "sh", "-c", script]).output().unwrap())
+    }
+
+    /// A shell script in a pod.
+    pub fn exec(&self, pod: &str, script: &str) -> Result<String, String> {
+        let output = self.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]).output().unwrap();
+        outcome(&format!("{pod}: {script}"), &output)
+    }
+
+    /// The running pods with a label, by node.
+    pub fn pods(&self, label: &str) -> Vec<Pod> {
+        let mut pods: Vec<_> = self.items(&format!("pods -l {label}")).iter().filter_map(running).collect();
+        pods.sort_by(|a, b| a.node.cmp(&b.node));
+        pods
+    }
+
+    /// Waits until a condition holds.
+    pub fn until(&self, what: &str, reached: impl Fn() -> bool) {
+        self.wait_for(what, || reached().then_some(()));
+    }
+
+    /// Waits until there is something.
+    pub fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let begin = Instant::now();
+        loop {
+            if let Some(found) = look() {
+                let (now, took) = (self.begin.elapsed().as_secs_f64(), begin.elapsed().as_secs_f64());
+                println!("{now:6.1} s: {what}, after {took:.1} s");
+                return found;
+            }
+            assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Everything that helps to understand a failure.
+    fn explain(&self) -> String {
+        let mut said = String::new();
+        for words in ["get nodes -o wide", "get pods -A -o wide", "get events -A --sort-by=.lastTimestamp"] {
+            let _ = writeln!(said, "\n== {words}\n{}", self.try_kubectl(words).unwrap_or_else(|error| error));
+        }
+        for pod in self.try_kubectl("-n kube-flannel get pods -o name").unwrap_or_default().lines() {
+            let words = format!("-n kube-flannel logs --tail 30 {pod}");
+            let _ = writeln!(said, "\n== {words}\n{}", self.try_kubectl(&words).unwrap_or_else(|error| error));
+        }
+        let mut logs: Vec<_> =
+            fs::read_dir(self.dir.join("log")).unwrap().flatten().map(|entry| entry.path()).collect();
+        logs.sort();
+        for log in logs {
+            let all = fs::read(&log).unwrap_or_default();
+            let all = String::from_utf8_lossy(&all);
+            let lines: Vec<_> = all.lines().collect();
+            let _ = writeln!(said, "\n== {}", log.display());
+            for line in &lines[lines.len().saturating_sub(12)..] {
+                let _ = writeln!(said, "{line}");
+            }
+        }
+        said
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.explain());
+        }
+        if let Some(kept) = std::env::var_os("WEFT_KUBE_LOGS") {
+            let from = self.dir.join("log");
+            let _ = Command::new("cp").arg("-rT").arg(from).arg(Path::new(&kept)).status();
+        }
+        drop(self.orders.take());
+        let _ = self.child.wait();
+    }
+}
+
+fn running(pod: &Value) -> Option<Pod> {
+    let status = &pod["status"];
+    let up = status["containerStatuses"][0]["state"]["running"].is_object();
+    if !up || !pod["metadata"]["deletionTimestamp"].is_null() {
+        return None;
+    }
+    let addresses = status["podIPs"].as_array()?.iter().map(|ip| word(&ip["ip"])).collect();
+    Some(Pod { name: word(&pod["metadata"]["name"]), node: word(&pod["spec"]["nodeName"]), addresses })
+}
+
+/// A string of an object.
+pub fn word(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// Status and message of a node's condition.
+pub fn condition<'a>(node: &'a Value, kind: &str) -> Option<&'a Value> {
+    node["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every cluster begins with: weft as deploy/ ships it, a pod on each node, and that they reach each other.
+
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, Pod, Shape, condition, word};
+
+/// Three nodes with kube-proxy in both modes.
+pub fn three_nodes(dual: bool) -> Shape {
+    Shape { proxies: &["iptables", "nftables", "iptables"], dual, images: Vec::new() }
+}
+
+/// The nodes have their pod CIDRs, and are not ready for want of a network: the runtime says so.
+pub fn wait_for_bare_nodes(cluster: &Cluster) {
+    let names = cluster.nodes();
+    cluster.until("nodes that lack only a network", || {
+        let nodes = cluster.items("nodes");
+        nodes.len() == names.len()
+            && nodes.iter().all(|node| node["spec"]["podCIDR"].is_string() && lacks_network(node))
+    });
+}
+
+/// The kubelet quotes its runtime.
+fn lacks_network(node: &Value) -> bool {
+    condition(node, "Ready")
+        .is_some_and(|ready| ready["status"] == "False" && word(&ready["message"]).contains("NetworkReady=false"))
+}
+
+pub fn is_ready(node: &Value) -> bool {
+    condition(node, "Ready").is_some_and(|ready| ready["status"] == "True")
+}
+
+/// The one command of the README.
+pub fn install(cluster: &Cluster) {
+    cluster.kubectl("apply -k deploy/kube");
+}
+
+/// The same for an admin who changes the network first: `edit` gets what is shipped as net-conf.json and cni-conf.json.
+pub fn install_with(cluster: &Cluster, edit: impl FnOnce(&mut Value, &mut Value)) {
+    cluster.kubectl("apply -f deploy/kube/config.yml");
+    let shipped = cluster.get("-n kube-flannel configmap kube-flannel-cfg");
+    let read = |name: &str| serde_json::from_str(shipped["data"][name].as_str().unwrap()).unwrap();
+    let (mut net, mut cni) = (read("net-conf.json"), read("cni-conf.json"));
+    edit(&mut net, &mut cni);
+    let changed = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "kube-flannel-cfg", "namespace": "kube-flannel"},
+        "data": {"net-conf.json": net.to_string(), "cni-conf.json": cni.to_string()},
+    });
+    cluster.apply(&changed.to_string());
+    cluster.kubectl("apply -f deploy/kube/weft.yml");
+}
+
+/// Every pod of the DaemonSet is there and ready.
+pub fn wait_for_agents(cluster: &Cluster) {
+    cluster.until("agents on every node", || {
+        let set = cluster.get("-n kube-flannel daemonset kube-flannel-ds");
+        let (status, generation) = (&set["status"], &set["metadata"]["generation"]);
+        let wanted = &json!(cluster.nodes().len());
+        status["observedGeneration"] == *generation
+            && ["numberReady", "updatedNumberScheduled", "numberAvailable"].iter().all(|name| status[*name] == *wanted)
+    });
+}
+
+/// A pod on each node, with its addresses.
+pub fn wait_for_pods(cluster: &Cluster) -> Vec<Pod> {
+    let nodes = cluster.nodes();
+    cluster.wait_for("a pod on each node", || {
+        let pods = cluster.pods("app=web");
+        pods.iter().map(|pod| &pod.node).eq(&nodes).then_some(pods)
+    })
+}
+
+/// Every pod reaches every other, over every family.
+pub fn assert_mesh(cluster: &Cluster, pods: &[Pod]) {
+    for from in pods {
+        for to in pods.iter().filter(|to| to.name != from.name) {
+            for address in &to.addresses {
+                cluster.until(&format!("{} on {} to {address} on {}", from.name, from.node, to.node), || {
+                    cluster.exec(&from.name, &format!("ping -c 1 -W 2 {address}")).is_ok()
+                });
+            }
+        }
+    }
+}
+
+/// Nothing failed on the way for want of a network: the kubelet says so in events of this kind.
+pub fn assert_no_sandbox_failed(cluster: &Cluster) {
+    let events = cluster.items("events -A --field-selector reason=FailedCreatePodSandBox");
+    assert!(events.is_empty(), "pods were started without a network: {events:#?}");
+}
+
+/// One TCP request to `address:port` for the name of the pod that answers, asked by a shell.
+pub fn ask(address: &str, port: u16) -> String {
+    format!("printf 'GET /name HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {address} {port} | tail -n 1")
+}

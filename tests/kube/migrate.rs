@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A cluster of flannel's nodes becomes one of weft's, node by node, and one of flannel's again, while its pods talk. `FLANNELD` names
+//! flannel's binary; its plugin is played by ours, which takes the same configuration.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cluster::{Cluster, Pod};
+use crate::install::{assert_mesh, three_nodes, wait_for_agents, wait_for_bare_nodes, wait_for_pods};
+use crate::ping::{Ping, Score};
+
+#[test]
+fn flannel_to_weft_and_back() {
+    let Some(flanneld) = std::env::var_os("FLANNELD") else {
+        println!("skipped: no FLANNELD");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut shape = three_nodes(false);
+    shape.images.push(image(dir.path(), Path::new(&flanneld)));
+    let cluster = Cluster::start(shape);
+    wait_for_bare_nodes(&cluster);
+    // What both read, and what flannel's manifest adds to it.
+    cluster.kubectl("apply -f deploy/kube/config.yml -f tests/kube/flannel.yml");
+    wait_for_agents(&cluster);
+    cluster.kubectl("apply -f tests/kube/web.yml");
+    let pods = wait_for_pods(&cluster);
+    assert_mesh(&cluster, &pods);
+    assert_eq!(agents(&cluster), "flanneld");
+
+    let scores = under_ping(&cluster, &pods, "apply -f deploy/kube/weft.yml");
+    assert_eq!(agents(&cluster), "weft");
+    judge(&scores, "flannel to weft");
+    new_pods_work(&cluster);
+
+    let pods = wait_for_pods(&cluster);
+    let scores = under_ping(&cluster, &pods, "-n kube-flannel rollout undo daemonset kube-flannel-ds");
+    assert_eq!(agents(&cluster), "flanneld");
+    judge(&scores, "weft to flannel");
+    new_pods_work(&cluster);
+}
+
+/// flannel's binary; the libraries and tools that it wants are the node's.
+fn image(dir: &Path, flanneld: &Path) -> PathBuf {
+    let (root, archive) = (dir.join("root"), dir.join("flannel.tar"));
+    std::fs::create_dir_all(root.join("usr")).unwrap();
+    std::fs::copy(flanneld, root.join("flanneld")).unwrap();
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        std::os::unix::fs::symlink(format!("usr/{name}"), root.join(name)).unwrap();
+    }
+    let done = Command::new("tools/image").arg(&archive).arg("flannel:test").arg(&root).arg("/flanneld").status();
+    assert!(done.unwrap().success());
+    archive
+}
+
+/// The program of all agents.
+fn agents(cluster: &Cluster) -> String {
+    let mut names: Vec<_> = cluster
+        .nodes()
+        .iter()
+        .map(|node| {
+            cluster.on(node, "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/cmdline 2>/dev/null | head -n 1; done")
+        })
+        .map(|all| {
+            let mut ours = all.lines().filter_map(|line| ["/flanneld", "/weft"].into_iter().find(|name| *name == line));
+            let first = ours.next().unwrap_or_default().trim_start_matches('/').to_owned();
+            assert_eq!(ours.next(), None, "two agents on one node");
+            first
+        })
+        .collect();
+    names.dedup();
+    names.join(", ")
+}
+
+/// Changes the agents while pods ping.
+fn under_ping(cluster: &Cluster, pods: &[Pod], change: &str) -> Vec<Score> {
+    let pings = Ping::ring(cluster, pods);
+    cluster.kubectl(change);
+    wait_for_agents(cluster);
+    pings.into_iter().map(Ping::stop).collect()
+}
+
+fn judge(scores: &[Score], during: &str) {
+    for score in scores {
+        score.assert_nothing_lost(during);
+    }
+}
+
+/// Pods of now are on the network, too.
+fn new_pods_work(cluster: &Cluster) {
+    let old: Vec<_> = wait_for_pods(cluster).into_iter().map(|pod| pod.name).collect();
+    cluster.kubectl("rollout restart deployment web");
+    let pods = cluster.wait_for("new pods", || {
+        let pods = cluster.pods("app=web");
+        let fresh = pods.len() == cluster.nodes().len() && pods.iter().all(|pod| !old.contains(&pod.name));
+        fresh.then_some(pods)
+    });
+    assert_mesh(cluster, &pods);
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! 100 echo requests a second from one pod to another, for as long as something else happens, and which of them were lost.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cluster::{Cluster, Pod};
+
+/// A ping that runs in a pod.
+pub struct Ping<'a> {
+    cluster: &'a Cluster,
+    what: String,
+    pod: String,
+    process: String,
+    log: String,
+}
+
+/// What became of it.
+pub struct Score {
+    what: String,
+    answered: usize,
+    lost: Vec<u32>,
+}
+
+impl<'a> Ping<'a> {
+    /// Begins, and returns when the first answer is there.
+    pub fn start(cluster: &'a Cluster, from: &Pod, address: &str) -> Ping<'a> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let log = format!("/ping-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let begin = format!("ping -i 0.01 {address} >{log} 2>&1 & echo $!");
+        let process = cluster.exec(&from.name, &begin).unwrap();
+        let what = format!("{} to {address}", from.node);
+        let ping = Ping { cluster, what, pod: from.name.clone(), process, log };
+        cluster.until(&format!("the first answer, {}", ping.what), || ping.read().contains("seq="));
+        ping
+    }
+
+    /// From every pod to the next, over every family.
+    pub fn ring(cluster: &'a Cluster, pods: &[Pod]) -> Vec<Ping<'a>> {
+        let next = pods.iter().cycle().skip(1);
+        let pairs = pods.iter().zip(next);
+        pairs.flat_map(|(from, to)| to.addresses.iter().map(|to| Ping::start(cluster, from, to))).collect()
+    }
+
+    fn read(&self) -> String {
+        self.cluster.exec(&self.pod, &format!("cat {}", self.log)).unwrap()
+    }
+
+    /// Ends it.
+    pub fn stop(self) -> Score {
+        self.cluster.exec(&self.pod, &format!("kill -INT {}", self.process)).unwrap();
+        self.cluster.until("the end of ping", || self.read().contains("packets transmitted"));
+        let said = self.read();
+        let seen: BTreeSet<u32> = said.lines().filter_map(sequence).collect();
+        let sent = said.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
+        let sent: u32 = sent.unwrap_or_else(|| panic!("{said}"));
+        // The answer to the last ones may be on its way.
+        let expected = 0..sent.saturating_sub(5);
+        Score {
+            what: self.what,
+            answered: seen.len(),
+            lost: expected.filter(|number| !seen.contains(number)).collect(),
+        }
+    }
+}
+
+/// The number of an answer.
+fn sequence(line: &str) -> Option<u32> {
+    line.split_once("seq=")?.1.split_whitespace().next()?.parse().ok()
+}
+
+impl Score {
+    pub fn assert_nothing_lost(&self, during: &str) {
+        let Score { what, answered, lost } = self;
+        assert!(*answered > 100, "{what}, {during}: only {answered} answers: nothing was measured");
+        assert!(lost.is_empty(), "{what}, {during}: lost {lost:?}, answered {answered}");
+    }
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Agents in namespaces over the Node objects of a real API server without kubelets. Needs root, iproute2, ping, openssl and what
+//! tools/kube-binaries builds; run by `make test-kube`. `WEFT_BIN` names the binary under test.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+#[path = "kube_mesh/away.rs"]
+mod away;
+#[path = "kube_mesh/condition.rs"]
+mod condition;
+#[path = "kube_mesh/nodes.rs"]
+mod nodes;
+#[path = "kube_mesh/relay.rs"]
+mod relay;
+#[path = "../subnet/tests/kube/server.rs"]
+mod server;
+#[path = "kube_mesh/site.rs"]
+mod site;
+#[path = "kube_mesh/tokens.rs"]
+mod tokens;

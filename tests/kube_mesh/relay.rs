@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The API server's door into a lab: an address of the fabric that leads to the server's port on 127.0.0.1 of the machine. Closed, the
+//! server is away for this lab, and for no other.
+
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, setns};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+/// Where the nodes of a lab find it: the address of the fabric's bridge.
+pub const ADDRESS: &str = "192.168.77.1:6443";
+
+pub struct Relay {
+    to: u16,
+    open: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Relay {
+    /// Closed. Call it, and what follows, on the lab's thread.
+    pub fn new(to: u16) -> Relay {
+        Relay { to, open: None }
+    }
+
+    pub fn open(&mut self) -> Result<()> {
+        let to = self.to;
+        let (close, closed) = oneshot::channel();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let listener = listen();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let failed = listener.is_err();
+            let listener =
+                ready.send(listener.as_ref().map(drop).map_err(|error| format!("{error:#}"))).map(|()| listener);
+            if failed {
+                return;
+            }
+            let listener = listener.unwrap().unwrap();
+            // What is still open is closed with it.
+            runtime.block_on(LocalSet::new().run_until(async move {
+                tokio::select! {
+                    () = carry(listener, to) => {}
+                    _ = closed => {}
+                }
+            }));
+        });
+        is_ready.recv().context("a thread ended")?.map_err(anyhow::Error::msg)?;
+        self.open = Some((close, thread));
+        Ok(())
+    }
+
+    /// Connections are refused, and those that there were are cut.
+    pub fn close(&mut self) {
+        if let Some((close, thread)) = self.open.take() {
+            drop(close);
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A listener that stays in the fabric, on a thread that comes back.
+fn listen() -> Result<TcpListener> {
+    let (here, there) = (std::fs::File::open("/proc/thread-self/ns/net")?, std::fs::File::open("/run/netns/fabric")?);
+    setns(there.as_fd(), CloneFlags::CLONE_NEWNET).context("enter the fabric")?;
+    let listener = TcpListener::bind(ADDRESS).with_context(|| format!("listen on {ADDRESS}"));
+    setns(here.as_fd(), CloneFlags::CLONE_NEWNET).context("leave the fabric")?;
+    listener
+}
+
+async fn carry(listener: TcpListener, to: u16) {
+    listener.set_nonblocking(true).unwrap();
+    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+    loop {
+        let Ok((mut from, _)) = listener.accept().await else { continue };
+        tokio::task::spawn_local(async move {
+            if let Ok(mut server) = TcpStream::connect(("127.0.0.1", to)).await {
+                // Either side may go at any time.
+                let _ = tokio::io::copy_bidirectional(&mut from, &mut server).await;
+            }
+        });
+    }
+}

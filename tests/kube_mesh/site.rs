@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A lab of three nodes whose leases are Node objects, its agents with the tokens of a service account.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use weft::lab::node::Node;
+use weft::lab::{BackendKind, Lab, LabOptions, wait_for};
+
+use crate::relay::{ADDRESS, Relay};
+use crate::server::{Cluster, Server};
+
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Labs at once: more would measure the machine, not weft.
+static PLACES: Mutex<usize> = Mutex::new(2);
+static FREED: Condvar = Condvar::new();
+
+/// Runs a test on this thread, which the lab's namespaces belong to.
+pub fn on_this_thread(test: impl Future<Output = Result<()>>) {
+    let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    *FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(test)));
+    *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    FREED.notify_one();
+    match result {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => panic!("{error:#}"),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+pub fn exe() -> PathBuf {
+    std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into()).into()
+}
+
+pub struct Site {
+    pub lab: Lab,
+    pub cluster: Cluster,
+    pub relay: Relay,
+    pub dual: bool,
+}
+
+/// The subnets of a node: number N of the lab's networks.
+fn cidrs(number: u8, dual: bool) -> Vec<String> {
+    let v6 = dual.then(|| format!("fd00:10:244:{number}::/64"));
+    std::iter::once(format!("10.244.{number}.0/24")).chain(v6).collect()
+}
+
+impl Site {
+    /// Nodes 1 to 3 with their Node objects; no agent runs.
+    pub async fn build(backend: BackendKind, dual: bool) -> Result<Site> {
+        let options = LabOptions { backend, ipv6: dual, exe: Some(exe()), ..LabOptions::default() };
+        let mut lab = Lab::build(&options).await?;
+        let cluster = Cluster::new(Server::shared().await).await;
+        let mut relay = Relay::new(cluster.server.port());
+        relay.open()?;
+        fs::write(cluster.conf.path().join("net-conf.json"), options.net_conf())?;
+        let account = json!({"metadata": {"name": cluster.name}});
+        cluster.post("/api/v1/namespaces/default/serviceaccounts", &account).await;
+        let binding = json!({
+            "metadata": {"name": format!("weft-{}", cluster.name)},
+            "subjects": [{"kind": "ServiceAccount", "name": cluster.name, "namespace": "default"}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "weft"},
+        });
+        cluster.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).await;
+        for (number, node) in (1..).zip(&mut lab.nodes) {
+            node.set_flags(vec![
+                "--kube-subnet-mgr".to_owned(),
+                format!("--kubeconfig-file={}", cluster.conf.path().join("config").display()),
+                format!("--kube-annotation-prefix={}.weft.test", cluster.name),
+                format!("--net-config-path={}", cluster.conf.path().join("net-conf.json").display()),
+            ]);
+            node.set_env("NODE_NAME", &cluster.node(number));
+        }
+        let site = Site { lab, cluster, relay, dual };
+        for number in 1..=3 {
+            site.create(number, number).await;
+        }
+        let token = site.token(&json!({})).await;
+        fs::write(site.token_file(), token)?;
+        site.write_kubeconfig()?;
+        Ok(site)
+    }
+
+    /// The same with agents that are ready, and pods.
+    pub async fn start(backend: BackendKind, dual: bool) -> Result<Site> {
+        let mut site = Site::build(backend, dual).await?;
+        site.start_agents()?;
+        site.lab.settle().await?;
+        Ok(site)
+    }
+
+    pub fn start_agents(&mut self) -> Result<()> {
+        self.lab.nodes.iter_mut().try_for_each(Node::start)
+    }
+
+    pub async fn stop_agents(&mut self, signal: Signal) -> Result<()> {
+        for node in &mut self.lab.nodes {
+            node.stop(signal).await?;
+        }
+        Ok(())
+    }
+
+    /// Creates the Node object of a node with the subnets of this number.
+    pub async fn create(&self, node: u8, number: u8) {
+        let cidrs = cidrs(number, self.dual);
+        self.cluster.create(node, &cidrs.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+
+    /// A Node object that some agent has published, without a machine.
+    pub async fn create_peer(&self, number: u8) {
+        let name = |end: &str| self.cluster.annotation(end);
+        let mut annotations = json!({
+            name("kube-subnet-manager"): "true",
+            name("backend-type"): "vxlan",
+            name("backend-data"): format!(r#"{{"VNI":1,"VtepMAC":"0e:00:00:00:00:{number:02x}"}}"#),
+            name("public-ip"): format!("192.168.77.{number}"),
+        });
+        if self.cluster_backend() == "host-gw" {
+            annotations[name("backend-type")] = json!("host-gw");
+            annotations[name("backend-data")] = json!("null");
+            annotations[name("public-ipv6")] = json!(format!("fd77::{number}"));
+        }
+        let cidrs = cidrs(number, self.dual);
+        let cidrs: Vec<&str> = cidrs.iter().map(String::as_str).collect();
+        self.cluster.create_as(&self.cluster.node(number), &cidrs, annotations).await;
+    }
+
+    fn cluster_backend(&self) -> String {
+        let text = fs::read_to_string(self.net_conf()).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["Backend"]["Type"].as_str().unwrap().to_owned()
+    }
+
+    pub fn net_conf(&self) -> PathBuf {
+        self.cluster.conf.path().join("net-conf.json")
+    }
+
+    pub fn token_file(&self) -> PathBuf {
+        self.cluster.conf.path().join("token")
+    }
+
+    /// A token of the service account.
+    pub async fn token(&self, spec: &Value) -> String {
+        let path = format!("/api/v1/namespaces/default/serviceaccounts/{}/token", self.cluster.name);
+        let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+        self.cluster.post(&path, &request).await["status"]["token"].as_str().unwrap().to_owned()
+    }
+
+    fn write_kubeconfig(&self) -> Result<()> {
+        let server = json!({
+            "server": format!("https://{ADDRESS}"),
+            "certificate-authority": self.cluster.server.ca(),
+        });
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"tokenFile": self.token_file()}}],
+        });
+        fs::write(self.cluster.conf.path().join("config"), text.to_string()).context("write a kubeconfig")
+    }
+
+    /// What an annotation of a node says.
+    pub async fn annotation(&self, node: u8, end: &str) -> Option<String> {
+        let object = self.cluster.read(node).await;
+        object["metadata"]["annotations"][self.cluster.annotation(end)].as_str().map(str::to_owned)
+    }
+
+    /// Waits until it says this.
+    pub async fn annotated(&self, node: u8, end: &str, wanted: Option<&str>) -> Result<()> {
+        let what = format!("annotation {end} of node {node} to be {wanted:?}");
+        self.until(&what, async || self.annotation(node, end).await.as_deref() == wanted).await
+    }
+
+    /// Status, reason and message of the node's condition NetworkUnavailable.
+    pub async fn condition(&self, node: u8) -> Option<[String; 3]> {
+        let object = self.cluster.read(node).await;
+        let all = object["status"]["conditions"].as_array()?.clone();
+        let ours = all.into_iter().find(|condition| condition["type"] == "NetworkUnavailable")?;
+        Some(["status", "reason", "message"].map(|key| ours[key].as_str().unwrap_or_default().to_owned()))
+    }
+
+    /// Waits until the condition has this status and reason.
+    pub async fn conditioned(&self, node: u8, status: &str, reason: &str) -> Result<()> {
+        let is = |there: Option<[String; 3]>| there.is_some_and(|it| it[0] == status && it[1] == reason);
+        self.until(&format!("{reason} of node {node}"), async || is(self.condition(node).await)).await
+    }
+
+    /// Waits until a node's kernel has, or has not, a route to subnet N with these words in it.
+    pub async fn routed(&self, node: u8, number: u8, words: &str, there: bool) -> Result<()> {
+        let node = &self.lab.nodes[usize::from(node) - 1];
+        let prefix = format!("10.244.{number}.0/24");
+        let what = format!("{}: route to {prefix} {words} to be {there}", node.name());
+        let seen = async || {
+            let out = node.ns.ip(&format!("route show {prefix}")).await;
+            out.is_ok_and(|text| (text.contains(&prefix) && text.contains(words)) == there)
+        };
+        self.until(&what, seen).await
+    }
+
+    /// Waits until `weft status` of a node names a problem with these words, or does not.
+    pub async fn problem(&self, node: u8, words: &str, there: bool) -> Result<()> {
+        let node = &self.lab.nodes[usize::from(node) - 1];
+        let said = async || {
+            node.status().await.is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
+        };
+        self.until(&format!("{}: problem {words:?} to be {there}", node.name()), said).await
+    }
+
+    pub async fn until(&self, what: &str, reached: impl AsyncFn() -> bool) -> Result<()> {
+        wait_for(what, LIMIT, reached).await.with_context(|| self.lab.logs(15))
+    }
+
+    /// No Node object of the nodes is written by what is done meanwhile.
+    pub async fn versions(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for node in 1..=3 {
+            all.push(self.cluster.read(node).await["metadata"]["resourceVersion"].to_string());
+        }
+        all
+    }
+
+    /// All pods reach all.
+    pub async fn reach_all(&self) -> Result<()> {
+        let matrix = self.lab.reach_all().await?;
+        ensure!(matrix.len() == if self.dual { 12 } else { 6 }, "{} pings", matrix.len());
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! etcd is down when nodes start: they go on with the peers that were saved, and compare when etcd answers.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use weft::lab::node::Node;
+use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+
+use crate::{on_this_thread, options};
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// Peers without a machine: one that goes while nodes are down, and one that comes.
+const GOES: (&str, &str) = ("10.244.250.0", "192.168.77.250");
+const COMES: (&str, &str) = ("10.244.251.0", "192.168.77.251");
+
+fn key((subnet, _): (&str, &str)) -> String {
+    format!("/coreos.com/network/subnets/{subnet}-24")
+}
+
+fn value((_, public): (&str, &str)) -> String {
+    format!(
+        r#"{{"PublicIP":"{public}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{{"VNI":1,"VtepMAC":"0e:00:00:00:00:fa"}}}}"#
+    )
+}
+
+/// The file; not one that is being written.
+fn file(node: &Node) -> Option<PathBuf> {
+    let mut all = fs::read_dir(node.state_dir()).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    all.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("peers-")))
+}
+
+fn saved(node: &Node) -> Option<String> {
+    fs::read_to_string(file(node)?).ok()
+}
+
+async fn stop(lab: &mut Lab) -> Result<()> {
+    for node in &mut lab.nodes {
+        node.stop(Signal::SIGKILL).await?;
+    }
+    Ok(())
+}
+
+/// A lab whose nodes have saved each other and a peer that is no machine; then all agents are dead.
+async fn remembered() -> Result<Lab> {
+    let mut lab = Lab::start(&LabOptions { store: StoreKind::Etcd, ..options() }).await?;
+    lab.reach_all().await?;
+    lab.store.etcd()?.ctl(&["put", &key(GOES), &value(GOES)]).await?;
+    stop(&mut lab).await?;
+    // The first list of a run is saved at once.
+    for node in &mut lab.nodes {
+        let _ = fs::remove_dir_all(node.state_dir());
+        node.start()?;
+    }
+    for node in &lab.nodes {
+        let all = [".11", ".12", ".13", ".250"].map(|end| format!("192.168.77{end}\""));
+        let whole = async || saved(node).is_some_and(|text| all.iter().all(|ip| text.contains(ip)));
+        wait_for("peers to be saved", LIMIT, whole).await.with_context(|| node.log_tail(20))?;
+    }
+    stop(&mut lab).await?;
+    Ok(lab)
+}
+
+/// What a boot takes away.
+async fn boot(node: &Node) -> Result<()> {
+    node.ns.ip("link del flannel.1").await?;
+    node.ns.ip("nexthop flush").await?;
+    node.ns.ip("route flush proto 90").await?;
+    fs::remove_file(node.subnet_file()).context("remove subnet.env")
+}
+
+async fn route(node: &Node, subnet: &str, there: bool) -> Result<()> {
+    let what = format!("{}: route to {subnet} to be {}", node.name(), if there { "there" } else { "gone" });
+    let prefix = format!("{subnet}/24");
+    let seen =
+        async || node.ns.ip(&format!("route show {prefix}")).await.is_ok_and(|text| text.contains(&prefix) == there);
+    wait_for(&what, LIMIT, seen).await.with_context(|| node.log_tail(20))
+}
+
+async fn problem(node: &Node, words: &str, there: bool) -> Result<()> {
+    let said = async || {
+        node.status().await.is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
+    };
+    wait_for(&format!("{}: {words:?} to be {there}", node.name()), LIMIT, said).await.with_context(|| node.log_tail(20))
+}
+
+#[test]
+fn a_boot_without_etcd() {
+    on_this_thread(async {
+        let mut lab = remembered().await?;
+        let etcd = lab.store.etcd()?;
+        etcd.ctl(&["del", &key(GOES)]).await?;
+        etcd.ctl(&["put", &key(COMES), &value(COMES)]).await?;
+        let leases = etcd.leases().await?;
+        etcd.kill().await?;
+        for node in &mut lab.nodes {
+            boot(node).await?;
+            node.start()?;
+        }
+        for node in &mut lab.nodes {
+            node.ready().await?;
+            problem(node, "the store is away: peers as saved on 20", true).await?;
+            route(node, GOES.0, true).await?;
+        }
+        lab.reach_all().await?;
+        lab.store.etcd()?.start().await?;
+        for node in &lab.nodes {
+            route(node, COMES.0, true).await?;
+            route(node, GOES.0, false).await?;
+            problem(node, "the store is away", false).await?;
+        }
+        ensure!(lab.store.etcd()?.leases().await? == leases, "each has the lease that it had");
+        lab.reach_all().await.map(drop)
+    });
+}
+
+/// The lease in the file is no claim: who got the subnet meanwhile keeps it.
+#[test]
+fn a_subnet_that_another_node_got_meanwhile() {
+    on_this_thread(async {
+        let mut lab = remembered().await?;
+        let before = fs::read_to_string(lab.nodes[0].subnet_file())?;
+        let gateway = before.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).context("a subnet")?;
+        let subnet = gateway.replace(".1/24", ".0");
+        let etcd = lab.store.etcd()?;
+        etcd.ctl(&["put", &key((&subnet, "")), &value((&subnet, "192.168.77.99"))]).await?;
+        etcd.kill().await?;
+        let node = &mut lab.nodes[0];
+        boot(node).await?;
+        node.start()?;
+        node.ready().await?;
+        ensure!(fs::read_to_string(node.subnet_file())? == before, "nothing else is known yet");
+        lab.store.etcd()?.start().await?;
+        let node = &lab.nodes[0];
+        let moved = async || fs::read_to_string(node.subnet_file()).is_ok_and(|text| text != before);
+        wait_for("another subnet", LIMIT, moved).await.with_context(|| node.log_tail(20))?;
+        route(node, &subnet, true).await?;
+        let kept = lab.store.etcd()?.ctl(&["get", "--print-value-only", &key((&subnet, ""))]).await?;
+        ensure!(kept.contains("192.168.77.99"), "{kept}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_was_saved_does_not_count_for_another_address_nor_damaged() {
+    on_this_thread(async {
+        let mut lab = remembered().await?;
+        lab.store.etcd()?.kill().await?;
+        let waits = async |node: &Node, why: &str| {
+            problem(node, "waiting: net-conf: read", true).await?;
+            let log = fs::read_to_string(node.log())?;
+            let lines: Vec<&str> = log.lines().filter(|line| line.contains("saved peers: ")).collect();
+            ensure!(lines.len() == 1 && lines[0].contains(why), "{lines:#?}");
+            ensure!(!node.subnet_file().exists(), "no subnet.env");
+            anyhow::Ok(())
+        };
+        boot(&lab.nodes[0]).await?;
+        lab.nodes[0].ns.ip("addr del 192.168.77.11/24 dev eth0").await?;
+        lab.nodes[0].ns.ip("addr add 192.168.77.99/24 dev eth0").await?;
+        lab.nodes[0].start()?;
+        waits(&lab.nodes[0], "this node had other addresses then").await?;
+        boot(&lab.nodes[1]).await?;
+        let file = file(&lab.nodes[1]).context("a file")?;
+        let text = fs::read_to_string(&file)?;
+        fs::write(&file, text.replace("192.168.77.13", "192.168.77.14"))?;
+        lab.nodes[1].start()?;
+        waits(&lab.nodes[1], "it is damaged").await?;
+        boot(&lab.nodes[2]).await?;
+        // The same etcd by another prefix is another store.
+        lab.nodes[2].set_flag("--etcd-prefix=/other");
+        lab.nodes[2].start()?;
+        waits(&lab.nodes[2], "it is of another store").await
+    });
+}
