@@ -139,7 +139,8 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     let pod = &set["items"][0]["spec"]["template"]["spec"];
     let hardened = |capabilities: Value| json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": capabilities});
     assert_eq!(pod["containers"][0]["securityContext"], hardened(json!({"add": ["NET_ADMIN"], "drop": ["ALL"]})));
-    assert_eq!(pod["initContainers"][0]["securityContext"], hardened(json!({"drop": ["ALL"]})));
+    let installer = hardened(json!({"add": ["DAC_OVERRIDE"], "drop": ["ALL"]}));
+    assert_eq!(pod["initContainers"][0]["securityContext"], installer);
     assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));
 }
 

@@ -184,7 +184,10 @@ impl Server {
             "clusters": [{"name": "c", "cluster": {"server": self.url(), "certificate-authority": "ca.pem"}}],
             "users": [{"name": "u", "user": {"token": user}}],
         });
-        std::fs::write(&path, text.to_string()).unwrap();
+        // Others may be reading it.
+        let mut aside = tempfile::NamedTempFile::new_in(&self.dir).unwrap();
+        aside.write_all(text.to_string().as_bytes()).unwrap();
+        aside.persist(&path).unwrap();
         path
     }
 
