@@ -67,7 +67,7 @@ impl Site {
         let binding = json!({
             "metadata": {"name": format!("weft-{}", cluster.name)},
             "subjects": [{"kind": "ServiceAccount", "name": cluster.name, "namespace": "default"}],
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "weft"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tests"},
         });
         cluster.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).await;
         for (number, node) in (1..).zip(&mut lab.nodes) {
