@@ -11,6 +11,7 @@ mod conf;
 mod list;
 mod node;
 mod own;
+mod proto;
 mod publish;
 mod watch;
 

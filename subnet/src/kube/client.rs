@@ -6,12 +6,15 @@
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::time::Duration;
 
-use futures_util::AsyncBufRead;
+use bytes::Bytes;
+use http::header::{ACCEPT, HeaderValue};
 use http::{Method, Request};
+use http_body_util::BodyExt;
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Status;
 use kube::{Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -20,14 +23,13 @@ use tokio::time::timeout;
 use crate::retry::chain;
 use crate::source::Error;
 
+use super::proto::{self, Garbled, Reader};
+
 /// How long one call may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// After a boot nobody answers at the address of a Service until kube-proxy has written its rules: the start goes on with saved
 /// peers then, and every second counts.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-
-/// A body that is read as it comes.
-pub(super) type Stream = Pin<Box<dyn AsyncBufRead>>;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,12 @@ pub(super) enum Fault {
     Kube(kube::Error),
     #[error("{0}")]
     Stream(String),
+}
+
+impl From<Garbled> for Fault {
+    fn from(garbled: Garbled) -> Fault {
+        Fault::Stream(garbled.to_string())
+    }
 }
 
 impl Fault {
@@ -176,11 +184,20 @@ impl Api {
         self.limited(client.request(request(Method::PATCH, path, patch.to_string().into_bytes()))).await
     }
 
-    /// Opens a body that is read piece by piece.
-    pub(super) async fn stream(&self, path: &str) -> Result<Stream, Fault> {
+    /// Opens a body in Kubernetes' own encoding; `accept` as in [`proto`].
+    pub(super) async fn open(&self, path: &str, accept: &'static str) -> Result<Reader, Fault> {
         let client = self.client().await?;
-        let open = client.request_stream(request(Method::GET, path, Vec::new()));
-        Ok(Box::pin(self.limited(open).await?))
+        let mut request = request(Method::GET, path, Vec::new()).map(Body::from);
+        request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accept));
+        let open = async {
+            let answer = client.send(request).await?;
+            let code = answer.status();
+            if code.is_success() {
+                return Ok(Reader::new(answer.into_body()));
+            }
+            Err(refusal(code.as_u16(), answer.into_body().collect().await?.to_bytes()))
+        };
+        self.limited(open).await
     }
 
     /// The error for a call that failed.
@@ -190,6 +207,15 @@ impl Api {
         }
         Error::Unavailable { what: format!("{what} from {}", self.describe()), source: Some(Box::new(fault)) }
     }
+}
+
+/// What a server refused, as [`proto`] or in the words of whoever stands before it.
+fn refusal(code: u16, body: Bytes) -> kube::Error {
+    let said = proto::object::<proto::Status>(body.clone()).unwrap_or_else(|_| proto::Status {
+        message: String::from_utf8_lossy(&body).trim().to_owned(),
+        ..proto::Status::default()
+    });
+    kube::Error::Api(Status::failure(&said.message, &said.reason).with_code(code).boxed())
 }
 
 fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {

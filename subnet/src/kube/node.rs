@@ -18,6 +18,7 @@ use crate::cidr::Subnets;
 use crate::lease::{Age, Lease, Record};
 
 use super::annotations::{self, ALL, Prefix};
+use super::proto;
 
 /// A Node, everything that is not ours left out while it is read.
 #[derive(Debug, Clone, Deserialize)]
@@ -86,6 +87,25 @@ impl<'de> Visitor<'de> for Ours {
 impl<'de> Deserialize<'de> for Annotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Annotations, D::Error> {
         deserializer.deserialize_any(Ours)
+    }
+}
+
+impl From<proto::Node> for Node {
+    fn from(node: proto::Node) -> Node {
+        let (meta, spec) = (node.metadata.unwrap_or_default(), node.spec.unwrap_or_default());
+        let ours = |(name, _): &(&str, &str)| ALL.iter().any(|end| name.ends_with(end));
+        let annotations = meta.annotations().filter(ours).map(|(name, text)| (name.into(), text.into())).collect();
+        let created = meta.creation_timestamp.and_then(|time| Timestamp::from_second(time.seconds).ok());
+        Node {
+            metadata: Meta {
+                name: meta.name.into(),
+                uid: meta.uid.into(),
+                resource_version: meta.resource_version,
+                creation_timestamp: created,
+                annotations: Annotations(annotations),
+            },
+            spec: Spec { pod_cidr: spec.pod_cidr, pod_cidrs: spec.pod_cidrs },
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::source::{Claim, Error, UNREADABLE};
 
 use super::client::Fault;
 use super::node::Node;
+use super::proto;
 use super::{Asked, KubeStore, Who, publish, spread};
 
 /// So long a pod CIDR is waited for before it is said that there is none.
@@ -188,19 +189,15 @@ impl KubeStore {
 
     /// Ends when the Node was changed so that it has a pod CIDR, or was deleted, or the watch ends.
     async fn wait_for_change(&self, node: &Node) -> Result<(), Fault> {
-        use futures_util::AsyncBufReadExt;
-        use kube::core::WatchEvent;
         let (name, from) = (&node.metadata.name, &node.metadata.resource_version);
         let query = format!("watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={from}");
-        let mut stream = self.api.stream(&format!("/api/v1/nodes?{query}")).await?;
-        let mut line = Vec::new();
-        while stream.read_until(b'\n', &mut line).await.map_err(|error| Fault::Stream(error.to_string()))? > 0 {
-            match serde_json::from_slice::<WatchEvent<Node>>(&line) {
-                Ok(WatchEvent::Added(node) | WatchEvent::Modified(node)) if !node.assigned() => {}
-                Ok(WatchEvent::Bookmark(_)) => {}
+        let mut stream = self.api.open(&format!("/api/v1/nodes?{query}"), proto::WATCH).await?;
+        while let Some(event) = stream.event().await? {
+            match event.r#type.as_str() {
+                "BOOKMARK" => {}
+                "ADDED" | "MODIFIED" if !Node::from(event.object::<proto::Node>()?).assigned() => {}
                 _ => break,
             }
-            line.clear();
         }
         Ok(())
     }

@@ -5,9 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures_util::AsyncBufReadExt;
-use kube::core::WatchEvent;
-use kube::core::watch::Bookmark;
+use kube::core::Status;
 use serde::de::IgnoredAny;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
@@ -16,8 +14,9 @@ use crate::lease::{Id, Record};
 use crate::retry::Trouble;
 use crate::source::{Event, random};
 
-use super::client::{Fault, Stream};
+use super::client::Fault;
 use super::node::Node;
+use super::proto::{self, Reader, WatchEvent};
 use super::{KubeStore, list, spread};
 
 /// After this long without a line the server is asked for a word: a stopped one keeps its connections open. A large cluster
@@ -161,7 +160,7 @@ impl Watch<'_> {
                 format!("{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={from}")
             }
         };
-        match self.store.api.stream(&path).await {
+        match self.store.api.open(&path, proto::WATCH).await {
             Ok(stream) => self.follow(stream).await,
             Err(fault) => self.refused(fault),
         }
@@ -217,24 +216,22 @@ impl Watch<'_> {
         self.out.send(Event::Word).await.map_err(|_| End::Closed)
     }
 
-    async fn follow(&mut self, mut stream: Stream) -> End {
+    async fn follow(&mut self, mut stream: Reader) -> End {
         let mut initial = self.at.is_none().then(BTreeMap::new);
-        let (mut line, mut last) = (Vec::new(), Instant::now());
+        let mut last = Instant::now();
         let began = last;
         loop {
-            match timeout(IDLE, stream.read_until(b'\n', &mut line)).await {
-                Ok(Ok(0)) if line.is_empty() => {
+            match timeout(IDLE, stream.event()).await {
+                Ok(Ok(None)) => {
                     return if initial.is_some() { End::Broken("list nodes", cut_off()) } else { End::Over };
                 }
-                Ok(Ok(_)) => {
+                Ok(Ok(Some(event))) => {
                     last = Instant::now();
-                    if let Err(end) = self.line(&line, &mut initial).await {
+                    if let Err(end) = self.event(event, &mut initial).await {
                         return end;
                     }
-                    line.clear();
                 }
-                Ok(Err(error)) => return End::Broken("watch nodes", Fault::Stream(error.to_string())),
-                // What was read of a line so far stays in it.
+                Ok(Err(garbled)) => return End::Broken("watch nodes", garbled.into()),
                 Err(_) if last.elapsed() >= SILENT => return End::Broken("watch nodes", silent()),
                 Err(_) => match self.store.api.get::<IgnoredAny>("/version").await {
                     Ok(_) => {
@@ -255,18 +252,19 @@ impl Watch<'_> {
     }
 
     /// One event. While `initial` is there it belongs to the list.
-    async fn line(&mut self, line: &[u8], initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
-        let broken = |error: serde_json::Error| {
-            // The last line of a stream that was cut off.
-            let fault = if error.is_eof() { cut_off() } else { Fault::Stream(format!("no watch event: {error}")) };
-            End::Broken("watch nodes", fault)
+    async fn event(&mut self, event: WatchEvent, initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
+        let garbled = |garbled: proto::Garbled| End::Broken("watch nodes", garbled.into());
+        let deleted = match event.r#type.as_str() {
+            "ADDED" | "MODIFIED" => false,
+            "DELETED" => true,
+            "BOOKMARK" => return self.bookmark(event.object().map_err(garbled)?, initial).await,
+            _ => {
+                let proto::Status { message, reason, code } = event.object().map_err(garbled)?;
+                let status = Status::failure(&message, &reason).with_code(u16::try_from(code).unwrap_or(500));
+                return Err(self.refused(Fault::Kube(kube::Error::Api(status.boxed()))));
+            }
         };
-        let (node, deleted) = match serde_json::from_slice::<WatchEvent<Node>>(line).map_err(broken)? {
-            WatchEvent::Added(node) | WatchEvent::Modified(node) => (node, false),
-            WatchEvent::Deleted(node) => (node, true),
-            WatchEvent::Bookmark(bookmark) => return self.bookmark(bookmark, initial).await,
-            WatchEvent::Error(status) => return Err(self.refused(Fault::Kube(kube::Error::Api(status)))),
-        };
+        let node = Node::from(event.object::<proto::Node>().map_err(garbled)?);
         let record = if deleted { None } else { self.store.judge(&node) };
         let id = &node.metadata.name;
         if let Some(records) = initial {
@@ -295,9 +293,10 @@ impl Watch<'_> {
         self.word().await
     }
 
-    async fn bookmark(&mut self, mark: Bookmark, initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
-        let version = mark.metadata.resource_version;
-        let ends = mark.metadata.annotations.get(LIST_ENDS).is_some_and(|text| text == "true");
+    async fn bookmark(&mut self, mark: proto::Node, initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
+        let metadata = mark.metadata.unwrap_or_default();
+        let ends = metadata.annotations().any(|mark| mark == (LIST_ENDS, "true"));
+        let version = metadata.resource_version;
         match initial.take() {
             Some(records) if ends => self.snapshot(records, version).await?,
             Some(records) => *initial = Some(records),
