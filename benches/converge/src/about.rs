@@ -40,6 +40,7 @@ pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, Stri
         ("kernel".to_owned(), first(command("uname", &["-srm"])?)),
         ("load at the start".to_owned(), load()),
         ("weft".to_owned(), first(command(&weft, &["version"])?)),
+        ("binary".to_owned(), format!("{:.1} MB, {}", size_mb(Path::new(&*weft))?, built(&weft)?)),
         ("date".to_owned(), first(command("date", &["-u", "+%Y-%m-%d"])?)),
     ];
     if let Some(path) = flanneld_path {
@@ -62,11 +63,23 @@ fn flanneld(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// Size of a file, MB.
+/// Size of the binary, MB, when it was built without Kubernetes; else 0: its bound is for that.
 ///
 /// # Errors
 /// When it is not there.
-pub fn size_mb(path: &Path) -> Result<f64> {
+pub fn bare_mb(weft: &Path) -> Result<f64> {
+    if built(&weft.to_string_lossy())? == WITHOUT { size_mb(weft) } else { Ok(0.0) }
+}
+
+const WITHOUT: &str = "without Kubernetes";
+
+fn built(weft: &str) -> Result<&'static str> {
+    let lacks = command(weft, &["agent", "--help"])?.contains("Kubernetes (not in this build)");
+    Ok(if lacks { WITHOUT } else { "with Kubernetes" })
+}
+
+/// Size of a file, MB.
+fn size_mb(path: &Path) -> Result<f64> {
     let data = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
     Ok(data.len() as f64 / 1024.0 / 1024.0)
 }

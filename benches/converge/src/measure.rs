@@ -63,7 +63,7 @@ pub struct Line {
 pub struct Run {
     /// Machine, kernel, versions: name and value.
     pub about: Vec<(String, String)>,
-    /// Size of the static binary, MB.
+    /// Size of the static binary without Kubernetes, MB; 0 when it is one with it.
     pub binary_mb: f64,
     /// Everything measured.
     pub lines: Vec<Line>,

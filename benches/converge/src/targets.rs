@@ -50,7 +50,7 @@ pub fn check(run: &Run) -> Vec<Verdict> {
         }
     }
     if run.binary_mb > 0.0 {
-        all.push(most("binary", "static, MB", run.binary_mb, 12.0));
+        all.push(most("binary", "static, without Kubernetes, MB", run.binary_mb, 12.0));
     }
     all
 }
