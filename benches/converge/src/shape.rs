@@ -27,6 +27,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const MOST_GROWTH: f64 = 3.0;
 /// t20k / t5k: linear is 4, plain routes are 18. A difference of small times is noisy, this is not: both must be too large.
 const MOST_RATIO: f64 = 8.0;
+/// kB. Tables grow by doubling: at 20,000 peers they are half empty, and each peer has 1.1.
+const MOST_PER_PEER: f64 = 1.3;
 /// How often a growth that is too large is measured again.
 const AGAIN: usize = 2;
 /// An idle node: share of a core, audits included, and waking up.
@@ -54,16 +56,20 @@ pub fn run(options: &ShapeOptions) -> Result<bool> {
     let mut right = true;
     let program = Program::Weft(options.weft.clone(), options.agent_flags.clone());
     let mut bed = Bed { program, store: Store::start(Backend::Vxlan)?, filled: 0, nodes: 0 };
-    let (mut costs, mut last) = (Vec::new(), None);
+    let (mut costs, mut memory, mut last) = (Vec::new(), Vec::new(), None);
     for peers in SIZES {
         drop(last.take());
         bed.fill(peers)?;
         let (cost, agent, node) = bed.starts(peers, RUNS)?;
         node.watch.quiet(CALM, LIMIT)?;
-        right &= judge(&format!("memory of {peers} peers, MB"), agent.memory()?.0, memory_bound(peers as f64));
+        memory.push(agent.memory()?.0);
         costs.push(cost);
         last = Some((agent, node));
     }
+    let few = SIZES[0] as f64;
+    let many = SIZES[2] as f64 - few;
+    right &= judge(&format!("memory of {few} peers, MB"), memory[0], memory_bound(few));
+    right &= judge("memory of each further peer, kB", (memory[2] - memory[0]) * 1024.0 / many, MOST_PER_PEER);
     let (agent, node) = last.context("nothing ran")?;
     right &= idle(&agent, &node)?;
     right &= restart(&bed, agent, &node)?;
