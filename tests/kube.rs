@@ -24,6 +24,8 @@ mod install;
 mod migrate;
 #[path = "kube/ping.rs"]
 mod ping;
+#[path = "common/places.rs"]
+mod places;
 #[path = "kube/power.rs"]
 mod power;
 #[path = "kube/routed.rs"]

@@ -14,6 +14,8 @@ mod away;
 mod condition;
 #[path = "kube_mesh/nodes.rs"]
 mod nodes;
+#[path = "common/places.rs"]
+mod places;
 #[path = "kube_mesh/relay.rs"]
 mod relay;
 #[path = "../subnet/tests/kube/server.rs"]

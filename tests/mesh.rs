@@ -8,6 +8,8 @@ mod cni;
 mod interop;
 #[path = "mesh/killed.rs"]
 mod killed;
+#[path = "common/places.rs"]
+mod places;
 #[path = "mesh/reach.rs"]
 mod reach;
 #[path = "mesh/restart.rs"]
@@ -20,32 +22,9 @@ mod store;
 mod subnets;
 
 use std::path::PathBuf;
-use std::sync::{Condvar, Mutex, PoisonError};
 
+use places::Place;
 use weft::lab::LabOptions;
-
-/// Labs at once: more would measure the machine, not weft.
-static PLACES: Mutex<usize> = Mutex::new(2);
-static FREED: Condvar = Condvar::new();
-
-/// A place among the labs that run at once.
-struct Place;
-
-impl Place {
-    fn take() -> Place {
-        let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
-        Place
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        FREED.notify_one();
-    }
-}
 
 /// Runs a test on this thread, which the lab's namespaces belong to.
 fn on_this_thread(test: impl Future<Output = anyhow::Result<()>>) {

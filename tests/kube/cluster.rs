@@ -7,10 +7,11 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use crate::places::Place;
 
 /// The version that tools/kube-binaries builds.
 const VERSION: &str = include_str!("../../tools/kube-version");
@@ -23,29 +24,6 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Where the sources are.
 const TREE: &str = env!("CARGO_MANIFEST_DIR");
-
-/// Clusters at once: one for each core of a small machine.
-static PLACES: Mutex<usize> = Mutex::new(2);
-static FREED: Condvar = Condvar::new();
-
-/// A place among the clusters that run at once.
-struct Place;
-
-impl Place {
-    fn take() -> Place {
-        let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
-        Place
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        FREED.notify_one();
-    }
-}
 
 /// What a cluster is like.
 pub struct Shape {

@@ -9,6 +9,8 @@
 mod cluster;
 #[path = "install.rs"]
 mod install;
+#[path = "../common/places.rs"]
+mod places;
 
 use std::fs::{self, File};
 use std::io;

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -12,27 +11,20 @@ use serde_json::{Value, json};
 use weft::lab::node::Node;
 use weft::lab::{BackendKind, Lab, LabOptions, wait_for};
 
+use crate::places::Place;
 use crate::relay::{ADDRESS, Relay};
 use crate::server::{Cluster, Server};
 
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Labs at once: more would measure the machine, not weft.
-static PLACES: Mutex<usize> = Mutex::new(2);
-static FREED: Condvar = Condvar::new();
-
 /// Runs a test on this thread, which the lab's namespaces belong to.
 pub fn on_this_thread(test: impl Future<Output = Result<()>>) {
-    let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    *FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
+    let place = Place::take();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(test)));
-    *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-    FREED.notify_one();
-    match result {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => panic!("{error:#}"),
-        Err(panic) => std::panic::resume_unwind(panic),
+    let result = runtime.block_on(test);
+    drop(place);
+    if let Err(error) = result {
+        panic!("{error:#}");
     }
 }
 
