@@ -26,10 +26,15 @@ pub fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
 
 /// Puts a new file with this content and mode in the place of whatever stands there; its directory is made with 0755 when missing.
 pub fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+    replace_with(path, mode, |file| file.write_all(contents))
+}
+
+/// The same, with what this writes; its error leaves everything as it was.
+pub fn replace_with(path: &Path, mode: u32, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let dir = directory(path);
     DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
-    aside.write_all(contents)?;
+    write(aside.as_file_mut())?;
     aside.as_file().set_permissions(Permissions::from_mode(mode))?;
     aside.as_file().sync_all()?;
     aside.persist(path).map_err(|failed| failed.error)?;
@@ -72,6 +77,8 @@ pub struct FileWatch {
     fd: AsyncFd<Watcher>,
     watched: Option<(WatchDescriptor, PathBuf)>,
     last: Look,
+    /// inotify told of something since the last look.
+    told: bool,
 }
 
 impl FileWatch {
@@ -82,7 +89,7 @@ impl FileWatch {
         #[allow(deprecated)]
         let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
         let path = path.into();
-        let mut watch = FileWatch { last: None, path, fd, watched: None };
+        let mut watch = FileWatch { last: None, path, fd, watched: None, told: false };
         watch.arm()?;
         watch.last = look(&watch.path);
         Ok(watch)
@@ -91,18 +98,22 @@ impl FileWatch {
     /// Returns when the file was deleted, edited, replaced or created since the last return. Cancel-safe.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            // Armed before the look, so that nothing falls between them.
-            let elsewhere = self.arm()?;
-            let now = look(&self.path);
-            // Written and gone with its directory since the last look: it looks as before.
-            if now != self.last || elsewhere {
-                self.last = now;
-                return Ok(());
+            if self.told {
+                // Armed before the look, so that nothing falls between them.
+                let elsewhere = self.arm()?;
+                let now = look(&self.path);
+                self.told = false;
+                // Written and gone with its directory since the last look: it looks as before.
+                if now != self.last || elsewhere {
+                    self.last = now;
+                    return Ok(());
+                }
             }
             let mut ready = self.fd.readable().await?;
             match ready.get_inner().0.read_events() {
                 // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
                 Ok(events) => {
+                    self.told = true;
                     let watched = self.watched.as_ref().map(|(descriptor, _)| *descriptor);
                     if events.iter().any(|event| event.mask.intersects(gone()) && Some(event.wd) == watched) {
                         self.watched = None;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One node: what it knows (plan, held removals, own lease) and how each kind of news leads to a pass.
 
+mod audit;
 mod env;
 mod host;
 mod lease;
@@ -41,8 +42,6 @@ use crate::status::{Failure, Pass};
 use crate::sysctls;
 use crate::tell::Teller;
 
-/// Audits may use one part in this many of a core.
-const AUDIT_SHARE: u32 = 400;
 /// More entries than this in one look are a reason to look at everything.
 const MANY: usize = 256;
 /// So many looks at everything in [`LOOKS_IN`] follow news of the kernel at once. After more of them the next one waits
@@ -233,7 +232,7 @@ impl<K: Kernel> Node<K> {
 
     /// Looks at the host and at everything we want in the kernel, and writes the difference; then subnet.env.
     pub async fn full(&mut self, cause: Cause) {
-        let started = Instant::now();
+        let (started, cost) = (Instant::now(), audit::Cost::begin());
         self.look_at_host();
         // Before the first snapshot nothing says which peers are stale: own devices only.
         self.passer.keep_all(!self.snapshot_applied);
@@ -242,7 +241,7 @@ impl<K: Kernel> Node<K> {
                 self.kernel_problem = None;
                 // What a pass writes is no cost of an audit.
                 if report.writes() == 0 {
-                    self.audit_interval = self.world.options.resync.max(report.took * AUDIT_SHARE);
+                    self.audit_interval = audit::interval(self.world.options.resync, cost.so_far());
                 }
                 self.passed(report);
                 self.next_audit = Instant::now() + self.audit_interval;

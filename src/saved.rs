@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The file of last-known-good peers: looked for when the store is away at the start, and written, now and then, while it is not.
-//! It is made in pieces between other work, and stored on another thread: no route waits for a disk.
+//! It is made in pieces between other work, and each goes to another thread at once: no route waits for a disk, and there is never a
+//! second copy of all peers in memory.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
-use weft_subnet::cache::{self, Head, Saved, Writer};
+use weft_subnet::cache::{self, FIRST_LINE, Head, Saved, Writer};
 use weft_subnet::lease::Id;
 use weft_subnet::peers::Peers;
 
@@ -76,9 +79,25 @@ pub struct Saver {
 enum Stage {
     #[default]
     Idle,
-    /// Up to this lease.
-    Making(Box<Writer>, Option<Id>),
+    Making(Box<Making>),
     Storing(JoinHandle<()>),
+}
+
+#[derive(Debug)]
+struct Making {
+    writer: Writer,
+    pieces: Sender<Piece>,
+    thread: JoinHandle<()>,
+    /// Up to this lease.
+    done: Option<Id>,
+}
+
+/// For the thread that writes.
+#[derive(Debug)]
+enum Piece {
+    Text(Vec<u8>),
+    /// Nothing follows; here is what goes before all.
+    First(String),
 }
 
 impl Saver {
@@ -95,7 +114,7 @@ impl Saver {
     /// When to call [`Saver::step`].
     pub fn next(&self, now: Instant) -> Option<Instant> {
         match (&self.stage, self.dirty) {
-            (Stage::Making(..), _) => Some(now),
+            (Stage::Making(_), _) => Some(now),
             (_, true) => Some(self.not_before.unwrap_or(now)),
             (_, false) => None,
         }
@@ -114,25 +133,35 @@ impl Saver {
                     return;
                 }
                 (self.dirty, self.not_before) = (false, Some(now + EVERY));
-                Writer::new(head(shelf)).map_or(Stage::Idle, |writer| Stage::Making(Box::new(writer), None))
+                let Some(writer) = Writer::new(head(shelf)) else { return };
+                let (pieces, received) = mpsc::channel();
+                let thread = store(shelf.file.clone(), received, self.failing.clone());
+                Stage::Making(Box::new(Making { writer, pieces, thread, done: None }))
             }
-            Stage::Making(mut writer, after) => {
+            Stage::Making(mut making) => {
                 let mut last = None;
-                for lease in peers.believed_after(after.as_ref()).take(SLICE) {
-                    writer.peer(lease);
+                for lease in peers.believed_after(making.done.as_ref()).take(SLICE) {
+                    making.writer.peer(lease);
                     last = Some(lease.id.clone());
                 }
-                match last {
-                    Some(id) => Stage::Making(writer, Some(id)),
-                    None => Stage::Storing(store(shelf.file.clone(), *writer, self.failing.clone())),
+                // Nobody takes them after a failure, of which the thread has told.
+                let _ = making.pieces.send(Piece::Text(making.writer.take()));
+                if last.is_some() {
+                    making.done = last;
+                    Stage::Making(making)
+                } else {
+                    let Making { writer, pieces, thread, .. } = *making;
+                    let _ = pieces.send(Piece::First(writer.finish()));
+                    Stage::Storing(thread)
                 }
             }
         };
     }
 }
 
-fn store(file: PathBuf, writer: Writer, failing: Arc<AtomicBool>) -> JoinHandle<()> {
-    tokio::task::spawn_blocking(move || match files::replace(&file, &writer.finish(), 0o600) {
+fn store(file: PathBuf, pieces: Receiver<Piece>, failing: Arc<AtomicBool>) -> JoinHandle<()> {
+    tokio::task::spawn_blocking(move || match files::replace_with(&file, 0o600, |aside| put_together(aside, pieces)) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => tracing::debug!("peers not saved: the agent ends"),
         Ok(()) if failing.swap(false, Ordering::Relaxed) => {
             tracing::info!(file = %file.display(), "peers are saved again");
         }
@@ -143,6 +172,21 @@ fn store(file: PathBuf, writer: Writer, failing: Arc<AtomicBool>) -> JoinHandle<
         ),
         Err(_) => {}
     })
+}
+
+/// `Interrupted` when the last piece does not come.
+fn put_together(file: &mut File, pieces: Receiver<Piece>) -> io::Result<()> {
+    file.write_all(&[b' '; FIRST_LINE])?;
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => file.write_all(&text)?,
+            Piece::First(line) => {
+                file.rewind()?;
+                return file.write_all(line.as_bytes());
+            }
+        }
+    }
+    Err(io::ErrorKind::Interrupted.into())
 }
 
 #[cfg(test)]
@@ -209,6 +253,25 @@ mod tests {
         std::fs::write(shelf.file(), "damaged").unwrap();
         let reason = shelf.read().unwrap_err();
         assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn an_end_half_way_leaves_the_last_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        saver.changed();
+        saved(&mut saver, now, &peers(1)).await;
+        saver.changed();
+        saver.step(now + EVERY, &peers(300), head);
+        saver.step(now + EVERY, &peers(300), head);
+        let Stage::Making(making) = std::mem::take(&mut saver.stage) else { panic!("it has just begun") };
+        let Making { pieces, thread, .. } = *making;
+        drop(pieces);
+        thread.await.unwrap();
+        assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 1);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing half-made stays behind");
+        assert!(!saver.failing.load(Ordering::Relaxed));
     }
 
     #[tokio::test]

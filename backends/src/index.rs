@@ -2,14 +2,14 @@
 //! The desired state, as contributions of leases to keys: adding or removing one lease re-evaluates its keys only.
 //! Law: add A, add B, remove B = add A. Newest lease wins a link-layer entry (FDB, neighbour), oldest wins a route.
 //!
-//! Nearly every key has one contributor, which is stored inline; 50,000 peers of three keys each are what the layout is made for.
+//! 50,000 peers of three keys each are what the layout is made for.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use weft_subnet::lease::{Age, Id};
 
 use crate::packed::{Names, PackedKey, PackedValue};
+use crate::slots::{Rank, Slot, Slots};
 use crate::state::{Key, State, Value};
 
 /// The contributor of what is not a peer's: our own device, addresses and routes. It wins links and addresses. The slash keeps it
@@ -19,13 +19,10 @@ pub const OWN: &str = "/own";
 /// A changed key: value before, value after.
 pub type Changed = (Key, Option<Value>, Option<Value>);
 
-/// Ours (false) before peers', then by age, then by id: total, so that the order of arrival decides nothing.
-type Rank = (bool, Age, Id);
-
 /// `Key -> contributions, ordered by lease age`.
 #[derive(Debug, Default)]
 pub struct Index {
-    slots: HashMap<PackedKey, Slot>,
+    slots: Slots,
     names: Names,
     contributors: Contributors,
 }
@@ -42,13 +39,6 @@ struct Contributors {
 struct Contributor {
     rank: Rank,
     keys: Box<[PackedKey]>,
-}
-
-#[derive(Debug)]
-enum Slot {
-    One(u32, PackedValue),
-    /// Two or more; a shared device has as many as there are peers on it.
-    Many(BTreeMap<Rank, (u32, PackedValue)>),
 }
 
 impl Contributors {
@@ -76,18 +66,6 @@ impl Contributors {
         let number = self.numbers.remove(id)?;
         self.free.push(number);
         self.rows.get_mut(number as usize)?.take()
-    }
-}
-
-impl Slot {
-    /// The contribution that counts.
-    fn winner(&self, key: &PackedKey) -> Option<(u32, &PackedValue)> {
-        let all = match self {
-            Slot::One(number, value) => return Some((*number, value)),
-            Slot::Many(all) => all,
-        };
-        let best = if key.newest_wins() { all.last_key_value() } else { all.first_key_value() };
-        best.map(|(_, (number, value))| (*number, value))
     }
 }
 
@@ -128,8 +106,13 @@ impl Index {
             let Some(packed) = self.names.find(&key) else { continue };
             let before = self.winner(&packed);
             let own = self.names.value(value);
+            if before.is_none() {
+                self.slots.put(packed, Slot::One(number, own));
+                changed.push((key, None, Some(value)));
+                continue;
+            }
             self.contribute(number, packed, own);
-            let after = if before.is_none() { Some(value) } else { self.winner(&packed) };
+            let after = self.winner(&packed);
             if before != after {
                 changed.push((key, before, after));
             }
@@ -140,16 +123,14 @@ impl Index {
     fn withdraw(&mut self, id: &Id, keys: &[PackedKey]) {
         let Some(row) = self.contributors.remove(id) else { return };
         for key in keys {
-            let Entry::Occupied(mut slot) = self.slots.entry(*key) else { continue };
-            let Slot::Many(all) = slot.get_mut() else {
-                slot.remove();
-                continue;
-            };
+            let Some(Slot::Many(mut all)) = self.slots.take(key) else { continue };
             all.remove(&row.rank);
-            if all.len() == 1
-                && let Some((_, (number, value))) = all.pop_first()
-            {
-                slot.insert(Slot::One(number, value));
+            let slot = match all.len() {
+                1 => all.pop_first().map(|(_, (number, value))| Slot::One(number, value)),
+                _ => Some(Slot::Many(all)),
+            };
+            if let Some(slot) = slot {
+                self.slots.put(*key, slot);
             }
         }
     }
@@ -157,21 +138,17 @@ impl Index {
     fn contribute(&mut self, number: u32, key: PackedKey, value: PackedValue) {
         let contributors = &self.contributors;
         let rank_of = |number: u32| contributors.rank(number).cloned().unwrap_or_default();
-        match self.slots.entry(key) {
-            Entry::Vacant(slot) => {
-                slot.insert(Slot::One(number, value));
+        let slot = match self.slots.take(&key) {
+            None => Slot::One(number, value),
+            Some(Slot::Many(mut all)) => {
+                all.insert(rank_of(number), (number, value));
+                Slot::Many(all)
             }
-            Entry::Occupied(mut slot) => match slot.get_mut() {
-                Slot::Many(all) => {
-                    all.insert(rank_of(number), (number, value));
-                }
-                Slot::One(other, theirs) => {
-                    let theirs = (*other, std::mem::replace(theirs, PackedValue::Addr));
-                    let both = BTreeMap::from([(rank_of(theirs.0), theirs), (rank_of(number), (number, value))]);
-                    slot.insert(Slot::Many(both));
-                }
-            },
-        }
+            Some(Slot::One(other, theirs)) => {
+                Slot::Many(BTreeMap::from([(rank_of(other), (other, theirs)), (rank_of(number), (number, value))]))
+            }
+        };
+        self.slots.put(key, slot);
     }
 
     /// The winning value of a key.
@@ -180,14 +157,14 @@ impl Index {
     }
 
     fn winner(&self, key: &PackedKey) -> Option<Value> {
-        let (_, value) = self.slots.get(key)?.winner(key)?;
-        self.names.unpack_value(value)
+        let (_, value) = self.slots.winner(key)?;
+        self.names.unpack_value(&value)
     }
 
     /// Who wins this key: for status and errors.
     pub fn owner(&self, key: &Key) -> Option<&Id> {
         let key = self.names.find(key)?;
-        let (number, _) = self.slots.get(&key)?.winner(&key)?;
+        let (number, _) = self.slots.winner(&key)?;
         self.contributors.rank(number).map(|(_, _, id)| id)
     }
 
@@ -199,10 +176,7 @@ impl Index {
 
     /// Everything, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Value)> {
-        let entry = |(key, slot): (&PackedKey, &Slot)| {
-            Some((self.names.unpack(key)?, self.names.unpack_value(slot.winner(key)?.1)?))
-        };
-        self.slots.iter().filter_map(entry)
+        self.slots.iter().filter_map(|(key, value)| Some((self.names.unpack(&key)?, self.names.unpack_value(&value)?)))
     }
 
     /// Everything, in key order.

@@ -13,5 +13,6 @@ pub mod options;
 pub mod overhead;
 pub mod owner;
 mod packed;
+mod slots;
 pub mod state;
 pub mod vxlan;

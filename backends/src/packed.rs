@@ -110,12 +110,12 @@ const V6: u8 = 0x80;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PackedKey {
     /// Address (IPv4 in the first four) or MAC.
-    bytes: [u8; 16],
+    pub(crate) bytes: [u8; 16],
     /// Number of the device; metric of a route.
-    extra: u32,
-    tag: u8,
+    pub(crate) extra: u32,
+    pub(crate) tag: u8,
     /// Prefix length.
-    len: u8,
+    pub(crate) len: u8,
 }
 
 impl PackedKey {

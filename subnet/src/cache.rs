@@ -98,20 +98,24 @@ impl Entry {
     }
 }
 
+/// Length of the first line, bytes.
+pub const FIRST_LINE: usize = MAGIC.len() + " 1 00000000\n".len();
+
 fn first_line(checksum: u32) -> String {
     format!("{MAGIC} {VERSION} {checksum:08x}\n")
 }
 
-/// A text that grows lease by lease.
-#[derive(Debug)]
+/// A text that grows lease by lease, and is taken away piece by piece.
+#[derive(Debug, Default)]
 pub struct Writer {
     text: Vec<u8>,
+    taken: crc32fast::Hasher,
 }
 
 impl Writer {
     /// With the head alone.
     pub fn new(head: Head) -> Option<Writer> {
-        let mut writer = Writer { text: first_line(0).into_bytes() };
+        let mut writer = Writer::default();
         let own = Entry::new(&head.own)?;
         let Head { store, saved, config, public, chosen, .. } = head;
         writer.push(&WireHead { store, saved, config, own, public, chosen });
@@ -131,12 +135,15 @@ impl Writer {
         self.text.push(b'\n');
     }
 
-    /// The whole text.
-    pub fn finish(mut self) -> Vec<u8> {
-        let length = first_line(0).len();
-        let line = first_line(crc32fast::hash(&self.text[length..]));
-        self.text[..length].copy_from_slice(line.as_bytes());
-        self.text
+    /// What was added since the last piece. The first one belongs behind the first line.
+    pub fn take(&mut self) -> Vec<u8> {
+        self.taken.update(&self.text);
+        std::mem::take(&mut self.text)
+    }
+
+    /// The first line, which is known last: of [`FIRST_LINE`] bytes. Everything was taken.
+    pub fn finish(self) -> String {
+        first_line(self.taken.finalize())
     }
 }
 
@@ -205,8 +212,15 @@ mod tests {
 
     fn text(saved: &Saved) -> Vec<u8> {
         let mut writer = Writer::new(saved.head.clone()).unwrap();
-        saved.peers.iter().for_each(|lease| writer.peer(lease));
-        writer.finish()
+        let mut body = Vec::new();
+        for lease in &saved.peers {
+            writer.peer(lease);
+            body.extend(writer.take());
+        }
+        body.extend(writer.take());
+        let first = writer.finish();
+        assert_eq!(first.len(), FIRST_LINE);
+        [first.into_bytes(), body].concat()
     }
 
     #[test]

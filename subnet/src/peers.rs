@@ -15,8 +15,10 @@ use std::rc::Rc;
 use crate::cidr::Subnets;
 use crate::lease::{Age, Id, Lease, Record};
 use claims::{Claims, Slot};
+use entry::{Entry, Reason, Verdict};
 
 mod claims;
+mod entry;
 mod judge;
 mod pages;
 
@@ -53,25 +55,6 @@ pub struct Peers {
     free: Vec<Slot>,
     claims: Claims,
     believed: usize,
-}
-
-#[derive(Debug)]
-enum Entry {
-    Free,
-    Unread(Box<str>),
-    Read(Rc<Lease>, Verdict),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
-    /// It is our own lease.
-    Own,
-    /// Not possible: has no claim.
-    Impossible(Box<str>),
-    /// Has a claim that this older one beats; `None` only while it waits for its judgement.
-    Beaten(Option<(Slot, Box<str>)>),
-    /// Has a claim, and no older one that is believed overlaps it.
-    Believed,
 }
 
 /// Claims to be settled, oldest first.
@@ -290,7 +273,7 @@ impl Peers {
         *verdict = if self.us.id.as_ref() == Some(&lease.id) {
             Verdict::Own
         } else if let Some(reason) = judge::impossible(&self.us, lease) {
-            Verdict::Impossible(reason.into())
+            Verdict::Impossible(Box::new(Reason(reason.into())))
         } else {
             self.claims.insert(&judge::enabled(&self.us, &lease.subnets), slot);
             dirty.insert((lease.age.clone(), lease.id.clone(), slot));
@@ -308,7 +291,7 @@ impl Peers {
                 None => Verdict::Believed,
                 Some((other, lease)) => {
                     let reason = format!("overlaps {} of the older lease {}", lease.subnets, lease.id);
-                    Verdict::Beaten(Some((other, reason.into())))
+                    Verdict::Beaten(Some(Box::new((other, Reason(reason.into())))))
                 }
             };
             let now = verdict == Verdict::Believed;
@@ -344,50 +327,6 @@ impl Peers {
             (before.as_ref() != after).then(|| Change { id, before, after: after.cloned() })
         };
         in_order(before.into_iter().filter_map(change).collect())
-    }
-}
-
-impl Entry {
-    /// Why it is not believed, and the lease when it could be read.
-    fn aside(&self) -> Option<(&str, Option<&Lease>)> {
-        match self {
-            Entry::Unread(reason) => Some((reason, None)),
-            Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Beaten(Some((_, reason)))) => {
-                Some((reason, Some(lease)))
-            }
-            Entry::Free | Entry::Read(..) => None,
-        }
-    }
-
-    fn new(lease: Result<Lease, String>) -> Entry {
-        match lease {
-            Ok(lease) => Entry::Read(Rc::new(lease), Verdict::Beaten(None)),
-            Err(reason) => Entry::Unread(reason.into()),
-        }
-    }
-
-    fn believed(&self) -> Option<&Rc<Lease>> {
-        match self {
-            Entry::Read(lease, Verdict::Believed) => Some(lease),
-            _ => None,
-        }
-    }
-
-    fn is_believed(&self) -> bool {
-        self.believed().is_some()
-    }
-
-    fn beaten_by(&self) -> Option<Slot> {
-        match self {
-            Entry::Read(_, Verdict::Beaten(Some((slot, _)))) => Some(*slot),
-            _ => None,
-        }
-    }
-
-    fn queue(&self, slot: Slot, dirty: &mut Dirty) {
-        if let Entry::Read(lease, _) = self {
-            dirty.insert((lease.age.clone(), lease.id.clone(), slot));
-        }
     }
 }
 
