@@ -57,8 +57,8 @@ pub enum Task {
     },
     /// Remove what is ours from the kernel.
     Cleanup(CleanupTask),
-    /// Put the CNI plugin (first) into a directory (second).
-    InstallCni(PathBuf, PathBuf),
+    /// Put the CNI plugin into a directory.
+    InstallCni(InstallFlags),
     /// Give the own lease back.
     Release(ReleaseTask),
     /// List leases.
@@ -264,7 +264,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
             cni_conf_dir: flags.cni.cni_conf_dir,
             flannel_devices: flags.flannel_devices,
         }),
-        Command::InstallCni(flags) => Task::InstallCni(flags.from, flags.bin_dir),
+        Command::InstallCni(flags) => Task::InstallCni(flags),
         Command::Release(flags) => Task::Release(ReleaseTask {
             state_dir: PathBuf::from(flags.place.state_dir),
             store: build::store(flags.store, env)?,

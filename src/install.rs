@@ -13,6 +13,7 @@ use crate::files;
 
 /// The names under which configurations call the plugin. A copy each: `flannel` may become flannel's own again.
 const NAMES: [&str; 2] = ["flannel", "weft-veth"];
+const AGENT: &str = "weft";
 const MODE: u32 = 0o755;
 
 /// A plugin, and whether it had to be written.
@@ -26,15 +27,25 @@ pub struct Installed {
 
 /// Copies `from` to `dir` under each name, by renames; leaves alone what is equal.
 pub fn install(from: &Path, dir: &Path) -> anyhow::Result<Vec<Installed>> {
-    let plugin = fs::read(from).with_context(|| format!("read the CNI plugin {} (--from)", from.display()))?;
-    // What is no program would stop every pod of the node.
-    anyhow::ensure!(plugin.starts_with(b"\x7fELF"), "{} is no program for Linux (--from)", from.display());
+    let plugin = program(from, "--from")?;
     NAMES.iter().map(|name| one(&plugin, dir.join(name))).collect()
 }
 
-fn one(plugin: &[u8], path: PathBuf) -> anyhow::Result<Installed> {
+/// Copies weft itself there: what cleans up a node must be on it when no pod of weft is any more.
+pub fn agent(from: &Path, dir: &Path) -> anyhow::Result<Installed> {
+    one(&program(from, "--agent")?, dir.join(AGENT))
+}
+
+/// What is no program would stop every pod of the node.
+fn program(from: &Path, flag: &str) -> anyhow::Result<Vec<u8>> {
+    let program = fs::read(from).with_context(|| format!("read {} ({flag})", from.display()))?;
+    anyhow::ensure!(program.starts_with(b"\x7fELF"), "{} is no program for Linux ({flag})", from.display());
+    Ok(program)
+}
+
+fn one(program: &[u8], path: PathBuf) -> anyhow::Result<Installed> {
     let place = path.display();
-    let written = write(plugin, &path).map_err(|error| {
+    let written = write(program, &path).map_err(|error| {
         let remedy = files::remedy(&error, path.parent().unwrap_or(Path::new("/")));
         anyhow::Error::new(error)
             .context(format!("write {place}: is --bin-dir on a disk with room, mounted read-write?{remedy}"))
@@ -42,12 +53,12 @@ fn one(plugin: &[u8], path: PathBuf) -> anyhow::Result<Installed> {
     Ok(Installed { path, written })
 }
 
-fn write(plugin: &[u8], path: &Path) -> io::Result<bool> {
+fn write(program: &[u8], path: &Path) -> io::Result<bool> {
     let usable = fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.mode() & 0o7777 == MODE);
-    if usable && fs::read(path)? == plugin {
+    if usable && fs::read(path)? == program {
         return Ok(false);
     }
-    files::replace(path, plugin, MODE)?;
+    files::replace(path, program, MODE)?;
     Ok(true)
 }
 
@@ -77,6 +88,18 @@ mod tests {
         fs::write(dir.join("weft-veth"), "half").unwrap();
         assert_eq!(written(from, &dir), [true, true], "neither would run");
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "nothing temporary stays");
+    }
+
+    #[test]
+    fn the_agent_too_where_it_is_wanted() {
+        let home = tempfile::tempdir().unwrap();
+        let one = || agent(Path::new("/bin/cat"), home.path()).unwrap();
+        let path = home.path().join("weft");
+        assert_eq!(one(), Installed { path: path.clone(), written: true });
+        assert_eq!(one(), Installed { path: path.clone(), written: false });
+        assert_eq!(fs::read(path).unwrap(), fs::read("/bin/cat").unwrap());
+        let refusal = format!("{:#}", agent(&home.path().join("none"), home.path()).unwrap_err());
+        assert!(refusal.contains("(--agent): No such file"), "{refusal}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
+use weft::cli::flags::InstallFlags;
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
 use weft::rules::{Instance, around};
@@ -56,8 +57,11 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(show(&text))
         }
         Task::Cleanup(task) => clean(&task).await,
-        Task::InstallCni(from, dir) => {
-            let done = install::install(&from, &dir)?;
+        Task::InstallCni(InstallFlags { from, bin_dir, agent }) => {
+            let mut done = install::install(&from, &bin_dir)?;
+            if let Some(agent) = agent {
+                done.push(install::agent(&agent, &bin_dir)?);
+            }
             let word = |written| if written { "written" } else { "was there already" };
             let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
             Ok(show(&lines.collect::<String>()))

@@ -79,6 +79,8 @@ pub struct Place<'a, K> {
 enum Lack {
     /// The store is away. What was read of net-conf before it went.
     Store(String, Option<String>),
+    /// The store refuses us, until somebody changes something.
+    Refused(String),
     /// Something of this node, or of what the store says.
     Own(String),
 }
@@ -90,6 +92,7 @@ impl Lack {
         match error {
             // Without a cause below it is the store's own word: no pod CIDR yet, many writers.
             Error::Unavailable { source: Some(_), .. } => Lack::Store(text, config.map(str::to_owned)),
+            Error::Refused { .. } => Lack::Refused(format!("the store refuses: {text}")),
             _ => Lack::Own(text),
         }
     }
@@ -114,6 +117,8 @@ impl Waiting<'_> {
     async fn on(&mut self, lack: Lack) {
         let (text, health, pause) = match lack {
             Lack::Store(text, _) => (text, Health::Unknown, self.pause),
+            // Told where that at least is not refused; asked as rarely as one that is away.
+            Lack::Refused(text) => (text.clone(), Health::Unwell(text), self.pause),
             Lack::Own(text) => (text.clone(), Health::Unwell(text), LOOK_AGAIN),
         };
         self.pause = (pause * 2).min(STORE_AGAIN);
@@ -268,7 +273,7 @@ fn random() -> u64 {
 }
 
 /// Between half of this and all of it.
-fn spread(pause: Duration) -> Duration {
+pub fn spread(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + (random() % 1000) as f64 / 2000.0)
 }
 

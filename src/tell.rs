@@ -12,7 +12,11 @@ use tokio::time::{Instant, sleep_until};
 use weft_subnet::source::{Error, Source};
 
 use crate::say::{Patience, chain};
+use crate::start::spread;
 
+/// What was told may be overwritten: a cloud's controller sets the condition of a node whose routes it has not made. So it is told
+/// again after this time, or up to half of it sooner, for nodes must not ask all at once; the store writes only what differs.
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
 /// Between attempts, doubled each time.
 const AGAIN: Duration = Duration::from_secs(5);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
@@ -88,9 +92,11 @@ fn due(state: &State, told: Option<&Told>, patience: Duration) -> Option<(Instan
     let told = told.filter(|told| told.lease == state.lease);
     match (&state.health, told) {
         (Health::Unknown, _) => None,
-        (Health::Well, Some(Told { fault: None, .. })) => None,
+        (Health::Well, Some(Told { fault: None, again, .. })) => Some((*again, None)),
         (Health::Well, _) => Some((Instant::now(), None)),
-        (Health::Unwell(text), Some(Told { fault: Some(said), .. })) if text == said => None,
+        (Health::Unwell(text), Some(Told { fault: Some(said), again, .. })) if text == said => {
+            Some((*again, Some(text.clone())))
+        }
         // Another fault than the one that was told: also that only when it lasts.
         (Health::Unwell(text), Some(Told { fault: Some(_), at, .. })) => Some((*at + patience, Some(text.clone()))),
         (Health::Unwell(text), _) => Some((state.since + patience, Some(text.clone()))),
@@ -101,6 +107,14 @@ struct Told {
     fault: Option<String>,
     lease: u64,
     at: Instant,
+    again: Instant,
+}
+
+impl Told {
+    fn now(fault: Option<String>, lease: u64) -> Told {
+        let at = Instant::now();
+        Told { fault, lease, at, again: at + spread(LOOK_AGAIN) }
+    }
 }
 
 async fn run(
@@ -125,13 +139,16 @@ async fn run(
             },
             () = sleep_until(at.max(not_before)) => {}
         }
+        let known = told.as_ref().is_some_and(|told: &Told| told.fault == fault && told.lease == now.lease);
         match tell(fault.clone()).await {
+            // What it knew already, or would if it answered: others say that it is away.
+            Ok(()) | Err(_) if known => told = Some(Told::now(fault, now.lease)),
             Ok(()) => {
                 match &fault {
                     Some(fault) => tracing::warn!(fault, "told the store that the network of this node does not work"),
                     None => tracing::debug!("the store knows that the network works"),
                 }
-                told = Some(Told { fault, lease: now.lease, at: Instant::now() });
+                told = Some(Told::now(fault, now.lease));
                 wait = AGAIN;
             }
             Err(error) => {

@@ -16,6 +16,8 @@ mod condition;
 mod nodes;
 #[path = "common/places.rs"]
 mod places;
+#[path = "kube_mesh/refused.rs"]
+mod refused;
 #[path = "kube_mesh/relay.rs"]
 mod relay;
 #[path = "../subnet/tests/kube/server.rs"]

@@ -118,6 +118,9 @@ pub struct InstallFlags {
     /// Where the container runtime looks for plugins; it is put there as flannel and as weft-veth.
     #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR")]
     pub bin_dir: PathBuf,
+    /// Put this program there too, as weft: for `weft status`, `cleanup` and `doctor` on the node itself.
+    #[arg(long, value_name = "FILE")]
+    pub agent: Option<PathBuf>,
 }
 
 /// How the agent runs.

@@ -56,8 +56,28 @@ async fn a_fault_is_told_when_it_has_lasted_and_recovery_at_once() {
         seconds(31).await;
         assert_eq!(*heard.borrow(), [(0, None), down(40, "device")], "after 30 s, once");
         teller.set(Health::Well);
-        seconds(1000).await;
+        seconds(200).await;
         assert_eq!(*heard.borrow(), [(0, None), down(40, "device"), (70, None)]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_may_overwrite_is_told_again_now_and_then() {
+    local(async {
+        let (teller, heard) = teller(0);
+        teller.set(Health::Well);
+        seconds(3600).await;
+        let told = heard.borrow().clone();
+        assert!((7..=13).contains(&told.len()) && told.iter().all(|(_, fault)| fault.is_none()), "{told:?}");
+        let gaps: Vec<u64> = told.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        assert!(gaps.iter().all(|gap| (299..=601).contains(gap)), "within ten minutes, not together: {gaps:?}");
+        teller.set(unwell("device"));
+        seconds(31).await;
+        heard.borrow_mut().clear();
+        seconds(601).await;
+        assert!(heard.borrow().iter().all(|(_, fault)| fault.as_deref() == Some("device")), "{heard:?}");
+        assert!(!heard.borrow().is_empty());
     })
     .await;
 }
@@ -68,7 +88,7 @@ async fn a_fault_that_goes_in_time_is_nobodys_business() {
         let (teller, heard) = teller(0);
         teller.set(Health::Well);
         seconds(1).await;
-        for _ in 0..20 {
+        for _ in 0..9 {
             teller.set(unwell("device"));
             seconds(29).await;
             teller.set(Health::Well);

@@ -27,6 +27,7 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Lease, Record};
 use crate::network::Network;
+use crate::retry::Patience;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source, random};
 
 use annotations::Prefix;
@@ -95,6 +96,8 @@ pub struct KubeStore {
     /// The uid of our Node when we last read it.
     uid: RefCell<String>,
     writes: RefCell<Vec<Instant>>,
+    /// What was said of our Node's annotations.
+    said: RefCell<Patience>,
 }
 
 impl KubeStore {
@@ -114,6 +117,7 @@ impl KubeStore {
             newest: RefCell::new(String::new()),
             uid: RefCell::new(String::new()),
             writes: RefCell::new(Vec::new()),
+            said: RefCell::default(),
         })
     }
 
@@ -127,12 +131,22 @@ impl KubeStore {
         self.uid.borrow_mut().clear();
     }
 
+    /// Names what the admin wrote onto our Node and cannot be read.
+    fn warn(&self, node: &Node) {
+        if let Some(reason) = publish::unreadable(node, &self.prefix)
+            && self.said.borrow_mut().due(&reason)
+        {
+            tracing::warn!("{reason}");
+        }
+    }
+
     /// The entry that a node is; none where no agent has published itself.
     fn judge(&self, node: &Node) -> Option<Record> {
         let mut record = node.record(&self.prefix)?;
         if self.name.get().is_some_and(|name| **name == *node.metadata.name)
             && let Some(asked) = &*self.asked.borrow()
         {
+            self.warn(node);
             // Whoever reads this asks us to publish again, and the admin's address is then taken.
             if publish::overwritten(&asked.attrs, node, &self.prefix) {
                 record.lease = Err(format!("node {}: public address to be published again", record.id));

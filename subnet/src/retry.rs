@@ -66,6 +66,25 @@ impl Trouble {
     }
 }
 
+/// One condition that may last: said once a minute, at once where it is another.
+#[cfg(feature = "kube")]
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    last: Option<(String, Instant)>,
+}
+
+#[cfg(feature = "kube")]
+impl Patience {
+    /// True when this text should be said now.
+    pub(crate) fn due(&mut self, text: &str) -> bool {
+        let due = self.last.as_ref().is_none_or(|(last, at)| last != text || at.elapsed() >= SAY_EVERY);
+        if due {
+            self.last = Some((text.to_owned(), Instant::now()));
+        }
+        due
+    }
+}
+
 /// A session that lasted longer was a recovery, whatever ended it.
 #[cfg(feature = "dir")]
 pub(crate) const RECOVERED: Duration = MAX;

@@ -40,6 +40,15 @@ pub enum Error {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
+    /// The store answered, and said no: only a change of our credentials, rights or settings helps, which the cause names.
+    #[error("{what}")]
+    Refused {
+        /// Operation and object, as above.
+        what: String,
+        /// The store's word and the remedy.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Nothing is stored there (config missing, lease gone).
     #[error("{0} does not exist")]
     Missing(String),

@@ -61,9 +61,16 @@ pub fn binaries() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
     let dir = cache.join("weft").join(format!("kube-{}", VERSION.trim()));
-    for name in
-        ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"]
-    {
+    for name in [
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kube-proxy",
+        "kubelet",
+        "kubectl",
+        "helm",
+    ] {
         assert!(dir.join(name).is_file(), "{name} is not in {}: run `make prepare-kube`", dir.display());
     }
     dir
@@ -171,9 +178,10 @@ impl Cluster {
         PathBuf::from(format!("/proc/{}/ns/net", self.child.id()))
     }
 
-    fn kubectl_command(&self) -> Command {
+    /// kubectl or helm, as the cluster's admin, in the source tree.
+    fn client(&self, name: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", self.netns().display())).arg(binaries().join("kubectl"));
+        command.arg(format!("--net={}", self.netns().display())).arg(binaries().join(name));
         command.arg("--kubeconfig").arg(self.kubeconfig());
         command.current_dir(TREE).env("HOME", &self.dir).stdin(Stdio::null());
         command
@@ -181,12 +189,18 @@ impl Cluster {
 
     /// kubectl with these words.
     pub fn try_kubectl(&self, words: &str) -> Result<String, String> {
-        let output = self.kubectl_command().args(words.split_whitespace()).output().unwrap();
+        let output = self.client("kubectl").args(words.split_whitespace()).output().unwrap();
         outcome(words, &output)
     }
 
     pub fn kubectl(&self, words: &str) -> String {
         self.try_kubectl(words).unwrap_or_else(|error| panic!("kubectl {error}"))
+    }
+
+    /// helm with these words.
+    pub fn helm(&self, words: &str) -> String {
+        let output = self.client("helm").args(words.split_whitespace()).output().unwrap();
+        outcome(words, &output).unwrap_or_else(|error| panic!("helm {error}"))
     }
 
     /// What `kubectl get` shows.
@@ -200,7 +214,7 @@ impl Cluster {
     }
 
     pub fn apply(&self, objects: &str) {
-        let mut command = self.kubectl_command();
+        let mut command = self.client("kubectl");
         let mut child =
             command.args(["apply", "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(objects.as_bytes()).unwrap();
@@ -232,7 +246,7 @@ impl Cluster {
 
     /// A shell script in a pod.
     pub fn exec(&self, pod: &str, script: &str) -> Result<String, String> {
-        let output = self.kubectl_command().args(["exec", pod, "--", "sh", "-c", script]).output().unwrap();
+        let output = self.client("kubectl").args(["exec", pod, "--", "sh", "-c", script]).output().unwrap();
         outcome(&format!("{pod}: {script}"), &output)
     }
 

@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv4 and IPv6 at once, and a restart of all agents that no packet notices.
+//! IPv4 and IPv6 at once, by Helm: installed, upgraded without a packet lost, and taken away so that nothing stays.
 
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, word};
 use crate::fresh::all_answer;
 use crate::install::{
-    assert_mesh, assert_no_sandbox_failed, install_with, three_nodes, wait_for_agents, wait_for_bare_nodes,
+    assert_mesh, assert_no_problems, assert_no_sandbox_failed, three_nodes, wait_for_agents, wait_for_bare_nodes,
     wait_for_pods,
 };
 use crate::ping::Ping;
+
+/// As in the README.
+const INSTALL: &str = "install flannel deploy/helm/weft --namespace kube-flannel --create-namespace";
+const UPGRADE: &str = "upgrade flannel deploy/helm/weft --namespace kube-flannel --reset-then-reuse-values";
 
 #[test]
 fn a_dual_stack_cluster() {
     let cluster = Cluster::start(three_nodes(true));
     wait_for_bare_nodes(&cluster);
     cluster.kubectl("apply -f tests/kube/web.yml");
-    install_with(&cluster, |net, _| {
-        net["EnableIPv6"] = json!(true);
-        net["IPv6Network"] = json!("fd00:10:244::/48");
-    });
+    let notes = cluster.helm(&format!("{INSTALL} --set podCidrv6=fd00:10:244::/48"));
+    assert!(!notes.contains("WARNING"), "{notes}");
     let pods = wait_for_pods(&cluster);
     for pod in &pods {
         assert!(pod.addresses.len() == 2 && pod.addresses[1].starts_with("fd00:10:244:"), "{pod:?}");
@@ -38,14 +40,77 @@ fn a_dual_stack_cluster() {
         }
     }
     wait_for_agents(&cluster);
+    assert_no_problems(&cluster);
 
     let pings = Ping::ring(&cluster, &pods);
     assert_eq!(pings.len(), 6);
-    let begin = Instant::now();
-    cluster.kubectl("-n kube-flannel rollout restart daemonset kube-flannel-ds");
-    wait_for_agents(&cluster);
-    println!("all agents restarted in {:.1} s", begin.elapsed().as_secs_f64());
+    upgrade(&cluster);
     for ping in pings {
-        ping.stop().assert_nothing_lost("restart of the DaemonSet");
+        ping.stop().assert_nothing_lost("upgrade");
+    }
+    assert_no_problems(&cluster);
+    uninstall(&cluster);
+}
+
+/// A rolling update, as `kubectl rollout restart` makes one.
+fn upgrade(cluster: &Cluster) {
+    let notes = cluster.helm(&format!("{UPGRADE} --dry-run=server --set policy.enabled=false"));
+    assert!(notes.contains("WARNING: the admission policy weft-own-node was left out"), "{notes}");
+    let begin = Instant::now();
+    cluster.helm(&format!("{UPGRADE} --set flannel.args={{--ip-masq,--kube-subnet-mgr,-v=1}}"));
+    wait_for_agents(cluster);
+    println!("all agents upgraded in {:.1} s", begin.elapsed().as_secs_f64());
+    let set = cluster.get("-n kube-flannel daemonset kube-flannel-ds");
+    let args = set["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    assert!(args.contains(&json!("-v=1")), "{args:?}");
+    let conf = cluster.get("-n kube-flannel configmap kube-flannel-cfg");
+    let conf: Value = serde_json::from_str(conf["data"]["net-conf.json"].as_str().unwrap()).unwrap();
+    assert_eq!(conf["IPv6Network"], "fd00:10:244::/48", "values of the installation stay");
+}
+
+/// What a node still has of weft: devices, routes, nexthops, rules and configuration of the runtime.
+const REMAINS: &str = "
+    ip -o link show type vxlan
+    for family in -4 -6; do ip $family route show table all proto 90; done
+    ip nexthop
+    nft list tables | grep -i -e weft -e flannel
+    for program in iptables-nft-save iptables-legacy-save ip6tables-nft-save ip6tables-legacy-save; do $program | grep -i weft; done
+    ls -A /etc/cni/net.d
+    ls /run/flannel/10-flannel.conflist /run/flannel/weft.sock
+    true";
+
+/// The way that docs/operations.md shows.
+fn uninstall(cluster: &Cluster) {
+    const CLEANUP: &str = "/opt/cni/bin/weft cleanup";
+    for node in cluster.nodes() {
+        let had = cluster.on(&node, REMAINS);
+        for part in [
+            "flannel.1",
+            "flannel-v6.1",
+            "10.244.",
+            "fd00:10:244:",
+            "table ip weft",
+            "table ip6 weft",
+            "10-flannel.conflist",
+        ] {
+            assert!(had.contains(part), "these looks do not see {part} on {node}: {had}");
+        }
+        let refused = cluster.try_on(&node, CLEANUP).expect_err("an agent runs");
+        assert!(refused.contains("an agent answers on /run/flannel/weft.sock"), "{refused}");
+    }
+    cluster.kubectl("delete -f tests/kube/web.yml --timeout=120s");
+    cluster.helm("uninstall flannel --namespace kube-flannel");
+    cluster.until("no agent", || cluster.items("-n kube-flannel pods").is_empty());
+    // Where nobody can log in; any image that has chroot.
+    let debug = "debug node/n3 --image=weft-test:1 --profile=sysadmin --quiet -- /bin/busybox chroot /host";
+    cluster.kubectl(&format!("{debug} {CLEANUP}"));
+    for node in cluster.nodes() {
+        if node == "n3" {
+            cluster.until("nothing left of weft on n3", || cluster.on("n3", REMAINS).is_empty());
+        } else {
+            let said = cluster.on(&node, CLEANUP);
+            assert!(said.contains("and the traffic rules and the CNI configuration"), "{said}");
+            assert_eq!(cluster.on(&node, REMAINS), "", "{node}");
+        }
     }
 }

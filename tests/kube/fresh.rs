@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use crate::cluster::{Cluster, Pod, condition, word};
 use crate::install::{
-    ask, assert_mesh, assert_no_sandbox_failed, install, is_ready, three_nodes, wait_for_agents, wait_for_bare_nodes,
-    wait_for_pods,
+    ask, assert_mesh, assert_no_problems, assert_no_sandbox_failed, install, is_ready, three_nodes, wait_for_agents,
+    wait_for_bare_nodes, wait_for_pods,
 };
 
 #[test]
@@ -22,6 +22,7 @@ fn a_fresh_cluster() {
     assert_mesh(&cluster, &pods);
     assert_no_sandbox_failed(&cluster);
     wait_for_agents(&cluster);
+    assert_no_problems(&cluster);
     the_condition_is_ours(&cluster);
     services_reach_every_pod(&cluster, &pods);
     host_ports_work(&cluster);
@@ -137,7 +138,7 @@ pub fn pods_leave_nothing(cluster: &Cluster) {
     cluster.kubectl("delete pod port --timeout=120s");
     for node in cluster.nodes() {
         cluster.until(&format!("nothing left of pods on {node}"), || cluster.on(&node, REMAINS).is_empty());
-        let doctor = cluster.on(&node, concat!(env!("CARGO_BIN_EXE_weft"), " doctor pods"));
+        let doctor = cluster.on(&node, "/opt/cni/bin/weft doctor pods");
         assert!(doctor.contains("0 leaked, 0 in doubt"), "{node}: {doctor}");
     }
 }

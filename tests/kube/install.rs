@@ -62,6 +62,26 @@ pub fn wait_for_agents(cluster: &Cluster) {
     });
 }
 
+/// Nothing is wrong with any node, in the agents' own words.
+pub fn assert_no_problems(cluster: &Cluster) {
+    for node in cluster.nodes() {
+        let field = format!("spec.nodeName={node}");
+        let pods = cluster.items(&format!("-n kube-flannel pods -l app=flannel --field-selector {field}"));
+        let [pod] = &pods[..] else { panic!("{} agents on {node}", pods.len()) };
+        let ask =
+            format!("-n kube-flannel exec {} -c kube-flannel -- /weft status -o json", word(&pod["metadata"]["name"]));
+        let mut said = Value::Null;
+        cluster.wait_for(&format!("no problems on {node}"), || {
+            let status: Value = serde_json::from_str(&cluster.kubectl(&ask)).unwrap();
+            if said != status["problems"] {
+                said = status["problems"].clone();
+                println!("problems of {node}: {said}");
+            }
+            (status["ready"] == true && said == json!([])).then_some(())
+        });
+    }
+}
+
 /// A pod on each node, with its addresses.
 pub fn wait_for_pods(cluster: &Cluster) -> Vec<Pod> {
     let nodes = cluster.nodes();

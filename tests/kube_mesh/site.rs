@@ -15,6 +15,9 @@ use crate::places::Place;
 use crate::relay::{ADDRESS, Relay};
 use crate::server::{Cluster, Server};
 
+/// Where bindings are.
+pub const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs a test on this thread, which the lab's namespaces belong to.
@@ -45,6 +48,15 @@ fn cidrs(number: u8, dual: bool) -> Vec<String> {
     std::iter::once(format!("10.244.{number}.0/24")).chain(v6).collect()
 }
 
+/// What gives the agents' account its rights.
+pub fn binding(cluster: &Cluster) -> Value {
+    json!({
+        "metadata": {"name": format!("weft-{}", cluster.name)},
+        "subjects": [{"kind": "ServiceAccount", "name": cluster.name, "namespace": "default"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tests"},
+    })
+}
+
 impl Site {
     /// Nodes 1 to 3 with their Node objects; no agent runs.
     pub async fn build(backend: BackendKind, dual: bool) -> Result<Site> {
@@ -56,12 +68,7 @@ impl Site {
         fs::write(cluster.conf.path().join("net-conf.json"), options.net_conf())?;
         let account = json!({"metadata": {"name": cluster.name}});
         cluster.post("/api/v1/namespaces/default/serviceaccounts", &account).await;
-        let binding = json!({
-            "metadata": {"name": format!("weft-{}", cluster.name)},
-            "subjects": [{"kind": "ServiceAccount", "name": cluster.name, "namespace": "default"}],
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tests"},
-        });
-        cluster.post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).await;
+        cluster.post(BINDINGS, &binding(&cluster)).await;
         for (number, node) in (1..).zip(&mut lab.nodes) {
             node.set_flags(vec![
                 "--kube-subnet-mgr".to_owned(),

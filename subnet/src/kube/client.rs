@@ -58,17 +58,37 @@ impl Fault {
             _ => 0,
         }
     }
+
+    /// The server works and does not want this call. Too many calls, and writes that others got in between, are no refusals.
+    fn refuses(&self) -> bool {
+        matches!(self.code(), 400..=499) && !matches!(self.code(), 408 | 409 | 410 | 429)
+    }
+}
+
+/// What is to be done about a refusal.
+fn remedy(status: &Status) -> &'static str {
+    let said = |words: &str| status.message.contains(words);
+    match status.code {
+        401 => " (the credentials are not accepted: check the token, certificate or kubeconfig)",
+        // Of the policy in deploy/kube; the server adds its own reason.
+        403 | 422 if said("changes no annotations but its own") => {
+            " (--kube-annotation-prefix must be the prefix in this policy: policy.annotationPrefix of the chart)"
+        }
+        403 | 422 if said("this token is not bound to this node") => {
+            " (NODE_NAME must be the node that the pod runs on; policies like this need Kubernetes 1.30)"
+        }
+        403 | 422 if said("ValidatingAdmissionPolicy") || said("admission webhook") => {
+            " (an admission policy of the cluster: it must let agents patch their annotations and nodes/status)"
+        }
+        403 => " (RBAC: nodes get, list, watch and nodes/status patch are needed; pods get without NODE_NAME)",
+        _ => "",
+    }
 }
 
 /// The whole chain of causes, each said once; what the server refused with its remedy.
 fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
-        let remedy = match status.code {
-            401 => " (the credentials are not accepted: check the token, certificate or kubeconfig)",
-            403 => " (RBAC: nodes get, list, watch and nodes/status patch are needed; pods get without NODE_NAME)",
-            _ => "",
-        };
-        return format!("{}{remedy}", status.message);
+        return format!("{}{}", status.message, remedy(status));
     }
     // The client's own words ("ServiceError: ...") stand for what lies below.
     let first: &dyn std::error::Error = match error {
@@ -205,7 +225,11 @@ impl Api {
         if fault.code() == 404 {
             return Error::Missing(what.to_owned());
         }
-        Error::Unavailable { what: format!("{what} from {}", self.describe()), source: Some(Box::new(fault)) }
+        let what = format!("{what} from {}", self.describe());
+        if fault.refuses() {
+            return Error::Refused { what, source: Box::new(fault) };
+        }
+        Error::Unavailable { what, source: Some(Box::new(fault)) }
     }
 }
 

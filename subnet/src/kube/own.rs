@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::attrs::Attrs;
 use crate::cidr::{Family, Subnets};
-use crate::lease::Lease;
+use crate::lease::{Age, Lease};
 use crate::network::Network;
 use crate::source::{Claim, Error, UNREADABLE};
 
@@ -140,10 +140,17 @@ impl KubeStore {
         }
     }
 
-    /// The lease as the annotations say, also before a pod CIDR is assigned: its VTEP MAC is what is asked for.
+    /// The lease as the annotations say; what backends have said there also before a pod CIDR is assigned, and where another
+    /// annotation cannot be read: the VTEP MAC is what is asked for.
     pub(super) async fn find_own(&self) -> Result<Option<Lease>, Error> {
         let node = self.read_own().await?;
-        Ok(node.record(&self.prefix).and_then(|record| record.lease.ok()))
+        let Some(record) = node.record(&self.prefix) else { return Ok(None) };
+        Ok(Some(record.lease.unwrap_or_else(|_| Lease {
+            id: record.id,
+            subnets: node.subnets().unwrap_or_default(),
+            attrs: publish::said_by_backend(&node, &self.prefix),
+            age: Age::default(),
+        })))
     }
 
     pub(super) async fn admins_choice(&self) -> Result<[Option<IpAddr>; 2], Error> {
@@ -210,6 +217,7 @@ impl KubeStore {
             return Err(Error::Invalid(reason));
         }
         for tried in 1..=TRIES {
+            self.warn(&node);
             let changes = publish::changes(attrs, &node, &self.prefix);
             if changes.is_empty() {
                 let lease = node.lease(&self.prefix).map_err(Error::Invalid)?;
@@ -295,10 +303,14 @@ impl KubeStore {
             return Ok(());
         }
         let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let condition = json!({
+        let mut condition = json!({
             "type": "NetworkUnavailable", "status": status, "reason": reason, "message": message,
-            "lastHeartbeatTime": now, "lastTransitionTime": now,
+            "lastHeartbeatTime": now,
         });
+        // The API's convention: another reason is no transition. What the patch does not name stays.
+        if there.is_none_or(|it| it.status != status) {
+            condition["lastTransitionTime"] = now.into();
+        }
         // Merged by type: the other conditions are the kubelet's.
         let written = self.write(name, &json!({ "status": { "conditions": [condition] } })).await?;
         written.map(drop).ok_or_else(|| self.contended(name))

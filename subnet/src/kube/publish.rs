@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
@@ -17,13 +18,24 @@ pub(super) type Changes = BTreeMap<String, Option<String>>;
 
 /// The address to publish: the admin's when there is one that can be read.
 fn address<A: Display + FromStr>(node: &Node, prefix: &Prefix, overwrite: &str, ours: A) -> String {
-    match node.address::<A>(prefix, overwrite) {
-        Ok(Some(theirs)) => theirs.to_string(),
-        Ok(None) => ours.to_string(),
-        Err(reason) => {
-            tracing::warn!("{reason}: our own address is published");
-            ours.to_string()
-        }
+    node.address::<A>(prefix, overwrite).ok().flatten().unwrap_or(ours).to_string()
+}
+
+/// The admin's address that cannot be read, for people.
+pub(super) fn unreadable(node: &Node, prefix: &Prefix) -> Option<String> {
+    let v4 = node.address::<Ipv4Addr>(prefix, annotations::OVERWRITE).err();
+    let reason = v4.or_else(|| node.address::<Ipv6Addr>(prefix, annotations::OVERWRITE_V6).err())?;
+    Some(format!("{reason}: our own address is published"))
+}
+
+/// What the backend of a node has said of it, whatever else stands there.
+pub(super) fn said_by_backend(node: &Node, prefix: &Prefix) -> Attrs {
+    let data = |end| node.get(prefix, end).filter(|text| *text != "null").map(Into::into);
+    Attrs {
+        backend_type: node.get(prefix, annotations::TYPE).unwrap_or_default().to_lowercase(),
+        backend_data: data(annotations::DATA),
+        backend_v6_data: data(annotations::DATA_V6),
+        ..Attrs::default()
     }
 }
 

@@ -223,6 +223,9 @@ fn what_weft_lacks_is_refused_by_the_chart() {
         ("--set flannel.backend=wireguard", "weft has vxlan, host-gw and ipip"),
         ("--set podCidr=", "podCidr and podCidrv6 are both empty"),
         ("--set flannel.image.repository=ghcr.io/flannel-io/flannel", "flannel.image is flannel's"),
+        ("--set policy.annotationPrefix=a.test/b-", r#"annotations that begin with "flannel.alpha.coreos.com/""#),
+        ("--set flannel.args={--kube-annotation-prefix=a.test/b}", "set policy.annotationPrefix=a.test/b-,"),
+        ("--set flannel.args={-kube-annotation-prefix,a.test}", "set policy.annotationPrefix=a.test/,"),
     ] {
         let said = chart(args).expect_err(args);
         assert!(said.contains(why), "{args}: {said}");
@@ -234,6 +237,8 @@ fn the_policy_is_left_out_where_the_server_has_none() {
     let policy = |args: &str| chart(args).unwrap().contains("ValidatingAdmissionPolicy");
     assert!(!policy("--kube-version 1.29.14") && !policy("--set policy.enabled=false"));
     assert!(policy("--kube-version 1.30.0"));
-    let other = chart("--set policy.annotationPrefix=a.test/b- --namespace net").unwrap();
+    let args =
+        "--set policy.annotationPrefix=a.test/b-,flannel.args={--kube-annotation-prefix=a.test/b} --namespace net";
+    let other = chart(args).unwrap();
     assert!(other.contains(r#""a.test/b-""#) && other.contains("system:serviceaccount:net:weft"), "{other}");
 }

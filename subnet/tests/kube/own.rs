@@ -48,6 +48,23 @@ async fn nothing_is_written_when_nothing_changed() {
 }
 
 #[tokio::test]
+async fn the_mac_comes_back_whatever_else_is_wrong() {
+    let cluster = Cluster::shared().await;
+    let store = cluster.store(1);
+    store.acquire(&claim(1)).await.unwrap();
+    cluster.annotate(1, "public-ip", &json!("nonsense")).await;
+    let own = store.own(&attrs(1), None).await.unwrap().unwrap();
+    assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "an annotation beside it cannot be read");
+    assert_eq!(store.acquire(&claim(1)).await.unwrap().attrs, attrs(1), "and is mended");
+    let managed = cluster.annotation("kube-subnet-manager");
+    let data = attrs(3).backend_data.unwrap();
+    let annotations = json!({managed: "true", cluster.annotation("backend-data"): &*data});
+    cluster.create_as(&cluster.node(3), &[], annotations).await;
+    let own = cluster.store(3).own(&attrs(3), None).await.unwrap().unwrap();
+    assert_eq!(own.attrs.backend_data, Some(data), "no pod CIDR yet");
+}
+
+#[tokio::test]
 async fn the_condition_is_flannels_and_written_once() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
@@ -68,6 +85,18 @@ async fn the_condition_is_flannels_and_written_once() {
     let node = cluster.read(1).await;
     let condition = &node["status"]["conditions"][0];
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("WeftIsDown")));
+    let since = condition["lastTransitionTime"].as_str().unwrap().to_owned();
+    // Times of the API are whole seconds.
+    sleep(Duration::from_millis(1100)).await;
+    store.health(Some("no uplink")).await.unwrap();
+    let node = cluster.read(1).await;
+    let condition = &node["status"]["conditions"][0];
+    assert_eq!((&condition["status"], &condition["message"]), (&json!("True"), &json!("no uplink")));
+    assert_eq!(condition["lastTransitionTime"], since.as_str(), "another message is no transition");
+    assert_ne!(condition["lastHeartbeatTime"], since.as_str());
+    store.health(None).await.unwrap();
+    let node = cluster.read(1).await;
+    assert_ne!(node["status"]["conditions"][0]["lastTransitionTime"], since.as_str());
     let mut options = cluster.options(Who::Node(cluster.node(2)), "weft");
     options.set_condition = false;
     KubeStore::new(options).unwrap().health(None).await.unwrap();
@@ -207,14 +236,19 @@ async fn the_pod_says_the_node() {
 async fn refusals_name_the_remedy() {
     let cluster = Cluster::shared().await;
     let who = || Who::Node(cluster.node(1));
+    let refused = |error: Error| match error {
+        Error::Refused { source, .. } => source.to_string(),
+        error => panic!("{error}"),
+    };
+    let stranger = KubeStore::new(cluster.options(who(), "stranger")).unwrap();
+    assert!(refused(stranger.list().await.unwrap_err()).contains("RBAC: nodes get, list, watch"));
+    let nobody = KubeStore::new(cluster.options(who(), "nobody")).unwrap();
+    assert!(refused(nobody.list().await.unwrap_err()).contains("credentials are not accepted"));
+    // Nobody has answered.
     let cause = |error: Error| match error {
         Error::Unavailable { source: Some(cause), .. } => cause.to_string(),
         error => panic!("{error}"),
     };
-    let stranger = KubeStore::new(cluster.options(who(), "stranger")).unwrap();
-    assert!(cause(stranger.list().await.unwrap_err()).contains("RBAC: nodes get, list, watch"));
-    let nobody = KubeStore::new(cluster.options(who(), "nobody")).unwrap();
-    assert!(cause(nobody.list().await.unwrap_err()).contains("credentials are not accepted"));
     let mut options = cluster.options(who(), "weft");
     options.access.kubeconfig = None;
     let outside = KubeStore::new(options.clone()).unwrap();

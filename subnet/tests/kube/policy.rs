@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
-use weft_subnet::source::Source;
+use weft_subnet::source::{Error, Source};
 
 use super::contract::claim;
 use super::manifests::{kubectl, server};
@@ -185,7 +185,7 @@ async fn an_agent_writes_no_other_node() {
 }
 
 /// A store as the agent of a node has it, with this token.
-fn store(cluster: &Cluster, last: u8, token: &str) -> (KubeStore, tempfile::TempDir) {
+fn store(cluster: &Cluster, last: u8, token: &str, prefix: &str) -> (KubeStore, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let read = std::fs::read_to_string(cluster.server.kubeconfig("admin")).unwrap();
     let mut config: Value = serde_json::from_str(&read).unwrap();
@@ -197,7 +197,7 @@ fn store(cluster: &Cluster, last: u8, token: &str) -> (KubeStore, tempfile::Temp
     let options = KubeOptions {
         access: Access { url: None, kubeconfig: Some(path) },
         who: Who::Node(cluster.node(last)),
-        prefix: PREFIX.to_owned(),
+        prefix: prefix.to_owned(),
         net_config: dir.path().join("net-conf.json"),
         set_condition: true,
     };
@@ -208,7 +208,7 @@ fn store(cluster: &Cluster, last: u8, token: &str) -> (KubeStore, tempfile::Temp
 async fn the_store_does_all_its_work_under_the_policy() {
     let cluster = cluster().await;
     let token = of_node(&cluster.server, &cluster.node(1));
-    let (own, _dir) = store(&cluster, 1, &token);
+    let (own, _dir) = store(&cluster, 1, &token, PREFIX);
     let lease = own.acquire(&claim(1)).await.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24");
     own.health(None).await.unwrap();
@@ -218,10 +218,15 @@ async fn the_store_does_all_its_work_under_the_policy() {
     own.release(&lease).await.unwrap();
     let annotations = &cluster.read(1).await["metadata"]["annotations"];
     assert!(annotations[format!("{PREFIX}/kube-subnet-manager")].is_null(), "{annotations}");
-    let (other, _dir) = store(&cluster, 2, &token);
-    let error = other.acquire(&claim(2)).await.expect_err("another node");
-    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-    let said = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    assert!(said.contains("not bound to this node"), "{said}");
+    for (last, prefix, why) in [
+        (2, PREFIX, "this token is not bound to this node (NODE_NAME must be"),
+        (1, "a.test", "changes no annotations but its own (--kube-annotation-prefix must be"),
+    ] {
+        let (other, _dir) = store(&cluster, last, &token, prefix);
+        match other.acquire(&claim(last)).await {
+            Err(Error::Refused { source, .. }) => assert!(source.to_string().contains(why), "{source}"),
+            other => panic!("{other:?}"),
+        }
+    }
     assert!(cluster.read(2).await["metadata"]["annotations"][format!("{PREFIX}/public-ip")].is_null());
 }

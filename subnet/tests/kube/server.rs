@@ -339,6 +339,11 @@ impl Cluster {
         call(&self.client, Method::PATCH, &path, patch).await.unwrap();
     }
 
+    /// The same, where the server may refuse it.
+    pub async fn try_patch(&self, last: u8, patch: &Value) -> Result<Value, kube::Error> {
+        call(&self.client, Method::PATCH, &format!("/api/v1/nodes/{}", self.node(last)), patch).await
+    }
+
     /// Sets an annotation as an admin would.
     pub async fn annotate(&self, last: u8, end: &str, value: &Value) {
         let name = self.annotation(end);
