@@ -260,6 +260,7 @@ impl Plan {
                 self.nodes.follow(change.before.as_deref(), change.after.as_deref());
             }
             match &change.after {
+                Some(lease) if changed.is_empty() => changed = self.plan_peer(lease),
                 Some(lease) => changed.extend(self.plan_peer(lease)),
                 None => {
                     if let Some(reason) = self.peers.reason(&change.id) {

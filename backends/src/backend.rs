@@ -42,6 +42,7 @@ impl Planned {
     /// Adds the plan of one family.
     pub(crate) fn take(&mut self, half: Result<State, Skip>) {
         match half {
+            Ok(state) if self.state.is_empty() => self.state = state,
             Ok(state) => self.state.extend(state),
             Err(skip) => self.skipped.push(skip),
         }

@@ -203,8 +203,105 @@ impl Route {
     }
 }
 
-/// What should be, or is, in the kernel.
-pub type State = BTreeMap<Key, Value>;
+/// Entries that are wanted, each key once, in the order of keys. One lease brings a handful of them, tens of thousands of times in a
+/// row: they stand side by side in memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State(Vec<(Key, Value)>);
+
+impl State {
+    /// Nothing is wanted.
+    pub fn new() -> State {
+        State::default()
+    }
+
+    /// What is wanted under this key.
+    pub fn get(&self, key: &Key) -> Option<&Value> {
+        self.place(key).ok().map(|at| &self.0[at].1)
+    }
+
+    /// Wants this; what was wanted under the key before is given back. Costs as much as what stands behind it in the order of keys.
+    pub fn insert(&mut self, key: Key, value: Value) -> Option<Value> {
+        match self.place(&key) {
+            Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
+            Err(at) => {
+                self.0.insert(at, (key, value));
+                None
+            }
+        }
+    }
+
+    /// Wants nothing under this key. Costs as [`State::insert`] does.
+    pub fn remove(&mut self, key: &Key) -> Option<Value> {
+        self.place(key).ok().map(|at| self.0.remove(at).1)
+    }
+
+    /// Wants nothing any more.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// How many entries.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// True when nothing is wanted.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// In order.
+    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.0.iter().map(|(key, _)| key)
+    }
+
+    /// In order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Value)> {
+        self.0.iter().map(|(key, value)| (key, value))
+    }
+
+    fn place(&self, key: &Key) -> Result<usize, usize> {
+        self.0.binary_search_by(|(there, _)| there.cmp(key))
+    }
+}
+
+impl Extend<(Key, Value)> for State {
+    /// Of one key the last value counts.
+    fn extend<I: IntoIterator<Item = (Key, Value)>>(&mut self, entries: I) {
+        self.0.extend(entries);
+        self.0.sort_by_key(|(key, _)| *key);
+        self.0.dedup_by(|last, first| {
+            let same = last.0 == first.0;
+            if same {
+                first.1 = last.1;
+            }
+            same
+        });
+    }
+}
+
+impl FromIterator<(Key, Value)> for State {
+    fn from_iter<I: IntoIterator<Item = (Key, Value)>>(entries: I) -> State {
+        let mut state = State::new();
+        state.extend(entries);
+        state
+    }
+}
+
+impl<const N: usize> From<[(Key, Value); N]> for State {
+    fn from(entries: [(Key, Value); N]) -> State {
+        State::from_iter(entries)
+    }
+}
+
+impl IntoIterator for State {
+    type Item = (Key, Value);
+    type IntoIter = std::vec::IntoIter<(Key, Value)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
 
 /// An observed entry: its value and, for routes, the protocol number that wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
