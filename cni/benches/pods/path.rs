@@ -13,10 +13,10 @@ use serde_json::Value;
 use weft_cni::rtnl::within;
 
 use crate::site::{Site, env_text, wait_for};
-use crate::{Way, best, install, low, ms};
+use crate::{Way, high, install, low, ms};
 
-const ROUNDS: usize = 15;
-const PINGS: usize = 10_000;
+const ROUNDS: usize = 30;
+const PINGS: usize = 5_000;
 /// Of one TCP stream: long enough to leave slow start behind, short enough for many turns.
 const BYTES: &str = "512M";
 /// The second node.
@@ -30,6 +30,7 @@ pub struct Path {
     server: Child,
     trips: Vec<f64>,
     rates: Vec<f64>,
+    costs: Vec<f64>,
 }
 
 impl Path {
@@ -40,7 +41,7 @@ impl Path {
         wait_for("iperf3 to listen", || {
             inside(from, &["iperf3", "-c", &addr.to_string(), "-n", "1K"]).output().unwrap().status.success()
         });
-        Path { name, from: from.to_owned(), addr, server, trips: Vec::new(), rates: Vec::new() }
+        Path { name, from: from.to_owned(), addr, server, trips: Vec::new(), rates: Vec::new(), costs: Vec::new() }
     }
 
     /// A round trip, us.
@@ -50,7 +51,12 @@ impl Path {
 
     /// One TCP stream, Gbit/s.
     pub fn rate(&self) -> f64 {
-        best(&self.rates)
+        high(&self.rates)
+    }
+
+    /// CPU time of sender and receiver, ms/GB: less disturbed by what else the machine does than the rate.
+    pub fn cost(&self) -> f64 {
+        low(&self.costs)
     }
 }
 
@@ -77,7 +83,9 @@ pub fn measure(site: &Site, ways: &[Way]) -> Vec<Path> {
     }
     for _ in 0..ROUNDS {
         for path in &mut paths {
-            path.rates.push(stream(path));
+            let (rate, cost) = stream(path);
+            path.rates.push(rate);
+            path.costs.push(cost);
         }
     }
     paths
@@ -169,18 +177,23 @@ fn round_trip(netns: &str, addr: Ipv4Addr) -> f64 {
     times[times.len() / 2]
 }
 
-/// One TCP stream, Gbit/s. Where there are processors for both, sender and receiver stay on one each: which of the two the
-/// scheduler would choose matters more than the path.
-fn stream(path: &Path) -> f64 {
+/// One TCP stream: Gbit/s, and ms of CPU time for each GB. Where there are processors for both, sender and receiver stay on one
+/// each: which of the two the scheduler would choose matters more than the path.
+fn stream(path: &Path) -> (f64, f64) {
     let addr = path.addr.to_string();
     let mut words = vec!["iperf3", "-J", "-n", BYTES, "-c", &addr];
     if std::thread::available_parallelism().is_ok_and(|count| count.get() > 1) {
         words.extend(["-A", "0,1"]);
     }
     let out = inside(&path.from, &words).output().unwrap();
-    let value: Value = serde_json::from_slice(&out.stdout).unwrap();
-    let rate = value["end"]["sum_received"]["bits_per_second"].as_f64();
-    rate.unwrap_or_else(|| panic!("{}: {value}", path.name)) / 1e9
+    let end = &serde_json::from_slice::<Value>(&out.stdout).unwrap()["end"];
+    let number = |place: &str| {
+        let value = end.pointer(place).and_then(Value::as_f64);
+        value.unwrap_or_else(|| panic!("{}: no {place} in {}", path.name, String::from_utf8_lossy(&out.stdout)))
+    };
+    let (bytes, seconds) = (number("/sum_received/bytes"), number("/sum_received/seconds"));
+    let percent = number("/cpu_utilization_percent/host_total") + number("/cpu_utilization_percent/remote_total");
+    (bytes * 8.0 / seconds / 1e9, percent * 10.0 * seconds / (bytes / 1e9))
 }
 
 fn inside(pod: &str, words: &[&str]) -> Command {
