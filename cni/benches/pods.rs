@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Routed pods beside the bridge, in turns: ADD and DEL with the real host-local, the kernel's own removal of a veth pair, and
-//! the path from pod to pod. `WEFT_CNI` is our binary; the one that was built with this program else. `FLANNEL_CNI` names
+//! the paths from pod to pod. `WEFT_CNI` is our binary; the one that was built with this program else. `FLANNEL_CNI` names
 //! flannel's plugin, whose bridge is what the targets speak of.
 
 #![allow(
@@ -12,20 +12,18 @@
 )]
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sockopt};
-use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::{Value, json};
-use weft_cni::rtnl::{Rtnl, within};
+use weft_cni::rtnl::Rtnl;
 
 use crate::site::{Site, on_a_node};
 
+#[path = "pods/path.rs"]
+mod path;
 #[allow(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/plugin/site.rs"]
 mod site;
@@ -33,9 +31,6 @@ mod site;
 const ROUNDS: usize = 30;
 /// A pod lives for a while: what the kernel still does for a new link (duplicate address detection, grace periods) is over then.
 const LIFE: Duration = Duration::from_millis(200);
-const PATH_ROUNDS: usize = 5;
-const PINGS: usize = 20_000;
-const SECONDS: &str = "2";
 
 /// One way to wire pods.
 struct Way {
@@ -44,10 +39,6 @@ struct Way {
     conf: Value,
     adds: Vec<f64>,
     dels: Vec<f64>,
-    trips: Vec<f64>,
-    rates: Vec<f64>,
-    addr: String,
-    server: Option<Child>,
 }
 
 fn main() {
@@ -75,13 +66,30 @@ fn main() {
         }
         judge("DEL, routed less bare removal, ms", routed.1 - bare, 4.0, true);
         ways.truncate(2);
-        paths(&site, &mut ways);
-        for way in &ways {
-            println!("{}: round trip {:.2} us, TCP {:.1} Gbit/s", way.name, low(&way.trips), best(&way.rates));
-        }
-        judge("round trip, routed to bridge", low(&ways[0].trips) / low(&ways[1].trips), 0.8, true);
-        judge("TCP, routed to bridge", best(&ways[0].rates) / best(&ways[1].rates), 1.0, false);
+        packets(&path::measure(&site, &ways));
     });
+}
+
+/// The paths in the order of [`path::measure`].
+fn packets(paths: &[path::Path]) {
+    for path in paths {
+        let (trip, rate, cost) = (path.trip(), path.rate(), path.cost());
+        println!("{}: round trip {trip:.2} us, TCP {rate:.1} Gbit/s, {cost:.0} ms CPU time for each GB", path.name);
+    }
+    let [alone, routed, bridge, far_routed, far_bridge] = paths else { panic!("five paths") };
+    judge("round trip on one node, routed to bridge", routed.trip() / bridge.trip(), 0.8, true);
+    let between = |path: &path::Path| path.trip() - alone.trip();
+    println!(
+        "between the pods, less a pair alone: routed {:.2} us, bridge {:.2} us, ratio {:.2}",
+        between(routed),
+        between(bridge),
+        between(routed) / between(bridge)
+    );
+    judge("round trip across nodes, routed to bridge", far_routed.trip() / far_bridge.trip(), 1.0, true);
+    for (place, routed, bridge) in [("on one node", routed, bridge), ("across nodes", far_routed, far_bridge)] {
+        judge(&format!("TCP {place}, routed to bridge"), routed.rate() / bridge.rate(), 1.0, false);
+        judge(&format!("CPU time of TCP {place}, routed to bridge"), routed.cost() / bridge.cost(), 1.0, true);
+    }
 }
 
 fn judge(what: &str, got: f64, target: f64, at_most: bool) {
@@ -96,8 +104,7 @@ fn way(site: &Site, name: &'static str, plugin: &std::path::Path, delegate: &str
         "delegate": {"type": delegate, "isDefaultGateway": true, "ipMasq": false},
     }));
     let plugin = plugin.to_owned();
-    let (adds, dels, trips, rates) = Default::default();
-    Way { name, plugin, conf, adds, dels, trips, rates, addr: String::new(), server: None }
+    Way { name, plugin, conf, adds: Vec::new(), dels: Vec::new() }
 }
 
 /// ADD and DEL of every way in turns; between them the start of a process and the kernel alone, ms.
@@ -151,82 +158,6 @@ fn timed(mut command: Command, conf: &Value) -> f64 {
     ms(begin.elapsed())
 }
 
-/// Two pods of each way; the ways take turns, so that a busy moment of the machine meets both. Each has a subnet of its own.
-fn paths(site: &Site, ways: &mut [Way]) {
-    for (number, way) in ways.iter_mut().enumerate() {
-        site.subnet_env(&crate::site::env_text(
-            &format!("10.5.{}", number + 7),
-            &format!("fd05:0:0:{}", number + 7),
-            1450,
-        ));
-        install(site, way);
-        let near = format!("near{number}");
-        let far = format!("far{number}");
-        for pod in [&near, &far] {
-            site.pod(pod);
-            let result = site.call("ADD", pod, &way.conf).fine().json();
-            let address = result["ips"][0]["address"].as_str().unwrap();
-            way.addr = address.split('/').next().unwrap().to_owned();
-        }
-        let server = inside(&far, &["iperf3", "-s"]).stdout(Stdio::null()).spawn();
-        way.server = Some(server.expect("iperf3: apt-get install iperf3"));
-        let addr = way.addr.clone();
-        crate::site::wait_for("iperf3 to listen", || {
-            inside(&near, &["iperf3", "-c", &addr, "-n", "1K"]).output().unwrap().status.success()
-        });
-    }
-    for _ in 0..PATH_ROUNDS {
-        for (number, way) in ways.iter_mut().enumerate() {
-            way.trips.push(round_trip(&format!("/run/netns/near{number}"), way.addr.parse().unwrap()));
-        }
-    }
-    for _ in 0..PATH_ROUNDS {
-        for (number, way) in ways.iter_mut().enumerate() {
-            let near = format!("near{number}");
-            let out = inside(&near, &["iperf3", "-J", "-t", SECONDS, "-c", &way.addr]).output().unwrap();
-            let value: Value = serde_json::from_slice(&out.stdout).unwrap();
-            way.rates.push(value["end"]["sum_received"]["bits_per_second"].as_f64().unwrap() / 1e9);
-        }
-    }
-    for server in ways.iter_mut().filter_map(|way| way.server.as_mut()) {
-        server.kill().unwrap();
-        server.wait().unwrap();
-    }
-}
-
-/// Median time from sending an ICMP echo request to reading the answer, us: the kernel answers on the same processor, so no
-/// scheduler is in it.
-fn round_trip(netns: &str, addr: Ipv4Addr) -> f64 {
-    let netns = fs::File::open(netns).unwrap();
-    let opened = within(netns.as_fd(), || {
-        socket::socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp).unwrap()
-    });
-    let fd = opened.unwrap();
-    socket::setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(5)).unwrap();
-    socket::connect(fd.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(addr, 0))).unwrap();
-    // Type 8, code 0, checksum, id 0, sequence 0, no data: the one's complement of the type's word.
-    let request = [8, 0, 0xf7, 0xff, 0, 0, 0, 0];
-    let mut answer = [0; 128];
-    let mut times: Vec<f64> = (0..PINGS)
-        .map(|_| {
-            let begin = Instant::now();
-            socket::send(fd.as_raw_fd(), &request, MsgFlags::empty()).unwrap();
-            let got = socket::recv(fd.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
-            assert_eq!((got, answer[20]), (28, 0), "an echo reply behind an IP header");
-            ms(begin.elapsed()) * 1e3
-        })
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
-
-fn inside(pod: &str, words: &[&str]) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "ip", "netns", "exec", pod]).args(words);
-    command.stdin(Stdio::null()).stderr(Stdio::null());
-    command
-}
-
 /// The lower quartile of times: what the work costs, more than what else the machine does.
 fn low(all: &[f64]) -> f64 {
     let mut all = all.to_vec();
@@ -234,8 +165,11 @@ fn low(all: &[f64]) -> f64 {
     all[all.len() / 4]
 }
 
-fn best(all: &[f64]) -> f64 {
-    all.iter().copied().fold(0.0, f64::max)
+/// The upper quartile of rates, for the same reason.
+fn high(all: &[f64]) -> f64 {
+    let mut all = all.to_vec();
+    all.sort_by(f64::total_cmp);
+    all[all.len() - 1 - all.len() / 4]
 }
 
 fn ms(time: Duration) -> f64 {

@@ -23,6 +23,8 @@ use decode::{addr, neigh, route};
 pub const REPLACE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
 /// Flags of a message that creates, and fails where something is there.
 pub const CREATE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
+/// Flags of a message that creates beside what is there, and fails where the very same is there.
+pub const BESIDE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE) as u16;
 /// Flags of any other message.
 pub const PLAIN: u16 = libc::NLM_F_REQUEST as u16;
 

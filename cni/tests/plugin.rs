@@ -18,6 +18,8 @@ mod gc;
 mod input;
 #[path = "plugin/killed.rs"]
 mod killed;
+#[path = "plugin/portmap.rs"]
+mod portmap;
 #[path = "plugin/replay.rs"]
 mod replay;
 #[path = "plugin/site.rs"]

@@ -238,15 +238,23 @@ fn inside(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
 
 fn outside(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> Sent {
     let mut batch = host.batch();
-    if gateways(success).any(|gateway| gateway == GATEWAY6) {
-        encode::address(&mut batch, pair.host, GATEWAY6, 64);
+    let ipv6 = gateways(success).any(|gateway| gateway == GATEWAY6);
+    if ipv6 {
+        encode::address(&mut batch, pair.host, GATEWAY6, 128);
     }
     for ip in &success.ips {
         encode::neighbour(&mut batch, pair.host, ip.address.addr(), plan.pod_mac);
         encode::host_route(&mut batch, pair.host, ip.address.addr());
     }
     encode::read(&mut batch, &plan.host);
-    batch.send()
+    // The last: an earlier call may have added it, and only the first refusal is told.
+    if ipv6 {
+        encode::link_local(&mut batch, pair.host);
+    }
+    batch.send().map(|sent| match sent {
+        Err(refused) if refused.what == encode::LINK_LOCAL && refused.errno == Errno::EEXIST => Ok(Vec::new()),
+        sent => sent,
+    })
 }
 
 fn gateways(success: &Success) -> impl Iterator<Item = IpAddr> {

@@ -127,7 +127,7 @@ fn check_sees_what_was_changed() {
 }
 
 /// A list of plugins, each with the result of the one before it, as a runtime does.
-fn chain(site: &Site, verb: &str, pod: &str, plugins: &[Value]) -> Value {
+pub fn chain(site: &Site, verb: &str, pod: &str, plugins: &[Value]) -> Value {
     let mut result = Value::Null;
     let mut all: Vec<&Value> = plugins.iter().collect();
     if verb == "DEL" {

@@ -87,6 +87,10 @@ fn links_are_as_the_configuration_says() {
         let accept =
             fs::read_to_string(format!("/proc/thread-self/root/proc/sys/net/ipv6/conf/{host}/accept_ra")).unwrap();
         assert_eq!(accept.trim(), "0", "a pod must not give the host a default route");
+        // A router's anycast address on the pair would double the kernel's time for a DEL; without one the gateway answers too.
+        let anycast = fs::read_to_string("/proc/thread-self/net/anycast6").unwrap();
+        assert!(!anycast.contains(host), "{anycast}");
+        reaches(&site, "p1", "fe80::1%eth0");
         let routes = site.ip(&format!("route show dev {host}"));
         assert_eq!(routes.trim(), format!("{} proto 91 scope link", addr(&result, false)));
     });
