@@ -163,17 +163,18 @@ impl Bench<'_> {
 fn targets(run: &Run, nodes: usize) -> Vec<Verdict> {
     let at = ("kube", nodes);
     let (ours, theirs) = (|what: &str| run.value(at, what, Who::Weft), |what: &str| run.value(at, what, Who::Flanneld));
-    let times = theirs("cold start").zip(ours("cold start")).map(|(theirs, ours)| theirs / ours);
+    let times = |what: &str| theirs(what).zip(ours(what)).map(|(theirs, ours)| theirs / ours);
     let rows = [
         ("memory, MB", ours("memory"), Some(24.0), false),
+        // 0.1 ms where flanneld takes 0.68: machines differ, so what counts is how they compare in one run.
         (
-            "CPU for a status update of another node, ms",
-            ours("CPU for a status update of another node"),
-            Some(0.1),
-            false,
+            "CPU for a status update of another node, times less than flanneld",
+            times("CPU for a status update of another node"),
+            Some(6.8),
+            true,
         ),
         ("add p50, ms", ours("add p50"), theirs("add p50"), false),
-        ("cold start, times faster than flanneld", times, Some(8.0), true),
+        ("cold start, times faster than flanneld", times("cold start"), Some(8.0), true),
     ];
     let verdict = |(what, got, bound, at_least): (&str, Option<f64>, Option<f64>, bool)| {
         Some(Verdict { place: format!("kube {nodes}"), what: what.to_owned(), got: got?, bound: bound?, at_least })

@@ -38,6 +38,8 @@ pub struct Cluster {
     pub kubeconfig: PathBuf,
     /// For the agents.
     pub net_conf: PathBuf,
+    /// Status updates so far: the same again would be no update.
+    beats: usize,
 }
 
 impl Cluster {
@@ -67,7 +69,7 @@ impl Cluster {
         ];
         let runtime = runtime()?;
         let client = runtime.block_on(connect(&kubeconfig, dir.path()))?;
-        let cluster = Cluster { children, runtime, client, dir, kubeconfig, net_conf };
+        let cluster = Cluster { children, runtime, client, dir, kubeconfig, net_conf, beats: 0 };
         let node = json!({
             "metadata": {"name": OWN},
             "spec": {"podCIDR": "10.250.0.0/24", "podCIDRs": ["10.250.0.0/24"]},
@@ -125,7 +127,7 @@ impl Cluster {
         let client = &self.client;
         self.runtime.block_on(async {
             let mut tick = tokio::time::interval(Duration::from_secs(1) / rate);
-            for beat in 0..count {
+            for beat in self.beats..self.beats + count {
                 tick.tick().await;
                 let at = format!("2026-01-01T{:02}:{:02}:{:02}Z", 1 + beat / 3600, beat / 60 % 60, beat % 60);
                 let condition = json!({"type": "Ready", "lastHeartbeatTime": at});
@@ -137,8 +139,10 @@ impl Cluster {
                     .body(patch)?;
                 client.request::<Value>(request).await.context("update a status")?;
             }
-            Ok(())
-        })
+            Ok::<_, anyhow::Error>(())
+        })?;
+        self.beats += count;
+        Ok(())
     }
 }
 
