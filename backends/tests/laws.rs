@@ -155,7 +155,7 @@ proptest! {
         for op in diff(&desired, &kernel, |key, seen| us.ours(key, seen, &OnLink::default())) {
             let Op::Remove(key, value) = op else { continue };
             let seen = kernel[&key];
-            prop_assert!(!desired.get(&key).is_some() && seen.value == value);
+            prop_assert!(desired.get(&key).is_none() && seen.value == value);
             let on_ours = device(&key, &value) == Name::new("flannel.1");
             let tagged = matches!(key, Key::Route(net, _) if seen.protocol == PROTOCOL
                 && "10.5.0.0/16".parse::<IpNet>().unwrap().contains(&net));

@@ -38,6 +38,8 @@ pub(super) fn interval(resync: Duration, cost: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     #[test]
@@ -52,8 +54,8 @@ mod tests {
 
     #[test]
     fn only_work_costs() {
-        let cost = Cost::begin();
-        std::thread::sleep(Duration::from_millis(50));
+        let (cost, (_silent, news)) = (Cost::begin(), mpsc::channel::<()>());
+        let _ = news.recv_timeout(Duration::from_millis(50));
         assert!(cost.so_far() < Duration::from_millis(40), "asleep");
         while cost.so_far() < Duration::from_millis(2) {
             std::hint::spin_loop();

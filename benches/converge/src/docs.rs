@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last run as documents: docs/bench/README.md and the plots beside it.
+//! The last runs as documents: docs/bench/README.md and the plots beside it, docs/bench/kubernetes.md.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::measure::{Run, Who};
-use crate::{plots, table, targets};
+use crate::{kube, plots, table, targets};
 
 /// Between these two lines the first page shows the last run.
 const BEGIN: &str = "<!-- bench -->";
@@ -19,11 +19,12 @@ const END: &str = "<!-- /bench -->";
 /// # Errors
 /// When there was no run, or a file cannot be written.
 pub fn write(out: &Path, docs: &Path, readme: &Path) -> Result<()> {
-    let path = out.join("results.json");
-    let text =
-        fs::read_to_string(&path).with_context(|| format!("read {} (`make bench` writes it)", path.display()))?;
-    let run: Run = serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+    let run = read(&out.join("results.json")).context("`make bench` writes it")?;
     fs::create_dir_all(docs).with_context(|| format!("create {}", docs.display()))?;
+    let (results, page) = (out.join(kube::RESULTS), docs.join("kubernetes.md"));
+    if results.exists() {
+        fs::write(&page, render_kube(&read(&results)?)).with_context(|| format!("write {}", page.display()))?;
+    }
     let drawn = plots::draw(&run, docs)?;
     let page = docs.join("README.md");
     fs::write(&page, render(&run, &drawn)).with_context(|| format!("write {}", page.display()))?;
@@ -31,6 +32,11 @@ pub fn write(out: &Path, docs: &Path, readme: &Path) -> Result<()> {
     let text =
         filled(&text, &excerpt(&run, &drawn, docs)).with_context(|| format!("no {BEGIN} in {}", readme.display()))?;
     fs::write(readme, text).with_context(|| format!("write {}", readme.display()))
+}
+
+fn read(path: &Path) -> Result<Run> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))
 }
 
 /// The text with this between its marks.
@@ -61,10 +67,7 @@ fn render(run: &Run, plots: &[String]) -> String {
              writes one batch for what it hears; for repairs a bare netlink watcher that writes back what was deleted. All three\n\
              columns come from the same run: trust ratios and growth, not digits. How each row is measured:\n\
              [method.md](method.md).\n\n";
-    for (name, value) in &run.about {
-        let _ = writeln!(page, "- {name}: {value}");
-    }
-    page.push('\n');
+    page += &about(run);
     for plot in plots {
         let _ = writeln!(page, "![{}]({plot})", plot.trim_end_matches(".svg"));
     }
@@ -73,6 +76,30 @@ fn render(run: &Run, plots: &[String]) -> String {
     page += "\n## Everything\n";
     page += &table::markdown(run);
     page
+}
+
+fn render_kube(run: &Run) -> String {
+    let mut page =
+        "<!-- Written by `make bench-docs` from the last `make bench-kube`. -->\n# Measured over Node objects\n\n\
+                    A real kube-apiserver; weft and flanneld one after the other. How: [method.md](method.md).\n\n"
+            .to_owned();
+    page += &about(run);
+    for (_, nodes) in run.sites() {
+        page += "## Targets\n\n";
+        page += &table::targets_markdown(&kube::targets(run, nodes));
+    }
+    page += "\n## Everything\n";
+    page += &table::markdown(run);
+    page
+}
+
+/// On which machine, with which versions.
+fn about(run: &Run) -> String {
+    let mut text = String::new();
+    for (name, value) in &run.about {
+        let _ = writeln!(text, "- {name}: {value}");
+    }
+    text + "\n"
 }
 
 #[cfg(test)]
@@ -92,6 +119,9 @@ mod tests {
             run.note(("vxlan", peers), "cold start", Who::Flanneld, Cell::Cut(120.0));
         }
         fs::write(out.join("results.json"), serde_json::to_string(&run).unwrap()).unwrap();
+        let mut nodes = Run::default();
+        nodes.note(("kube", 5000), "memory", Who::Weft, Cell::Value(19.0));
+        fs::write(out.join(kube::RESULTS), serde_json::to_string(&nodes).unwrap()).unwrap();
         write(&out, &docs, &readme).unwrap();
         write(&out, &docs, &readme).unwrap();
         let text = fs::read_to_string(&readme).unwrap();
@@ -100,5 +130,7 @@ mod tests {
         let page = fs::read_to_string(docs.join("README.md")).unwrap();
         assert!(page.contains("![cold-vxlan](cold-vxlan.svg)") && docs.join("cold-vxlan.svg").exists());
         assert!(page.contains("- kernel: Linux 6.18"), "{page}");
+        let page = fs::read_to_string(docs.join("kubernetes.md")).unwrap();
+        assert!(page.contains("| kube 5000 | memory, MB | 19.0 | 24.0 | kept |"), "{page}");
     }
 }

@@ -20,6 +20,8 @@ use crate::{about, say, table};
 
 use cluster::{Cluster, OWN};
 
+/// The results, in the directory of all results.
+pub const RESULTS: &str = "results-kube.json";
 /// Nodes that come one by one.
 const EVENTS: usize = 100;
 /// Status updates of other nodes, and how many of them a second.
@@ -51,7 +53,7 @@ pub fn run(options: &KubeOptions) -> Result<()> {
     }
     fs::create_dir_all(&options.out).with_context(|| format!("create {}", options.out.display()))?;
     let text = serde_json::to_string_pretty(&bench.run).context("write the results")?;
-    let path = options.out.join("results-kube.json");
+    let path = options.out.join(RESULTS);
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     say(&format!("{}\n{}", table::text(&bench.run), table::targets(&targets(&bench.run, options.nodes))));
     say(&format!("results: {}", path.display()));
@@ -160,7 +162,7 @@ impl Bench<'_> {
 }
 
 /// The promises.
-fn targets(run: &Run, nodes: usize) -> Vec<Verdict> {
+pub fn targets(run: &Run, nodes: usize) -> Vec<Verdict> {
     let at = ("kube", nodes);
     let (ours, theirs) = (|what: &str| run.value(at, what, Who::Weft), |what: &str| run.value(at, what, Who::Flanneld));
     let times = |what: &str| theirs(what).zip(ours(what)).map(|(theirs, ours)| theirs / ours);
