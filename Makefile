@@ -54,7 +54,7 @@ alone: ## each crate and each feature alone
 	done
 
 # The same bytes wherever the tree and cargo's files are.
-static: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
+static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
 static: ## the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
@@ -63,6 +63,13 @@ static: ## the static binaries that are released: agent and CNI plugin
 	done
 	@[ $$(stat -c %s $(STATIC_CNI)) -le $(CNI_SIZE) ] || { echo "$(STATIC_CNI) is larger than $(CNI_SIZE) bytes" >&2; exit 1; }
 	@ls -l $(STATIC) $(STATIC_CNI)
+
+BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
+.PHONY: static-bare
+static-bare: ## the static agent without Kubernetes, for bare metal
+	@$(STEP) 1200 "static build without Kubernetes" \
+	  cargo build --release --locked --no-default-features --target $(MUSL) --target-dir $(TARGET_DIR)/bare --bin weft
+	@ls -l $(BARE)
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 IMAGE := $(TARGET_DIR)/weft-image.tar
@@ -122,9 +129,9 @@ test-all:
 
 # FLANNELD=/path/to/flanneld adds its figures. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=
-bench: prepare-bench static ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
+bench: prepare-bench static static-bare ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
 	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
-	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
+	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --bare $(BARE) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
 
 .PHONY: bench-kube
 bench-kube: prepare-bench prepare-kube static ## the same over 5,000 Node objects of a real API server

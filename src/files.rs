@@ -7,11 +7,13 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, sleep_until};
 
 /// Makes the file say exactly this: mode 0644, its directory made with 0755 when missing. True when it was written,
 /// false when it said so already.
@@ -67,6 +69,9 @@ impl AsRawFd for Watcher {
     }
 }
 
+/// A file is looked at so often without being told to: nothing is told of a directory further up that was moved, or mounted over.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
 /// What tells one state of a file from another: inode, size, change time in seconds and nanoseconds.
 type Look = Option<(u64, u64, i64, i64)>;
 
@@ -79,6 +84,8 @@ pub struct FileWatch {
     last: Look,
     /// inotify told of something since the last look.
     told: bool,
+    /// The next look if nothing is told.
+    due: Instant,
 }
 
 impl FileWatch {
@@ -89,7 +96,7 @@ impl FileWatch {
         #[allow(deprecated)]
         let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
         let path = path.into();
-        let mut watch = FileWatch { last: None, path, fd, watched: None, told: false };
+        let mut watch = FileWatch { last: None, path, fd, watched: None, told: false, due: Instant::now() + LOOK_EVERY };
         watch.arm()?;
         watch.last = look(&watch.path);
         Ok(watch)
@@ -98,18 +105,21 @@ impl FileWatch {
     /// Returns when the file was deleted, edited, replaced or created since the last return. Cancel-safe.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            if self.told {
+            if self.told || self.due <= Instant::now() {
                 // Armed before the look, so that nothing falls between them.
                 let elsewhere = self.arm()?;
                 let now = look(&self.path);
-                self.told = false;
+                (self.told, self.due) = (false, Instant::now() + LOOK_EVERY);
                 // Written and gone with its directory since the last look: it looks as before.
                 if now != self.last || elsewhere {
                     self.last = now;
                     return Ok(());
                 }
             }
-            let mut ready = self.fd.readable().await?;
+            let mut ready = tokio::select! {
+                ready = self.fd.readable() => ready?,
+                () = sleep_until(self.due) => continue,
+            };
             match ready.get_inner().0.read_events() {
                 // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
                 Ok(events) => {
@@ -179,8 +189,6 @@ fn look(path: &Path) -> Look {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -221,6 +229,21 @@ mod tests {
         fs::write(home.join("other"), b"x").unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.changed()).await;
         assert!(quiet.is_err(), "another file is not ours");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nothing_tells_of_is_seen_all_the_same() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("run/flannel/subnet.env");
+        fs::create_dir_all(home.path().join("run/flannel")).unwrap();
+        fs::write(&path, "a").unwrap();
+        let mut watch = FileWatch::new(&path).unwrap();
+        fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
+        write(&path, b"b").unwrap();
+        watch.changed().await.unwrap();
+        fs::remove_file(&path).unwrap();
+        watch.changed().await.unwrap();
+        assert!(watch.due <= Instant::now() + LOOK_EVERY);
     }
 
     #[tokio::test]

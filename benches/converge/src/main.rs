@@ -51,7 +51,8 @@ fn main() -> ExitCode {
 /// Measures what was asked for, and tells it in every form.
 fn run(options: &Options) -> Result<()> {
     site::build()?;
-    let mut run = Run { about: about::machine(options)?, binary_mb: about::bare_mb(&options.weft)?, lines: Vec::new() };
+    let binary_mb = about::bare_mb(options.bare.as_ref().unwrap_or(&options.weft))?;
+    let mut run = Run { about: about::machine(options)?, binary_mb, lines: Vec::new() };
     if options.flanneld.is_none() {
         eprintln!("flanneld: skipped: no FLANNELD");
     }

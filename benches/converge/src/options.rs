@@ -64,6 +64,9 @@ pub struct Options {
     /// weft's binary
     #[arg(long, env = "WEFT_BIN", value_name = "FILE")]
     pub weft: PathBuf,
+    /// weft's binary without Kubernetes, for its size alone
+    #[arg(long, value_name = "FILE")]
+    pub bare: Option<PathBuf>,
     /// flanneld's binary; without it there are no figures of flanneld
     #[arg(long, env = "FLANNELD", value_name = "FILE")]
     pub flanneld: Option<PathBuf>,
