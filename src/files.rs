@@ -96,7 +96,8 @@ impl FileWatch {
         #[allow(deprecated)]
         let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
         let path = path.into();
-        let mut watch = FileWatch { last: None, path, fd, watched: None, told: false, due: Instant::now() + LOOK_EVERY };
+        let mut watch =
+            FileWatch { last: None, path, fd, watched: None, told: false, due: Instant::now() + LOOK_EVERY };
         watch.arm()?;
         watch.last = look(&watch.path);
         Ok(watch)
