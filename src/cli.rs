@@ -96,6 +96,8 @@ pub struct CleanupTask {
     pub socket: PathBuf,
     /// Where its link to the CNI configuration would be.
     pub cni_conf_dir: PathBuf,
+    /// Where its saved peers would be.
+    pub state_dir: PathBuf,
     /// Also devices that bear flannel's names but not our mark.
     pub flannel_devices: bool,
 }
@@ -262,6 +264,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
             subnet_file: flags.place.subnet_file,
             socket: flags.place.socket,
             cni_conf_dir: flags.cni.cni_conf_dir,
+            state_dir: PathBuf::from(flags.place.state_dir),
             flannel_devices: flags.flannel_devices,
         }),
         Command::InstallCni(flags) => Task::InstallCni(flags),

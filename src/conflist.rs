@@ -49,6 +49,11 @@ impl Conflist {
         self.problem.clone()
     }
 
+    /// When [`Conflist::keep`] has something to look at again.
+    pub fn next(&self) -> Option<Instant> {
+        self.next.filter(|_| self.options.is_some())
+    }
+
     /// The source changed: the next [`Conflist::keep`] looks at once.
     pub fn look_again(&mut self) {
         self.next = None;

@@ -38,7 +38,7 @@ impl Fights {
             // One line a minute: the marker leaves the window with the others.
             times.push_back(now);
             let protocol = seen.map(|seen| seen.protocol);
-            tracing::warn!(%key, ?protocol, "somebody takes this entry again and again: left to the audit for a minute");
+            tracing::warn!(%key, ?protocol, "somebody takes this entry again and again: left to the audit");
         }
         false
     }

@@ -59,8 +59,10 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         Task::Cleanup(task) => clean(&task).await,
         Task::InstallCni(InstallFlags { from, bin_dir, agent }) => {
             let mut done = install::install(&from, &bin_dir)?;
-            if let Some(agent) = agent {
-                done.push(install::agent(&agent, &bin_dir)?);
+            // A convenience: the node has its network without.
+            match agent.map(|agent| install::agent(&agent, &bin_dir)).transpose() {
+                Ok(copied) => done.extend(copied),
+                Err(error) => eprintln!("weft: {error:#}; the node goes without `weft` beside the plugin"),
             }
             let word = |written| if written { "written" } else { "was there already" };
             let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
@@ -125,6 +127,9 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
         report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
         false
     });
+    if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
+        report.failed.push(format!("remove the saved peers: {error}"));
+    }
     for name in &report.left {
         eprintln!("weft: {name} was not made by weft and stays: give --flannel-devices to remove it");
     }
@@ -146,9 +151,8 @@ async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     let source = agent::open_existing_store(&task.store)?;
     let subnets = leases::release(source.as_ref(), &env.subnets, &ours).await?;
     // A start while the store is away must not go on from it.
-    match std::fs::remove_file(saved::file(&task.state_dir, &task.subnet_file)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => eprintln!("weft: remove the saved peers: {error}"),
-        _ => {}
+    if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
+        eprintln!("weft: remove the saved peers: {error}");
     }
     Ok(show(&format!("released {subnets}\n")))
 }

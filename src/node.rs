@@ -39,7 +39,6 @@ use crate::saved::Saver;
 use crate::say::Patience;
 use crate::start::Started;
 use crate::status::{Failure, Pass};
-use crate::sysctls;
 use crate::tell::Teller;
 
 /// More entries than this in one look are a reason to look at everything.
@@ -118,6 +117,8 @@ pub struct Node<K> {
     pub(crate) troubled: (u64, usize, usize),
     pub(crate) audit_interval: Duration,
     next_audit: Instant,
+    /// Nothing announces a change of a sysctl: they are looked at by the clock.
+    next_sysctls: Instant,
     /// When everything was looked at, of late.
     looks: VecDeque<Instant>,
     /// News of the kernel that ask for a look at everything wait until then.
@@ -170,6 +171,7 @@ impl<K: Kernel> Node<K> {
             last_error: None,
             troubled: (0, 0, 0),
             next_audit: now,
+            next_sysctls: now,
             looks: VecDeque::new(),
             quiet_until: now,
             trouble_said: Patience::default(),
@@ -190,6 +192,7 @@ impl<K: Kernel> Node<K> {
 
     /// When [`Node::tick`] has something to do.
     pub fn next_wake(&self) -> Option<Instant> {
+        let now = Instant::now();
         let times = [
             Some(self.next_audit),
             self.passer.next_retry(),
@@ -197,7 +200,10 @@ impl<K: Kernel> Node<K> {
             self.next_ping,
             self.made.due,
             self.world.notify.next(),
-            self.world.saver.next(Instant::now()),
+            self.world.saver.next(now),
+            Some(self.next_sysctls),
+            // Past, while the node is not ready: no reason to wake up.
+            self.world.conflist.next().filter(|at| *at > now),
         ];
         times.into_iter().flatten().min()
     }
@@ -219,6 +225,9 @@ impl<K: Kernel> Node<K> {
         }
         self.want_rules();
         self.save(now);
+        if self.next_sysctls <= now {
+            self.look_at_sysctls();
+        }
         if self.next_audit <= now {
             self.full(Cause::Audit).await;
             return;
@@ -239,12 +248,13 @@ impl<K: Kernel> Node<K> {
         match self.passer.full(&self.plan, cause).await {
             Ok(report) => {
                 self.kernel_problem = None;
-                // What a pass writes is no cost of an audit.
-                if report.writes() == 0 {
+                // What a pass writes is no cost of an audit; what is refused again and again is.
+                if report.writes() == report.failed() {
                     self.audit_interval = audit::interval(self.world.options.resync, cost.so_far());
                 }
                 self.passed(report);
-                self.next_audit = Instant::now() + self.audit_interval;
+                let (next, stale) = (Instant::now() + self.audit_interval, self.passer.keep_stale_until);
+                self.next_audit = stale.map_or(next, |until| next.min(until));
             }
             Err(error) => {
                 let text = format!("read the kernel's tables: {error}");
@@ -253,9 +263,7 @@ impl<K: Kernel> Node<K> {
                 self.next_audit = Instant::now() + DUMP_AGAIN;
             }
         }
-        let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
-        problems.iter().filter(|text| !self.sysctl_problems.contains(text)).for_each(|text| tracing::warn!("{text}"));
-        self.sysctl_problems = problems;
+        self.look_at_sysctls();
         self.want_rules();
         self.publish_env();
         self.rest(started);

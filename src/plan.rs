@@ -260,6 +260,7 @@ impl Plan {
                 self.nodes.follow(change.before.as_deref(), change.after.as_deref());
             }
             match &change.after {
+                // Nearly always the only one: not copied.
                 Some(lease) if changed.is_empty() => changed = self.plan_peer(lease),
                 Some(lease) => changed.extend(self.plan_peer(lease)),
                 None => {
@@ -308,13 +309,6 @@ impl Plan {
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.note_devices(&changed);
         changed
-    }
-
-    /// A peer came, moved or went (`None`): may the whole Network be unreachable?
-    fn mind_fence(&mut self, id: &Id, attrs: Option<&Attrs>) -> Vec<Changed> {
-        let addresses = attrs.map(|attrs| [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)]);
-        let moved = self.fence.see(id, addresses.into_iter().flatten().flatten(), &self.network.networks);
-        if moved { self.plan_devices() } else { Vec::new() }
     }
 
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The file of last-known-good peers: looked for when the store is away at the start, and written, now and then, while it is not.
-//! It is made in pieces between other work, and each goes to another thread at once: no route waits for a disk, and there is never a
-//! second copy of all peers in memory.
+//! It is made in pieces between other work, and each goes to another thread at once: no route waits for a disk, and unless the disk
+//! hangs there is no second copy of all peers in memory.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -61,6 +61,14 @@ impl Shelf {
 /// The file of an instance: two agents of one machine have two.
 pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
     state_dir.join(format!("peers-{:016x}", rules::hash(subnet_file)))
+}
+
+/// Removes the file of an instance; one that is not there is no failure.
+pub fn remove(state_dir: &Path, subnet_file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file(state_dir, subnet_file)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Writes the file when it is due.

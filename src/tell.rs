@@ -142,7 +142,7 @@ async fn run(
         let known = told.as_ref().is_some_and(|told: &Told| told.fault == fault && told.lease == now.lease);
         match tell(fault.clone()).await {
             // What it knew already, or would if it answered: others say that it is away.
-            Ok(()) | Err(_) if known => told = Some(Told::now(fault, now.lease)),
+            Ok(()) | Err(Error::Unavailable { .. }) if known => told = Some(Told::now(fault, now.lease)),
             Ok(()) => {
                 match &fault {
                     Some(fault) => tracing::warn!(fault, "told the store that the network of this node does not work"),

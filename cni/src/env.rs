@@ -127,11 +127,6 @@ impl Request {
         Ok(())
     }
 
-    /// True when the pod's namespace is there.
-    pub fn netns_exists(&self) -> bool {
-        !self.netns.is_empty() && std::fs::metadata(&self.netns).is_ok()
-    }
-
     /// Refuses a namespace that is missing, or is our own: the host's network would be taken apart.
     ///
     /// # Errors

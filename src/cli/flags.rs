@@ -282,7 +282,7 @@ pub struct KubeFlags {
     /// Network configuration in Kubernetes mode.
     #[arg(long, default_value = "/etc/kube-flannel/net-conf.json", value_name = "FILE", help_heading = KUBE)]
     pub net_config_path: String,
-    /// Clear the NetworkUnavailable condition of the Node.
+    /// Say in the Node's condition NetworkUnavailable whether the network works.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub set_node_network_unavailable: bool,

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the plan is made with besides leases: net-conf and the facts of the machine. A change of either plans everything again.
 
+use std::time::{Duration, Instant};
+
 use super::Node;
 use crate::kernel::Kernel;
-use crate::{report, start};
+use crate::{report, start, sysctls};
 
+/// Between two looks at the sysctls.
+const SYSCTLS_EVERY: Duration = Duration::from_secs(10);
 /// Keys of net-conf that only a restart of the agent applies.
 const ONLY_BY_RESTART: [&str; 6] =
     ["EnableIPv4", "Network", "EnableIPv6", "IPv6Network", "EnableNFTables", "Backend.Type"];
@@ -38,6 +42,14 @@ impl<K: Kernel> Node<K> {
         self.plan.rebase(network, backend, host, own);
         self.republish();
         true
+    }
+
+    /// Brings the sysctls to what packets need, or says what a person has to do.
+    pub(super) fn look_at_sysctls(&mut self) {
+        let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
+        problems.iter().filter(|text| !self.sysctl_problems.contains(text)).for_each(|text| tracing::warn!("{text}"));
+        self.sysctl_problems = problems;
+        self.next_sysctls = Instant::now() + SYSCTLS_EVERY;
     }
 
     /// Reads links, addresses and foreign routes; plans again and publishes when they matter. True when they did.

@@ -6,10 +6,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use weft_backends::index::Changed;
 use weft_backends::state::{Key, LAST_METRIC, Route, State, Value};
+use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::lease::Id;
 
+use super::Plan;
 use crate::options::Fences;
 
 /// The fences, and who stands in their way.
@@ -68,6 +71,15 @@ impl Fence {
         Some(format!(
             "--fail-closed is off: Network {network} holds {ip}, a node's own address; what else stands in it is reached by other routes"
         ))
+    }
+}
+
+impl Plan {
+    /// A peer came, moved or went (`None`): may the whole Network be unreachable?
+    pub(super) fn mind_fence(&mut self, id: &Id, attrs: Option<&Attrs>) -> Vec<Changed> {
+        let addresses = attrs.map(|attrs| [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)]);
+        let moved = self.fence.see(id, addresses.into_iter().flatten().flatten(), &self.network.networks);
+        if moved { self.plan_devices() } else { Vec::new() }
     }
 }
 

@@ -40,7 +40,8 @@ fn what_changed_meanwhile_is_applied() {
     });
 }
 
-fn file(node: &Node) -> Option<std::path::PathBuf> {
+/// Where a node's peers are saved, once they are.
+pub fn file(node: &Node) -> Option<std::path::PathBuf> {
     let mut all = fs::read_dir(node.state_dir()).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     all.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("peers-")))
 }

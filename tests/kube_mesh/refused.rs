@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use weft::lab::BackendKind;
 
+use crate::away::file;
 use crate::site::{BINDINGS, Site, binding, on_this_thread};
 
 const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
@@ -66,8 +67,16 @@ fn rights_that_are_taken_away() {
         let mut site = Site::start(BackendKind::Vxlan, false).await?;
         let name = format!("weft-{}", site.cluster.name);
         // Whoever has saved peers does not go on from them: it is not the API that is to be repaired.
+        site.until("peers to be saved", async || file(&site.lab.nodes[0]).is_some()).await?;
         site.lab.nodes[0].stop(Signal::SIGTERM).await?;
         site.cluster.remove(&format!("{BINDINGS}/{name}")).await;
+        let review = json!({"spec": {
+            "user": format!("system:serviceaccount:default:{}", site.cluster.name),
+            "resourceAttributes": {"verb": "watch", "resource": "nodes"},
+        }});
+        let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let forbidden = async || site.cluster.post(reviews, &review).await["status"]["allowed"] == false;
+        site.until("the server to know it", forbidden).await?;
         site.lab.nodes[0].start()?;
         site.problem(1, "(RBAC: nodes get, list, watch and nodes/status patch are needed", true).await?;
         site.problem(1, "waiting: the store refuses: node ", true).await?;

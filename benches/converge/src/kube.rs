@@ -168,18 +168,19 @@ pub fn targets(run: &Run, nodes: usize) -> Vec<Verdict> {
     let times = |what: &str| theirs(what).zip(ours(what)).map(|(theirs, ours)| theirs / ours);
     let rows = [
         ("memory, MB", ours("memory"), Some(24.0), false),
-        // 0.1 ms where flanneld takes 0.68: machines differ, so what counts is how they compare in one run.
-        (
-            "CPU for a status update of another node, times less than flanneld",
-            times("CPU for a status update of another node"),
-            Some(6.8),
-            true,
-        ),
         ("add p50, ms", ours("add p50"), theirs("add p50"), false),
         ("cold start, times faster than flanneld", times("cold start"), Some(8.0), true),
     ];
+    // 0.1 ms where flanneld takes 0.68: machines differ, so what counts, where both were measured, is how they compare.
+    let beat = "CPU for a status update of another node";
+    let update = match times(beat) {
+        Some(times) => {
+            ("CPU for a status update of another node, times less than flanneld", Some(times), Some(6.8), true)
+        }
+        None => ("CPU for a status update of another node, ms", ours(beat), Some(0.1), false),
+    };
     let verdict = |(what, got, bound, at_least): (&str, Option<f64>, Option<f64>, bool)| {
         Some(Verdict { place: format!("kube {nodes}"), what: what.to_owned(), got: got?, bound: bound?, at_least })
     };
-    rows.into_iter().filter_map(verdict).collect()
+    rows.into_iter().chain([update]).filter_map(verdict).collect()
 }

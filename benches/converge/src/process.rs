@@ -138,6 +138,18 @@ impl Agent {
         Ok(())
     }
 
+    /// How often weft looks at everything though nothing happens, as it says; `None` of flanneld.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn audit_interval(&self, program: &Program) -> Result<Option<Duration>> {
+        let Program::Weft(path, _) = program else { return Ok(None) };
+        let socket = format!("--socket={}", self.log.with_file_name("weft.sock").display());
+        let said = Command::new(path).args(["status", "-o", "json", &socket]).output().context("ask for its status")?;
+        let status: serde_json::Value = serde_json::from_slice(&said.stdout).context("read its status")?;
+        Ok(status["audit_interval_s"].as_f64().map(Duration::from_secs_f64))
+    }
+
     /// Resident memory now and at its peak, MB.
     ///
     /// # Errors

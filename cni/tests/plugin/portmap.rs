@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! hostPort: Debian's portmap chained behind routed pods.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use weft_cni::rtnl::within;
 
-use crate::site::{Site, on_a_node};
+use crate::site::{Site, on_a_node, wait_for};
 use crate::verbs::chain;
 
 const PORT: u16 = 8080;
@@ -43,7 +44,9 @@ fn visit(from: Option<&str>, to: &str, server: &TcpListener) -> IpAddr {
     };
     let mut client = connected.unwrap_or_else(|error| panic!("{from:?} to {to}: {error}"));
     client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let (mut served, seen) = server.accept().unwrap();
+    let accepted = Cell::new(None);
+    wait_for("the pod to be asked", || server.accept().map(|one| accepted.set(Some(one))).is_ok());
+    let (mut served, seen) = accepted.into_inner().unwrap();
     served.write_all(b"here").unwrap();
     drop(served);
     let mut text = String::new();
@@ -89,6 +92,7 @@ fn a_port_of_the_node_leads_to_a_routed_pod() {
             let result = chain(&site, "ADD", "p1", &plugins);
             let (v4, v6) = (address(&result, false), address(&result, true));
             let server = in_pod("p1", || TcpListener::bind("[::]:80").unwrap());
+            server.set_nonblocking(true).unwrap();
             // Who calls from outside keeps his address.
             assert_eq!(visit(Some("world"), "192.0.2.1", &server).to_string(), "192.0.2.2");
             assert_eq!(visit(Some("world"), "2001:db8::1", &server).to_string(), "2001:db8::2");

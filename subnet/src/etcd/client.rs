@@ -181,7 +181,7 @@ impl Pool {
                         continue;
                     }
                     if matches!(&fault, Fault::Etcd(error) if !elsewhere(error)) {
-                        return Err(unavailable(what, url, fault));
+                        return Err(failure(what, url, fault));
                     }
                     self.failed(index);
                     fault
@@ -190,7 +190,7 @@ impl Pool {
             };
             left = left.saturating_sub(1);
             if left == 0 {
-                return Err(unavailable(what, url, fault));
+                return Err(failure(what, url, fault));
             }
         }
     }
@@ -219,7 +219,13 @@ impl Pool {
     }
 }
 
-/// The store cannot be reached.
-pub(super) fn unavailable(what: &str, url: &str, fault: Fault) -> Error {
-    Error::Unavailable { what: format!("{what} from {url}"), source: Some(Box::new(fault)) }
+/// The store cannot be reached, or refuses who we are.
+pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
+    let what = format!("{what} from {url}");
+    match &fault {
+        Fault::Etcd(error) if about_auth(error) && !elsewhere(error) => {
+            Error::Refused { what, source: Box::new(fault) }
+        }
+        _ => Error::Unavailable { what, source: Some(Box::new(fault)) },
+    }
 }

@@ -15,7 +15,7 @@ use crate::retry::Trouble;
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
-use super::client::{Connected, Fault, MESSAGE_LIMIT, kv, limited, unavailable};
+use super::client::{Connected, Fault, MESSAGE_LIMIT, failure, kv, limited};
 
 /// After this long without a word the server is asked for one: a stopped process keeps its connections open.
 const IDLE: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                     (position, reset) = (None, other);
                     continue;
                 }
-                End::Broken { what, fault } => unavailable(&what, store.pool.url(), fault),
+                End::Broken { what, fault } => failure(&what, store.pool.url(), fault),
             },
         };
         if !trouble.pause(&error, store.pool.len(), out).await {

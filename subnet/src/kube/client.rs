@@ -59,9 +59,10 @@ impl Fault {
         }
     }
 
-    /// The server works and does not want this call. Too many calls, and writes that others got in between, are no refusals.
+    /// The server works and does not want this call. Too many calls, and writes that others got in between, are no refusals; nor
+    /// are credentials that ran out while the node was off, which the kubelet or a clock puts right.
     fn refuses(&self) -> bool {
-        matches!(self.code(), 400..=499) && !matches!(self.code(), 408 | 409 | 410 | 429)
+        matches!(self.code(), 400..=499) && !matches!(self.code(), 401 | 408 | 409 | 410 | 429)
     }
 }
 

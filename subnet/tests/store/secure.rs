@@ -95,7 +95,7 @@ async fn user_logs_in_again_after_a_restart() {
         EtcdStore::new(EtcdOptions { username: given.0, password: given.1, ..options(vec![server.url()]) }).unwrap()
     };
     let (store, wrong) = (user("word"), user("wrong"));
-    let Err(Error::Unavailable { source: Some(cause), .. }) = wrong.list().await else { panic!("a wrong password") };
+    let Err(Error::Refused { source: cause, .. }) = wrong.list().await else { panic!("a wrong password") };
     assert!(cause.to_string().contains("--etcd-password"), "{cause}");
     let lease = store.acquire(&claim(1)).await.unwrap();
     let (out, mut events) = mpsc::channel(64);
