@@ -242,13 +242,13 @@ async fn refusals_name_the_remedy() {
     };
     let stranger = KubeStore::new(cluster.options(who(), "stranger")).unwrap();
     assert!(refused(stranger.list().await.unwrap_err()).contains("RBAC: nodes get, list, watch"));
-    let nobody = KubeStore::new(cluster.options(who(), "nobody")).unwrap();
-    assert!(refused(nobody.list().await.unwrap_err()).contains("credentials are not accepted"));
-    // Nobody has answered.
+    // Nobody has answered, or only said that he does not know us: that may pass.
     let cause = |error: Error| match error {
         Error::Unavailable { source: Some(cause), .. } => cause.to_string(),
         error => panic!("{error}"),
     };
+    let nobody = KubeStore::new(cluster.options(who(), "nobody")).unwrap();
+    assert!(cause(nobody.list().await.unwrap_err()).contains("credentials are not accepted"));
     let mut options = cluster.options(who(), "weft");
     options.access.kubeconfig = None;
     let outside = KubeStore::new(options.clone()).unwrap();
