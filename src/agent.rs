@@ -30,7 +30,7 @@ use crate::node::{Node, Verdict, World};
 use crate::notify::Notify;
 use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
-use crate::pass::{Cause, Passer};
+use crate::pass::Passer;
 use crate::rules::keeper::Desk;
 use crate::rules::{self, Carrier, Instance};
 use crate::saved::{Saver, Shelf};
@@ -173,7 +173,9 @@ async fn turn<K: Kernel, M: Monitor>(
     let mut blind_until: Option<Instant> = None;
     // Left to the look every ten seconds where it cannot be watched.
     let mut conf = node.world.conflist.source().and_then(|source| FileWatch::new(source).ok());
-    node.full(Cause::Start).await;
+    // The watch begins with the list that brought us our lease: what it says belongs to the first look.
+    tokio::task::yield_now().await;
+    node.begin(waiting(&mut inputs.received)).await;
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
         tokio::select! {
@@ -191,9 +193,7 @@ async fn turn<K: Kernel, M: Monitor>(
             },
             Some(event) = inputs.received.recv() => {
                 let mut events = vec![event];
-                while let Ok(event) = inputs.received.try_recv() {
-                    events.push(event);
-                }
+                events.extend(waiting(&mut inputs.received));
                 node.stored(events).await;
             }
             Some(answer) = inputs.answers.recv() => if node.answered(answer).await == Verdict::Exit {
@@ -216,6 +216,11 @@ async fn turn<K: Kernel, M: Monitor>(
         }
         node.report();
     }
+}
+
+/// Events that are there already.
+fn waiting(received: &mut mpsc::Receiver<Event>) -> Vec<Event> {
+    std::iter::from_fn(|| received.try_recv().ok()).collect()
 }
 
 /// The file changed; never, without a watch.

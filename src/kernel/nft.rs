@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod expr;
 pub mod foreign;
+pub mod generation;
 pub mod news;
 pub mod table;
 pub mod tables;
@@ -20,6 +21,7 @@ use weft_subnet::source::Local;
 use super::socket::{Netlink, Refusal};
 use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
 use batch::Batch;
+use generation::{Known, generation};
 use news::{News, is_about};
 use table::Table;
 use tables::FLANNELS;
@@ -29,6 +31,8 @@ use tables::FLANNELS;
 pub struct Nft {
     instance: Instance,
     sockets: Option<Sockets>,
+    /// What was all in place.
+    in_place: Known<Rules>,
 }
 
 #[derive(Debug)]
@@ -40,22 +44,36 @@ struct Sockets {
 impl Nft {
     /// The tables of this agent. Sockets are opened when they are needed, in the network namespace of the thread that runs then.
     pub fn new(instance: &Instance) -> Nft {
-        Nft { instance: instance.clone(), sockets: None }
+        Nft { instance: instance.clone(), sockets: None, in_place: Known::default() }
     }
 
     fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
-        let done = self.bring_by(rules, true)?;
+        let generation = generation(self.netlink()?);
+        if self.in_place.at(generation) == Some(rules) {
+            return Ok(Ok(Ensured::Same));
+        }
+        let mut done = self.bring_by(rules, true)?;
         // An element that others took away meanwhile cannot be removed, and takes the whole batch along.
-        if done.is_err() { self.bring_by(rules, false) } else { Ok(done) }
+        if done.is_err() {
+            done = self.bring_by(rules, false)?;
+        }
+        if done == Ok(Ensured::Same) {
+            self.in_place.keep(generation, rules.clone());
+        }
+        Ok(done)
+    }
+
+    fn netlink(&mut self) -> io::Result<&mut Netlink> {
+        Ok(match &mut self.sockets {
+            Some(sockets) => &mut sockets.netlink,
+            none => &mut none.insert(Sockets::open()?).netlink,
+        })
     }
 
     /// `elements`: where a set alone differs, its elements are changed one by one; else tables are replaced as a whole.
     fn bring_by(&mut self, rules: &Rules, elements: bool) -> io::Result<Result<Ensured, Refusal>> {
-        let name = &self.instance.name;
-        let netlink = match &mut self.sockets {
-            Some(sockets) => &mut sockets.netlink,
-            none => &mut none.insert(Sockets::open()?).netlink,
-        };
+        let instance = self.instance.clone();
+        let (name, netlink) = (&instance.name, self.netlink()?);
         let mut replace = Vec::new();
         let mut change = Vec::new();
         let mut delete = Vec::new();
@@ -75,7 +93,7 @@ impl Nft {
         if replace.is_empty() && delete.is_empty() && change.is_empty() {
             return Ok(Ok(Ensured::Same));
         }
-        let comment = format!("weft {}", self.instance.file);
+        let comment = format!("weft {}", instance.file);
         let mut batch = Batch::new(netlink);
         delete.into_iter().for_each(|family| batch.delete(family, name));
         replace.iter().for_each(|table| batch.replace(table, &comment));
@@ -156,6 +174,17 @@ pub fn trouble(error: &io::Error, text: &str) -> Trouble {
 /// No nfnetlink: a kernel without nftables.
 pub fn socket() -> io::Result<Netlink> {
     Netlink::open_on(NETLINK_NETFILTER)
+}
+
+/// The same, kept open for the next look: closing one costs the kernel 16 ms.
+///
+/// # Errors
+/// As [`socket`].
+pub fn kept(netlink: &mut Option<Netlink>) -> io::Result<&mut Netlink> {
+    Ok(match netlink {
+        Some(netlink) => netlink,
+        none => none.insert(socket()?),
+    })
 }
 
 /// True when this answer to a plain question means that the kernel has no nftables: nothing of it can be there.

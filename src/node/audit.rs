@@ -6,9 +6,9 @@ use std::time::Duration;
 use nix::time::ClockId;
 
 /// Audits may use one part in this many of a core.
-const SHARE: u32 = 2000;
+const SHARE: u32 = 2500;
 /// An audit of this CPU time is not put off: once in the default interval of 10 s it is just this share.
-const CHEAP: Duration = Duration::from_millis(5);
+const CHEAP: Duration = Duration::from_millis(4);
 /// An audit is put off no longer than this, whatever it costs.
 const LONGEST: Duration = Duration::from_secs(300);
 
@@ -45,9 +45,9 @@ mod tests {
     #[test]
     fn what_audits_cost_stretches_the_interval() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
-        assert_eq!(interval(s(10), ms(5)), s(10));
-        assert_eq!(interval(s(1), ms(5)), s(1), "whoever wants it more often gets it");
-        assert_eq!(interval(s(10), ms(30)), s(60));
+        assert_eq!(interval(s(10), ms(4)), s(10));
+        assert_eq!(interval(s(1), ms(4)), s(1), "whoever wants it more often gets it");
+        assert_eq!(interval(s(10), ms(30)), s(75));
         assert_eq!(interval(s(10), ms(900)), s(300), "sooner or later");
         assert_eq!(interval(s(3600), ms(900)), s(3600));
     }

@@ -10,8 +10,18 @@ use crate::kernel::Kernel;
 use crate::pass::Cause;
 
 impl<K: Kernel> Node<K> {
-    /// The store told us something.
-    pub async fn stored(&mut self, events: Vec<Event>) {
+    /// The first look at everything, with what the store has told so far.
+    pub async fn begin(&mut self, events: Vec<Event>) {
+        if !self.stored(events).await {
+            self.full(Cause::Start).await;
+        }
+    }
+
+    /// The store told us something. True when that led to a look at everything.
+    pub async fn stored(&mut self, events: Vec<Event>) -> bool {
+        if events.is_empty() {
+            return false;
+        }
         let mut changed = Vec::new();
         let mut full = false;
         self.last_word = Instant::now();
@@ -49,5 +59,6 @@ impl<K: Kernel> Node<K> {
             self.write(changed).await;
             self.want_rules();
         }
+        full
     }
 }

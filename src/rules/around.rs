@@ -18,6 +18,7 @@ use crate::kernel::forward::Closing;
 use crate::kernel::guard;
 use crate::kernel::iptables::{self, Failure, Flavour, Iptables, Saved, render};
 use crate::kernel::nft::foreign::{self, Dropping};
+use crate::kernel::nft::generation::{Known, generation};
 use crate::kernel::nft::table::{self, ForwardChain};
 use crate::kernel::nft::tables::{Table, tables};
 use crate::kernel::nft::{self, Nft};
@@ -37,8 +38,9 @@ const SWEEP_AGAIN: Duration = Duration::from_secs(60);
 pub struct Around {
     mode: Mode,
     instance: Instance,
-    /// Kept open: closing one costs the kernel 16 ms.
     netlink: Option<Netlink>,
+    /// The remarks about chains of nftables while these rules are in.
+    forward: Known<(Rules, Vec<String>)>,
     /// What was found in iptables-legacy, and when: asking costs a process.
     legacy: Option<(Instant, Vec<String>)>,
     /// What could not be removed of the other mode's and flannel's rules, and when that was tried. Nobody writes them again: once
@@ -49,18 +51,21 @@ pub struct Around {
 impl Around {
     /// Nothing is removed yet.
     pub fn new(mode: Mode, instance: Instance) -> Around {
-        Around { mode, instance, netlink: None, legacy: None, left: None }
+        Around { mode, instance, netlink: None, forward: Known::default(), legacy: None, left: None }
     }
 
     /// Brings our accepts in FORWARD of iptables-nft to what is wanted; names all other chains that drop.
     fn open_forward(&mut self, rules: &Rules) -> Vec<String> {
-        let netlink = match &mut self.netlink {
-            Some(netlink) => netlink,
-            none => match nft::socket() {
-                Ok(netlink) => none.insert(netlink),
-                Err(error) => return unread(&error).into_iter().collect(),
-            },
+        let netlink = match nft::kept(&mut self.netlink) {
+            Ok(netlink) => netlink,
+            Err(error) => return unread(&error).into_iter().collect(),
         };
+        let generation = generation(netlink);
+        if let Some((then, remarks)) = self.forward.at(generation)
+            && then == rules
+        {
+            return remarks.clone();
+        }
         // Costs the kernel a look at every chain there is: once for both families, and only where a drop of others matters.
         let wanted = rules.families.iter().any(|part| !part.forward.is_empty());
         let there = table::look(netlink, Family::V4, &self.instance.name);
@@ -69,13 +74,19 @@ impl Around {
             Ok(chains) => chains,
             Err(error) => return unread(&error).into_iter().collect(),
         };
-        let mut remarks = Vec::new();
+        let (mut remarks, mut all) = (Vec::new(), true);
         for family in [Family::V4, Family::V6] {
             let part = rules.of(family).filter(|part| !part.forward.is_empty());
             match self::forward(netlink, (family, part), &chains, (self.mode, &self.instance)) {
                 Ok(more) => remarks.extend(more),
-                Err(error) => remarks.push(trouble(&error)),
+                Err(error) => {
+                    all = false;
+                    remarks.push(trouble(&error));
+                }
             }
+        }
+        if all {
+            self.forward.keep(generation, (rules.clone(), remarks.clone()));
         }
         remarks
     }

@@ -4,6 +4,7 @@
 //!
 //! It matters because an accept in one does not undo a drop in the other, and because iptables needs programs.
 
+use std::io;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -13,7 +14,10 @@ use weft_subnet::cidr::Family;
 
 use super::{Choice, around};
 use crate::kernel::iptables::{self, Saved};
-use crate::kernel::nft::tables::{Table, tables};
+use crate::kernel::nft;
+use crate::kernel::nft::generation::{Known, generation};
+use crate::kernel::nft::tables::{Table, read_by, tables};
+use crate::kernel::socket::Netlink;
 
 /// kube-proxy's table in its nftables mode.
 const KUBE_TABLE: &str = "kube-proxy";
@@ -166,11 +170,11 @@ impl Chosen {
 
     /// Looks again, until something says otherwise than at the first look. Never ends once the choice is settled.
     pub async fn changed(&mut self, every: Duration) {
-        let (mut seen, mut next) = (None, Instant::now());
+        let (mut tables, mut seen, mut next) = (Tables::default(), None, Instant::now());
         while !self.settled {
             tokio::time::sleep(every).await;
             // A look at everything runs programs: only when tables came or went, and now and then.
-            let now = Tables::now().await;
+            let now = tables.names();
             if seen.as_ref() == Some(&now) && Instant::now() < next {
                 continue;
             }
@@ -197,12 +201,26 @@ impl Chosen {
 }
 
 /// What costs next to nothing to look at: which tables there are, of nftables and of iptables-legacy.
-#[derive(Debug, PartialEq, Eq)]
-struct Tables(Vec<Table>, [String; 2]);
+#[derive(Debug, Default)]
+struct Tables {
+    netlink: Option<Netlink>,
+    known: Known<Vec<Table>>,
+}
 
 impl Tables {
-    async fn now() -> Tables {
-        Tables(tables().await.unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
+    fn names(&mut self) -> (Vec<Table>, [String; 2]) {
+        (self.of_nftables().unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
+    }
+
+    fn of_nftables(&mut self) -> io::Result<Vec<Table>> {
+        let netlink = nft::kept(&mut self.netlink)?;
+        let generation = generation(netlink);
+        if let Some(tables) = self.known.at(generation) {
+            return Ok(tables.clone());
+        }
+        let tables = read_by(netlink)?;
+        self.known.keep(generation, tables.clone());
+        Ok(tables)
     }
 }
 

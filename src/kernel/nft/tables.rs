@@ -3,7 +3,6 @@
 
 use std::io;
 
-use netlink_sys::protocols::NETLINK_NETFILTER;
 use weft_subnet::cidr::Family;
 
 use super::table::{self, TABLE_NAME};
@@ -50,7 +49,14 @@ pub async fn tables() -> io::Result<Vec<Table>> {
 }
 
 fn read() -> io::Result<Vec<Table>> {
-    let mut netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+    read_by(&mut super::socket()?)
+}
+
+/// The same by a socket that stays open.
+///
+/// # Errors
+/// As [`tables`].
+pub fn read_by(netlink: &mut Netlink) -> io::Result<Vec<Table>> {
     let data = netlink.dump(GETTABLE, |w, kind, flags| w.begin(kind, flags, &ALL_FAMILIES))?;
     let table = |payload: &[u8]| {
         let (_, name) = attrs_after(payload, ALL_FAMILIES.len()).find(|(kind, _)| *kind == TABLE_NAME)?;

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, TxnOp, TxnOpResponse};
 use tokio::time::sleep;
 
 use crate::attrs::Attrs;
@@ -117,31 +117,38 @@ impl EtcdStore {
         let etcd_lease = self.grant(granted).await?;
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
         let free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-        let answer = self.pool.swap(&format!("create {key}"), free, put).await?;
-        if !answer.succeeded() {
-            return Ok(None);
-        }
+        let Some(own) = self.put_fenced(&format!("create {key}"), &key, free, put).await? else { return Ok(None) };
         *granted = None;
-        let created = answer.header().map_or(0, |header| header.revision());
         let (first, end) = self.keys.leases();
         let between = GetOptions::new()
             .with_range(end)
             .with_min_create_revision(listed + 1)
-            .with_max_create_revision(created - 1);
+            .with_max_create_revision(own.created - 1);
         let older = self.pool.get(&format!("check {key}"), first, Some(between)).await?;
         let rival = older.kvs().iter().filter_map(|kv| self.keys.stored(kv)).any(|other| {
             other.lease().is_some_and(|lease| lease.subnets.overlaps(subnets)) && !other.belongs_to(attrs)
         });
-        let (own, _) = self.read_one(&id).await?;
-        match own {
-            Some(own) if rival => {
-                if self.delete_fenced(&own).await? {
-                    *granted = Some(etcd_lease);
-                }
-                Ok(None)
-            }
-            own => Ok(own),
+        if !rival {
+            return Ok(Some(own));
         }
+        if self.delete_fenced(&own).await? {
+            *granted = Some(etcd_lease);
+        }
+        Ok(None)
+    }
+
+    /// Writes a key if it is as it was read, and gives back what stands there then. `None` = it is not.
+    async fn put_fenced(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Option<Stored>, Error> {
+        let answer = self.pool.swap(what, when, vec![put, TxnOp::get(key, None)]).await?;
+        if !answer.succeeded() {
+            return Ok(None);
+        }
+        let read = answer.op_responses().into_iter().find_map(|part| match part {
+            TxnOpResponse::Get(read) => read.kvs().first().and_then(|kv| self.keys.stored(kv)),
+            _ => None,
+        });
+        let none = || Error::Unavailable { what: format!("{what}: etcd does not say what it wrote"), source: None };
+        read.map(Some).ok_or_else(none)
     }
 
     /// Our key as it stands gets our value; nothing is written when it says the same. Its etcd lease stays (`ignore_lease`), and
@@ -159,14 +166,11 @@ impl EtcdStore {
         let key = self.keys.lease(&own.record.id);
         let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(options));
-        let answer = self.pool.swap(&format!("rewrite {key}"), unchanged, put).await?;
-        if !answer.succeeded() {
-            return Ok(None);
-        }
-        if !alive {
+        let written = self.put_fenced(&format!("rewrite {key}"), &key, unchanged, put).await?;
+        if written.is_some() && !alive {
             *granted = None;
         }
-        Ok(self.read_one(&own.record.id).await?.0)
+        Ok(written)
     }
 
     /// True when the key as it was read is gone.
@@ -174,7 +178,7 @@ impl EtcdStore {
         let key = self.keys.lease(&stored.record.id);
         let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
         let delete = TxnOp::delete(key.as_str(), None);
-        Ok(self.pool.swap(&format!("delete {key}"), unchanged, delete).await?.succeeded())
+        Ok(self.pool.swap(&format!("delete {key}"), unchanged, vec![delete]).await?.succeeded())
     }
 
     async fn grant(&self, granted: &mut Granted) -> Result<i64, Error> {

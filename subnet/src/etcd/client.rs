@@ -204,15 +204,15 @@ impl Pool {
         .await
     }
 
-    /// A fenced write: one comparison, one operation.
+    /// A fenced write: one comparison, and what is done together when it holds.
     pub(super) async fn swap(
         &self,
         what: &str,
         when: etcd_client::Compare,
-        then: etcd_client::TxnOp,
+        then: Vec<etcd_client::TxnOp>,
     ) -> Result<TxnResponse, Error> {
         self.call(what, |mut client| {
-            let txn = etcd_client::Txn::new().when([when.clone()]).and_then([then.clone()]);
+            let txn = etcd_client::Txn::new().when([when.clone()]).and_then(then.clone());
             async move { client.txn(txn).await }
         })
         .await

@@ -84,15 +84,15 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
         Some(all) => all,
         None => store.read_all().await?,
     };
-    let key = store.keys.config();
-    let pinned = etcd_client::GetOptions::new().with_revision(all.revision);
-    let answer = store.pool.get(&format!("read {key}"), &key, Some(pinned)).await?;
     let mut position = Position { revision: all.revision, cluster: all.cluster, config: (0, 0) };
     let records = all.stored.into_iter().map(|stored| stored.record).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() {
         return Ok(None);
     }
     store.wake.notify_one();
+    let key = store.keys.config();
+    let pinned = etcd_client::GetOptions::new().with_revision(position.revision);
+    let answer = store.pool.get(&format!("read {key}"), &key, Some(pinned)).await?;
     if let Some(kv) = answer.kvs().first() {
         position.config = (kv.create_revision(), kv.mod_revision());
         if !config(store, out, kv.value()).await {

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What was found in nftables holds until somebody changes anything there: the kernel counts the changes of a network namespace
+//! (NFT_MSG_GETGEN, linux/netfilter/nf_tables.h), and to ask for the count is much cheaper than to look.
+
+use std::time::{Duration, Instant};
+
+use super::expr::be32_of;
+use super::table::{REQUEST, SUBSYS};
+use crate::kernel::socket::Netlink;
+use crate::kernel::wire::{attrs_after, messages};
+
+const NEWGEN: u16 = SUBSYS | 15;
+const GETGEN: u16 = SUBSYS | 16;
+/// Length of `struct nfgenmsg`.
+const NFGEN: usize = 4;
+/// NFTA_GEN_ID.
+const ID: u16 = 1;
+
+/// What was found is looked at again after this time all the same: a table that goes with the socket of its owner is not counted.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// How many changes there have been; `None`: the kernel does not say, and everything must be looked at.
+pub fn generation(netlink: &mut Netlink) -> Option<u32> {
+    let data = netlink.request(|w| w.begin(GETGEN, REQUEST, &[0; NFGEN])).ok()?.ok()?;
+    let m = messages(&data).find(|m| m.kind == NEWGEN)?;
+    attrs_after(m.payload, NFGEN).find(|(kind, _)| *kind == ID).map(|(_, value)| be32_of(value))
+}
+
+/// What was found at a look.
+#[derive(Debug)]
+pub struct Known<T>(Option<(u32, Instant, T)>);
+
+impl<T> Default for Known<T> {
+    fn default() -> Known<T> {
+        Known(None)
+    }
+}
+
+impl<T> Known<T> {
+    /// What was found, if it still holds.
+    pub fn at(&self, generation: Option<u32>) -> Option<&T> {
+        let (then, since, found) = self.0.as_ref()?;
+        (generation == Some(*then) && since.elapsed() < AGAIN).then_some(found)
+    }
+
+    /// `generation`: as asked before the look.
+    pub fn keep(&mut self, generation: Option<u32>, found: T) {
+        self.0 = generation.map(|generation| (generation, Instant::now(), found));
+    }
+}
