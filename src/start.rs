@@ -3,7 +3,6 @@
 
 mod resume;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -12,13 +11,15 @@ use std::time::{Duration, Instant};
 use weft_backends::backend::{self, Backend};
 use weft_backends::host::Host;
 use weft_backends::state::{Key, LinkKind, Mac, Value};
+use weft_backends::vxlan::parse_mac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
-use weft_subnet::source::{Claim, Error, Source};
+use weft_subnet::retry::jitter;
+use weft_subnet::source::{Claim, Error, Source, random};
 
 use crate::guard;
 use crate::health::Readiness;
@@ -129,7 +130,7 @@ impl Waiting<'_> {
         self.notify.status(&format!("waiting: {text}"));
         self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
-        tokio::time::sleep(spread(pause)).await;
+        tokio::time::sleep(jitter(pause)).await;
     }
 }
 
@@ -239,13 +240,8 @@ pub fn host(picked: &Picked, machine: &Machine, macs: (Mac, Mac)) -> Host {
 pub fn macs(attrs: &Attrs) -> (Option<Mac>, Option<Mac>) {
     let mac = |data: &Option<Box<str>>| -> Option<Mac> {
         let data: serde_json::Value = serde_json::from_str(data.as_deref()?).ok()?;
-        let text = data.get("VtepMAC")?.as_str()?;
-        let mut mac = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut mac {
-            *byte = u8::from_str_radix(parts.next()?, 16).ok()?;
-        }
-        (parts.next().is_none() && mac != [0; 6] && mac[0] & 1 == 0).then_some(Mac(mac))
+        let mac = parse_mac(data.get("VtepMAC")?.as_str()?)?;
+        (mac != Mac([0; 6]) && mac.0[0] & 1 == 0).then_some(mac)
     };
     (mac(&attrs.backend_data), mac(&attrs.backend_v6_data))
 }
@@ -268,15 +264,6 @@ fn device_macs(backend: &dyn Backend, host: &Host, machine: &Machine, network: &
 }
 
 /// A random unicast, locally administered address.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
-/// Between half of this and all of it.
-pub fn spread(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + (random() % 1000) as f64 / 2000.0)
-}
-
 fn random_mac() -> Mac {
     let [_, _, a, b, c, d, e, f] = random().to_be_bytes();
     Mac([(a & 0xfc) | 0x02, b, c, d, e, f])

@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+use weft_subnet::retry::jitter;
 use weft_subnet::source::{Error, Source};
 
 use crate::say::{Patience, chain};
-use crate::start::spread;
 
 /// What was told may be overwritten: a cloud's controller sets the condition of a node whose routes it has not made. So it is told
 /// again after this time, or up to half of it sooner, for nodes must not ask all at once; the store writes only what differs.
@@ -113,7 +113,7 @@ struct Told {
 impl Told {
     fn now(fault: Option<String>, lease: u64) -> Told {
         let at = Instant::now();
-        Told { fault, lease, at, again: at + spread(LOOK_AGAIN) }
+        Told { fault, lease, at, again: at + jitter(LOOK_AGAIN) }
     }
 }
 

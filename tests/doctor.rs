@@ -7,15 +7,23 @@
     reason = "helpers of tests; clippy exempts only the tests themselves"
 )]
 
+#[path = "common/exe.rs"]
+mod exe;
+#[allow(dead_code, reason = "others use more of it")]
+#[path = "common/namespace.rs"]
+mod namespace;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use namespace::ip;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
+use weft::lab::net::own_names;
 
 /// A node in namespaces of the calling thread, with a tmpfs for the names of others.
 struct Node {
@@ -37,10 +45,8 @@ impl Drop for Node {
 
 impl Node {
     fn new() -> Node {
-        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("these tests need root");
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
-        fs::create_dir_all("/run/netns").unwrap();
-        mount(Some("weft-doctor"), "/run/netns", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
+        own_names().expect("these tests need root");
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let dir = tempfile::Builder::new().prefix("weft-doctor-").tempdir().unwrap();
@@ -107,8 +113,7 @@ impl Node {
     }
 
     fn doctor(&self, more: &[&str]) -> Output {
-        let weft = std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into());
-        let mut command = Command::new(weft);
+        let mut command = Command::new(exe::weft_exe());
         command.args(["doctor", "pods", "--netns", "/run/netns"]);
         for dir in ["networks", "records", "results"] {
             command.arg(format!("--{dir}")).arg(self.path(dir));
@@ -128,12 +133,6 @@ impl Node {
     fn files(&self, dir: &str) -> usize {
         fs::read_dir(self.path(dir)).unwrap().count()
     }
-}
-
-fn ip(words: &str) -> String {
-    let out = Command::new("ip").args(words.split_whitespace()).output().unwrap();
-    assert!(out.status.success(), "ip {words}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
 }
 
 fn text(out: &Output) -> String {

@@ -13,6 +13,8 @@
 mod conflist;
 #[path = "faults/entries.rs"]
 mod entries;
+#[path = "common/exe.rs"]
+mod exe;
 #[path = "faults/instances.rs"]
 mod instances;
 #[path = "common/namespace.rs"]

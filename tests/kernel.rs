@@ -19,3 +19,5 @@ mod guard;
 mod namespace;
 #[path = "kernel/nft.rs"]
 mod nft;
+#[path = "kernel/sysctls.rs"]
+mod sysctls;

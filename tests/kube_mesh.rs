@@ -12,6 +12,8 @@
 mod away;
 #[path = "kube_mesh/condition.rs"]
 mod condition;
+#[path = "common/exe.rs"]
+mod exe;
 #[path = "kube_mesh/nodes.rs"]
 mod nodes;
 #[path = "common/places.rs"]
@@ -24,5 +26,7 @@ mod relay;
 mod server;
 #[path = "kube_mesh/site.rs"]
 mod site;
+#[path = "common/thread.rs"]
+mod thread;
 #[path = "kube_mesh/tokens.rs"]
 mod tokens;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft lab --measure` against the real kernel, iperf3 and ping: short streams, one backend.
 
+#[path = "common/exe.rs"]
+mod exe;
+
 use weft::lab::measure::{measure, table};
 use weft::lab::{BackendKind, LabOptions};
 
 #[test]
 fn a_backend_is_measured_beside_its_underlay() {
-    let exe = std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into());
-    let options = LabOptions { exe: Some(exe.into()), ..LabOptions::default() };
+    let options = LabOptions { exe: Some(exe::weft_exe()), ..LabOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let row = runtime.block_on(measure(&options, BackendKind::Vxlan, 1)).unwrap();
     let (pods, bare) = row.paths.unwrap();

@@ -4,6 +4,10 @@
 
 #[path = "mesh/cni.rs"]
 mod cni;
+#[path = "common/exe.rs"]
+mod exe;
+#[path = "common/flanneld.rs"]
+mod flanneld;
 #[path = "mesh/interop.rs"]
 mod interop;
 #[path = "mesh/killed.rs"]
@@ -20,25 +24,14 @@ mod saved;
 mod store;
 #[path = "mesh/subnets.rs"]
 mod subnets;
+#[path = "common/thread.rs"]
+mod thread;
 
-use std::path::PathBuf;
-
-use places::Place;
+use exe::weft_exe;
+use thread::on_this_thread;
 use weft::lab::LabOptions;
-
-/// Runs a test on this thread, which the lab's namespaces belong to.
-fn on_this_thread(test: impl Future<Output = anyhow::Result<()>>) {
-    let place = Place::take();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(test));
-    drop(place);
-    if let Err(error) = result {
-        panic!("{error:#}");
-    }
-}
 
 /// Options with the binary under test.
 fn options() -> LabOptions {
-    let exe = std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into());
-    LabOptions { exe: Some(PathBuf::from(exe)), ..LabOptions::default() }
+    LabOptions { exe: Some(weft_exe()), ..LabOptions::default() }
 }

@@ -17,6 +17,10 @@ mod alone;
 mod blackhole;
 #[path = "rules/closed.rs"]
 mod closed;
+#[path = "common/exe.rs"]
+mod exe;
+#[path = "common/flanneld.rs"]
+mod flanneld;
 #[path = "rules/forward.rs"]
 mod forward;
 #[path = "rules/guard.rs"]
@@ -26,9 +30,13 @@ mod guard;
 mod namespace;
 #[path = "rules/packets.rs"]
 mod packets;
+#[path = "common/places.rs"]
+mod places;
 #[path = "rules/repair.rs"]
 mod repair;
 #[path = "rules/site.rs"]
 mod site;
+#[path = "common/thread.rs"]
+mod thread;
 #[path = "rules/verdicts.rs"]
 mod verdicts;

@@ -6,6 +6,8 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
 #![allow(clippy::disallowed_methods, reason = "a test is told its binaries by the environment")]
 
+#[path = "common/exe.rs"]
+mod exe;
 #[path = "vm/image.rs"]
 mod image;
 
@@ -17,11 +19,6 @@ use std::time::{Duration, Instant};
 
 /// A scenario with its boot; emulated CPUs on a loaded machine are slow.
 const LIMIT: Duration = Duration::from_secs(300);
-
-/// The agent under test.
-fn weft() -> PathBuf {
-    std::env::var_os("WEFT_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_weft")), PathBuf::from)
-}
 
 /// A running machine, ended with the test whatever happens.
 struct Machine(Child);

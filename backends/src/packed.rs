@@ -35,7 +35,7 @@ impl Names {
         Some(match key {
             Key::Link(name) => PackedKey { tag: LINK, extra: number(name)?, ..PackedKey::default() },
             Key::Addr(name, net) => PackedKey::net(ADDR, net, number(name)?),
-            Key::Fdb(name, mac) => PackedKey { tag: FDB, bytes: wide(*mac), extra: number(name)?, len: 0 },
+            Key::Fdb(name, mac) => PackedKey { tag: FDB, bytes: wide(mac.0), extra: number(name)?, len: 0 },
             Key::Neigh(name, ip) => PackedKey::net(NEIGH, &IpNet::from(*ip), number(name)?),
             Key::Route(net, metric) => PackedKey::net(ROUTE, net, *metric),
             Key::Peer(ip) => PackedKey::net(PEER, &IpNet::from(*ip), 0),
@@ -110,12 +110,12 @@ const V6: u8 = 0x80;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PackedKey {
     /// Address (IPv4 in the first four) or MAC.
-    pub(crate) bytes: [u8; 16],
+    bytes: [u8; 16],
     /// Number of the device; metric of a route.
-    pub(crate) extra: u32,
-    pub(crate) tag: u8,
+    extra: u32,
+    tag: u8,
     /// Prefix length.
-    pub(crate) len: u8,
+    len: u8,
 }
 
 impl PackedKey {
@@ -146,9 +146,32 @@ impl PackedKey {
     }
 }
 
-fn wide(mac: Mac) -> [u8; 16] {
+/// A [`PackedKey`] in 12 bytes: one whose address has six bytes at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NarrowKey {
+    extra: u32,
+    bytes: [u8; 6],
+    tag: u8,
+    len: u8,
+}
+
+impl NarrowKey {
+    /// `None`: its address is longer.
+    pub(crate) fn of(key: &PackedKey) -> Option<NarrowKey> {
+        let (bytes, rest) = key.bytes.split_first_chunk::<6>()?;
+        let narrow = NarrowKey { extra: key.extra, bytes: *bytes, tag: key.tag, len: key.len };
+        rest.iter().all(|byte| *byte == 0).then_some(narrow)
+    }
+
+    /// The key back.
+    pub(crate) fn wide(&self) -> PackedKey {
+        PackedKey { bytes: wide(self.bytes), extra: self.extra, tag: self.tag, len: self.len }
+    }
+}
+
+fn wide(six: [u8; 6]) -> [u8; 16] {
     let mut bytes = [0; 16];
-    bytes[..6].copy_from_slice(&mac.0);
+    bytes[..6].copy_from_slice(&six);
     bytes
 }
 

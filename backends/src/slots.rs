@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use weft_subnet::lease::{Age, Id};
 
-use crate::packed::{PackedKey, PackedValue};
+use crate::packed::{NarrowKey, PackedKey, PackedValue};
 use crate::state::Mac;
 
 /// Ours (false) before peers', then by age, then by id: total, so that the order of arrival decides nothing.
@@ -83,29 +83,6 @@ impl Slots {
         let table = |capacity: usize, entry: usize| capacity / 7 * 8 * (entry + 1);
         table(self.narrow.capacity(), size_of::<(NarrowKey, Narrow)>())
             + table(self.wide.capacity(), size_of::<(PackedKey, Slot)>())
-    }
-}
-
-/// A key whose address has six bytes at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct NarrowKey {
-    extra: u32,
-    bytes: [u8; 6],
-    tag: u8,
-    len: u8,
-}
-
-impl NarrowKey {
-    fn of(key: &PackedKey) -> Option<NarrowKey> {
-        let (bytes, rest) = key.bytes.split_first_chunk::<6>()?;
-        let narrow = NarrowKey { extra: key.extra, bytes: *bytes, tag: key.tag, len: key.len };
-        rest.iter().all(|byte| *byte == 0).then_some(narrow)
-    }
-
-    fn wide(&self) -> PackedKey {
-        let mut bytes = [0; 16];
-        bytes[..6].copy_from_slice(&self.bytes);
-        PackedKey { bytes, extra: self.extra, tag: self.tag, len: self.len }
     }
 }
 

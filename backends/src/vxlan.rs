@@ -180,7 +180,7 @@ fn device_name(vni: u32, family: Family) -> Result<Name, String> {
 }
 
 /// Six bytes of two hexadecimal digits, with colons or hyphens, or three groups of four with dots (Go's net.ParseMAC).
-fn parse_mac(text: &str) -> Option<Mac> {
+pub fn parse_mac(text: &str) -> Option<Mac> {
     let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
     let width = match separator {
         ':' | '-' => 2,

@@ -11,22 +11,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
-use weft_netlink::rt::{family, ifinfomsg};
+use weft_netlink::rt::{PLAIN, family, ifaddrmsg, ifinfomsg};
 use weft_netlink::socket::{NLM_F_ACK, Netlink};
 use weft_netlink::wire::{Writer, attrs_after, i32_at, messages, u8_at};
 
 use crate::spec::Error;
 pub use decode::links;
 use decode::{addr, neigh, route};
-
-/// Flags of a message that creates or replaces.
-pub const REPLACE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
-/// Flags of a message that creates, and fails where something is there.
-pub const CREATE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
-/// Flags of a message that creates beside what is there, and fails where the very same is there.
-pub const BESIDE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_CREATE) as u16;
-/// Flags of any other message.
-pub const PLAIN: u16 = libc::NLM_F_REQUEST as u16;
 
 /// linux/net_namespace.h.
 const NETNSA_NSID: u16 = 1;
@@ -364,11 +355,4 @@ pub fn within<T>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T) -> Result<T, E
 pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, up: (u32, u32)) {
     w.begin(kind, flags, &ifinfomsg(0, up.0, up.1));
     w.attr_str(libc::IFLA_IFNAME, name);
-}
-
-/// `struct ifaddrmsg`.
-pub fn ifaddrmsg(addr: IpAddr, len: u8, index: u32) -> [u8; 8] {
-    let mut bytes = [family(addr), len, 0, 0, 0, 0, 0, 0];
-    bytes[4..8].copy_from_slice(&index.to_ne_bytes());
-    bytes
 }

@@ -7,15 +7,8 @@ use ipnet::IpNet;
 use nix::libc;
 use weft_backends::state::{Link, LinkKind, Mac};
 
-use super::rt::{family, ifinfomsg};
+use super::rt::{CREATE, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
 use super::wire::Writer;
-
-/// Replace in place, or create.
-pub const PUT: u16 = 0x1 | 0x100 | 0x400;
-/// Create, and fail where there is one.
-pub const NEW: u16 = 0x1 | 0x200 | 0x400;
-/// Neither: alter or delete.
-pub const PLAIN: u16 = 0x1;
 
 /// RTM_NEWNEXTHOP (Linux 5.3).
 pub const RTM_NEWNEXTHOP: u16 = 104;
@@ -27,7 +20,6 @@ const NHA_ID: u16 = 1;
 const NHA_OIF: u16 = 5;
 const NHA_GATEWAY: u16 = 6;
 const RTA_NH_ID: u16 = 30;
-const RTNH_F_ONLINK: u32 = 4;
 const NUD_PERMANENT: u16 = 0x80;
 const NTF_SELF: u8 = 0x02;
 const IFA_F_NODAD: u32 = 0x02;
@@ -38,7 +30,7 @@ const ADDR_GEN_MODE_NONE: u8 = 1;
 
 /// RTM_NEWLINK that creates a tunnel device, down. `parent` is the index of the outer device.
 pub fn create_link(w: &mut Writer, name: &str, link: &Link, parent: u32) {
-    w.begin(libc::RTM_NEWLINK, NEW, &ifinfomsg(0, 0, 0));
+    w.begin(libc::RTM_NEWLINK, CREATE, &ifinfomsg(0, 0, 0));
     w.attr_str(libc::IFLA_IFNAME, name);
     w.attr_u32(libc::IFLA_MTU, link.mtu);
     if let Some(mac) = link.mac {
@@ -110,9 +102,8 @@ pub fn alter_link(w: &mut Writer, index: u32, mtu: Option<u32>, mac: Option<Mac>
 /// RTM_NEWADDR or RTM_DELADDR. IPv6 without duplicate address detection: nobody on a tunnel would answer.
 pub fn address(w: &mut Writer, add: bool, index: u32, net: IpNet) {
     let ip = net.addr();
-    let mut h = [family(ip), net.prefix_len(), 0, 0, 0, 0, 0, 0];
-    h[4..].copy_from_slice(&index.to_ne_bytes());
-    w.begin(if add { libc::RTM_NEWADDR } else { libc::RTM_DELADDR }, if add { PUT } else { PLAIN }, &h);
+    let h = ifaddrmsg(ip, net.prefix_len(), index);
+    w.begin(if add { libc::RTM_NEWADDR } else { libc::RTM_DELADDR }, if add { REPLACE } else { PLAIN }, &h);
     w.attr_ip(libc::IFA_LOCAL, ip);
     w.attr_ip(libc::IFA_ADDRESS, ip);
     if add && ip.is_ipv6() {
@@ -132,7 +123,7 @@ fn ndmsg(family: u8, index: u32, state: u16, flags: u8) -> [u8; 12] {
 
 /// A vxlan forwarding entry: put with a destination, or deleted with all its destinations.
 pub fn fdb(w: &mut Writer, index: u32, mac: Mac, dst: Option<IpAddr>) {
-    let (kind, flags) = if dst.is_some() { (libc::RTM_NEWNEIGH, PUT) } else { (libc::RTM_DELNEIGH, PLAIN) };
+    let (kind, flags) = if dst.is_some() { (libc::RTM_NEWNEIGH, REPLACE) } else { (libc::RTM_DELNEIGH, PLAIN) };
     w.begin(kind, flags, &ndmsg(libc::AF_BRIDGE as u8, index, NUD_PERMANENT, NTF_SELF));
     w.attr(libc::NDA_LLADDR, &mac.0);
     if let Some(dst) = dst {
@@ -142,7 +133,7 @@ pub fn fdb(w: &mut Writer, index: u32, mac: Mac, dst: Option<IpAddr>) {
 
 /// A permanent neighbour: put with a MAC, or deleted.
 pub fn neighbour(w: &mut Writer, index: u32, ip: IpAddr, mac: Option<Mac>) {
-    let (kind, flags) = if mac.is_some() { (libc::RTM_NEWNEIGH, PUT) } else { (libc::RTM_DELNEIGH, PLAIN) };
+    let (kind, flags) = if mac.is_some() { (libc::RTM_NEWNEIGH, REPLACE) } else { (libc::RTM_DELNEIGH, PLAIN) };
     w.begin(kind, flags, &ndmsg(family(ip), index, NUD_PERMANENT, 0));
     w.attr_ip(libc::NDA_DST, ip);
     if let Some(mac) = mac {
@@ -169,7 +160,7 @@ pub struct NewNexthop {
 pub fn new_nexthop(w: &mut Writer, n: &NewNexthop) {
     let mut h = [family(n.via), 0, n.protocol, 0, 0, 0, 0, 0];
     h[4..].copy_from_slice(&(if n.onlink { RTNH_F_ONLINK } else { 0 }).to_ne_bytes());
-    w.begin(RTM_NEWNEXTHOP, NEW, &h);
+    w.begin(RTM_NEWNEXTHOP, CREATE, &h);
     w.attr_u32(NHA_ID, n.id);
     w.attr_u32(NHA_OIF, n.index);
     w.attr_ip(NHA_GATEWAY, n.via);
@@ -218,7 +209,7 @@ pub fn route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: Opti
     h[6] = scope;
     h[7] = kind;
     h[8..].copy_from_slice(&flags.to_ne_bytes());
-    w.begin(if add { libc::RTM_NEWROUTE } else { libc::RTM_DELROUTE }, if add { PUT } else { PLAIN }, &h);
+    w.begin(if add { libc::RTM_NEWROUTE } else { libc::RTM_DELROUTE }, if add { REPLACE } else { PLAIN }, &h);
     w.attr_ip(libc::RTA_DST, net.network());
     if metric != 0 {
         w.attr_u32(libc::RTA_PRIORITY, metric);

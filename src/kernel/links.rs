@@ -10,7 +10,7 @@ use weft_backends::state::{Key, Link, LinkKind, Name, Value};
 use super::decode::{self, LinkFacts, Tunnel};
 use super::encode;
 use super::linux::LinuxKernel;
-use super::rt::ifinfomsg;
+use super::rt::{PLAIN, ifinfomsg};
 use super::wire::{Writer, messages};
 use super::{Outcome, errno, sysctl};
 
@@ -21,7 +21,7 @@ impl LinuxKernel {
     /// The link of this name, if there is one.
     pub(super) fn find_link(&mut self, name: Name) -> io::Result<Option<LinkFacts>> {
         let answer = self.netlink.request(|w| {
-            w.begin(libc::RTM_GETLINK, encode::PLAIN, &ifinfomsg(0, 0, 0));
+            w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(0, 0, 0));
             w.attr_str(libc::IFLA_IFNAME, name.as_str());
         })?;
         match answer {
@@ -79,7 +79,7 @@ impl LinuxKernel {
     fn remove_link(&mut self, op: &Op, name: Name) -> Result<(), Stop> {
         let Some(present) = self.present(op, name)? else { return Ok(()) };
         let index = present.info.index;
-        self.send(op, |w| w.begin(libc::RTM_DELLINK, encode::PLAIN, &ifinfomsg(index, 0, 0)))
+        self.send(op, |w| w.begin(libc::RTM_DELLINK, PLAIN, &ifinfomsg(index, 0, 0)))
     }
 
     fn ensure_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {

@@ -134,7 +134,7 @@ impl KubeStore {
     /// Names what the admin wrote onto our Node and cannot be read.
     fn warn(&self, node: &Node) {
         if let Some(reason) = publish::unreadable(node, &self.prefix)
-            && self.said.borrow_mut().due(&reason)
+            && self.said.borrow_mut().due(&reason, Instant::now().into_std())
         {
             tracing::warn!("{reason}");
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Trying a store again: how long to wait, when to say that it does not answer, and an error with its causes on one line.
+//! Trying again: how long to wait, how often to say what lasts, and an error with its causes on one line.
 
 use std::error::Error;
-use std::time::Duration;
+use std::time::{self, Duration};
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -11,6 +11,7 @@ use crate::source::{Event, random};
 
 const FIRST: Duration = Duration::from_millis(100);
 const MAX: Duration = Duration::from_secs(5);
+/// A condition that lasts is said again after this time.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The failures of a watch since it worked last.
@@ -66,20 +67,18 @@ impl Trouble {
     }
 }
 
-/// One condition that may last: said once a minute, at once where it is another.
-#[cfg(feature = "kube")]
+/// One condition that may last, e.g. "config is missing".
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
-    last: Option<(String, Instant)>,
+pub struct Patience {
+    last: Option<(String, time::Instant)>,
 }
 
-#[cfg(feature = "kube")]
 impl Patience {
-    /// True when this text should be said now.
-    pub(crate) fn due(&mut self, text: &str) -> bool {
-        let due = self.last.as_ref().is_none_or(|(last, at)| last != text || at.elapsed() >= SAY_EVERY);
+    /// True when this text should be said now: it is new, or a minute has gone by.
+    pub fn due(&mut self, text: &str, now: time::Instant) -> bool {
+        let due = self.last.as_ref().is_none_or(|(last, at)| last != text || now - *at >= SAY_EVERY);
         if due {
-            self.last = Some((text.to_owned(), Instant::now()));
+            self.last = Some((text.to_owned(), now));
         }
         due
     }
@@ -89,9 +88,9 @@ impl Patience {
 #[cfg(feature = "dir")]
 pub(crate) const RECOVERED: Duration = MAX;
 
-/// Between 3/4 and 4/4 of this.
-pub(crate) fn jitter(delay: Duration) -> Duration {
-    delay - delay.mul_f64((random() % 1000) as f64 / 4000.0)
+/// Between half of this and all of it: those who failed together do not come again together.
+pub fn jitter(delay: Duration) -> Duration {
+    delay.mul_f64(0.5 + (random() % 1000) as f64 / 2000.0)
 }
 
 /// An error and its causes: `read config from X: connection refused`. A cause that repeats what stands already is left out.
@@ -125,12 +124,21 @@ mod tests {
         }
         for (wait, most) in waits.iter().zip([100, 200, 400, 800, 1600, 3200, 5000, 5000]) {
             let most = Duration::from_millis(most);
-            assert!((most * 3 / 4..=most).contains(wait), "{wait:?} of {most:?}");
+            assert!((most / 2..=most).contains(wait), "{wait:?} of {most:?}");
         }
         advance(SAY_EVERY).await;
         assert!(trouble.more(1).0, "a minute later");
         trouble.over();
         let said: Vec<bool> = (0..4).map(|_| trouble.more(3).0).collect();
         assert_eq!(said, [false, false, true, false], "three endpoints");
+    }
+
+    #[test]
+    fn a_lasting_condition_is_said_once_a_minute() {
+        let (mut patience, start) = (Patience::default(), time::Instant::now());
+        assert!(patience.due("config is missing", start));
+        assert!(!patience.due("config is missing", start + Duration::from_secs(59)));
+        assert!(patience.due("config is missing", start + Duration::from_secs(60)));
+        assert!(patience.due("config is broken", start + Duration::from_secs(61)));
     }
 }

@@ -112,7 +112,7 @@ impl Claim {
 }
 
 /// Any 64 bits.
-pub(crate) fn random() -> u64 {
+pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish()
 }

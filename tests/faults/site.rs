@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value as Json, json};
 
+use crate::exe::weft_exe;
 pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
 
 /// How long a repair may take on a busy machine; none needs the audit.
@@ -307,10 +308,6 @@ impl Drop for Site {
             let _ = agent.wait();
         }
     }
-}
-
-fn weft_exe() -> PathBuf {
-    std::env::var_os("WEFT_BIN").map_or_else(|| Path::new(env!("CARGO_BIN_EXE_weft")).to_owned(), PathBuf::from)
 }
 
 /// What is in the kernel on flannel's devices, and which routes bear our number.

@@ -11,29 +11,15 @@ use serde_json::{Value, json};
 use weft::lab::node::Node;
 use weft::lab::{BackendKind, Lab, LabOptions, wait_for};
 
-use crate::places::Place;
+use crate::exe::weft_exe;
 use crate::relay::{ADDRESS, Relay};
 use crate::server::{Cluster, Server};
+pub use crate::thread::on_this_thread;
 
 /// Where bindings are.
 pub const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 pub const LIMIT: Duration = Duration::from_secs(30);
-
-/// Runs a test on this thread, which the lab's namespaces belong to.
-pub fn on_this_thread(test: impl Future<Output = Result<()>>) {
-    let place = Place::take();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let result = runtime.block_on(test);
-    drop(place);
-    if let Err(error) = result {
-        panic!("{error:#}");
-    }
-}
-
-pub fn exe() -> PathBuf {
-    std::env::var_os("WEFT_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_weft").into()).into()
-}
 
 pub struct Site {
     pub lab: Lab,
@@ -60,7 +46,7 @@ pub fn binding(cluster: &Cluster) -> Value {
 impl Site {
     /// Nodes 1 to 3 with their Node objects; no agent runs.
     pub async fn build(backend: BackendKind, dual: bool) -> Result<Site> {
-        let options = LabOptions { backend, ipv6: dual, exe: Some(exe()), ..LabOptions::default() };
+        let options = LabOptions { backend, ipv6: dual, exe: Some(weft_exe()), ..LabOptions::default() };
         let mut lab = Lab::build(&options).await?;
         let cluster = Cluster::new(Server::shared().await).await;
         let mut relay = Relay::new(cluster.server.port());

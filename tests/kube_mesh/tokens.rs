@@ -71,7 +71,7 @@ impl Site {
             "#!/bin/sh\nmount -t tmpfs pod /var/run && mkdir -p /var/run/secrets/kubernetes.io && \
              ln -s {} /var/run/secrets/kubernetes.io/serviceaccount && exec {} \"$@\"\n",
             account.display(),
-            crate::site::exe().display()
+            crate::exe::weft_exe().display()
         );
         fs::write(&wrapper, text)?;
         fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;

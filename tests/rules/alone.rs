@@ -10,7 +10,8 @@ use std::process::Command;
 use tempfile::TempDir;
 use weft::lab::{LabOptions, wait_for};
 
-use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight, weft_exe};
+use crate::exe::weft_exe;
+use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
 
 const REMEDY: &str = "install the package iptables, or choose --firewall=nft";
 

@@ -5,8 +5,9 @@
 use nix::sys::signal::Signal;
 use weft::lab::{BackendKind, wait_for};
 
+use crate::flanneld::flanneld;
 use crate::packets::{Seen, any, exchange, socket};
-use crate::site::{Family, PATIENCE, Site, flanneld, on_this_thread, straight};
+use crate::site::{Family, PATIENCE, Site, on_this_thread, straight};
 
 /// Policy drop, in this flavour.
 fn policy(flavour: &str) -> String {

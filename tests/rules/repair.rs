@@ -10,8 +10,10 @@ use weft::kernel::nft::{self, Nft};
 use weft::lab::BackendKind;
 use weft::rules::{Firewall, Instance};
 
+use crate::exe::weft_exe;
+use crate::flanneld::flanneld;
 use crate::packets::inside;
-use crate::site::{Family, PATIENCE, Site, flanneld, on_this_thread, straight, weft_exe};
+use crate::site::{Family, PATIENCE, Site, on_this_thread, straight};
 
 async fn running(flags: &[&str], flavour: Option<&str>) -> Site {
     let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();

@@ -2,53 +2,27 @@
 //! Two nodes with two pods each, and a host outside of the cluster on the nodes' link.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft::lab::net::{Netns, checked};
 use weft::lab::store::Store;
 use weft::lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
+use crate::exe::weft_exe;
 use crate::packets::{Seen, any, exchange, socket};
+use crate::thread;
 
 /// How long rules may take to be there, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Where the far ends listen.
 pub const PORT: u16 = 7000;
 
-/// Labs at once: more would measure the machine, not weft.
-static PLACES: Mutex<usize> = Mutex::new(2);
-static FREED: Condvar = Condvar::new();
-
 /// Runs a test on this thread, which the lab's namespaces belong to.
 pub fn on_this_thread(test: impl Future<Output = ()>) {
-    let free = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut free = FREED.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-    *free -= 1;
-    drop(free);
-    let _place = Place;
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
-}
-
-/// Gives the place back, also when the test panics.
-struct Place;
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        *PLACES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        FREED.notify_one();
-    }
-}
-
-/// flannel's program, if there is one; else says so past the test runner's capture.
-pub fn flanneld() -> Option<PathBuf> {
-    use std::io::Write as _;
-    let path = std::env::var_os("FLANNELD").map(PathBuf::from);
-    if path.is_none() {
-        let _ = std::io::stderr().lock().write_all(b"skipped: no FLANNELD\n");
-    }
-    path
+    thread::on_this_thread(async {
+        test.await;
+        Ok(())
+    });
 }
 
 /// Both ends of a family.
@@ -261,11 +235,6 @@ impl Site {
 pub fn options(flags: &[&str]) -> LabOptions {
     let agent_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     LabOptions { exe: Some(weft_exe()), nodes: 2, ipv6: true, agent_flags, ..LabOptions::default() }
-}
-
-/// The binary under test.
-pub fn weft_exe() -> PathBuf {
-    std::env::var_os("WEFT_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_weft")), PathBuf::from)
 }
 
 /// A way to take.

@@ -5,8 +5,9 @@
 use serde_json::json;
 use weft::lab::BackendKind;
 
+use crate::flanneld::flanneld;
 use crate::packets::{any, receive, socket};
-use crate::site::{Family, PORT, Site, Trip, flanneld, on_this_thread, straight};
+use crate::site::{Family, PORT, Site, Trip, on_this_thread, straight};
 
 /// Ports of services on n1: to n1-p1, to n2-p1.
 const NEAR: u16 = 30080;

@@ -174,7 +174,7 @@ pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> Pa
     for name in ["ip", "bridge", "ping"] {
         tree.program(&which(name), &format!("/opt/bin/{name}"));
     }
-    tree.program(&super::weft(), "/opt/bin/weft");
+    tree.program(&crate::exe::weft_exe(), "/opt/bin/weft");
     if let Some(extra) = extra {
         tree.program(extra, "/extra/run");
     }

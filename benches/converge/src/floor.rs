@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use etcd_client::{EventType, WatchOptions};
 use nix::libc;
 use weft::kernel::encode::{self, Exit, NewNexthop};
-use weft::kernel::rt::ifinfomsg;
+use weft::kernel::rt::{PLAIN, ifinfomsg};
 use weft::kernel::socket::{NLM_F_ACK, Netlink};
 use weft::kernel::wire::{Writer, messages};
 
@@ -345,7 +345,7 @@ async fn follow(
 /// As [`write`].
 pub fn delete_link(netlink: &mut Netlink, index: u32) -> Result<()> {
     let mut w = Writer::default();
-    w.begin(libc::RTM_DELLINK, encode::PLAIN | NLM_F_ACK, &ifinfomsg(index, 0, 0));
+    w.begin(libc::RTM_DELLINK, PLAIN | NLM_F_ACK, &ifinfomsg(index, 0, 0));
     w.end(1);
     write(netlink, &[(w.bytes().to_vec(), 1)])
 }

@@ -5,20 +5,18 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
 
 use nix::libc;
-use weft_netlink::rt::{family, ifinfomsg};
+use weft_netlink::rt::{BESIDE, CREATE, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
 use weft_netlink::wire::Writer;
 
 use super::PROTOCOL;
 use super::plan::Plan;
-use crate::rtnl::{self, BESIDE, Batch, CREATE, PLAIN, REPLACE, ifaddrmsg};
+use crate::rtnl::{self, Batch};
 
 /// linux/veth.h.
 const VETH_INFO_PEER: u16 = 1;
 /// linux/if_link.h.
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const ADDR_GEN_MODE_NONE: u8 = 1;
-/// linux/rtnetlink.h: the gateway is on the link though no route says so.
-const RTNH_F_ONLINK: u32 = 4;
 const UP: (u32, u32) = (libc::IFF_UP as u32, libc::IFF_UP as u32);
 
 /// The pair: the pod's end is born in the pod's namespace, with its name. It cannot be up before the host's end exists (ENOTCONN).

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A lab belongs to the thread that builds it.
+
+use crate::places::Place;
+
+/// Runs a test of a lab on this thread, once there is a place for it.
+pub fn on_this_thread(test: impl Future<Output = anyhow::Result<()>>) {
+    let place = Place::take();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(test));
+    drop(place);
+    if let Err(error) = result {
+        panic!("{error:#}");
+    }
+}

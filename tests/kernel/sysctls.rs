@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is said of sysctls that may not be written: an uplink whose routes come from router advertisements, and one whose do not.
+
+use std::net::{Ipv6Addr, SocketAddrV6};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, bind, sendto, setsockopt, socket, sockopt,
+};
+use weft::kernel::sysctl::ensure;
+use weft::plan::Plan;
+use weft::sysctls;
+use weft_backends::backend::make;
+use weft_backends::host::{Host, OnLink, Uplink};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Age, Lease};
+use weft_subnet::network::Network;
+
+use super::adapter_net::{add_uplink, alone, ip, mac, name};
+
+const ACCEPT_RA: &str = "net/ipv6/conf/up0/accept_ra";
+const FORWARDING: &str = "net/ipv6/conf/all/forwarding";
+
+/// A node with both families on up0.
+fn plan() -> Plan {
+    let conf = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48","Backend":{"Type":"host-gw"}}"#;
+    let network = Network::parse(conf).unwrap();
+    let uplink = Uplink { name: name("up0"), mtu: 1500, v4: "10.0.0.1".parse().ok(), v6: "fd00::1".parse().ok() };
+    let (public_v4, public_v6) = (uplink.v4, uplink.v6);
+    let routes = OnLink::default();
+    let host = Host { uplink, public_v4, public_v6, vtep_mac_v4: mac(4), vtep_mac_v6: mac(6), routes };
+    let subnets = Subnets { v4: "10.5.1.0/24".parse().ok(), v6: "fd05:0:0:1::/64".parse().ok() };
+    let own = Lease { id: subnets.to_key().into(), subnets, attrs: Attrs::default(), age: Age::default() };
+    let backend = make(&network).unwrap();
+    Plan::new(network, backend, host, own)
+}
+
+fn set(path: &str, value: &str) {
+    ensure(path, value, true).unwrap();
+}
+
+/// A router at the far end.
+struct Router {
+    socket: OwnedFd,
+    index: u32,
+}
+
+impl Router {
+    fn new() -> Router {
+        ip("addr add fe80::99/64 dev far0 nodad");
+        // The router is of this machine.
+        set("net/ipv6/conf/up0/accept_ra_from_local", "1");
+        let index = if_nametoindex("far0").unwrap();
+        let (raw, icmp) = (SockType::Raw, SockProtocol::IcmpV6);
+        let socket = socket(AddressFamily::Inet6, raw, SockFlag::SOCK_CLOEXEC, icmp).unwrap();
+        let from = SocketAddrV6::new("fe80::99".parse().unwrap(), 0, 0, index);
+        bind(socket.as_raw_fd(), &SockaddrIn6::from(from)).unwrap();
+        // RFC 4861 section 6.1.2: what came through a router counts for nothing.
+        setsockopt(&socket, sockopt::Ipv6MulticastHops, &255).unwrap();
+        Router { socket, index }
+    }
+
+    /// Says that it is the default router for half an hour, and that fd99::/64 is on the link for an hour.
+    fn advertise(&self) {
+        // RFC 4861 section 4.2: type, code, checksum (by the kernel), hop limit, flags, lifetime, two timers.
+        let mut message = vec![134, 0, 0, 0, 64, 0];
+        message.extend(1800_u16.to_be_bytes());
+        message.extend([0; 8]);
+        // Section 4.6.2: type, length, prefix length, on-link and autonomous, valid, preferred, reserved, prefix.
+        message.extend([3, 4, 64, 0xc0]);
+        message.extend([3600_u32, 3600, 0].map(u32::to_be_bytes).concat());
+        message.extend("fd99::".parse::<Ipv6Addr>().unwrap().octets());
+        let to = SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, self.index);
+        sendto(self.socket.as_raw_fd(), &message, &SockaddrIn6::from(to), MsgFlags::empty()).unwrap();
+    }
+}
+
+fn default_route() -> String {
+    ip("-6 route show default dev up0")
+}
+
+#[test]
+fn routes_that_forwarding_lets_expire_are_told() {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
+        let (plan, router) = (plan(), Router::new());
+        set("net/ipv4/ip_forward", "1");
+        set(ACCEPT_RA, "1");
+        set(FORWARDING, "1");
+        assert_eq!(sysctls::ensure(&plan, false), [""; 0], "no route of a router advertisement");
+
+        set(FORWARDING, "0");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !default_route().contains("proto ra") {
+            assert!(Instant::now() < deadline, "no route of a router advertisement:\n{}", ip("-6 route"));
+            router.advertise();
+        }
+        // Somebody else turns it on.
+        set(FORWARDING, "1");
+        assert_eq!(default_route(), "", "the kernel drops it at once, and the prefix when it expires");
+        let told = sysctls::ensure(&plan, false);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains(&format!("it is 1; run: sysctl -w {ACCEPT_RA}=2 (")), "{told:?}");
+
+        assert_eq!(sysctls::ensure(&plan, true), [""; 0], "written");
+        while !default_route().contains("proto ra") {
+            assert!(Instant::now() < deadline, "still ignored:\n{}", ip("-6 route"));
+            router.advertise();
+        }
+        assert_eq!(sysctls::ensure(&plan, false), [""; 0], "healthy");
+        set(ACCEPT_RA, "1");
+        assert_eq!(sysctls::ensure(&plan, false), told, "it is there still, until it expires");
+    });
+}
