@@ -48,3 +48,19 @@ impl<T> Known<T> {
         self.0 = generation.map(|generation| (generation, Instant::now(), found));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_holds_for_its_generation_alone() {
+        let mut known = Known::default();
+        known.keep(Some(7), "all in place");
+        assert_eq!(known.at(Some(7)), Some(&"all in place"));
+        assert_eq!(known.at(Some(8)), None, "somebody changed something");
+        assert_eq!(known.at(None), None, "the kernel does not say");
+        known.keep(None, "perhaps");
+        assert_eq!(known.at(None), None, "without a count nothing is known");
+    }
+}
