@@ -31,6 +31,8 @@ pub struct Shape {
     pub proxies: &'static [&'static str],
     /// IPv4 and IPv6.
     pub dual: bool,
+    /// Seconds without a sign of life after which the control plane calls a node not ready; 50 is its default.
+    pub grace: u32,
     /// Image archives beside weft's.
     pub images: Vec<PathBuf>,
 }
@@ -112,6 +114,7 @@ impl Cluster {
             .env("PROXIES", shape.proxies.join(" "))
             .env("IMAGES", images.join(" "))
             .env("DUAL", if shape.dual { "yes" } else { "no" })
+            .env("GRACE", shape.grace.to_string())
             .env("HOME", &dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -4,7 +4,7 @@
 # network namespace, each node (node.sh) in namespaces and cgroups of its own. As root. It is told by its environment:
 #   BIN      where tools/kube-binaries put them        TREE    the source tree
 #   PROXIES  mode of kube-proxy on n1, n2, ...         IMAGES  archives that every node imports
-#   DUAL     yes: IPv4 and IPv6
+#   DUAL     yes: IPv4 and IPv6                        GRACE   seconds after which a silent node is not ready
 # Says "ready" once nodes are started, then takes orders, one a line, and says "done" after each:
 #   off NODE    power off: everything on the node is killed        on NODE    power on: the same disk, an empty /run
 # It ends with its input, and leaves nothing behind.
@@ -161,7 +161,7 @@ control_plane() {
     start controller-manager "$BIN/kube-controller-manager" --kubeconfig "$pki/controller-manager.conf" --leader-elect=false \
         --allocate-node-cidrs --cluster-cidr $pods --service-cluster-ip-range $services $mask --root-ca-file "$pki/ca.pem" \
         --service-account-private-key-file "$pki/sa.key" --use-service-account-credentials --bind-address 127.0.0.1 \
-        --kube-api-qps 500 --kube-api-burst 1000
+        --kube-api-qps 500 --kube-api-burst 1000 --node-monitor-grace-period "${GRACE}s"
     start scheduler "$BIN/kube-scheduler" --kubeconfig "$pki/scheduler.conf" --leader-elect=false --bind-address 127.0.0.1
     touch "$dir/run/api"
 }
