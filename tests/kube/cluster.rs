@@ -206,6 +206,15 @@ impl Cluster {
         outcome(words, &output).unwrap_or_else(|error| panic!("helm {error}"))
     }
 
+    /// A shell script of the admin's, with kubectl and helm, in the source tree.
+    pub fn shell(&self, script: &str) -> Result<String, String> {
+        let path = format!("{}:{}", binaries().display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.netns().display())).args(["sh", "-ec", script]);
+        command.current_dir(TREE).env("HOME", &self.dir).stdin(Stdio::null());
+        outcome(script, &command.env("PATH", path).env("KUBECONFIG", self.kubeconfig()).output().unwrap())
+    }
+
     /// What `kubectl get` shows.
     pub fn get(&self, words: &str) -> Value {
         serde_json::from_str(&self.kubectl(&format!("get -o json {words}"))).unwrap()
