@@ -170,7 +170,8 @@ on() {
     local node=$1 index=${1#n} addresses=10.77.0.1${1#n}
     ip netns add "$node"
     # The port bears the node's name: set it down for a network fault.
-    ip link add "$node" type veth peer name eth0 netns "$node"
+    # A machine keeps its address when it boots: its neighbours need not notice.
+    ip link add "$node" type veth peer name eth0 address "02:00:0a:4d:00:1$index" netns "$node"
     ip link set "$node" master br0 up
     ip -n "$node" link set lo up
     ip -n "$node" link set eth0 up
