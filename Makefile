@@ -114,6 +114,7 @@ kube-test: prepare-kube image test-clusters ## what deploy/ ships in real cluste
 
 test-clusters:
 	@$(STEP) 900 "build of the cluster tests" cargo test --locked -p weft --test kube --no-run
+	@$(STEP) 900 "build of kube-demo" cargo build --locked --example kube-demo
 	@$(STEP) 900 "real clusters" cargo test --locked -p weft --test kube -- --show-output
 
 kube-demo: prepare-kube image ## a cluster of three nodes on this machine with weft as deploy/ ships it, until Ctrl-C

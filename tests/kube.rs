@@ -14,6 +14,8 @@
 
 #[path = "kube/cluster.rs"]
 mod cluster;
+#[path = "kube/demo_test.rs"]
+mod demo_test;
 #[path = "kube/dual.rs"]
 mod dual;
 #[path = "kube/fresh.rs"]

@@ -31,6 +31,8 @@ pub struct Shape {
     pub proxies: &'static [&'static str],
     /// IPv4 and IPv6.
     pub dual: bool,
+    /// Seconds without a sign of life after which the control plane calls a node not ready; 50 is its default.
+    pub grace: u32,
     /// Image archives beside weft's.
     pub images: Vec<PathBuf>,
 }
@@ -112,6 +114,7 @@ impl Cluster {
             .env("PROXIES", shape.proxies.join(" "))
             .env("IMAGES", images.join(" "))
             .env("DUAL", if shape.dual { "yes" } else { "no" })
+            .env("GRACE", shape.grace.to_string())
             .env("HOME", &dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -201,6 +204,15 @@ impl Cluster {
     pub fn helm(&self, words: &str) -> String {
         let output = self.client("helm").args(words.split_whitespace()).output().unwrap();
         outcome(words, &output).unwrap_or_else(|error| panic!("helm {error}"))
+    }
+
+    /// A shell script of the admin's, with kubectl and helm, in the source tree.
+    pub fn shell(&self, script: &str) -> Result<String, String> {
+        let path = format!("{}:{}", binaries().display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.netns().display())).args(["sh", "-ec", script]);
+        command.current_dir(TREE).env("HOME", &self.dir).stdin(Stdio::null());
+        outcome(script, &command.env("PATH", path).env("KUBECONFIG", self.kubeconfig()).output().unwrap())
     }
 
     /// What `kubectl get` shows.

@@ -4,7 +4,7 @@
 # network namespace, each node (node.sh) in namespaces and cgroups of its own. As root. It is told by its environment:
 #   BIN      where tools/kube-binaries put them        TREE    the source tree
 #   PROXIES  mode of kube-proxy on n1, n2, ...         IMAGES  archives that every node imports
-#   DUAL     yes: IPv4 and IPv6
+#   DUAL     yes: IPv4 and IPv6                        GRACE   seconds after which a silent node is not ready
 # Says "ready" once nodes are started, then takes orders, one a line, and says "done" after each:
 #   off NODE    power off: everything on the node is killed        on NODE    power on: the same disk, an empty /run
 # It ends with its input, and leaves nothing behind.
@@ -161,7 +161,7 @@ control_plane() {
     start controller-manager "$BIN/kube-controller-manager" --kubeconfig "$pki/controller-manager.conf" --leader-elect=false \
         --allocate-node-cidrs --cluster-cidr $pods --service-cluster-ip-range $services $mask --root-ca-file "$pki/ca.pem" \
         --service-account-private-key-file "$pki/sa.key" --use-service-account-credentials --bind-address 127.0.0.1 \
-        --kube-api-qps 500 --kube-api-burst 1000
+        --kube-api-qps 500 --kube-api-burst 1000 --node-monitor-grace-period "${GRACE}s"
     start scheduler "$BIN/kube-scheduler" --kubeconfig "$pki/scheduler.conf" --leader-elect=false --bind-address 127.0.0.1
     touch "$dir/run/api"
 }
@@ -170,7 +170,8 @@ on() {
     local node=$1 index=${1#n} addresses=10.77.0.1${1#n}
     ip netns add "$node"
     # The port bears the node's name: set it down for a network fault.
-    ip link add "$node" type veth peer name eth0 netns "$node"
+    # A machine keeps its address when it boots: its neighbours need not notice.
+    ip link add "$node" type veth peer name eth0 address "02:00:0a:4d:00:1$index" netns "$node"
     ip link set "$node" master br0 up
     ip -n "$node" link set lo up
     ip -n "$node" link set eth0 up

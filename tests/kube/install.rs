@@ -7,7 +7,7 @@ use crate::cluster::{Cluster, Pod, Shape, condition, word};
 
 /// Three nodes with kube-proxy in both modes.
 pub fn three_nodes(dual: bool) -> Shape {
-    Shape { proxies: &["iptables", "nftables", "iptables"], dual, images: Vec::new() }
+    Shape { proxies: &["iptables", "nftables", "iptables"], dual, grace: 50, images: Vec::new() }
 }
 
 /// The nodes have their pod CIDRs, and are not ready for want of a network: the runtime says so.

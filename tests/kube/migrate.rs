@@ -28,16 +28,85 @@ fn flannel_to_weft_and_back() {
     assert_mesh(&cluster, &pods);
     assert_eq!(agents(&cluster), "flanneld");
 
-    let scores = under_ping(&cluster, &pods, "apply -f deploy/kube/weft.yml");
+    let scores = under_ping(&cluster, &pods, |cluster| {
+        cluster.kubectl("apply -f deploy/kube/weft.yml");
+    });
     assert_eq!(agents(&cluster), "weft");
     judge(&scores, "flannel to weft");
     new_pods_work(&cluster);
 
     let pods = wait_for_pods(&cluster);
-    let scores = under_ping(&cluster, &pods, "-n kube-flannel rollout undo daemonset kube-flannel-ds");
+    let scores = under_ping(&cluster, &pods, |cluster| {
+        cluster.kubectl("-n kube-flannel rollout undo daemonset kube-flannel-ds");
+    });
     assert_eq!(agents(&cluster), "flanneld");
     judge(&scores, "weft to flannel");
     new_pods_work(&cluster);
+}
+
+/// What README.md says to one whose flannel came by Helm, word for word.
+#[test]
+fn flannels_helm_release_to_weft_and_back() {
+    let Some(flanneld) = std::env::var_os("FLANNELD") else {
+        println!("skipped: no FLANNELD");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut shape = three_nodes(false);
+    shape.images.push(image(dir.path(), Path::new(&flanneld)));
+    let cluster = Cluster::start(shape);
+    wait_for_bare_nodes(&cluster);
+    let chart = chart(dir.path());
+    cluster.kubectl("create namespace kube-flannel");
+    cluster.kubectl("label namespace kube-flannel pod-security.kubernetes.io/enforce=privileged");
+    cluster.helm(&format!("install flannel {} --namespace kube-flannel --set podCidr=10.244.0.0/16", chart.display()));
+    wait_for_agents(&cluster);
+    cluster.kubectl("apply -f tests/kube/web.yml");
+    let pods = wait_for_pods(&cluster);
+    assert_mesh(&cluster, &pods);
+    assert_eq!(agents(&cluster), "flanneld");
+
+    let forth = block_after("Where flannel came by Helm");
+    let scores = under_ping(&cluster, &pods, |cluster| println!("{}", cluster.shell(&forth).unwrap()));
+    assert_eq!(agents(&cluster), "weft");
+    judge(&scores, "flannel's release to weft");
+    accounts_are_kept(&cluster);
+    new_pods_work(&cluster);
+
+    let pods = wait_for_pods(&cluster);
+    let back = block_after("And back, with flannel's chart").replace("flannel/flannel", chart.to_str().unwrap());
+    let scores = under_ping(&cluster, &pods, |cluster| println!("{}", cluster.shell(&back).unwrap()));
+    assert_eq!(agents(&cluster), "flanneld");
+    judge(&scores, "weft to flannel's release");
+    accounts_are_kept(&cluster);
+    new_pods_work(&cluster);
+}
+
+/// Those of the agents that a rolling update has not reached yet are in use.
+fn accounts_are_kept(cluster: &Cluster) {
+    cluster.kubectl("-n kube-flannel get serviceaccount flannel weft");
+    cluster.kubectl("get clusterrole,clusterrolebinding flannel weft");
+}
+
+/// The first block of commands in README.md after these words.
+fn block_after(words: &str) -> String {
+    let readme = std::fs::read_to_string("README.md").unwrap();
+    let (_, rest) = readme.split_once(words).unwrap();
+    let lines = rest.lines().skip_while(|line| !line.starts_with("    "));
+    lines.take_while(|line| line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
+}
+
+/// A chart of objects with the names and selectors of those of flannel's chart.
+fn chart(dir: &Path) -> PathBuf {
+    let chart = dir.join("chart");
+    std::fs::create_dir_all(chart.join("templates")).unwrap();
+    let config = std::fs::read_to_string("deploy/kube/config.yml").unwrap();
+    let (_, config) = config.split_once("\n---\n").unwrap();
+    std::fs::write(chart.join("Chart.yaml"), "apiVersion: v1\nname: flannel\nversion: 0.0.1\n").unwrap();
+    std::fs::write(chart.join("values.yaml"), "podCidr: 10.0.0.0/8\n").unwrap();
+    std::fs::write(chart.join("templates/config.yaml"), config).unwrap();
+    std::fs::copy("tests/kube/flannel.yml", chart.join("templates/flannel.yaml")).unwrap();
+    chart
 }
 
 /// flannel's binary; the libraries and tools that it wants are the node's.
@@ -73,9 +142,9 @@ fn agents(cluster: &Cluster) -> String {
 }
 
 /// Changes the agents while pods ping.
-fn under_ping(cluster: &Cluster, pods: &[Pod], change: &str) -> Vec<Score> {
+fn under_ping(cluster: &Cluster, pods: &[Pod], change: impl FnOnce(&Cluster)) -> Vec<Score> {
     let pings = Ping::ring(cluster, pods);
-    cluster.kubectl(change);
+    change(cluster);
     wait_for_agents(cluster);
     pings.into_iter().map(Ping::stop).collect()
 }
