@@ -176,6 +176,7 @@ async fn turn<K: Kernel, M: Monitor>(
     // The watch begins with the list that brought us our lease: what it says belongs to the first look.
     tokio::task::yield_now().await;
     node.begin(waiting(&mut inputs.received)).await;
+    node.report();
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
         tokio::select! {

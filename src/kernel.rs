@@ -13,7 +13,7 @@ pub mod linux;
 pub mod monitor;
 pub mod nexthop;
 pub mod nft;
-mod observe;
+pub(crate) mod observe;
 pub mod sysctl;
 
 pub use linux::{LinuxKernel, LinuxOptions};

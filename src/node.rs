@@ -227,6 +227,8 @@ impl<K: Kernel> Node<K> {
         self.save(now);
         if self.next_sysctls <= now {
             self.look_at_sysctls();
+            // Told of at once, too, unless the host is out of inotify instances.
+            self.publish_env();
         }
         if self.next_audit <= now {
             self.full(Cause::Audit).await;

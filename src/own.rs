@@ -11,6 +11,8 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;
 use weft_subnet::source::{Claim, Error, Event, Source};
 
+use weft_subnet::retry::jitter;
+
 use crate::say::chain;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -23,6 +25,8 @@ pub enum Answer {
     Held(Lease),
     /// Another node owns the subnet: for people.
     Taken(String),
+    /// What net-conf says; the answer proper comes later.
+    Config(String),
     /// The store does not answer, and is asked again.
     Trouble(String),
 }
@@ -68,6 +72,22 @@ impl Keeper {
         self.take(async move |answers| until_answered(answers, async || store.acquire(&claim).await).await);
     }
 
+    /// The same after a start without the store: net-conf may say something else by now, which no watch tells as a change.
+    pub fn catch_up(&mut self, claim: Claim) {
+        let store = self.store.clone();
+        self.take(async move |answers| {
+            let call = async || {
+                match store.config().await {
+                    Ok(text) => drop(answers.send(Answer::Config(text))),
+                    Err(Error::Missing(_)) => {}
+                    Err(error) => return Err(error),
+                }
+                store.acquire(&claim).await
+            };
+            until_answered(answers, call).await;
+        });
+    }
+
     /// True until the answer of the last call was handed to [`Keeper::settled`]. A finished task is not enough: while its answer
     /// waits in the queue, what we believe of our own lease is older than the store.
     pub fn busy(&self) -> bool {
@@ -109,7 +129,7 @@ async fn until_answered(answers: &mpsc::UnboundedSender<Answer>, call: impl Asyn
         if answers.send(answer).is_err() || last {
             return;
         }
-        tokio::time::sleep(wait).await;
+        tokio::time::sleep(jitter(wait)).await;
         wait = (wait * 2).min(LAST_WAIT);
     }
 }

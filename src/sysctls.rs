@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sysctls without which packets do not pass: read, written where allowed and needed, else named with the command.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-
 use weft_backends::state::Name;
 
+use crate::kernel::observe::has_advertised_routes;
 use crate::kernel::sysctl::{self, Change, NeedsHelp};
 use crate::plan::Plan;
 
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
-/// RTF_ADDRCONF and RTF_EXPIRES (linux/ipv6_route.h): the kernel has the route from a router advertisement, until the next one is due.
-const ADVERTISED: u32 = 0x0004_0000 | 0x0040_0000;
 
-/// Looks at each; returns what a person has to do.
-pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
+/// Looks at each; returns what a person has to do. `before`: what that was at the last look.
+pub fn ensure(plan: &Plan, write: bool, before: &[String]) -> Vec<String> {
     let mut problems = Vec::new();
     let want = |path: &str, value: &str| match sysctl::ensure(path, value, write) {
         Ok(Change::Changed) => {
@@ -33,8 +29,10 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
         let accept_ra = format!("net/ipv6/conf/{uplink}/accept_ra");
         if is(&accept_ra, "1") {
             let problem = want(&accept_ra, "2");
-            // Where forwarding is on already, as on nodes with kube-proxy, it matters only to routes of router advertisements.
-            let problem = problem.filter(|_| !is(FORWARDING_V6, "1") || advertised(uplink));
+            // Where forwarding is on already, as on nodes with kube-proxy, it matters only to routes of router advertisements; and
+            // once said it stands, when the last of them is gone all the more.
+            let said = |text: &String| before.iter().any(|problem| problem.starts_with(text));
+            let problem = problem.filter(|text| !is(FORWARDING_V6, "1") || said(text) || advertised(uplink));
             problems.extend(problem.map(|text| {
                 format!(
                     "{text} (forwarding makes the kernel ignore router advertisements: IPv6 routes from them are lost)"
@@ -57,14 +55,10 @@ fn loosen(name: Name, want: impl Fn(&str, &str) -> Option<String>) -> Option<Str
     if strict { want(&own, "2") } else { None }
 }
 
-/// Whether the kernel has routes of this interface from router advertisements that expire.
 fn advertised(uplink: Name) -> bool {
-    // Of this thread's namespace. Netlink does not show these flags: other programs, too, write routes with protocol "ra".
-    let Ok(routes) = File::open("/proc/thread-self/net/ipv6_route") else { return false };
-    BufReader::new(routes).lines().map_while(Result::ok).any(|route| {
-        let mut words = route.split_whitespace().skip(8);
-        let flags = words.next().and_then(|flags| u32::from_str_radix(flags, 16).ok()).unwrap_or(0);
-        flags & ADVERTISED == ADVERTISED && words.next() == Some(uplink.as_str())
+    has_advertised_routes(uplink).unwrap_or_else(|error| {
+        tracing::debug!(%error, "look for routes of router advertisements");
+        false
     })
 }
 

@@ -18,6 +18,8 @@ mod cluster;
 mod demo_test;
 #[path = "kube/dual.rs"]
 mod dual;
+#[path = "common/flanneld.rs"]
+mod flanneld;
 #[path = "kube/fresh.rs"]
 mod fresh;
 #[path = "kube/install.rs"]

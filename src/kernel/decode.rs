@@ -292,6 +292,20 @@ pub fn route(payload: &[u8]) -> Option<RouteFacts> {
     Some(RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, strange })
 }
 
+/// Whether a route over this link is the kernel's own and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of RTA_CACHEINFO
+/// (linux/rtnetlink.h). Other programs, too, write routes with protocol "ra", which stay.
+pub fn is_advertised(payload: &[u8], index: u32) -> bool {
+    let (mut here, mut expires) = (false, false);
+    for (kind, value) in attrs_after(payload, 12) {
+        match kind {
+            libc::RTA_OIF => here = u32_at(value, 0) == index,
+            libc::RTA_CACHEINFO => expires = u32_at(value, 8) != 0,
+            _ => {}
+        }
+    }
+    here && expires && [2, 9].contains(&u8_at(payload, 5))
+}
+
 /// A nexthop object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nexthop {

@@ -260,6 +260,12 @@ pub mod dump {
         w.begin(libc::RTM_GETROUTE, flags, &[family, 0, 0, 0, libc::RT_TABLE_MAIN, 0, 0, 0, 0, 0, 0, 0]);
     }
 
+    /// The same of one device.
+    pub fn routes_of(w: &mut Writer, flags: u16, family: u8, index: u32) {
+        routes(w, flags, family);
+        w.attr_u32(libc::RTA_OIF, index);
+    }
+
     /// All nexthop objects.
     pub fn nexthops(w: &mut Writer, flags: u16) {
         w.begin(RTM_GETNEXTHOP, flags, &[0; 8]);

@@ -58,7 +58,7 @@ impl GuardTable {
 
     fn look(&mut self) -> io::Result<Vec<(Key, Seen)>> {
         let name = self.name.clone();
-        let netlink = opened(&mut self.netlink)?;
+        let netlink = nft::kept(&mut self.netlink)?;
         let mut found = Vec::new();
         for family in FAMILIES {
             let Some((flags, _)) = table::look(netlink, family, &name)? else { continue };
@@ -93,7 +93,7 @@ impl GuardTable {
 
     fn write(&mut self, ops: &[Op]) -> Result<Outcome, Failure> {
         let (name, comment) = (&self.name, &self.comment);
-        let netlink = opened(&mut self.netlink)?;
+        let netlink = nft::kept(&mut self.netlink)?;
         let mut there = Vec::new();
         for op in ops {
             let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
@@ -187,13 +187,6 @@ impl GuardNews {
 
 fn seen(value: Value) -> Seen {
     Seen { value, protocol: 0, mark: false }
-}
-
-fn opened(netlink: &mut Option<Netlink>) -> io::Result<&mut Netlink> {
-    match netlink {
-        Some(netlink) => Ok(netlink),
-        none => Ok(none.insert(nft::socket()?)),
-    }
 }
 
 /// What the chain looks at; `None` when it is not as we write it.

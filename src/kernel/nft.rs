@@ -147,6 +147,7 @@ impl Firewall for Nft {
                 Some(sockets) => sockets.told(&self.instance.name).await,
                 None => std::future::pending().await,
             };
+            self.in_place = Known::default();
             if let Err(error) = told {
                 tracing::warn!(%error, "read the news of nftables: left to the resync");
                 std::future::pending::<()>().await;

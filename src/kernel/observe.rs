@@ -32,6 +32,22 @@ pub(super) fn addresses(netlink: &mut Netlink) -> io::Result<Vec<AddrInfo>> {
     Ok(news.filter_map(|m| decode::address(m.payload)).collect())
 }
 
+/// Whether this link has IPv6 routes that expire, as the kernel makes them of router advertisements. Costs the kernel a walk over
+/// all its IPv6 routes.
+///
+/// # Errors
+/// No netlink socket, or a failed dump.
+pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
+    let mut netlink = Netlink::open()?;
+    let Some(index) = links(&mut netlink)?.values().find(|l| l.info.name == link).map(|l| l.info.index) else {
+        return Ok(false);
+    };
+    let family = libc::AF_INET6 as u8;
+    let data = netlink.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of(w, flags, family, index))?;
+    let news = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+    Ok(news.into_iter().any(|m| decode::is_advertised(m.payload, index)))
+}
+
 fn seen(value: Value) -> Seen {
     Seen { value, protocol: 0, mark: false }
 }

@@ -32,6 +32,11 @@ impl<K: Kernel> Node<K> {
                     return self.lost(text);
                 }
             }
+            Answer::Config(text) => {
+                if self.configured(&text) {
+                    self.full(Cause::Start).await;
+                }
+            }
             Answer::Trouble(text) => {
                 if self.trouble_said.due(&text, Instant::now()) {
                     tracing::warn!("own lease: {text}");

@@ -24,7 +24,7 @@ impl<K: Kernel> Node<K> {
         self.resumed = Some(text);
         let (network, attrs, previous) = (self.plan.network().clone(), self.wanted(), Some(self.plan.own().subnets));
         self.asked = Some(attrs.clone());
-        self.keeper.acquire(Claim { network, attrs, previous });
+        self.keeper.catch_up(Claim { network, attrs, previous });
     }
 
     /// The peers are known, by the store or by what was saved.

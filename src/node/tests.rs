@@ -30,6 +30,7 @@ use crate::saved::Saver;
 use crate::start::{self, Started};
 use crate::tell::Teller;
 
+mod begin;
 mod config;
 mod conflist;
 mod rules;

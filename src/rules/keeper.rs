@@ -109,7 +109,6 @@ pub async fn keep(
         if let Some(rules) = &wanted {
             let start = Instant::now();
             let outcome = firewall.ensure(rules).await;
-            pause = resync.max((start.elapsed() * SHARE).min(MINUTE));
             state.carrier = firewall.describe();
             let unseen = watch.note(&mut state, rules, outcome);
             // The rules are in, or not: subnet.env waits for that, not for what is done around them.
@@ -120,6 +119,7 @@ pub async fn keep(
                 state.remarks = remarks;
                 post.tell(&state);
             }
+            pause = resync.max((start.elapsed() * SHARE).min(MINUTE));
         }
         let well = state.trouble.is_none() && state.remarks.is_empty();
         let idle = wanted.as_ref().is_none_or(Rules::is_empty) && well;

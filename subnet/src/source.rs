@@ -162,10 +162,10 @@ pub trait Source {
     fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>>;
     /// Takes a lease in flannel's order (flannel-compat.md section 1), every write fenced by what was read.
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
-    /// Where subnets are assigned, what is assigned now is taken, whatever it was.
     /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours
     /// (same public address), else `Taken`. Used when the own lease was deleted, or the store was wiped, and to publish
-    /// changed attributes. `was` is the public identity under which we held it so far.
+    /// changed attributes. `was` is the public identity under which we held it so far. Where subnets are assigned, what is assigned
+    /// now is taken, whatever it was.
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>>;
     /// Gives our lease back: deletes it if it is still ours, else `Taken` or `Missing`.
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>>;

@@ -6,18 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cluster::{Cluster, Pod};
+use crate::flanneld::flanneld;
 use crate::install::{assert_mesh, three_nodes, wait_for_agents, wait_for_bare_nodes, wait_for_pods};
 use crate::ping::{Ping, Score};
 
 #[test]
 fn flannel_to_weft_and_back() {
-    let Some(flanneld) = std::env::var_os("FLANNELD") else {
-        println!("skipped: no FLANNELD");
-        return;
-    };
+    let Some(flanneld) = flanneld() else { return };
     let dir = tempfile::tempdir().unwrap();
     let mut shape = three_nodes(false);
-    shape.images.push(image(dir.path(), Path::new(&flanneld)));
+    shape.images.push(image(dir.path(), &flanneld));
     let cluster = Cluster::start(shape);
     wait_for_bare_nodes(&cluster);
     // What both read, and what flannel's manifest adds to it.
@@ -47,13 +45,10 @@ fn flannel_to_weft_and_back() {
 /// What README.md says to one whose flannel came by Helm, word for word.
 #[test]
 fn flannels_helm_release_to_weft_and_back() {
-    let Some(flanneld) = std::env::var_os("FLANNELD") else {
-        println!("skipped: no FLANNELD");
-        return;
-    };
+    let Some(flanneld) = flanneld() else { return };
     let dir = tempfile::tempdir().unwrap();
     let mut shape = three_nodes(false);
-    shape.images.push(image(dir.path(), Path::new(&flanneld)));
+    shape.images.push(image(dir.path(), &flanneld));
     let cluster = Cluster::start(shape);
     wait_for_bare_nodes(&cluster);
     let chart = chart(dir.path());

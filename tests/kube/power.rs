@@ -60,10 +60,10 @@ fn power_cycle(cluster: &mut Cluster, outage: Outage) {
     if outage == Outage::Noticed {
         cluster.until("the control plane misses n2", || !ready(cluster));
     }
-    let called = if ready(cluster) { "ready" } else { "not ready" };
     cluster.power_on("n2");
 
     let kubelet = cluster.wait_for("the kubelet of n2", || cluster.kubelet_start("n2"));
+    let called = if ready(cluster) { "ready" } else { "not ready" };
     for (token, label, pod) in [("without a token", "app=tokenless", &tokenless), ("with a token", "app=web", lost)] {
         cluster.until(&format!("the pod {token} answers again"), || answers(cluster, other, label, pod));
         let took = SystemTime::now().duration_since(kubelet).unwrap();

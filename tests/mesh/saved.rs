@@ -95,6 +95,12 @@ fn a_boot_without_etcd() {
         etcd.ctl(&["del", &key(GOES)]).await?;
         etcd.ctl(&["put", &key(COMES), &value(COMES)]).await?;
         let leases = etcd.leases().await?;
+        // Another net-conf, too: what is saved has the old one.
+        let (key_of_conf, old) = ("/coreos.com/network/config", r#""Backend":{"#);
+        let conf = etcd.ctl(&["get", "--print-value-only", key_of_conf]).await?;
+        let changed = conf.trim().replace(old, r#""EnableNFTables":true,"Backend":{"#);
+        ensure!(changed != conf.trim(), "{conf}");
+        etcd.ctl(&["put", key_of_conf, &changed]).await?;
         etcd.kill().await?;
         for node in &mut lab.nodes {
             boot(node).await?;
@@ -111,6 +117,7 @@ fn a_boot_without_etcd() {
             route(node, COMES.0, true).await?;
             route(node, GOES.0, false).await?;
             problem(node, "the store is away", false).await?;
+            problem(node, "the change of EnableNFTables is applied by a restart", true).await?;
         }
         ensure!(lab.store.etcd()?.leases().await? == leases, "each has the lease that it had");
         lab.reach_all().await.map(drop)

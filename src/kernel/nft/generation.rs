@@ -16,7 +16,8 @@ const NFGEN: usize = 4;
 /// NFTA_GEN_ID.
 const ID: u16 = 1;
 
-/// What was found is looked at again after this time all the same: a table that goes with the socket of its owner is not counted.
+/// What was found is looked at again after this time all the same: a table that goes with the socket of its owner is not counted, and
+/// a transaction is counted just before it takes effect.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// How many changes there have been; `None`: the kernel does not say, and everything must be looked at.

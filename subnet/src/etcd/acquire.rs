@@ -154,6 +154,10 @@ impl EtcdStore {
     /// Our key as it stands gets our value; nothing is written when it says the same. Its etcd lease stays (`ignore_lease`), and
     /// so a key without one stays a reservation. `None` = it changed meanwhile.
     async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Option<Stored>, Error> {
+        // Written by a call whose answer was lost: what was granted is in use.
+        if *granted == Some(own.etcd_lease) {
+            *granted = None;
+        }
         let alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
         if alive && own.lease().is_some_and(|lease| lease.attrs == *attrs) {
             return Ok(Some(own.clone()));

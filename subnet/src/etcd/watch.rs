@@ -25,9 +25,9 @@ const IDLE: Duration = Duration::from_secs(5);
 struct Position {
     revision: i64,
     cluster: u64,
-    /// create and mod revision of config, once it was read: history is another when they differ at the same revision. (A wiped
-    /// etcd with the same member names has the same cluster id.)
-    config: Option<(i64, i64)>,
+    /// create and mod revision of config: history is another when they differ at the same revision. (A wiped etcd with the
+    /// same member names has the same cluster id.)
+    config: (i64, i64),
 }
 
 /// Why a watch ended.
@@ -51,12 +51,16 @@ pub(super) async fn run(store: &EtcdStore, out: mpsc::Sender<Event>) {
 async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
     let mut trouble = Trouble::default();
     let mut position: Option<Position> = None;
-    let mut reset = false;
+    let (mut reset, mut again) = (false, false);
     loop {
         let error = match &mut position {
             None => match list(store, out, reset).await {
                 Ok(Some(listed)) => {
                     trouble.over();
+                    // The keeper begins by looking; whatever happened to our key before a later list was not told.
+                    if std::mem::replace(&mut again, true) {
+                        store.wake.notify_one();
+                    }
                     (position, reset) = (Some(listed), false);
                     continue;
                 }
@@ -84,12 +88,20 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
         Some(all) => all,
         None => store.read_all().await?,
     };
-    let position = Position { revision: all.revision, cluster: all.cluster, config: None };
+    let key = store.keys.config();
+    let pinned = etcd_client::GetOptions::new().with_revision(all.revision);
+    let answer = store.pool.get(&format!("read {key}"), &key, Some(pinned)).await?;
+    let mut position = Position { revision: all.revision, cluster: all.cluster, config: (0, 0) };
     let records = all.stored.into_iter().map(|stored| stored.record).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() {
         return Ok(None);
     }
-    store.wake.notify_one();
+    if let Some(kv) = answer.kvs().first() {
+        position.config = (kv.create_revision(), kv.mod_revision());
+        if !config(store, out, kv.value()).await {
+            return Ok(None);
+        }
+    }
     Ok(Some(position))
 }
 
@@ -124,8 +136,10 @@ async fn watch_on(
     to: Connected,
 ) -> End {
     // Before anything is believed of this server: is it the store that we know?
-    if let Err(end) = recognise(store, out, &to, at).await {
-        return end;
+    match other_store(store, &to, at).await {
+        Ok(false) => {}
+        Ok(true) => return End::Relist { reset: true },
+        Err(end) => return end,
     }
     let what = format!("watch {}", store.keys.prefix());
     let mut stream = match open(store, &to, at.revision + 1).await {
@@ -174,27 +188,24 @@ async fn canceled(message: &WatchResponse, what: String, to: &Connected) -> End 
     End::Broken { what, fault: Fault::Stream(format!("canceled by the server: {reason}")) }
 }
 
-/// Reads config, and by it and the answer's header tells whether this is the store that was listed. Asks with a quorum read (a
-/// lagging member would look like a store gone backwards).
-async fn recognise(store: &EtcdStore, out: &mpsc::Sender<Event>, to: &Connected, at: &mut Position) -> Result<(), End> {
+/// Asks with a quorum read (a lagging member would look like a store gone backwards).
+async fn other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Result<bool, End> {
     let key = store.keys.config();
     let answer = match limited(kv(&to.client).get(key.as_str(), None)).await {
         Ok(answer) => answer,
         Err(fault) => return Err(End::Broken { what: format!("read {key}"), fault }),
     };
-    let other = End::Relist { reset: true };
-    if answer.header().is_some_and(|header| header.cluster_id() != at.cluster || header.revision() < at.revision) {
-        return Err(other);
+    let Some(header) = answer.header() else { return Ok(false) };
+    if header.cluster_id() != at.cluster || header.revision() < at.revision {
+        return Ok(true);
     }
-    // Written after our revision, or deleted: news that the watch will bring.
-    let Some(kv) = answer.kvs().first().filter(|kv| kv.mod_revision() <= at.revision) else { return Ok(()) };
-    let now = (kv.create_revision(), kv.mod_revision());
-    match at.config.replace(now) {
-        Some(then) if then != now => Err(other),
-        Some(_) => Ok(()),
-        None if config(store, out, kv.value()).await => Ok(()),
-        None => Err(End::Closed),
-    }
+    // A config written after our revision is news that the watch will bring.
+    Ok(match answer.kvs().first() {
+        Some(config) => {
+            config.mod_revision() <= at.revision && (config.create_revision(), config.mod_revision()) != at.config
+        }
+        None => false,
+    })
 }
 
 /// A sign of life: answered by this member alone, so that 50,000 idle nodes do not cost etcd a quorum round each.
@@ -227,7 +238,7 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
                 _ => changes.push(Err(id)),
             }
         } else if kv.key() == store.keys.config().as_bytes() {
-            at.config = Some(if deleted { (0, 0) } else { (kv.create_revision(), kv.mod_revision()) });
+            at.config = if deleted { (0, 0) } else { (kv.create_revision(), kv.mod_revision()) };
             if deleted {
                 tracing::warn!(key = %store.keys.config(), "net-conf was deleted: carrying on with the last one");
             } else {
