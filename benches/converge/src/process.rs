@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
+use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
 use crate::site::{Node, pause};
@@ -163,19 +164,14 @@ impl Agent {
         field("VmRSS:").zip(field("VmHWM:")).context("no memory in its status")
     }
 
-    /// CPU time that its threads have used.
+    /// CPU time that its threads have used, those that have ended included.
     ///
     /// # Errors
     /// When it has ended.
     pub fn cpu(&self) -> Result<Duration> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).context("list its threads")?;
-        let mut sum = Duration::ZERO;
-        for task in tasks {
-            let path = task.context("list its threads")?.path();
-            // A thread may end meanwhile.
-            sum += fs::read_to_string(path.join("schedstat")).ok().and_then(|text| on_cpu(&text)).unwrap_or_default();
-        }
-        Ok(sum)
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).context("its pid")?);
+        let clock = clock_getcpuclockid(pid).context("find its CPU clock")?;
+        Ok(Duration::from(clock.now().context("read its CPU clock")?))
     }
 
     /// How often it woke up.
@@ -227,9 +223,6 @@ impl Drop for Agent {
 /// When the kernel has no schedstat.
 pub fn cpu_of(task: &str) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{task}/schedstat")).context("read schedstat")?;
-    on_cpu(&text).context("read schedstat")
-}
-
-fn on_cpu(text: &str) -> Option<Duration> {
-    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    let time = text.split(' ').next().and_then(|time| time.parse().ok()).map(Duration::from_nanos);
+    time.context("read schedstat")
 }
