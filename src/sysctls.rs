@@ -9,8 +9,8 @@ use crate::plan::Plan;
 
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
-/// Looks at each; returns what a person has to do. `before`: what that was at the last look.
-pub fn ensure(plan: &Plan, write: bool, before: &[String]) -> Vec<String> {
+/// Looks at each; returns what a person has to do.
+pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
     let mut problems = Vec::new();
     let want = |path: &str, value: &str| match sysctl::ensure(path, value, write) {
         Ok(Change::Changed) => {
@@ -29,10 +29,8 @@ pub fn ensure(plan: &Plan, write: bool, before: &[String]) -> Vec<String> {
         let accept_ra = format!("net/ipv6/conf/{uplink}/accept_ra");
         if is(&accept_ra, "1") {
             let problem = want(&accept_ra, "2");
-            // Where forwarding is on already, as on nodes with kube-proxy, it matters only to routes of router advertisements; and
-            // once said it stands, when the last of them is gone all the more.
-            let said = |text: &String| before.iter().any(|problem| problem.starts_with(text));
-            let problem = problem.filter(|text| !is(FORWARDING_V6, "1") || said(text) || advertised(uplink));
+            // Where forwarding is on already, as on nodes with kube-proxy, it matters only to routes of router advertisements.
+            let problem = problem.filter(|_| !is(FORWARDING_V6, "1") || advertised(uplink));
             problems.extend(problem.map(|text| {
                 format!(
                     "{text} (forwarding makes the kernel ignore router advertisements: IPv6 routes from them are lost)"

@@ -46,7 +46,7 @@ impl<K: Kernel> Node<K> {
 
     /// Brings the sysctls to what packets need, or says what a person has to do.
     pub(super) fn look_at_sysctls(&mut self) {
-        let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls, &self.sysctl_problems);
+        let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
         problems.iter().filter(|text| !self.sysctl_problems.contains(text)).for_each(|text| tracing::warn!("{text}"));
         self.sysctl_problems = problems;
         self.next_sysctls = Instant::now() + SYSCTLS_EVERY;
