@@ -35,8 +35,8 @@ const AGAIN: usize = 2;
 const IDLE: Duration = Duration::from_secs(12);
 const MOST_CPU: f64 = 0.05;
 const MOST_WAKEUPS: f64 = 20.0;
-/// All is done when nothing was written for so long.
-const CALM: Duration = Duration::from_millis(500);
+/// All is done when nothing was written for so long: longer than the kernel tries out the link-local address of a new uplink.
+const CALM: Duration = Duration::from_millis(2500);
 
 /// Where it is measured.
 struct Bed {
