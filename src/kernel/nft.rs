@@ -106,7 +106,7 @@ impl Sockets {
     /// # Errors
     /// No nfnetlink (a kernel without nftables), or out of descriptors.
     fn open() -> io::Result<Sockets> {
-        Ok(Sockets { netlink: Netlink::open_on(NETLINK_NETFILTER)?, news: News::open()? })
+        Ok(Sockets { netlink: socket()?, news: News::open()? })
     }
 
     /// Waits for news about a table of ours.
@@ -206,7 +206,7 @@ pub fn is_absent() -> bool {
 /// # Errors
 /// No nfnetlink, or the kernel refused.
 pub fn remove_flannels() -> io::Result<Vec<String>> {
-    let mut netlink = Netlink::open_on(NETLINK_NETFILTER)?;
+    let mut netlink = socket()?;
     let mut gone = Vec::new();
     for (family, kind, name) in [(Family::V4, "ip", FLANNELS[0]), (Family::V6, "ip6", FLANNELS[1])] {
         if table::look(&mut netlink, family, name)?.is_none() {

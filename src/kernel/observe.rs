@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 
+use nix::errno::Errno;
 use nix::libc;
+use nix::net::if_::if_nametoindex;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
@@ -38,14 +40,14 @@ pub(super) fn addresses(netlink: &mut Netlink) -> io::Result<Vec<AddrInfo>> {
 /// # Errors
 /// No netlink socket, or a failed dump.
 pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
-    let mut netlink = Netlink::open()?;
-    let Some(index) = links(&mut netlink)?.values().find(|l| l.info.name == link).map(|l| l.info.index) else {
-        return Ok(false);
+    let index = match if_nametoindex(link.as_str()) {
+        Err(Errno::ENODEV) => return Ok(false),
+        index => index?,
     };
     let family = libc::AF_INET6 as u8;
-    let data = netlink.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of(w, flags, family, index))?;
-    let news = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
-    Ok(news.into_iter().any(|m| decode::is_advertised(m.payload, index)))
+    let data = Netlink::open()?.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of(w, flags, family, index))?;
+    let mut news = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+    Ok(news.any(|m| decode::is_advertised(m.payload, index)))
 }
 
 fn seen(value: Value) -> Seen {

@@ -5,6 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use crate::cluster::{Cluster, Pod};
 use crate::flanneld::flanneld;
 use crate::install::{assert_mesh, three_nodes, wait_for_agents, wait_for_bare_nodes, wait_for_pods};
@@ -12,19 +14,10 @@ use crate::ping::{Ping, Score};
 
 #[test]
 fn flannel_to_weft_and_back() {
-    let Some(flanneld) = flanneld() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let mut shape = three_nodes(false);
-    shape.images.push(image(dir.path(), &flanneld));
-    let cluster = Cluster::start(shape);
-    wait_for_bare_nodes(&cluster);
+    let Some((_dir, cluster)) = with_flannels_image() else { return };
     // What both read, and what flannel's manifest adds to it.
     cluster.kubectl("apply -f deploy/kube/config.yml -f tests/kube/flannel.yml");
-    wait_for_agents(&cluster);
-    cluster.kubectl("apply -f tests/kube/web.yml");
-    let pods = wait_for_pods(&cluster);
-    assert_mesh(&cluster, &pods);
-    assert_eq!(agents(&cluster), "flanneld");
+    let pods = pods_of_flannel(&cluster);
 
     let scores = under_ping(&cluster, &pods, |cluster| {
         cluster.kubectl("apply -f deploy/kube/weft.yml");
@@ -45,21 +38,12 @@ fn flannel_to_weft_and_back() {
 /// What README.md says to one whose flannel came by Helm, word for word.
 #[test]
 fn flannels_helm_release_to_weft_and_back() {
-    let Some(flanneld) = flanneld() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let mut shape = three_nodes(false);
-    shape.images.push(image(dir.path(), &flanneld));
-    let cluster = Cluster::start(shape);
-    wait_for_bare_nodes(&cluster);
+    let Some((dir, cluster)) = with_flannels_image() else { return };
     let chart = chart(dir.path());
     cluster.kubectl("create namespace kube-flannel");
     cluster.kubectl("label namespace kube-flannel pod-security.kubernetes.io/enforce=privileged");
     cluster.helm(&format!("install flannel {} --namespace kube-flannel --set podCidr=10.244.0.0/16", chart.display()));
-    wait_for_agents(&cluster);
-    cluster.kubectl("apply -f tests/kube/web.yml");
-    let pods = wait_for_pods(&cluster);
-    assert_mesh(&cluster, &pods);
-    assert_eq!(agents(&cluster), "flanneld");
+    let pods = pods_of_flannel(&cluster);
 
     let forth = block_after("Where flannel came by Helm");
     let scores = under_ping(&cluster, &pods, |cluster| println!("{}", cluster.shell(&forth).unwrap()));
@@ -75,6 +59,27 @@ fn flannels_helm_release_to_weft_and_back() {
     judge(&scores, "weft to flannel's release");
     accounts_are_kept(&cluster);
     new_pods_work(&cluster);
+}
+
+/// Three nodes that have flannel's image and no agent, and the directory of that image; `None`: there is no flanneld.
+fn with_flannels_image() -> Option<(TempDir, Cluster)> {
+    let flanneld = flanneld()?;
+    let dir = tempfile::tempdir().unwrap();
+    let mut shape = three_nodes(false);
+    shape.images.push(image(dir.path(), &flanneld));
+    let cluster = Cluster::start(shape);
+    wait_for_bare_nodes(&cluster);
+    Some((dir, cluster))
+}
+
+/// Pods that reach each other once flannel's agents are ready.
+fn pods_of_flannel(cluster: &Cluster) -> Vec<Pod> {
+    wait_for_agents(cluster);
+    cluster.kubectl("apply -f tests/kube/web.yml");
+    let pods = wait_for_pods(cluster);
+    assert_mesh(cluster, &pods);
+    assert_eq!(agents(cluster), "flanneld");
+    pods
 }
 
 /// Those of the agents that a rolling update has not reached yet are in use.

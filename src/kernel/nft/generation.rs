@@ -5,14 +5,12 @@
 use std::time::{Duration, Instant};
 
 use super::expr::be32_of;
-use super::table::{REQUEST, SUBSYS};
+use super::table::{NFGEN, REQUEST, SUBSYS};
 use crate::kernel::socket::Netlink;
 use crate::kernel::wire::{attrs_after, messages};
 
 const NEWGEN: u16 = SUBSYS | 15;
 const GETGEN: u16 = SUBSYS | 16;
-/// Length of `struct nfgenmsg`.
-const NFGEN: usize = 4;
 /// NFTA_GEN_ID.
 const ID: u16 = 1;
 

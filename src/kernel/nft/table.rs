@@ -15,7 +15,7 @@ use crate::kernel::wire::{self, Writer, attrs, attrs_after, messages, text};
 
 pub(super) const SUBSYS: u16 = 10 << 8;
 pub(super) const NEWTABLE: u16 = SUBSYS;
-const GETTABLE: u16 = SUBSYS | 1;
+pub(super) const GETTABLE: u16 = SUBSYS | 1;
 pub(super) const NEWCHAIN: u16 = SUBSYS | 3;
 const GETCHAIN: u16 = SUBSYS | 4;
 pub(super) const NEWRULE: u16 = SUBSYS | 6;
@@ -28,7 +28,7 @@ pub(super) const NEWSET: u16 = SUBSYS | 9;
 pub(super) const REQUEST: u16 = 0x1;
 
 /// Length of `struct nfgenmsg`.
-const NFGEN: usize = 4;
+pub(super) const NFGEN: usize = 4;
 
 /// The table's name is attribute 1 of every kind of message.
 pub const TABLE_NAME: u16 = 1;

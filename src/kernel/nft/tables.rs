@@ -5,14 +5,12 @@ use std::io;
 
 use weft_subnet::cidr::Family;
 
-use super::table::{self, TABLE_NAME};
+use super::table::{self, GETTABLE, NFGEN, TABLE_NAME};
 use crate::kernel::socket::Netlink;
 use crate::kernel::wire::{attrs_after, messages, text};
 
-/// NFT_MSG_GETTABLE of the nftables subsystem.
-const GETTABLE: u16 = (10 << 8) | 1;
 /// `struct nfgenmsg` with AF_UNSPEC: all families.
-const ALL_FAMILIES: [u8; 4] = [0; 4];
+const ALL_FAMILIES: [u8; NFGEN] = [0; NFGEN];
 /// Tables that iptables-nft makes.
 const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
