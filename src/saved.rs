@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 use weft_subnet::cache::{self, FIRST_LINE, Head, Saved, Writer};
-use weft_subnet::lease::Id;
 use weft_subnet::peers::Peers;
 
 use crate::files;
@@ -96,8 +95,8 @@ struct Making {
     writer: Writer,
     pieces: Sender<Piece>,
     thread: JoinHandle<()>,
-    /// Up to this lease.
-    done: Option<Id>,
+    /// The place of the next lease.
+    from: usize,
 }
 
 /// For the thread that writes.
@@ -144,18 +143,17 @@ impl Saver {
                 let Some(writer) = Writer::new(head(shelf)) else { return };
                 let (pieces, received) = mpsc::channel();
                 let thread = store(shelf.file.clone(), received, self.failing.clone());
-                Stage::Making(Box::new(Making { writer, pieces, thread, done: None }))
+                Stage::Making(Box::new(Making { writer, pieces, thread, from: 0 }))
             }
             Stage::Making(mut making) => {
-                let mut last = None;
-                for lease in peers.believed_after(making.done.as_ref()).take(SLICE) {
+                let from = making.from;
+                for (next, lease) in peers.believed_from(from).take(SLICE) {
                     making.writer.peer(lease);
-                    last = Some(lease.id.clone());
+                    making.from = next;
                 }
                 // Nobody takes them after a failure, of which the thread has told.
                 let _ = making.pieces.send(Piece::Text(making.writer.take()));
-                if last.is_some() {
-                    making.done = last;
+                if making.from > from {
                     Stage::Making(making)
                 } else {
                     let Making { writer, pieces, thread, .. } = *making;

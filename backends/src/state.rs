@@ -263,12 +263,9 @@ impl State {
     fn place(&self, key: &Key) -> Result<usize, usize> {
         self.0.binary_search_by(|(there, _)| there.cmp(key))
     }
-}
 
-impl Extend<(Key, Value)> for State {
     /// Of one key the last value counts.
-    fn extend<I: IntoIterator<Item = (Key, Value)>>(&mut self, entries: I) {
-        self.0.extend(entries);
+    fn put_in_order(&mut self) {
         self.0.sort_by_key(|(key, _)| *key);
         self.0.dedup_by(|last, first| {
             let same = last.0 == first.0;
@@ -277,6 +274,14 @@ impl Extend<(Key, Value)> for State {
             }
             same
         });
+    }
+}
+
+impl Extend<(Key, Value)> for State {
+    /// Of one key the last value counts.
+    fn extend<I: IntoIterator<Item = (Key, Value)>>(&mut self, entries: I) {
+        self.0.extend(entries);
+        self.put_in_order();
     }
 }
 
@@ -290,7 +295,9 @@ impl FromIterator<(Key, Value)> for State {
 
 impl<const N: usize> From<[(Key, Value); N]> for State {
     fn from(entries: [(Key, Value); N]) -> State {
-        State::from_iter(entries)
+        let mut state = State(Vec::from(entries));
+        state.put_in_order();
+        state
     }
 }
 

@@ -18,17 +18,18 @@ impl<K: Kernel> Node<K> {
             self.hold.suspect(Instant::now());
         }
         let own = self.plan.own().id.clone();
-        let there: HashSet<Id> = records.iter().map(|record| record.id.clone()).collect();
-        let gone: Vec<Id> = self.plan.peers().ids().filter(|id| !there.contains(*id)).cloned().collect();
+        let there: HashSet<&Id> = records.iter().map(|record| &record.id).collect();
+        let mut gone: Vec<Id> = self.plan.peers().ids().filter(|id| !there.contains(id)).cloned().collect();
+        gone.sort_unstable();
         let first = !self.snapshot_applied;
         self.snapshot_applied = true;
         self.answered_by_store();
-        let alone = !there.iter().any(|id| *id != own);
+        let (alone, own_there) = (!there.iter().any(|id| **id != own), there.contains(&own));
         // Only time ends it: after a wipe the others come back one by one, and the second list has but a few of them.
         if first && alone && !self.world.options.hold_removals.is_zero() {
             self.passer.keep_stale_until = Some(Instant::now() + self.world.options.hold_removals);
         }
-        if !there.contains(&own) {
+        if !own_there {
             self.own_gone(&own);
         }
         let mut changed = self.remove(gone);

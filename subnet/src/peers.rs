@@ -8,7 +8,7 @@
 //! only where a verdict turned. Invariant: between two calls every claim is settled, so the outcome depends on the set of
 //! records alone, never on the order in which they came.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -50,7 +50,7 @@ pub struct Change {
 #[derive(Debug, Default)]
 pub struct Peers {
     us: Us,
-    slots: BTreeMap<Id, Slot>,
+    slots: HashMap<Id, Slot>,
     entries: Vec<Entry>,
     free: Vec<Slot>,
     claims: Claims,
@@ -78,19 +78,18 @@ impl Peers {
         self.us = us;
         self.claims = Claims::default();
         let (mut dirty, mut unused) = (Dirty::new(), Before::new());
-        for slot in self.slots.values().copied().collect::<Vec<_>>() {
-            self.enter(slot, &mut dirty);
+        for slot in 0..self.entries.len() {
+            self.enter(slot as Slot, &mut dirty);
         }
         self.settle(dirty, &mut unused);
-        self.believed = self.believed().count();
+        self.believed = self.entries.iter().filter(|entry| entry.is_believed()).count();
         let mut changes = Vec::new();
-        for (id, slot) in &self.slots {
-            let (entry, was) = (&self.entries[*slot as usize], was[*slot as usize]);
+        for (entry, was) in self.entries.iter().zip(was) {
             let Entry::Read(lease, _) = entry else { continue };
             if entry.is_believed() != was {
-                let lease = Some(lease.clone());
+                let (id, lease) = (lease.id.clone(), Some(lease.clone()));
                 let (before, after) = if was { (lease, None) } else { (None, lease) };
-                changes.push(Change { id: id.clone(), before, after });
+                changes.push(Change { id, before, after });
             }
         }
         in_order(changes)
@@ -138,15 +137,21 @@ impl Peers {
 
     /// Believed leases, by id.
     pub fn believed(&self) -> impl Iterator<Item = &Rc<Lease>> {
-        self.slots.values().filter_map(|slot| self.entries[*slot as usize].believed())
+        let mut all: Vec<&Rc<Lease>> = self.entries.iter().filter_map(Entry::believed).collect();
+        all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        all.into_iter()
     }
 
     /// Set aside, with the reason, by id: a lease that parsed is given along. Our own record never is, readable or not.
     pub fn set_aside(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
-        self.slots.iter().filter_map(|(id, slot)| {
+        let others = self.slots.iter().filter(|(id, _)| self.us.id.as_ref() != Some(*id));
+        let aside = others.filter_map(|(id, slot)| {
             let (reason, lease) = self.entries[*slot as usize].aside()?;
-            (self.us.id.as_ref() != Some(id)).then_some((id, reason, lease))
-        })
+            Some((id, reason, lease))
+        });
+        let mut all: Vec<_> = aside.collect();
+        all.sort_unstable_by_key(|(id, ..)| *id);
+        all.into_iter()
     }
 
     /// Why this record is set aside, if it is.
@@ -169,7 +174,7 @@ impl Peers {
         self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
     }
 
-    /// All ids known, believed or not, our own left out.
+    /// All ids known, believed or not, our own left out, in no order.
     pub fn ids(&self) -> impl Iterator<Item = &Id> {
         self.slots.keys().filter(|id| self.us.id.as_ref() != Some(id))
     }

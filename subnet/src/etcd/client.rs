@@ -196,9 +196,12 @@ impl Pool {
     }
 
     /// Reads a key or a range.
-    pub(super) async fn get(&self, what: &str, key: &str, options: Option<GetOptions>) -> Result<GetResponse, Error> {
+    pub(super) async fn get<K>(&self, what: &str, key: K, options: Option<GetOptions>) -> Result<GetResponse, Error>
+    where
+        K: AsRef<[u8]>,
+    {
         self.call(what, |client| {
-            let (key, options) = (key.to_owned(), options.clone());
+            let (key, options) = (key.as_ref().to_vec(), options.clone());
             async move { kv(&client).get(key, options).await }
         })
         .await

@@ -14,8 +14,12 @@ use crate::source::{Error, UNREADABLE};
 
 use super::EtcdStore;
 
-/// Keys in one answer.
-const PAGE: i64 = 5_000;
+/// Keys in the first answer; each next one may have twice as many, up to [`LARGEST_PAGE`]. Short pages let reading overlap
+/// with etcd's work, but etcd walks the index to the end of the range for each of them.
+const FIRST_PAGE: i64 = 1_000;
+const LARGEST_PAGE: i64 = 8_000;
+/// So many records are read before the runtime may look at the connection.
+const READ_AT_ONCE: usize = 128;
 /// So long a list is as good as a new one.
 const FRESH: Duration = Duration::from_secs(10);
 
@@ -136,39 +140,37 @@ impl Listed {
 }
 
 impl EtcdStore {
-    /// All leases, in pages at one revision: 50,000 do not fit one message.
+    /// All leases, in pages at one revision: 50,000 do not fit one message. A page is read while etcd makes the next.
     pub(super) async fn read_all(&self) -> Result<All, Error> {
         let (first, end) = self.keys.leases();
         let what = format!("list {first}");
         let mut all = All { stored: Vec::new(), revision: 0, cluster: 0 };
-        let mut from = first.to_owned().into_bytes();
+        let range = GetOptions::new().with_range(end);
+        let mut limit = FIRST_PAGE;
+        let mut page = self.pool.get(&what, first, Some(range.clone().with_limit(limit))).await?;
         loop {
-            let mut options = GetOptions::new().with_range(end.as_str()).with_limit(PAGE);
-            if all.revision > 0 {
-                options = options.with_revision(all.revision);
-            }
-            let answer = self
-                .pool
-                .call(&what, |client| {
-                    let (from, options) = (from.clone(), options.clone());
-                    async move { super::client::kv(&client).get(from, Some(options)).await }
-                })
-                .await?;
-            let header = answer.header().map_or((0, 0), |header| (header.revision(), header.cluster_id()));
+            let header = page.header().map_or((0, 0), |header| (header.revision(), header.cluster_id()));
             if all.revision == 0 {
                 (all.revision, all.cluster) = header;
             } else if all.cluster != header.1 {
                 let what = format!("{what}: another cluster answered half-way");
                 return Err(Error::Unavailable { what, source: None });
             }
-            all.stored.extend(answer.kvs().iter().filter_map(|kv| self.keys.stored(kv)));
-            match answer.kvs().last() {
-                Some(last) if answer.more() => {
-                    from = last.key().to_vec();
-                    from.push(0);
+            let last = page.kvs().last().filter(|_| page.more()).map(|last| [last.key(), b"\0"].concat());
+            let Some(from) = last else {
+                all.stored.extend(page.kvs().iter().filter_map(|kv| self.keys.stored(kv)));
+                return Ok(all);
+            };
+            limit = LARGEST_PAGE.min(2 * limit);
+            let options = range.clone().with_limit(limit).with_revision(all.revision);
+            let read = async {
+                for some in page.kvs().chunks(READ_AT_ONCE) {
+                    tokio::task::yield_now().await;
+                    all.stored.extend(some.iter().filter_map(|kv| self.keys.stored(kv)));
                 }
-                _ => return Ok(all),
-            }
+            };
+            let (next, ()) = tokio::join!(self.pool.get(&what, from, Some(options)), read);
+            page = next?;
         }
     }
 

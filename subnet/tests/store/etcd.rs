@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is etcd's alone: bytes, leases, failures.
 
+use std::collections::HashSet;
 use std::net::TcpListener;
 use std::time::Duration;
 
@@ -228,7 +229,14 @@ async fn lists_fifty_thousand() {
         };
         client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
     }
+    // The first page ends within these.
+    let foreign: Vec<[u8; 4]> = (0..1_500_u16).map(|n| [1, 0xff, n.to_be_bytes()[0], n.to_be_bytes()[1]]).collect();
+    for batch in foreign.chunks(128) {
+        let put = |name: &[u8; 4]| TxnOp::put([key("").as_bytes(), name].concat(), "not a lease", None);
+        client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
+    }
     let records = server.store().list().await.unwrap();
-    assert_eq!(records.len(), 50_000);
-    assert!(records.iter().all(|record| record.lease.is_ok()));
+    assert_eq!(records.len(), 51_500);
+    let leases: HashSet<_> = records.iter().filter_map(|record| record.lease.as_ref().ok()?.subnets.v4).collect();
+    assert_eq!(leases.len(), 50_000, "each of them once");
 }
