@@ -151,6 +151,25 @@ impl Agent {
         Ok(status["audit_interval_s"].as_f64().map(Duration::from_secs_f64))
     }
 
+    /// Waits until weft has saved its peers after this moment: until then a node that had events is not idle.
+    ///
+    /// # Errors
+    /// When it saves nothing within the limit.
+    pub fn saved(&self, since: Instant, limit: Duration) -> Result<()> {
+        let dir = self.log.with_file_name("state");
+        let age = || -> Option<Duration> {
+            let files = fs::read_dir(&dir).ok()?.flatten();
+            let whole = files.filter(|file| file.file_name().to_string_lossy().starts_with("peers-"));
+            whole.filter_map(|file| file.metadata().ok()?.modified().ok()?.elapsed().ok()).min()
+        };
+        let begin = Instant::now();
+        while age().is_none_or(|age| age > since.elapsed()) {
+            ensure!(begin.elapsed() < limit, "peers were not saved within {} s", limit.as_secs());
+            pause(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// Resident memory now and at its peak, MB.
     ///
     /// # Errors

@@ -46,6 +46,7 @@ struct Seen {
     count: [usize; TABLES.len()],
     writes: usize,
     last: Instant,
+    link_gone: Option<Instant>,
     lost: bool,
     goal: Option<Goal>,
     reached: Option<Instant>,
@@ -75,7 +76,8 @@ impl Watch {
         let now = Instant::now();
         let there = vec![[false; TABLES.len()]; MOST];
         let (count, reached) = ([0; TABLES.len()], None);
-        let seen = Seen { tables, there, count, writes: 0, last: now, lost: false, goal: None, reached };
+        let seen =
+            Seen { tables, there, count, writes: 0, last: now, link_gone: None, lost: false, goal: None, reached };
         let shared = Arc::new(Shared { seen: Mutex::new(seen), news: Condvar::new(), stop: AtomicBool::new(false) });
         let twin = Arc::clone(&shared);
         let reader = std::thread::Builder::new().name("watch".into()).spawn(move || read(&socket, &twin));
@@ -139,6 +141,11 @@ impl Watch {
     pub fn writes(&self) -> (usize, Instant) {
         let seen = self.lock();
         (seen.writes, seen.last)
+    }
+
+    /// When a link was last told to be gone.
+    pub fn link_gone(&self) -> Option<Instant> {
+        self.lock().link_gone
     }
 
     /// How many peers have entries in each table; for messages.
@@ -246,6 +253,9 @@ impl Seen {
     fn hear(&mut self, m: &Message<'_>, now: Instant) {
         if is_write(m) {
             (self.writes, self.last) = (self.writes + 1, now);
+        }
+        if m.kind == libc::RTM_DELLINK {
+            self.link_gone = Some(now);
         }
         let Some((table, number, there)) = entry(m) else { return };
         let flag = &mut self.there[number][table as usize];

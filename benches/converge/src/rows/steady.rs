@@ -142,12 +142,13 @@ pub fn repairs(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
 pub fn device(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
     let index = node.index("flannel.1")?;
     node.watch.forget(&[Table::Fdb, Table::Neigh, Table::Route]);
-    delete_link(&mut node.netlink, index)?;
-    let begin = Instant::now();
     node.watch.expect(Goal::Peers(place.peers));
+    // The command may return after the repair: time runs from the notification.
+    delete_link(&mut node.netlink, index)?;
     // flanneld brings the device back without its peers, for ever: no need to wait long for that.
     let limit = if who == Who::Flanneld { REPAIR } else { place.limit() };
     let end = node.watch.wait(limit)?;
+    let begin = node.watch.link_gone().context("nothing was told of the deleted device")?;
     place.note("device deleted", who, Cell::time(end.map(|at| at - begin), limit));
     Ok(())
 }

@@ -16,6 +16,8 @@ use crate::watch::Goal;
 
 /// An idle agent is watched at most so long for its audit to be part of that.
 const LONGEST_IDLE: Duration = Duration::from_secs(150);
+/// Within this time weft saves what changed.
+const SAVED: Duration = Duration::from_secs(60);
 /// Nothing is written for so long: all is done.
 const CALM: Duration = Duration::from_secs(1);
 /// flanneld says nothing when it is done; it may rest longer before its first write.
@@ -93,7 +95,7 @@ pub fn all(place: &mut Place<'_>, program: &Program) -> Result<()> {
     place.note("memory", who, Cell::Value(now));
     place.note("memory, peak", who, Cell::Value(peak));
     steady::leases(place, &node, who)?;
-    work(place, (program, &agent), who)?;
+    work(place, (program, &agent, &node), who)?;
     let agent = if place.options.wants(Row::Restart) { restart(place, program, (agent, &node), who)? } else { agent };
     if place.options.wants(Row::Repair) {
         steady::repairs(place, &mut node, who)?;
@@ -105,13 +107,16 @@ pub fn all(place: &mut Place<'_>, program: &Program) -> Result<()> {
 }
 
 /// CPU of a node with nothing to do for its own entries.
-fn work(place: &mut Place<'_>, (program, agent): (&Program, &Agent), who: Who) -> Result<()> {
+fn work(place: &mut Place<'_>, (program, agent, node): (&Program, &Agent, &Node), who: Who) -> Result<()> {
     let share = |before: Duration, begin: Instant| -> Result<Cell> {
         Ok(Cell::Value(100.0 * (agent.cpu()? - before).as_secs_f64() / begin.elapsed().as_secs_f64()))
     };
     if place.options.wants(Row::Idle) {
         let usual = Duration::from_secs(place.options.idle);
         // An audit belongs to what an idle node does.
+        if who == Who::Weft {
+            agent.saved(node.watch.writes().1, SAVED)?;
+        }
         let audit = agent.audit_interval(program)?.filter(|interval| *interval <= LONGEST_IDLE);
         let (before, begin) = (agent.cpu()?, Instant::now());
         pause(audit.map_or(usual, |interval| usual.max(interval + Duration::from_secs(1))));
