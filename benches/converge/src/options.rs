@@ -80,7 +80,7 @@ pub struct Options {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub rows: Vec<Row>,
     /// Cold starts of weft and of the floor: the median counts
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     pub repeat: usize,
     /// Seconds for which an idle agent is watched
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]

@@ -15,6 +15,7 @@ use crate::peers::{Backend, MOST, Peer};
 use crate::process::Program;
 use crate::site::Node;
 use crate::store::Store;
+use subject::Start;
 
 /// Events, one after the other.
 const EVENTS: usize = 200;
@@ -43,13 +44,31 @@ pub fn all(backend: Backend, peers: usize, options: &Options, (run, nodes): (&mu
     let mut store = Store::start(backend)?;
     store.put((0..peers).map(Peer::new))?;
     let mut place = Place { backend, peers, options, store, run, nodes };
-    floor::all(&mut place).context("the floor")?;
     let weft = Program::Weft(options.weft.clone(), options.agent_flags.clone());
-    subject::all(&mut place, &weft).context("weft")?;
+    let (floors, starts) = earlier(&mut place, &weft)?;
+    floor::all(&mut place, floors).context("the floor")?;
+    subject::all(&mut place, &weft, starts).context("weft")?;
     if let Some(path) = &options.flanneld {
-        subject::all(&mut place, &Program::Flanneld(path.clone())).context("flanneld")?;
+        subject::all(&mut place, &Program::Flanneld(path.clone()), Vec::new()).context("flanneld")?;
     }
     Ok(())
+}
+
+/// All cold starts but the last ones, floor and weft in turns: what slows the machine down for a while slows both down.
+fn earlier(place: &mut Place<'_>, weft: &Program) -> Result<(Vec<Duration>, Vec<Start>)> {
+    let dir = place.store.dir.path().to_owned();
+    let (mut floors, mut starts) = (Vec::new(), Vec::new());
+    for _ in 1..place.options.repeat {
+        let mut node = place.node()?;
+        floors.push(floor::fill(place, &mut node).context("the floor")?);
+        drop(node);
+        let node = place.node()?;
+        let (agent, start) = subject::cold(weft, &node, (&dir, place.peers), place.limit()).context("weft")?;
+        // The agent goes before its node.
+        drop(agent);
+        starts.push(start);
+    }
+    Ok((floors, starts))
 }
 
 impl Place<'_> {

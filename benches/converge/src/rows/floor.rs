@@ -12,21 +12,13 @@ use crate::options::Row;
 use crate::peers::{Backend, Peer};
 use crate::site::{Node, pause};
 
-/// Everything that the floor has an answer to.
-pub fn all(place: &mut Place<'_>) -> Result<()> {
-    let repeat = place.options.repeat.max(1);
-    let lists: Vec<Duration> = (0..repeat).map(|_| place.store.list_time()).collect::<Result<_>>()?;
+/// Everything that the floor has an answer to, after these cold starts.
+pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<()> {
+    let lists: Vec<Duration> =
+        (0..place.options.repeat.max(1)).map(|_| place.store.list_time()).collect::<Result<_>>()?;
     place.note("list", Who::Floor, Cell::time(quantile(&lists, 0.5), Duration::ZERO));
-    let mut times = Vec::new();
-    let mut node = None;
-    for _ in 0..repeat {
-        // The earlier one goes before the next is measured.
-        drop(node.take());
-        let mut fresh = place.node()?;
-        times.push(fill(place, &mut fresh)?);
-        node = Some(fresh);
-    }
-    let node = node.context("no floor")?;
+    let mut node = place.node()?;
+    times.push(fill(place, &mut node)?);
     let cold = Cell::time(quantile(&times, 0.5), Duration::ZERO);
     place.note("cold start", Who::Floor, cold.clone());
     if place.options.wants(Row::Device) && place.backend != Backend::HostGw {
@@ -51,7 +43,6 @@ pub fn all(place: &mut Place<'_>) -> Result<()> {
     }
     if place.options.wants(Row::Repair) {
         let bare = Bare::of_kernel(&node, place.backend)?;
-        let mut node = node;
         let result = steady::repairs(place, &mut node, Who::Floor);
         bare.stop().context("the bare watcher of the kernel")?;
         result?;
@@ -60,7 +51,7 @@ pub fn all(place: &mut Place<'_>) -> Result<()> {
 }
 
 /// Prepares the batches of all peers, then writes them: how long the writing took.
-fn fill(place: &Place<'_>, node: &mut Node) -> Result<Duration> {
+pub fn fill(place: &Place<'_>, node: &mut Node) -> Result<Duration> {
     node.add_devices(place.backend)?;
     let mut batcher = Batcher::new(node, place.backend)?;
     for number in 0..place.peers {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::{Place, steady};
 use crate::measure::{Cell, Who, quantile};
@@ -54,29 +54,16 @@ pub fn cold(program: &Program, node: &Node, (dir, peers): (&Path, usize), limit:
     Ok((agent, start))
 }
 
-/// Everything, for one program.
+/// Everything, for one program, after these cold starts.
 ///
 /// # Errors
 /// When it does not run; a row that takes too long is no error.
-pub fn all(place: &mut Place<'_>, program: &Program) -> Result<()> {
+pub fn all(place: &mut Place<'_>, program: &Program, mut starts: Vec<Start>) -> Result<()> {
     let who = if matches!(program, Program::Weft(..)) { Who::Weft } else { Who::Flanneld };
-    let repeat = if who == Who::Weft { place.options.repeat.max(1) } else { 1 };
     let dir = place.store.dir.path().to_owned();
-    let mut starts = Vec::new();
-    let mut standing = None;
-    for _ in 0..repeat {
-        // One after the other: agent and node of the last start go first.
-        drop(standing.take());
-        let node = place.node()?;
-        let (agent, start) = cold(program, &node, (&dir, place.peers), place.limit())?;
-        let cut = start.took.is_none();
-        starts.push(start);
-        standing = Some((agent, node));
-        if cut {
-            break;
-        }
-    }
-    let (agent, mut node) = standing.context("no start")?;
+    let mut node = place.node()?;
+    let (agent, start) = cold(program, &node, (&dir, place.peers), place.limit())?;
+    starts.push(start);
     let limit = place.limit();
     let median = |time: fn(&Start) -> Option<Duration>| {
         let all: Option<Vec<Duration>> = starts.iter().map(time).collect();
