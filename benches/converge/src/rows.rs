@@ -46,8 +46,9 @@ pub fn all(backend: Backend, peers: usize, options: &Options, (run, nodes): (&mu
     let mut place = Place { backend, peers, options, store, run, nodes };
     let weft = Program::Weft(options.weft.clone(), options.agent_flags.clone());
     let (floors, starts) = earlier(&mut place, &weft)?;
-    floor::all(&mut place, floors).context("the floor")?;
+    let floor = floor::all(&mut place, floors).context("the floor")?;
     subject::all(&mut place, &weft, starts).context("weft")?;
+    floor::again(&mut place, floor).context("the floor")?;
     if let Some(path) = &options.flanneld {
         subject::all(&mut place, &Program::Flanneld(path.clone()), Vec::new()).context("flanneld")?;
     }

@@ -12,8 +12,8 @@ use crate::options::Row;
 use crate::peers::{Backend, Peer};
 use crate::site::{Node, pause};
 
-/// Everything that the floor has an answer to, after these cold starts.
-pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<()> {
+/// Everything that the floor has an answer to, after these cold starts. For [`again`]: the node, and what events took.
+pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<(Node, steady::Times)> {
     let lists: Vec<Duration> =
         (0..place.options.repeat.max(1)).map(|_| place.store.list_time()).collect::<Result<_>>()?;
     place.note("list", Who::Floor, Cell::time(quantile(&lists, 0.5), Duration::ZERO));
@@ -24,10 +24,12 @@ pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<()> {
     if place.options.wants(Row::Device) && place.backend != Backend::HostGw {
         place.note("device deleted", Who::Floor, cold);
     }
+    let mut events_took = steady::Times::new();
     let (events, burst) = (place.options.wants(Row::Event), place.options.wants(Row::Burst));
     if events || burst {
         let bare = Bare::of_store(&node, place.backend, place.peers)?;
-        let result = steady::leases(place, &node, Who::Floor);
+        let result = steady::events(place, &node, Who::Floor, &mut events_took);
+        let result = result.and_then(|()| steady::bursts(place, &node, Who::Floor));
         bare.stop().context("the bare watcher of etcd")?;
         result?;
     }
@@ -47,7 +49,18 @@ pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<()> {
         bare.stop().context("the bare watcher of the kernel")?;
         result?;
     }
-    Ok(())
+    Ok((node, events_took))
+}
+
+/// The single events once more, after the subject's: half of them were measured before, half after.
+pub fn again(place: &mut Place<'_>, (node, mut took): (Node, steady::Times)) -> Result<()> {
+    if !place.options.wants(Row::Event) {
+        return Ok(());
+    }
+    let bare = Bare::of_store(&node, place.backend, place.peers)?;
+    let result = steady::events(place, &node, Who::Floor, &mut took);
+    bare.stop().context("the bare watcher of etcd")?;
+    result
 }
 
 /// Prepares the batches of all peers, then writes them: how long the writing took.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rows of a node that stands: what leases and faults cost, whoever looks after the node.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -20,67 +21,80 @@ const EVENT: Duration = Duration::from_secs(10);
 /// Longest wait for one repair; flanneld's loop repairs a host-gw route within 10 s.
 const REPAIR: Duration = Duration::from_secs(12);
 
-/// Leases added, changed and removed: one by one, then many at once.
+/// How long events of each kind took so far.
+pub type Times = BTreeMap<&'static str, Vec<Duration>>;
+
+/// Leases added, changed and removed one by one, if that is asked for. What is noted is of these and earlier ones.
 ///
 /// # Errors
 /// When etcd or the watch fails.
-pub fn leases(place: &mut Place<'_>, node: &Node, who: Who) -> Result<()> {
-    let (base, singles, crowd) = (place.peers, place.singles(), place.crowd());
-    if place.options.wants(Row::Event) {
-        let all = |number: usize| Goal::Peers(number + 1);
-        let first = if place.backend == Backend::HostGw { Table::Route } else { Table::Fdb };
-        let changed = move |number| Goal::Written(first, number);
-        let gone = |number: usize| Goal::Peers(2 * base + super::EVENTS - number - 1);
-        one_by_one(
-            place,
-            node,
-            (who, "add"),
-            |store, number| store.put(std::iter::once(Peer::new(number))).map(|()| all(number)),
-            all,
-        )?;
-        one_by_one(
-            place,
-            node,
-            (who, "change"),
-            |store, number| store.put(std::iter::once(Peer { number, moved: true })).map(|()| changed(number)),
-            changed,
-        )?;
-        one_by_one(
-            place,
-            node,
-            (who, "remove"),
-            |store, number| store.delete(std::iter::once(Peer::new(number))).map(|()| gone(number)),
-            gone,
-        )?;
-        // What was cut half-way must not spoil what follows.
-        place.store.delete(singles.map(Peer::new))?;
-        node.watch.expect(Goal::Peers(base));
-        node.watch.wait(EVENT)?;
+pub fn events(place: &mut Place<'_>, node: &Node, who: Who, times: &mut Times) -> Result<()> {
+    if !place.options.wants(Row::Event) {
+        return Ok(());
     }
-    if place.options.wants(Row::Burst) {
-        let limit = place.limit();
-        node.watch.expect(Goal::Peers(base + crowd.len()));
-        let begin = Instant::now();
-        place.store.put(crowd.clone().map(Peer::new))?;
-        let end = node.watch.wait(limit)?;
-        place.note("1,000 adds at once", who, Cell::time(end.map(|at| at - begin), limit));
-        node.watch.expect(Goal::Peers(base));
-        let begin = Instant::now();
-        place.store.delete(crowd.map(Peer::new))?;
-        let end = node.watch.wait(limit)?;
-        place.note("1,000 removals at once", who, Cell::time(end.map(|at| at - begin), limit));
+    let (base, singles) = (place.peers, place.singles());
+    let all = |number: usize| Goal::Peers(number + 1);
+    let first = if place.backend == Backend::HostGw { Table::Route } else { Table::Fdb };
+    let changed = move |number| Goal::Written(first, number);
+    let gone = |number: usize| Goal::Peers(2 * base + super::EVENTS - number - 1);
+    one_by_one(
+        place,
+        node,
+        (who, "add", times.entry("add").or_default()),
+        |store, number| store.put(std::iter::once(Peer::new(number))).map(|()| all(number)),
+        all,
+    )?;
+    one_by_one(
+        place,
+        node,
+        (who, "change", times.entry("change").or_default()),
+        |store, number| store.put(std::iter::once(Peer { number, moved: true })).map(|()| changed(number)),
+        changed,
+    )?;
+    one_by_one(
+        place,
+        node,
+        (who, "remove", times.entry("remove").or_default()),
+        |store, number| store.delete(std::iter::once(Peer::new(number))).map(|()| gone(number)),
+        gone,
+    )?;
+    // What was cut half-way must not spoil what follows.
+    place.store.delete(singles.map(Peer::new))?;
+    node.watch.expect(Goal::Peers(base));
+    node.watch.wait(EVENT)?;
+    Ok(())
+}
+
+/// Many leases added and removed at once, if that is asked for.
+///
+/// # Errors
+/// When etcd or the watch fails.
+pub fn bursts(place: &mut Place<'_>, node: &Node, who: Who) -> Result<()> {
+    if !place.options.wants(Row::Burst) {
+        return Ok(());
     }
+    let (base, crowd, limit) = (place.peers, place.crowd(), place.limit());
+    node.watch.expect(Goal::Peers(base + crowd.len()));
+    let begin = Instant::now();
+    place.store.put(crowd.clone().map(Peer::new))?;
+    let end = node.watch.wait(limit)?;
+    place.note("1,000 adds at once", who, Cell::time(end.map(|at| at - begin), limit));
+    node.watch.expect(Goal::Peers(base));
+    let begin = Instant::now();
+    place.store.delete(crowd.map(Peer::new))?;
+    let end = node.watch.wait(limit)?;
+    place.note("1,000 removals at once", who, Cell::time(end.map(|at| at - begin), limit));
     Ok(())
 }
 
 fn one_by_one(
     place: &mut Place<'_>,
     node: &Node,
-    (who, what): (Who, &str),
+    (who, what, times): (Who, &str, &mut Vec<Duration>),
     act: impl Fn(&mut crate::store::Store, usize) -> Result<Goal>,
     goal: impl Fn(usize) -> Goal,
 ) -> Result<()> {
-    let (mut times, mut cut) = (Vec::new(), None);
+    let mut cut = None;
     for number in place.singles() {
         node.watch.expect(goal(number));
         let begin = Instant::now();
@@ -94,7 +108,7 @@ fn one_by_one(
             }
         }
     }
-    place.note_times(what, who, &times, cut);
+    place.note_times(what, who, times, cut);
     Ok(())
 }
 

@@ -81,7 +81,8 @@ pub fn all(place: &mut Place<'_>, program: &Program, mut starts: Vec<Start>) -> 
     let (now, peak) = agent.memory()?;
     place.note("memory", who, Cell::Value(now));
     place.note("memory, peak", who, Cell::Value(peak));
-    steady::leases(place, &node, who)?;
+    steady::events(place, &node, who, &mut steady::Times::new())?;
+    steady::bursts(place, &node, who)?;
     work(place, (program, &agent, &node), who)?;
     let agent = if place.options.wants(Row::Restart) { restart(place, program, (agent, &node), who)? } else { agent };
     if place.options.wants(Row::Repair) {
