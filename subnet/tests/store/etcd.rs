@@ -221,18 +221,18 @@ async fn fails_over() {
 async fn lists_fifty_thousand() {
     let server = Server::start().await;
     let mut client = server.client().await;
-    let all: Vec<u32> = (0..50_000).collect();
-    for batch in all.chunks(128) {
-        let put = |n: &u32| {
-            let address = std::net::Ipv4Addr::from(0x0a00_0000 + (n << 8));
-            TxnOp::put(key(&format!("{address}-24")), attrs(1).to_wire(), None)
-        };
-        client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
-    }
+    let leases = (0..50_000_u32).map(|n| {
+        let address = std::net::Ipv4Addr::from(0x0a00_0000 + (n << 8));
+        (key(&format!("{address}-24")).into_bytes(), attrs(1).to_wire())
+    });
     // The first page ends within these.
-    let foreign: Vec<[u8; 4]> = (0..1_500_u16).map(|n| [1, 0xff, n.to_be_bytes()[0], n.to_be_bytes()[1]]).collect();
-    for batch in foreign.chunks(128) {
-        let put = |name: &[u8; 4]| TxnOp::put([key("").as_bytes(), name].concat(), "not a lease", None);
+    let foreign = (0..1_500_u16).map(|n| {
+        let name = [&[1, 0xff], &n.to_be_bytes()[..]].concat();
+        ([key("").into_bytes(), name].concat(), "not a lease".into())
+    });
+    let all: Vec<_> = leases.chain(foreign).collect();
+    for batch in all.chunks(128) {
+        let put = |(key, value): &(Vec<u8>, _)| TxnOp::put(key.clone(), String::clone(value), None);
         client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
     }
     let records = server.store().list().await.unwrap();
