@@ -67,7 +67,11 @@ fn earlier(place: &mut Place<'_>, weft: &Program) -> Result<(Vec<Duration>, Vec<
         let (agent, start) = subject::cold(weft, &node, (&dir, place.peers), place.limit()).context("weft")?;
         // The agent goes before its node.
         drop(agent);
+        let cut = start.took.is_none();
         starts.push(start);
+        if cut {
+            break;
+        }
     }
     Ok((floors, starts))
 }
