@@ -15,6 +15,9 @@ use weft::rules::{Instance, around};
 use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, saved, status};
 use weft_subnet::env::SubnetEnv;
 
+#[global_allocator]
+static HEAP: weft_heap::Heap = weft_heap::Heap;
+
 fn main() -> ExitCode {
     let task = match cli::parse() {
         Ok(task) => task,
