@@ -157,16 +157,18 @@ impl EtcdStore {
                 return Err(Error::Unavailable { what, source: None });
             }
             let last = page.kvs().last().filter(|_| page.more()).map(|last| [last.key(), b"\0"].concat());
+            // A record's text goes as soon as it is read: the next one's is written in its place.
+            let mut unread = page.take_kvs().into_iter();
             let Some(from) = last else {
-                all.stored.extend(page.kvs().iter().filter_map(|kv| self.keys.stored(kv)));
+                all.stored.extend(unread.filter_map(|kv| self.keys.stored(&kv)));
                 return Ok(all);
             };
             limit = LARGEST_PAGE.min(2 * limit);
             let options = range.clone().with_limit(limit).with_revision(all.revision);
             let read = async {
-                for some in page.kvs().chunks(READ_AT_ONCE) {
+                while unread.len() > 0 {
                     tokio::task::yield_now().await;
-                    all.stored.extend(some.iter().filter_map(|kv| self.keys.stored(kv)));
+                    all.stored.extend(unread.by_ref().take(READ_AT_ONCE).filter_map(|kv| self.keys.stored(&kv)));
                 }
             };
             let (next, ()) = tokio::join!(self.pool.get(&what, from, Some(options)), read);

@@ -108,6 +108,8 @@ fn one_by_one(
             }
         }
     }
+    // A whole series from before stands.
+    let cut = cut.filter(|_| times.len() < super::EVENTS);
     place.note_times(what, who, times, cut);
     Ok(())
 }
