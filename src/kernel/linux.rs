@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::net::if_::if_nametoindex;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, Route, Value};
 
@@ -85,7 +86,7 @@ struct Run<'a> {
     /// Operations whose nexthop id turned out to be taken.
     taken: Vec<usize>,
     writer: Writer,
-    /// Of each message in the datagram: its number, operation and step. Numbers have gaps: looking up a device takes some.
+    /// Of each message in the datagram: its number, operation and step.
     owners: Vec<(u32, usize, Step)>,
 }
 
@@ -118,11 +119,15 @@ impl LinuxKernel {
         if let Some(index) = self.devices.get(&name) {
             return Ok(Some(*index));
         }
-        let found = self.find_link(name)?.map(|l| l.info.index);
-        if let Some(index) = found {
-            self.devices.insert(name, index);
+        // Not by netlink, whose answer describes the whole link: events would wait for that.
+        match if_nametoindex(name.as_str()) {
+            Ok(index) => {
+                self.devices.insert(name, index);
+                Ok(Some(index))
+            }
+            Err(Errno::ENODEV) => Ok(None),
+            Err(errno) => Err(errno.into()),
         }
-        Ok(found)
     }
 
     fn resolve(&mut self, op: &Op, name: Name) -> Result<u32, Outcome> {
