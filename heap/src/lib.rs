@@ -9,9 +9,9 @@ use std::ptr::copy_nonoverlapping;
 
 use dlmalloc::GlobalDlmalloc as Small;
 
-/// Bytes from which on a block is a large one. musl gives each block of this size a mapping of its own (`MMAP_THRESHOLD` in
-/// its mallocng/meta.h: 131,052), so that it goes back to the kernel when it is freed and grows without being copied.
-pub const LARGE: usize = 128 << 10;
+/// Bytes from which on a block is a large one. musl gives blocks of this size mappings of their own or in twos and threes, so
+/// that they go back to the kernel when they are freed: most are vectors that grow and go.
+pub const LARGE: usize = 16 << 10;
 
 /// The heap, for `#[global_allocator]`. A block's size says whose it is.
 #[derive(Debug)]
