@@ -123,8 +123,8 @@ impl LinuxKernel {
         let (LinkKind::Vxlan { parent, .. } | LinkKind::Ipip { parent, .. }) = want.kind else {
             return Err(errno::fatal(op, "not a kind of link that weft creates"));
         };
-        let parent = match self.find_link(parent) {
-            Ok(Some(link)) => link.info.index,
+        let parent = match self.device(parent) {
+            Ok(Some(index)) => index,
             Ok(None) => return Err(errno::retry(op, &format!("no link {parent}"))),
             Err(e) => return Err(errno::retry(op, &e.to_string())),
         };
