@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::namespace::alone;
 use weft::kernel::iptables::{Iptables, remove_flannels};
-use weft::kernel::nft::Nft;
 use weft::rules::auto::{Chosen, Look, Mode};
 use weft::rules::{Choice, Ensured, Firewall, Instance};
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
@@ -232,48 +231,6 @@ fn what_comes_later_is_chosen_too() {
             assert!(tokio::time::timeout(every * 5, chosen.changed(every)).await.is_err(), "settled");
         });
     }
-}
-
-/// Ten thousand rules of others, in the tables and hooks that ours are in too.
-fn crowd() {
-    let mut text =
-        "table ip kube-proxy {\n chain services { type nat hook postrouting priority srcnat; policy accept;\n"
-            .to_owned();
-    for n in 0..10_000u32 {
-        let addr = std::net::Ipv4Addr::from(0x0a60_0000 + n);
-        text += &format!("  ip daddr {addr} tcp dport 80 counter accept\n");
-    }
-    text += " }\n}\n";
-    let mut nft = Command::new("nft").args(["-f", "-"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
-    std::io::Write::write_all(&mut nft.stdin.take().unwrap(), text.as_bytes()).unwrap();
-    assert!(nft.wait().unwrap().success());
-}
-
-/// Processor time of 200 looks: what they cost, whatever else the machine does.
-async fn cost(firewall: &mut impl Firewall, rules: &Rules) -> Duration {
-    let before = processor_time();
-    for _ in 0..200 {
-        assert_eq!(firewall.ensure(rules).await, Ok(Ensured::Same));
-    }
-    processor_time() - before
-}
-
-/// Of this thread so far, the kernel's part too.
-fn processor_time() -> Duration {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
-}
-
-#[test]
-fn others_rules_cost_a_pass_of_nftables_nothing() {
-    in_namespace(async || {
-        let mut nft = Nft::new(&instance());
-        ensure(&mut nft, &dual(), Ensured::Written, "nothing was there").await;
-        let alone = cost(&mut nft, &dual()).await;
-        crowd();
-        let crowded = cost(&mut nft, &dual()).await;
-        assert!(crowded < alone * 2, "200 looks: alone {alone:?}, beside 10,000 rules {crowded:?}");
-    });
 }
 
 /// What there is to see, and what is chosen for it. Looking leaves no trace.
