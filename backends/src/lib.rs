@@ -3,6 +3,7 @@
 
 pub mod backend;
 pub mod diff;
+pub mod entries;
 pub mod family;
 pub mod host;
 pub mod host_gw;

@@ -2,12 +2,13 @@
 //! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Names here, interface indexes only in the shell.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use weft_subnet::cidr::{Family, family};
+
+use crate::entries::Entries;
 
 /// Metric of blackhole and unreachable routes: any connected or peer route wins over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
@@ -203,112 +204,8 @@ impl Route {
     }
 }
 
-/// Entries that are wanted, each key once, in the order of keys. One lease brings a handful of them, tens of thousands of times in a
-/// row: they stand side by side in memory.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct State(Vec<(Key, Value)>);
-
-impl State {
-    /// Nothing is wanted.
-    pub fn new() -> State {
-        State::default()
-    }
-
-    /// What is wanted under this key.
-    pub fn get(&self, key: &Key) -> Option<&Value> {
-        self.place(key).ok().map(|at| &self.0[at].1)
-    }
-
-    /// Wants this; what was wanted under the key before is given back. Costs as much as what stands behind it in the order of keys.
-    pub fn insert(&mut self, key: Key, value: Value) -> Option<Value> {
-        match self.place(&key) {
-            Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
-            Err(at) => {
-                self.0.insert(at, (key, value));
-                None
-            }
-        }
-    }
-
-    /// Wants nothing under this key. Costs as [`State::insert`] does.
-    pub fn remove(&mut self, key: &Key) -> Option<Value> {
-        self.place(key).ok().map(|at| self.0.remove(at).1)
-    }
-
-    /// Wants nothing any more.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    /// How many entries.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// True when nothing is wanted.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// In order.
-    pub fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.0.iter().map(|(key, _)| key)
-    }
-
-    /// In order.
-    pub fn iter(&self) -> impl Iterator<Item = (&Key, &Value)> {
-        self.0.iter().map(|(key, value)| (key, value))
-    }
-
-    fn place(&self, key: &Key) -> Result<usize, usize> {
-        self.0.binary_search_by(|(there, _)| there.cmp(key))
-    }
-
-    /// Of one key the last value counts.
-    fn put_in_order(&mut self) {
-        self.0.sort_by_key(|(key, _)| *key);
-        self.0.dedup_by(|last, first| {
-            let same = last.0 == first.0;
-            if same {
-                first.1 = last.1;
-            }
-            same
-        });
-    }
-}
-
-impl Extend<(Key, Value)> for State {
-    /// Of one key the last value counts.
-    fn extend<I: IntoIterator<Item = (Key, Value)>>(&mut self, entries: I) {
-        self.0.extend(entries);
-        self.put_in_order();
-    }
-}
-
-impl FromIterator<(Key, Value)> for State {
-    fn from_iter<I: IntoIterator<Item = (Key, Value)>>(entries: I) -> State {
-        let mut state = State::new();
-        state.extend(entries);
-        state
-    }
-}
-
-impl<const N: usize> From<[(Key, Value); N]> for State {
-    fn from(entries: [(Key, Value); N]) -> State {
-        let mut state = State(Vec::from(entries));
-        state.put_in_order();
-        state
-    }
-}
-
-impl IntoIterator for State {
-    type Item = (Key, Value);
-    type IntoIter = std::vec::IntoIter<(Key, Value)>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
-    }
-}
+/// What is wanted in the kernel. One lease brings a handful of entries, tens of thousands of times in a row.
+pub type State = Entries<Value>;
 
 /// An observed entry: its value and, for routes, the protocol number that wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -322,7 +219,7 @@ pub struct Seen {
 }
 
 /// What is in the kernel, with what is needed to tell whose it is.
-pub type Observed = BTreeMap<Key, Seen>;
+pub type Observed = Entries<Seen>;
 
 impl fmt::Display for Key {
     /// As `ip` and `bridge` say it: `route 10.5.1.0/24`; a metric only where it is not the family's default.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Dumps and what is made of them. A dump is complete or an error; a route over a link that appeared between two dumps means: look again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use nix::errno::Errno;
@@ -135,7 +135,7 @@ impl LinuxKernel {
                 (found[pair].1.value, found[pair - 1].1.value) = (other, other);
             }
         }
-        found.into_iter().collect::<BTreeMap<_, _>>()
+        found.into_iter().collect()
     }
 
     fn neighbours(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {

@@ -180,8 +180,8 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         let (mut bench, _) = bench(RuleOptions { guard: true, ..RuleOptions::default() });
         bench.node.full(Cause::Start).await;
         let peers = |bench: &Bench| {
-            let keys = bench.kernel.entries().into_keys();
-            keys.filter(|key| matches!(key, Key::Peer(_))).map(|key| key.to_string()).collect::<Vec<_>>()
+            let entries = bench.kernel.entries();
+            entries.keys().filter(|key| matches!(key, Key::Peer(_))).map(|key| key.to_string()).collect::<Vec<_>>()
         };
         let said = |key: &str, ip: &str, tunnel: Option<&str>| {
             let mut lease = lease(key, ip);
@@ -195,7 +195,7 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
         assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
         // host-gw has no tunnel to guard.
-        let chains = bench.kernel.entries().into_keys().filter(|key| matches!(key, Key::Guard(_))).count();
+        let chains = bench.kernel.entries().keys().filter(|key| matches!(key, Key::Guard(_))).count();
         assert_eq!(chains, 0);
         assert_eq!(bench.node.plan.guard().unwrap(), "on: tunnel packets are taken from peers alone (1 of them)");
         bench.node.stored(vec![Event::Changes(vec![Ok(said("10.5.3.0-24", "192.168.0.3", None))])]).await;
