@@ -165,20 +165,20 @@ impl<K: Kernel> Passer<K> {
         for (key, before, after) in changed {
             net.entry(key).and_modify(|entry| entry.1 = after).or_insert((before, after));
         }
-        let mut ensure = Vec::with_capacity(net.len());
-        let mut remove = Vec::new();
+        // What is added goes first, all in one batch.
+        let (mut ops, mut remove) = (Vec::with_capacity(net.len()), Vec::new());
         for (key, change) in net {
             match change {
-                (before, Some(after)) if before != Some(after) => ensure.push(Op::Ensure(key, after)),
+                (before, Some(after)) if before != Some(after) => ops.push(Op::Ensure(key, after)),
                 (Some(before), None) => remove.push(Op::Remove(key, before)),
                 _ => {}
             }
             self.pending.remove(&key);
         }
-        ensure.sort_unstable_by_key(Op::key);
+        ops.sort_unstable_by_key(Op::key);
         remove.sort_unstable_by_key(|op| std::cmp::Reverse(op.key()));
-        self.write(&ensure, &mut report).await;
-        self.write(&remove, &mut report).await;
+        ops.append(&mut remove);
+        self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         report
     }

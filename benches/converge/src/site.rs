@@ -153,6 +153,21 @@ impl Node {
         ip(&self.inside.name, words)
     }
 
+    /// Takes it off the fabric, or puts it back, which its own links do not notice: all nodes have one address, and only one
+    /// of them may answer for it.
+    ///
+    /// # Errors
+    /// As ip.
+    pub fn on_fabric(&self, on: bool) -> Result<()> {
+        let name = &self.inside.name;
+        if !on {
+            return ip(FABRIC, &format!("link set {name} nomaster")).map(drop);
+        }
+        ip(FABRIC, &format!("link set {name} master br0"))?;
+        // There the address is known as another node's.
+        ["-4", "-6"].into_iter().try_for_each(|family| ip(FABRIC, &format!("{family} neigh flush dev br0")).map(drop))
+    }
+
     /// Index of one of its links.
     ///
     /// # Errors

@@ -28,10 +28,10 @@ pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<(Node, ste
     let (events, burst) = (place.options.wants(Row::Event), place.options.wants(Row::Burst));
     if events || burst {
         let bare = Bare::of_store(&node, place.backend, place.peers)?;
-        let result = steady::events(place, &node, Who::Floor, &mut events_took);
-        let result = result.and_then(|()| steady::bursts(place, &node, Who::Floor));
-        bare.stop().context("the bare watcher of etcd")?;
-        result?;
+        beside(bare, || {
+            steady::events(place, &node, Who::Floor, &mut events_took)?;
+            steady::bursts(place, &node, Who::Floor)
+        })?;
     }
     if place.options.wants(Row::Renewals) {
         let bare = Bare::of_store(&node, place.backend, place.peers + super::EVENTS)?;
@@ -45,10 +45,9 @@ pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<(Node, ste
     }
     if place.options.wants(Row::Repair) {
         let bare = Bare::of_kernel(&node, place.backend)?;
-        let result = steady::repairs(place, &mut node, Who::Floor);
-        bare.stop().context("the bare watcher of the kernel")?;
-        result?;
+        beside(bare, || steady::repairs(place, &mut node, Who::Floor))?;
     }
+    node.on_fabric(false)?;
     Ok((node, events_took))
 }
 
@@ -57,10 +56,16 @@ pub fn again(place: &mut Place<'_>, (node, mut took): (Node, steady::Times)) -> 
     if !place.options.wants(Row::Event) {
         return Ok(());
     }
+    node.on_fabric(true)?;
     let bare = Bare::of_store(&node, place.backend, place.peers)?;
-    let result = steady::events(place, &node, Who::Floor, &mut took);
-    bare.stop().context("the bare watcher of etcd")?;
-    result
+    beside(bare, || steady::events(place, &node, Who::Floor, &mut took))
+}
+
+/// Measures while the bare watcher works. Where it failed, that is what went wrong.
+fn beside(bare: Bare, measure: impl FnOnce() -> Result<()>) -> Result<()> {
+    let measured = measure();
+    bare.stop().context("the bare watcher")?;
+    measured
 }
 
 /// Prepares the batches of all peers, then writes them: how long the writing took.
