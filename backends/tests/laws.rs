@@ -154,7 +154,7 @@ proptest! {
         let us = us();
         for op in diff(&desired, &kernel, |key, seen| us.ours(key, seen, &OnLink::default())) {
             let Op::Remove(key, value) = op else { continue };
-            let seen = kernel[&key];
+            let seen = *kernel.get(&key).unwrap();
             prop_assert!(desired.get(&key).is_none() && seen.value == value);
             let on_ours = device(&key, &value) == Name::new("flannel.1");
             let tagged = matches!(key, Key::Route(net, _) if seen.protocol == PROTOCOL

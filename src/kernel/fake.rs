@@ -186,10 +186,10 @@ mod tests {
         assert_eq!(fake.apply(&ops), [Outcome::Done, Outcome::Retry("not now".into())]);
         assert_eq!(fake.take_ops(), ops);
         assert_eq!(fake.observe(&[]).unwrap().len(), 0);
-        assert_eq!(fake.observe(&[dev]).unwrap()[&neigh.0].value, neigh.1);
+        assert_eq!(fake.observe(&[dev]).unwrap().get(&neigh.0).unwrap().value, neigh.1);
         fake.fail(route.0, None);
         fake.apply(&ops);
-        assert_eq!(fake.entries()[&route.0].protocol, 90);
+        assert_eq!(fake.entries().get(&route.0).unwrap().protocol, 90);
         fake.disturb(neigh.0, None, true);
         assert_eq!(fake.next().await.unwrap(), [Notice::Entry(neigh.0, None)]);
         fake.disturb(Key::Link(dev), None, true);

@@ -31,7 +31,7 @@ fn vxlan_devices_have_every_attribute() {
         assert_eq!(six["mtu"], 1430);
         let seen = k.observe(&[name("flannel.1"), name("flannel-v6.1")]).unwrap();
         for (key, value) in [vxlan(false), vxlan(true)] {
-            assert_eq!((seen[&key].value, seen[&key].mark), (value, true));
+            assert_eq!((seen.get(&key).unwrap().value, seen.get(&key).unwrap().mark), (value, true));
         }
     });
 }
@@ -48,7 +48,7 @@ fn links_change_in_place_and_are_recreated() {
         let index = json("ip", "-j link show dev flannel.1")[0]["ifindex"].clone();
         (link.mtu, link.mac, link.learning) = (1400, Some(mac(9)), true);
         put(&mut k, &[(key, Value::Link(link))]);
-        assert_eq!(k.observe(&[name("flannel.1")]).unwrap()[&key].value, Value::Link(link));
+        assert_eq!(k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value, Value::Link(link));
         assert_eq!(json("ip", "-j link show dev flannel.1")[0]["ifindex"], index);
         if let LinkKind::Vxlan { port, .. } = &mut link.kind {
             *port = 4789;
@@ -58,7 +58,7 @@ fn links_change_in_place_and_are_recreated() {
         let ops = [Op::Recreate(key, Value::Link(link))];
         all_done(&ops, k.apply(&ops));
         let seen = k.observe(&[name("flannel.1")]).unwrap();
-        assert_eq!(seen[&key].value, Value::Link(link));
+        assert_eq!(seen.get(&key).unwrap().value, Value::Link(link));
         assert!(!seen.keys().any(|k| matches!(k, Key::Addr(..))));
         remove(&mut k, &[(key, Value::Link(link))]);
         remove(&mut k, &[(key, Value::Link(link))]);
@@ -99,7 +99,7 @@ fn what_is_applied_is_observed_then_moved_then_gone() {
             for (key, value) in &all {
                 assert_eq!(seen.get(key).map(|s| s.value), Some(*value), "{key:?}");
                 if let Key::Route(..) = key {
-                    assert_eq!(seen[key].protocol, PROTOCOL);
+                    assert_eq!(seen.get(key).unwrap().protocol, PROTOCOL);
                 }
             }
             let own = |k: &&Key| !matches!(k, Key::Route(..));
@@ -111,7 +111,7 @@ fn what_is_applied_is_observed_then_moved_then_gone() {
             put(&mut k, &moved);
             let seen = k.observe(&[name(dev)]).unwrap();
             for (key, value) in &moved {
-                assert_eq!(seen[key].value, *value);
+                assert_eq!(seen.get(key).unwrap().value, *value);
             }
             assert_eq!(nexthops(), usize::from(objects && !v6));
             let mut down: Vec<_> = all[2..].to_vec();
@@ -145,12 +145,12 @@ fn doubled_routes_are_seen_and_made_one() {
         ip("route append 10.1.2.0/24 via 10.0.0.9");
         let seen = k.observe(&[name("flannel.1")]).unwrap();
         // A MAC of one host never has two destinations in the kernel: the append is ignored there.
-        assert_eq!(seen[&everything(false)[2].0].value, everything(false)[2].1);
+        assert_eq!(seen.get(&everything(false)[2].0).unwrap().value, everything(false)[2].1);
         let wanted = [everything(false)[4]];
-        assert!(wanted.iter().all(|(key, value)| seen[key].value != *value), "{seen:?}");
+        assert!(wanted.iter().all(|(key, value)| seen.get(key).unwrap().value != *value), "{seen:?}");
         put(&mut k, &wanted);
         let seen = k.observe(&[name("flannel.1")]).unwrap();
-        assert!(wanted.iter().all(|(key, value)| seen[key].value == *value), "{seen:?}");
+        assert!(wanted.iter().all(|(key, value)| seen.get(key).unwrap().value == *value), "{seen:?}");
         assert!(!bridge("fdb show dev flannel.1").contains("10.0.0.66"));
         assert_eq!(json("ip", "-j route show 10.1.2.0/24").as_array().unwrap().len(), 1);
         assert_eq!(nexthops(), 1);
@@ -164,7 +164,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
         put(&mut k, &[vxlan(false)]);
         ip("route add 10.1.2.0/24 via 10.1.2.0 dev flannel.1 onlink");
         let route = via("10.1.2.0/24", "10.1.2.0", "flannel.1");
-        assert!(!k.observe(&[]).unwrap()[&route.0].mark);
+        assert!(!k.observe(&[]).unwrap().get(&route.0).unwrap().mark);
         put(&mut k, &[route]);
         let shown = json("ip", "-j route show 10.1.2.0/24");
         assert_eq!(shown.as_array().unwrap().len(), 1);
@@ -175,7 +175,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
             shown[0]["nhid"].as_u64().unwrap() + 9
         ));
         let mut plain = kernel(false);
-        assert_eq!(plain.observe(&[]).unwrap()[&route.0].value, route.1);
+        assert_eq!(plain.observe(&[]).unwrap().get(&route.0).unwrap().value, route.1);
         assert_eq!(nexthops(), 1);
         put(&mut plain, &[route]);
         assert!(json("ip", "-j route show 10.1.2.0/24")[0]["nhid"].is_null());
@@ -191,7 +191,7 @@ fn a_foreign_nexthop_in_our_range_is_left_alone() {
         ip(&format!("nexthop add id {first} via 10.0.0.9 dev up0 protocol static"));
         let route = via("10.1.2.0/24", "10.0.0.2", "up0");
         put(&mut k, &[route]);
-        assert_eq!(k.observe(&[]).unwrap()[&route.0].value, route.1);
+        assert_eq!(k.observe(&[]).unwrap().get(&route.0).unwrap().value, route.1);
         assert_eq!(nexthops(), 2);
         remove(&mut k, &[route]);
         assert_eq!(json("ip", "-j nexthop")[0]["id"], first);
@@ -209,7 +209,9 @@ fn no_nexthop_is_left_over() {
         put(&mut k, &all(3));
         assert_eq!(nexthops(), 1000);
         let seen = k.observe(&[]).unwrap();
-        assert!(all(3).iter().all(|(key, value)| seen[key].value == *value && seen[key].mark));
+        assert!(
+            all(3).iter().all(|(key, value)| seen.get(key).unwrap().value == *value && seen.get(key).unwrap().mark)
+        );
         ip("route del 10.64.0.0/24");
         k.observe(&[]).unwrap();
         assert_eq!(nexthops(), 999);
@@ -280,7 +282,7 @@ fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
         assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Same));
         let route = via("10.1.2.0/24", "10.0.0.2", "up0");
         put(&mut k, &[route]);
-        let seen = k.observe(&[]).unwrap()[&route.0];
+        let seen = k.observe(&[]).unwrap().get(&route.0).copied().unwrap();
         assert_eq!((seen.value, seen.mark), (route.1, true));
     });
 }
@@ -299,9 +301,9 @@ fn foreign_values_are_replaced_whatever_their_form() {
             ] {
                 ip(&format!("{family} route replace {net} {form}"));
                 let key = Key::Route(net.parse().unwrap(), metric);
-                assert_ne!(k.observe(&[]).unwrap()[&key].value, route.1, "{form}");
+                assert_ne!(k.observe(&[]).unwrap().get(&key).unwrap().value, route.1, "{form}");
                 put(&mut k, &[route]);
-                let seen = k.observe(&[]).unwrap()[&key];
+                let seen = k.observe(&[]).unwrap().get(&key).copied().unwrap();
                 assert_eq!((seen.value, seen.protocol), (route.1, PROTOCOL), "{form}");
                 assert_eq!(json("ip", &format!("-j {family} route show {net}")).as_array().unwrap().len(), 1, "{form}");
             }
