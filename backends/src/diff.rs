@@ -48,7 +48,7 @@ impl fmt::Display for Op {
 /// next pass.
 pub fn diff(desired: &State, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
     let all = desired.iter().map(|(key, value)| (*key, *value));
-    difference(all, |key| desired.get(key).is_some(), observed, ours)
+    difference(all, |key| desired.contains_key(key), observed, ours)
 }
 
 /// [`diff`] for who has the desired state in another form: all entries in any order, and a way to ask for one.

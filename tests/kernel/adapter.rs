@@ -31,7 +31,7 @@ fn vxlan_devices_have_every_attribute() {
         assert_eq!(six["mtu"], 1430);
         let seen = k.observe(&[name("flannel.1"), name("flannel-v6.1")]).unwrap();
         for (key, value) in [vxlan(false), vxlan(true)] {
-            assert_eq!((seen.get(&key).unwrap().value, seen.get(&key).unwrap().mark), (value, true));
+            assert_eq!(seen.get(&key).map(|s| (s.value, s.mark)), Some((value, true)));
         }
     });
 }
@@ -209,9 +209,7 @@ fn no_nexthop_is_left_over() {
         put(&mut k, &all(3));
         assert_eq!(nexthops(), 1000);
         let seen = k.observe(&[]).unwrap();
-        assert!(
-            all(3).iter().all(|(key, value)| seen.get(key).unwrap().value == *value && seen.get(key).unwrap().mark)
-        );
+        assert!(all(3).iter().all(|(key, value)| seen.get(key).is_some_and(|s| s.value == *value && s.mark)));
         ip("route del 10.64.0.0/24");
         k.observe(&[]).unwrap();
         assert_eq!(nexthops(), 999);
