@@ -45,6 +45,7 @@ struct Times {
 pub struct Metrics {
     registry: Registry,
     passes: Family<Cause, Counter>,
+    full_passes: Family<Cause, Counter>,
     operations: Family<Operation, Counter>,
     peers: Family<State, Gauge>,
     lease_ttl: Gauge<f64, AtomicU64>,
@@ -73,12 +74,18 @@ impl Metrics {
     pub fn new() -> Metrics {
         let mut registry = Registry::default();
         let passes = Family::<Cause, Counter>::default();
+        let full_passes = Family::<Cause, Counter>::default();
         let operations = Family::<Operation, Counter>::default();
         let peers = Family::<State, Gauge>::default();
         let (lease_ttl, silence) = (Gauge::default(), Gauge::default());
         // 0.1 ms to 105 s.
         let durations = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
         registry.register("weft_passes", "Comparisons of plan and kernel, by cause", passes.clone());
+        registry.register(
+            "weft_full_passes",
+            "Passes that compared the whole plan with a dump of the kernel, by cause",
+            full_passes.clone(),
+        );
         registry.register("weft_operations", "Writes to the kernel, by kind and result", operations.clone());
         registry.register("weft_peers", "Peers, by state", peers.clone());
         registry.register(
@@ -97,13 +104,29 @@ impl Metrics {
         registry.register("weft_rules_writes", "How often traffic rules were written", rules.writes.clone());
         registry.register("weft_rules_mended", "Writes because others changed the rules", rules.mended.clone());
         registry.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        Metrics { registry, passes, operations, peers, lease_ttl, silence, durations, rules, times: Mutex::default() }
+        Metrics {
+            registry,
+            passes,
+            full_passes,
+            operations,
+            peers,
+            lease_ttl,
+            silence,
+            durations,
+            rules,
+            times: Mutex::default(),
+        }
     }
 
     /// A pass ended. `cause` as in [`crate::status::Pass`].
     pub fn pass(&self, cause: &'static str, took: Duration) {
         self.passes.get_or_create(&Cause { cause }).inc();
         self.durations.observe(took.as_secs_f64());
+    }
+
+    /// The whole plan was compared with a dump of the kernel. `cause` as in [`crate::status::Pass`].
+    pub fn full_pass(&self, cause: &'static str) {
+        self.full_passes.get_or_create(&Cause { cause }).inc();
     }
 
     /// `count` writes of this kind (`link`, `address`, `fdb`, `neighbour`, `route`, `guard`, as [`crate::pass::kind`] gives them)
@@ -164,6 +187,7 @@ mod tests {
         let start = Instant::now();
         assert!(metrics.render(start).contains("weft_store_silence_seconds -1"));
         metrics.pass("lease", Duration::from_millis(3));
+        metrics.full_pass("audit");
         metrics.operations("route", "done", 3);
         metrics.operations("route", "failed", 1);
         metrics.peers(PeerState::SetAside, 2);
@@ -174,6 +198,7 @@ mod tests {
         let text = metrics.render(start + Duration::from_secs(40));
         for line in [
             "weft_passes_total{cause=\"lease\"} 1",
+            "weft_full_passes_total{cause=\"audit\"} 1",
             "weft_operations_total{kind=\"route\",result=\"done\"} 3",
             "weft_operations_total{kind=\"route\",result=\"failed\"} 1",
             "weft_peers{state=\"set-aside\"} 2",
@@ -195,12 +220,13 @@ mod tests {
         let metrics = Metrics::new();
         // A family is shown once it has a member.
         metrics.pass("lease", Duration::ZERO);
+        metrics.full_pass("start");
         metrics.operations("route", "done", 1);
         metrics.peers(PeerState::Held, 0);
         let text = metrics.render(Instant::now());
         let types: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        assert_eq!(types.len(), 10, "{text}");
+        assert_eq!(types.len(), 11, "{text}");
         for (name, kind) in types {
             let suffix = match kind {
                 "counter" => "_total",

@@ -10,7 +10,7 @@ mod rules;
 mod saved;
 mod store;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -113,10 +113,12 @@ pub struct Node<K> {
     pub(crate) ttl: Option<(Instant, Duration)>,
     pub(crate) last_pass: Option<Pass>,
     pub(crate) last_error: Option<Failure>,
+    /// How often the whole plan was compared with a dump of the kernel, by cause.
+    pub(crate) full_passes: BTreeMap<&'static str, u64>,
     /// Peers with entries that wait, and with entries that were refused, at a version of the pending entries.
     pub(crate) troubled: (u64, usize, usize),
     pub(crate) audit_interval: Duration,
-    next_audit: Instant,
+    pub(crate) next_audit: Instant,
     /// Nothing announces a change of a sysctl: they are looked at by the clock.
     next_sysctls: Instant,
     /// When everything was looked at, of late.
@@ -169,6 +171,7 @@ impl<K: Kernel> Node<K> {
             ttl: None,
             last_pass: None,
             last_error: None,
+            full_passes: BTreeMap::new(),
             troubled: (0, 0, 0),
             next_audit: now,
             next_sysctls: now,
@@ -250,6 +253,8 @@ impl<K: Kernel> Node<K> {
         match self.passer.full(&self.plan, cause).await {
             Ok(report) => {
                 self.kernel_problem = None;
+                *self.full_passes.entry(cause.as_str()).or_default() += 1;
+                self.world.metrics.full_pass(cause.as_str());
                 // What a pass writes is no cost of an audit; what is refused again and again is.
                 if report.writes() == report.failed() {
                     self.audit_interval = audit::interval(self.world.options.resync, cost.so_far());

@@ -201,6 +201,8 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
         last_pass: node.last_pass.clone(),
         last_error: node.last_error.clone(),
         audit_interval_s: node.audit_interval.as_secs_f64(),
+        full_passes: node.full_passes.iter().map(|(cause, count)| ((*cause).to_owned(), *count)).collect(),
+        next_audit_s: node.next_audit.saturating_duration_since(now).as_secs_f64(),
         held: node.hold.len(),
         rules: node.rules_status(),
     }

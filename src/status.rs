@@ -3,6 +3,8 @@
 
 pub mod table;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// The whole answer.
@@ -44,6 +46,12 @@ pub struct Status {
     pub last_error: Option<Failure>,
     /// Seconds between audits now (stretched on large nodes).
     pub audit_interval_s: f64,
+    /// How often the whole plan was compared with a dump of the kernel since the start, by cause (see [`Pass::cause`]).
+    #[serde(default)]
+    pub full_passes: BTreeMap<String, u64>,
+    /// Seconds until the next comparison of the whole plan with the kernel. Far away on a node to which nothing happens.
+    #[serde(default)]
+    pub next_audit_s: f64,
     /// Removals held because emptiness came suddenly.
     pub held: usize,
     /// Traffic rules.

@@ -31,27 +31,35 @@ fn family(v6: bool) -> &'static str {
 
 fn route_deleted(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for v6 in families(kind) {
         for number in [7, 8] {
             ip(&format!("{} route del {}", family(*v6), site.peers[&number].net(*v6)));
         }
     }
-    site.healed("deleted routes");
+    site.healed_by_entries(&before, "deleted routes");
 }
 
 fn route_changed(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
+    let other = |v6: bool| if v6 { "fd00::99" } else { "10.0.0.99" };
     for v6 in families(kind) {
-        let (net, other) = (site.peers[&7].net(*v6), if *v6 { "fd00::99" } else { "10.0.0.99" });
-        ip(&format!("{} route replace {net} via {other} dev up0 proto static", family(*v6)));
         let net = site.peers[&8].net(*v6);
-        ip(&format!("{} route replace {net} via {other} dev up0 proto 90", family(*v6)));
+        ip(&format!("{} route replace {net} via {} dev up0 proto 90", family(*v6), other(*v6)));
     }
-    site.healed("changed routes");
+    site.healed_by_entries(&before, "changed routes that still bear our protocol number");
+    for v6 in families(kind) {
+        let net = site.peers[&7].net(*v6);
+        ip(&format!("{} route replace {net} via {} dev up0 proto static", family(*v6), other(*v6)));
+    }
+    // A route of another protocol may change what is on the link, so here a look at everything is right as well.
+    site.healed("routes that another program put in our place");
 }
 
 fn forwarding_entries_deleted_and_repointed(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for v6 in families(kind) {
         let dev = kind.devices()[usize::from(*v6)].0;
         let (one, two) = (&site.peers[&7], &site.peers[&8]);
@@ -63,23 +71,25 @@ fn forwarding_entries_deleted_and_repointed(kind: Kind) {
         // Nobody's: it is on our device.
         bridge(&format!("fdb add 02:99:99:99:99:98 dev {dev} dst {elsewhere} self permanent"));
     }
-    site.healed("forwarding entries deleted and pointed elsewhere");
+    site.healed_by_entries(&before, "forwarding entries deleted and pointed elsewhere");
 }
 
 fn device_deleted(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for (dev, _) in kind.devices() {
         ip(&format!("link del {dev}"));
     }
-    site.healed("deleted devices");
+    site.healed_by_links(&before, "deleted devices");
 }
 
 fn device_down_and_up(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for (dev, _) in kind.devices() {
         ip(&format!("link set {dev} down"));
     }
-    site.healed("devices set down");
+    site.healed_by_links(&before, "devices set down");
     for (dev, _) in kind.devices() {
         ip(&format!("link set {dev} down"));
         ip(&format!("link set {dev} up"));
@@ -89,26 +99,29 @@ fn device_down_and_up(kind: Kind) {
 
 fn device_mac_rewritten(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for (dev, _) in kind.devices() {
         ip(&format!("link set {dev} address 02:99:99:99:99:99"));
     }
-    site.healed("rewritten MAC addresses");
+    site.healed_by_links(&before, "rewritten MAC addresses");
 }
 
 fn device_mtu_changed(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for (dev, _) in kind.devices() {
         ip(&format!("link set {dev} mtu 1300"));
     }
-    site.healed("changed MTU");
+    site.healed_by_links(&before, "changed MTU");
 }
 
 fn device_addresses_flushed(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for (dev, _) in kind.devices() {
         ip(&format!("addr flush dev {dev}"));
     }
-    site.healed("flushed addresses");
+    site.healed_by_links(&before, "flushed addresses");
 }
 
 fn device_replaced_by_another_kind(kind: Kind) {
@@ -122,20 +135,22 @@ fn device_replaced_by_another_kind(kind: Kind) {
 
 fn nexthops_flushed(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     assert!(!ip("nexthop").is_empty(), "routes go through nexthop objects");
     ip("nexthop flush proto 90");
-    site.healed("flushed nexthops");
+    site.healed_by_entries(&before, "flushed nexthops");
     let used = ip("-4 -j route").matches("nhid").count();
     assert_eq!((used, ip("nexthop").lines().count()), (20, 20), "one nexthop for each route");
 }
 
 fn routes_flushed(kind: Kind) {
     let mut site = Site::running(kind);
+    let before = site.quiet();
     for v6 in families(kind) {
         // One by one: `ip route flush` of iproute2 6.1 fails on routes with a nexthop.
         site.peers.values().for_each(|peer| drop(ip(&format!("{} route del {}", family(*v6), peer.net(*v6)))));
     }
-    site.healed("flushed routes");
+    site.healed_by_entries(&before, "flushed routes");
 }
 
 fn foreign_entries_survive(kind: Kind) {
@@ -187,6 +202,9 @@ fn without_nexthop_objects(kind: Kind) {
     site.start();
     site.healed("the start");
     assert!(ip("nexthop").is_empty());
+    let before = site.quiet();
+    ip("route del 10.5.7.0/24");
+    site.healed_by_entries(&before, "a deleted route");
     ip("route del 10.5.7.0/24");
     ip("link set up0 down");
     ip("link set up0 up");

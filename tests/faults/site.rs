@@ -102,6 +102,21 @@ impl Lease {
     }
 }
 
+/// How often the agent compared its whole plan with the kernel, by cause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Passes(BTreeMap<String, u64>);
+
+impl Passes {
+    fn of(status: &Json) -> Passes {
+        let counts = status["full_passes"].as_object().unwrap();
+        Passes(counts.iter().map(|(cause, count)| (cause.clone(), count.as_u64().unwrap())).collect())
+    }
+
+    fn kernel(&self) -> u64 {
+        self.0.get("kernel").copied().unwrap_or(0)
+    }
+}
+
 /// A node under test. Its agent ends with it.
 pub struct Site {
     pub kind: Kind,
@@ -291,8 +306,47 @@ impl Site {
         }
     }
 
+    /// Waits until nothing is left to do for the agent: the next look at everything is the audit, an hour away, and several
+    /// answers in a row tell of no further look. A fault that is put in now cannot be healed by the work of something else.
+    pub fn quiet(&self) -> Passes {
+        assert_eq!(self.resync, "1h", "an audit would heal everything");
+        let mut seen: Vec<Passes> = Vec::new();
+        self.until("the agent to be quiet", |site| {
+            let status = site.status();
+            // Also in the middle of a test, an audit that was brought forward leaves less than this.
+            let idle = status.as_ref().is_some_and(|status| status["next_audit_s"].as_f64().unwrap() > 3000.0);
+            let passes = status.as_ref().map(Passes::of).filter(|_| idle);
+            let again = passes.is_some() && passes == seen.last().cloned();
+            if !again {
+                seen.clear();
+            }
+            seen.extend(passes);
+            seen.len() >= 5
+        });
+        seen.pop().unwrap()
+    }
+
+    /// As [`Site::healed`], by the kernel's notification about each entry alone: no look at everything may have helped.
+    /// `before` is from [`Site::quiet`].
+    pub fn healed_by_entries(&mut self, before: &Passes, what: &str) {
+        self.healed(what);
+        let after = Passes::of(&self.status().unwrap());
+        assert_eq!(after, *before, "{what}: healed by a look at everything, not by the notification\n{}", self.log());
+    }
+
+    /// As [`Site::healed`], by a look at everything that a notification about a link or an address caused.
+    pub fn healed_by_links(&mut self, before: &Passes, what: &str) {
+        self.healed(what);
+        let after = Passes::of(&self.status().unwrap());
+        assert!(
+            after.kernel() > before.kernel(),
+            "{what}: no notification led to a look at everything\n{}",
+            self.log()
+        );
+    }
+
     /// Waits for a condition.
-    pub fn until(&self, what: &str, reached: impl Fn(&Site) -> bool) {
+    pub fn until(&self, what: &str, mut reached: impl FnMut(&Site) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !reached(self) {
             assert!(Instant::now() < deadline, "waited for {what}:\n{:#?}\n{}", self.status(), self.log());
