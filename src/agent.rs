@@ -87,8 +87,12 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow
     LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
 }
 
-/// The agent around its world: everything it touches is handed in.
-async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
+/// The agent with its store, kernel and monitor handed in, so that a test can put its own in their place. Must run inside a
+/// [`LocalSet`]. Ends when `shutdown` does.
+///
+/// # Errors
+/// The socket of `options` cannot be bound.
+pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     options: Options,
     store: Rc<dyn Source>,
     mut kernel: K,

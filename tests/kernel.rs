@@ -13,6 +13,8 @@ mod adapter;
 mod adapter_monitor;
 #[path = "kernel/adapter_net.rs"]
 mod adapter_net;
+#[path = "kernel/agent.rs"]
+mod agent;
 #[path = "kernel/guard.rs"]
 mod guard;
 #[path = "common/namespace.rs"]

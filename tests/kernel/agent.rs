@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's loop around the real kernel, with a monitor that the test controls. It shows what the agent does when the kernel's
+//! notifications are missing, broken or lost: other tests cannot, because there a notification always arrives.
+
+use std::future::pending;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::LocalSet;
+use weft::admin;
+use weft::kernel::{Monitor, Notice};
+use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
+use weft::status::Status;
+use weft_subnet::dir::DirStore;
+
+use super::adapter_net::{alone, ip, kernel};
+use crate::namespace::add_uplink;
+
+/// What the monitor says next; the end of the channel is silence for ever.
+type Notices = mpsc::UnboundedReceiver<io::Result<Vec<Notice>>>;
+
+struct Controlled(Notices);
+
+impl Monitor for Controlled {
+    async fn next(&mut self) -> io::Result<Vec<Notice>> {
+        match self.0.recv().await {
+            Some(notices) => notices,
+            None => pending().await,
+        }
+    }
+}
+
+/// An agent in a thread of its own, in this thread's network namespace.
+struct Agent {
+    socket: PathBuf,
+    notices: mpsc::UnboundedSender<io::Result<Vec<Notice>>>,
+}
+
+impl Agent {
+    /// The last answer to `weft status`; `None` while the agent does not answer.
+    fn status(&self) -> Option<Status> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(admin::ask_status(&self.socket)).ok()
+    }
+
+    fn until(&self, what: &str, reached: impl Fn(&Agent) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !reached(self) {
+            assert!(Instant::now() < deadline, "waited for {what}: {:#?}", self.status());
+        }
+    }
+
+    fn full_passes(&self, cause: &str) -> u64 {
+        self.status().and_then(|status| status.full_passes.get(cause).copied()).unwrap_or(0)
+    }
+}
+
+const ROUTE: &str = "10.5.2.0/24";
+
+fn route_is_there() -> bool {
+    ip("-4 route").contains(ROUTE)
+}
+
+fn options(dir: &Path, resync: Duration) -> Options {
+    Options {
+        store: Store::Dir(dir.join("store")),
+        uplink: UplinkChoice { ifaces: vec!["up0".to_owned()], ..UplinkChoice::default() },
+        subnet_file: dir.join("subnet.env"),
+        socket: dir.join("weft.sock"),
+        health: None,
+        resync,
+        nexthop_objects: true,
+        hold_removals: Duration::ZERO,
+        on_lost_lease: OnLostLease::Hold,
+        manage_sysctls: false,
+        state_dir: None,
+        unwell_after: Duration::from_secs(30),
+        rules: RuleOptions::default(),
+        cni: None,
+    }
+}
+
+/// Runs `test` beside a ready host-gw agent with one peer, whose monitor says only what the test sends.
+fn with_agent(resync: Duration, test: impl FnOnce(&Agent) + Send) {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("store/subnets")).unwrap();
+        let config = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+        std::fs::write(dir.path().join("store/config.json"), config).unwrap();
+        let peer = r#"{"PublicIP":"10.0.0.2","BackendType":"host-gw","Created":1}"#;
+        std::fs::write(dir.path().join("store/subnets/10.5.2.0-24.json"), peer).unwrap();
+        let (notices, received) = mpsc::unbounded_channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let options = options(dir.path(), resync);
+        let agent = Agent { socket: options.socket.clone(), notices };
+        std::thread::scope(|scope| {
+            let running = scope.spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                let Store::Dir(store) = options.store.clone() else { unreachable!() };
+                let store = Rc::new(DirStore::new(store));
+                let end = async { drop(stopped.await) };
+                let agent = weft::agent::serve(options, store, kernel(true), Controlled(received), end);
+                LocalSet::new().block_on(&runtime, agent).unwrap();
+            });
+            let tested = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                agent.until("readiness", |agent| agent.status().is_some_and(|status| status.ready));
+                assert!(route_is_there(), "{}", ip("-4 route"));
+                test(&agent);
+            }));
+            drop(stop);
+            running.join().unwrap();
+            tested.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    });
+}
+
+#[test]
+fn the_audit_alone_heals_what_no_notification_tells_of() {
+    with_agent(Duration::from_millis(200), |agent| {
+        ip(&format!("route del {ROUTE}"));
+        agent.until("the audit to heal", |_| route_is_there());
+        assert!(agent.full_passes("audit") > 0 && agent.full_passes("kernel") == 0, "{:?}", agent.status());
+    });
+}
+
+#[test]
+fn without_notifications_and_audits_nothing_is_healed() {
+    // The counterpart of the two others: it shows that their healing has the cause that they claim.
+    with_agent(Duration::from_secs(3600), |agent| {
+        ip(&format!("route del {ROUTE}"));
+        let before = agent.status().unwrap().full_passes;
+        // The agent answers many questions meanwhile, so its loop runs; it has no reason to look at the kernel.
+        (0..50).for_each(|_| drop(agent.status()));
+        assert!(!route_is_there());
+        assert_eq!(agent.status().unwrap().full_passes, before);
+    });
+}
+
+#[test]
+fn a_monitor_that_fails_or_loses_notifications_leads_to_a_look_at_everything() {
+    with_agent(Duration::from_secs(3600), |agent| {
+        for notice in [Ok(vec![Notice::Lost]), Err(io::Error::from(io::ErrorKind::UnexpectedEof))] {
+            let before = agent.full_passes("kernel");
+            ip(&format!("route del {ROUTE}"));
+            agent.notices.send(notice).unwrap();
+            agent.until("the route to come back", |_| route_is_there());
+            agent.until("the full pass to be counted", |agent| agent.full_passes("kernel") == before + 1);
+        }
+    });
+}
