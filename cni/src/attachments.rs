@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The attachments that the runtime knows, as GC is told them: all else goes, so a list that is missing is an error.
+//! The list of valid attachments that the runtime passes to GC. GC removes every other attachment, so a missing list is
+//! an error.
 
 use std::collections::BTreeSet;
 
@@ -8,48 +9,48 @@ use serde_json::{Map, Value};
 
 use crate::spec::{Error, code};
 
-/// What the runtime knows; the second is the name in an earlier text of the specification.
+/// Keys of the list. The second one is the name in an earlier text of the specification.
 pub const KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// An attachment that the runtime knows.
+/// One interface of one container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct Attachment {
-    /// Id of the container.
+    /// ID of the container (`CNI_CONTAINERID`).
     #[serde(rename = "containerID")]
     pub container: String,
-    /// Name of its interface.
+    /// Name of the interface inside the container (`CNI_IFNAME`).
     pub ifname: String,
 }
 
-/// What must stay.
+/// The attachments that GC must keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct ValidAttachments {
     attachments: BTreeSet<Attachment>,
 }
 
-impl Known {
-    /// Reads the list from the configuration.
+impl ValidAttachments {
+    /// Reads the list from the configuration of a GC call.
     ///
     /// # Errors
-    /// [`code::CONFIG`] without one: nobody were known, and every pod of the node would lose its network. [`code::DECODE`] when it
-    /// cannot be read.
-    pub fn read(conf: &Map<String, Value>) -> Result<Known, Error> {
+    /// [`code::CONFIG`] if the list is missing: treating that as an empty list would disconnect every pod of the node.
+    /// [`code::DECODE`] if the list cannot be read.
+    pub fn read(conf: &Map<String, Value>) -> Result<ValidAttachments, Error> {
         let Some((key, list)) = KEYS.iter().find_map(|key| conf.get(*key).map(|list| (key, list))) else {
             return Err(Error::new(code::CONFIG, format!("{} is missing: nothing was removed", KEYS[0])));
         };
-        // null is how Go prints an empty list.
+        // Go encodes an empty list as null.
         let list: Option<BTreeSet<Attachment>> =
             Deserialize::deserialize(list).map_err(|error| Error::new(code::DECODE, format!("read {key}: {error}")))?;
-        Ok(Known { attachments: list.unwrap_or_default() })
+        Ok(ValidAttachments { attachments: list.unwrap_or_default() })
     }
 
-    /// Is this one known? Without an interface: any of the container's.
-    pub fn has(&self, container: &str, ifname: Option<&str>) -> bool {
+    /// Returns true if the list contains this attachment. Without `ifname`, any interface of the container matches.
+    pub fn contains(&self, container: &str, ifname: Option<&str>) -> bool {
         let same = |known: &Attachment| known.container == container && ifname.is_none_or(|name| known.ifname == name);
         self.attachments.iter().any(same)
     }
 
-    /// All of them.
+    /// Iterates over all attachments of the list.
     pub fn iter(&self) -> impl Iterator<Item = &Attachment> {
         self.attachments.iter()
     }
@@ -62,13 +63,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_keys_are_read_and_only_a_missing_list_is_none() {
-        let read = |conf: Value| Known::read(conf.as_object().unwrap());
+    fn both_keys_are_read_and_only_a_missing_list_is_an_error() {
+        let read = |conf: Value| ValidAttachments::read(conf.as_object().unwrap());
         let one = json!([{"containerID": "a", "ifname": "eth0"}]);
         for key in KEYS {
             let known = read(json!({key: one})).unwrap();
-            assert!(known.has("a", None) && known.has("a", Some("eth0")), "{key}");
-            assert!(!known.has("a", Some("net1")) && !known.has("b", None), "{key}");
+            assert!(known.contains("a", None) && known.contains("a", Some("eth0")), "{key}");
+            assert!(!known.contains("a", Some("net1")) && !known.contains("b", None), "{key}");
             for none in [Value::Null, json!([])] {
                 assert_eq!(read(json!({key: none})).unwrap().iter().count(), 0, "{key} {none}");
             }

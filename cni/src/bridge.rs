@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A bridge that was made for another subnet or MTU. The bridge plugin refuses every pod then, for ever; nothing but a restart of
-//! the machine helps. While no pod is on it, it is ours to repair.
+//! Repairs a bridge that was created for another subnet or MTU.
+//!
+//! The bridge plugin refuses every pod as long as its bridge has a gateway address of another subnet. As long as no pod
+//! is connected to the bridge, this plugin may change it.
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
@@ -10,14 +12,15 @@ use crate::rtnl::{Addr, Link, Rtnl};
 use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
 
-/// The name that the bridge plugin takes when it is given none.
+/// The bridge plugin's default for `bridge`.
 const CNI0: &str = "cni0";
 
-/// Repairs what stands in the way of the delegate, when that is the bridge plugin.
+/// Repairs the bridge if the delegate is the bridge plugin and no pod is connected to the bridge.
 ///
 /// # Errors
-/// [`code::OTHER`] when pods are on the bridge: names it, both subnets and the way out.
-pub fn mend(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
+/// [`code::OTHER`] if the bridge has an address of another subnet and pods are connected to it. The message names the
+/// bridge, both subnets and the remedy.
+pub fn repair(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
     if kind(delegate) != BRIDGE {
         return Ok(());
     }
@@ -33,41 +36,45 @@ pub fn mend(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error>
     let pods = rtnl.ports(link.index)?.len();
     if pods > 0 {
         if old_mtu {
-            // Pods go on with it: no reason to refuse one more.
+            // The pods that exist keep working with that MTU, so this is no reason to refuse another one.
             let command = format!("ip link set {name} mtu {mtu}");
-            note!("{name} has MTU {}, subnet.env says {mtu}, {pods} pods are on it; run: {command}", link.mtu);
+            note!(
+                "{name} has MTU {}, subnet.env says {mtu}, and {pods} pods are connected to it; run: {command}",
+                link.mtu
+            );
         }
-        return in_use(name, pods, &stale, env);
+        return refuse_if_stale(name, pods, &stale, env);
     }
     for addr in &stale {
         rtnl.remove_addr(addr)?;
-        note!("{name}: removed {}/{}, which is not of this node's subnet; no pod is on it", addr.addr, addr.len);
+        note!("{name}: removed the address {}/{} of another subnet; no pod is connected", addr.addr, addr.len);
     }
     if old_mtu {
         rtnl.set_mtu(link.index, mtu)?;
-        note!("{name}: MTU {} is {mtu} now; no pod is on it", link.mtu);
+        note!("{name}: changed the MTU from {} to {mtu}; no pod is connected", link.mtu);
     }
     Ok(())
 }
 
-/// Addresses of the bridge that are not the gateway's, in a family that has one.
+/// Returns the global addresses of the bridge that are not the gateway of the node's subnet in their family.
 fn stale_addrs(
     delegate: &Map<String, Value>,
     env: &SubnetEnv,
     link: &Link,
     rtnl: &mut Rtnl,
 ) -> Result<Vec<Addr>, Error> {
-    let says = |key: &str| delegate.get(key).and_then(Value::as_bool).unwrap_or(false);
-    let gateways = says("isGateway") || says("isDefaultGateway");
+    let is_true = |key: &str| delegate.get(key).and_then(Value::as_bool).unwrap_or(false);
+    let gateways = is_true("isGateway") || is_true("isDefaultGateway");
     let host_local = delegate.get("ipam").is_some_and(|ipam| ipam["type"] == "host-local");
-    // Otherwise the bridge has no address, or another plugin says which; or the delegate repairs it itself.
-    if !gateways || !host_local || says("forceAddress") {
+    // In all other cases the bridge has no address, another IPAM plugin chooses it, or the bridge plugin replaces it
+    // (`forceAddress`).
+    if !gateways || !host_local || is_true("forceAddress") {
         return Ok(Vec::new());
     }
     let same_family = |net: &IpNet, addr: &Addr| net.addr().is_ipv4() == addr.addr.is_ipv4();
     let is_gateway = |net: &IpNet, addr: &Addr| {
         net.hosts().next() == Some(addr.addr) && net.prefix_len() == addr.len
-            // hosts() leaves the first address of an IPv6 network in.
+            // For IPv6, `hosts` also yields the first address of the network.
             || net.hosts().nth(1) == Some(addr.addr) && addr.addr.is_ipv6() && net.prefix_len() == addr.len
     };
     let mut addrs = rtnl.addrs()?;
@@ -78,12 +85,12 @@ fn stale_addrs(
     Ok(addrs)
 }
 
-fn in_use(name: &str, pods: usize, stale: &[Addr], env: &SubnetEnv) -> Result<(), Error> {
-    // Another IPv6 address beside ours does no harm: the bridge plugin takes no offence.
+fn refuse_if_stale(name: &str, pods: usize, stale: &[Addr], env: &SubnetEnv) -> Result<(), Error> {
+    // The bridge plugin accepts another IPv6 address beside its own.
     let Some(addr) = stale.iter().find(|addr| addr.addr.is_ipv4()) else { return Ok(()) };
     let subnets: Vec<_> = env.subnets.iter().map(IpNet::to_string).collect();
     let text = format!(
-        "{name} has {}/{}, this node's subnet is {} now, and {pods} pods are still on it: drain the node, then run: \
+        "{name} has {}/{}, this node's subnet is {} now, and {pods} pods are still connected: drain the node, then run: \
          ip link del {name}",
         addr.addr,
         addr.len,

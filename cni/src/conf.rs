@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Our keys of a network configuration (flannel-compat.md section 12).
+//! The keys of a network configuration that this plugin reads (docs/flannel-formats.md, "The CNI plugin").
 //!
-//! Keys of ours are found whatever their case, as flannel finds them; what is inside `delegate` and `ipam` is taken as it is.
+//! Names at the top level are matched without regard to case, as in flannel's plugin. The contents of `delegate` and
+//! `ipam` are passed on unchanged.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,33 +12,33 @@ use serde_json::{Map, Value};
 use crate::spec::{Error, code};
 use crate::{DATA_DIR, SUBNET_FILE};
 
-/// Longest time that ADD waits for the agent.
+/// Upper limit and default of `waitSeconds`.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// What a configuration says to us.
+/// A network configuration, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conf {
-    /// `subnetFile`.
+    /// `subnetFile`: path of subnet.env.
     pub subnet_file: PathBuf,
-    /// `dataDir`.
+    /// `dataDir`: directory of the records, see [`crate::record`].
     pub data_dir: PathBuf,
     /// `socket`: the agent's; `weft.sock` beside `subnetFile`.
     pub socket: PathBuf,
-    /// `waitSeconds`: how long ADD waits for the agent, 0 to 10 (the default).
+    /// `waitSeconds`: how long ADD waits for the agent, 0 to 10 s. The default is 10 s.
     pub wait: Duration,
-    /// `delegate`: what the user wants of the plugin that does the work.
+    /// `delegate`: the delegate's configuration, as far as the user gives it.
     pub delegate: Map<String, Value>,
-    /// `ipam`: what the user wants of the one that gives addresses.
+    /// `ipam`: the IPAM plugin's configuration, as far as the user gives it.
     pub ipam: Map<String, Value>,
-    /// `runtimeConfig`: values of capabilities.
+    /// `runtimeConfig`: the runtime's values for capabilities.
     pub runtime_config: Option<Value>,
 }
 
 impl Conf {
-    /// Reads it.
+    /// Reads a configuration.
     ///
     /// # Errors
-    /// [`code::CONFIG`], with everything that is wrong at once.
+    /// [`code::CONFIG`]. The message lists everything that is wrong.
     pub fn read(all: &Map<String, Value>) -> Result<Conf, Error> {
         let mut wrong = Vec::new();
         let subnet_file = PathBuf::from(text(all, "subnetFile", &mut wrong).unwrap_or(SUBNET_FILE));
@@ -63,18 +64,19 @@ impl Conf {
         if wrong.is_empty() { Ok(conf) } else { Err(Error::new(code::CONFIG, wrong.join("; "))) }
     }
 
-    /// Only where things are: enough to take something back with a configuration that is wrong by now.
+    /// Reads only the paths and ignores all other keys. DEL uses this for a configuration that has become invalid since
+    /// ADD.
     ///
     /// # Errors
     /// As [`Conf::read`].
-    pub fn places(all: &Map<String, Value>) -> Result<Conf, Error> {
+    pub fn paths(all: &Map<String, Value>) -> Result<Conf, Error> {
         let keys = ["subnetFile", "dataDir", "socket"];
         let ours = |key: &&str| get(all, key).map(|value| ((*key).to_owned(), value.clone()));
         Conf::read(&keys.iter().filter_map(ours).collect())
     }
 }
 
-/// The value of a key: as it is written, else in whatever case; null is no value.
+/// Returns the value of a key. The exact name is preferred to one that differs in case; null counts as absent.
 fn get<'a>(all: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     let other_case = || all.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, value)| value);
     all.get(key).or_else(other_case).filter(|value| !value.is_null())
@@ -83,7 +85,7 @@ fn get<'a>(all: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
 fn text<'a>(all: &'a Map<String, Value>, key: &str, wrong: &mut Vec<String>) -> Option<&'a str> {
     let value = get(all, key)?;
     if !value.is_string() {
-        wrong.push(format!("'{key}' is {value}: a string is wanted"));
+        wrong.push(format!("'{key}' is {value}: it must be a string"));
     }
     value.as_str()
 }
@@ -93,7 +95,7 @@ fn object(all: &Map<String, Value>, key: &str, wrong: &mut Vec<String>) -> Map<S
         None => Map::new(),
         Some(Value::Object(map)) => map.clone(),
         Some(value) => {
-            wrong.push(format!("'{key}' is {value}: a dictionary is wanted"));
+            wrong.push(format!("'{key}' is {value}: it must be a dictionary"));
             Map::new()
         }
     }
@@ -105,7 +107,7 @@ fn wait(all: &Map<String, Value>, wrong: &mut Vec<String>) -> Duration {
     match wait.filter(|wait| *wait <= LONGEST_WAIT) {
         Some(wait) => wait,
         None => {
-            wrong.push(format!("'waitSeconds' is {value}: 0 to {} is wanted", LONGEST_WAIT.as_secs()));
+            wrong.push(format!("'waitSeconds' is {value}: it must be 0 to {}", LONGEST_WAIT.as_secs()));
             LONGEST_WAIT
         }
     }
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_flannels() {
+    fn defaults_are_those_of_flannels_plugin() {
         let conf = read(json!({"name": "cbr0", "delegate": null, "dataDir": null})).unwrap();
         assert_eq!(conf.subnet_file, PathBuf::from("/run/flannel/subnet.env"));
         assert_eq!(conf.data_dir, PathBuf::from("/var/lib/cni/flannel"));
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_wrong_is_named_at_once() {
+    fn one_error_names_everything_that_is_wrong() {
         let rows = [
             (json!({"delegate": {"type": 1}}), "must have (string) 'type' field"),
             (json!({"delegate": {"name": "x"}}), "must not have 'name' field"),

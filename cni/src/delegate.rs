@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calls another plugin: finds it in CNI_PATH, gives it its configuration, takes its answer.
+//! Runs another CNI plugin: the delegate or the IPAM plugin.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -14,15 +14,15 @@ use crate::env::{Request, Verb};
 use crate::spec::{Error, Version, code};
 use crate::{plugin, veth};
 
-/// The delegate that is this very program: called without starting it again.
-const OURS: &str = "weft-veth";
+/// The plugin type that this program implements itself. It is called as a function instead of starting another process.
+const BUILT_IN: &str = "weft-veth";
 
-/// The file of a plugin, searched in the directories of CNI_PATH in order.
+/// Finds the executable of a plugin. The directories of CNI_PATH are searched in order.
 ///
 /// # Errors
-/// When its type is no file name, or no directory has it.
+/// [`code::CONFIG`] if the type is not a file name, [`code::OTHER`] if no directory contains it.
 pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
-    if kind == OURS {
+    if kind == BUILT_IN {
         return Ok(PathBuf::from("/proc/self/exe"));
     }
     if kind.is_empty() || kind.contains('/') {
@@ -34,13 +34,16 @@ pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
         .ok_or_else(|| Error::new(code::OTHER, format!("failed to find plugin {kind:?} in path [{path}]")))
 }
 
-/// Calls the plugin `kind` with `conf` on its standard input and the variables of `request`, `verb` in place of its own; what
-/// it printed. All of its standard error goes to ours.
+/// Runs the plugin `kind` and returns its standard output.
+///
+/// The plugin gets `conf` on its standard input and the variables of `request`, with `verb` as CNI_COMMAND. Its
+/// standard error is copied to ours.
 ///
 /// # Errors
-/// The plugin's own error unchanged; or that it cannot be found, started, or understood.
+/// The plugin's own error, unchanged; or an error that says that the plugin cannot be found or started, or that its
+/// answer cannot be read.
 pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<Vec<u8>, Error> {
-    if kind == OURS {
+    if kind == BUILT_IN {
         return plugin::within(Request { verb, ..request.clone() }, conf, veth::answer);
     }
     let program = find(kind, &request.path)?;
@@ -64,23 +67,24 @@ pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<V
         }
     }
     let output = command.output().map_err(|error| Error::io(format!("start {}", program.display()), error))?;
-    // It belongs to the runtime's log; nobody is there to hear that this failed.
+    // The output is meant for the runtime's log. A failed write cannot be reported anywhere.
     let _ = io::stderr().write_all(&output.stderr);
     if output.status.success() { Ok(output.stdout) } else { Err(failure(kind, verb, &output)) }
 }
 
-/// True when the plugin says that it knows a version of the specification.
+/// Returns true if the plugin supports a version of the specification, according to its answer to VERSION.
 ///
 /// # Errors
 /// As [`call`].
-pub fn speaks(kind: &str, version: Version, request: &Request) -> Result<bool, Error> {
+pub fn supports(kind: &str, version: Version, request: &Request) -> Result<bool, Error> {
     let answer = call(kind, &json!({"cniVersion": version.to_string()}), Verb::Version, request)?;
     let answer: Value = serde_json::from_slice(&answer)
         .map_err(|error| Error::new(code::DECODE, format!("read the answer of {kind} to VERSION: {error}")))?;
     Ok(answer["supportedVersions"].as_array().is_some_and(|all| all.contains(&json!(version.to_string()))))
 }
 
-/// A file in memory rather than a pipe: a plugin that reads late, or never, cannot block us.
+/// Returns the plugin's standard input. It is a file in memory, because a plugin that does not read a pipe would block
+/// this process.
 fn input(text: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"cni-conf", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(text)?;
@@ -92,12 +96,12 @@ fn failure(kind: &str, verb: Verb, output: &Output) -> Error {
     if let Ok(error) = serde_json::from_slice::<Error>(&output.stdout) {
         return error;
     }
-    let how = match (output.status.code(), output.status.signal()) {
+    let cause = match (output.status.code(), output.status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
         (None, None) => "no exit code".to_owned(),
     };
-    let said = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).trim().to_owned());
-    let said = said.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
-    Error::new(code::OTHER, format!("{kind} {} failed: {how}", verb.name())).details(said)
+    let output_text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).trim().to_owned());
+    let output_text = output_text.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
+    Error::new(code::OTHER, format!("{kind} {} failed: {cause}", verb.name())).details(output_text)
 }

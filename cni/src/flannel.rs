@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plugin that takes the place of flannel's.
+//! The plugin that replaces flannel's.
 
 use serde_json::{Map, Value};
 
@@ -14,20 +14,20 @@ use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
 use crate::{gc, status, wait};
 
-/// Answers one call.
+/// Handles one call and returns what goes to standard output.
 ///
 /// # Errors
-/// What goes to standard output.
+/// The error that goes to standard output.
 pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
     let conf = Conf::read(&call.conf);
     match call.request.verb {
         Verb::Add => add(call, &conf?),
-        // A configuration that was edited since must not keep a pod from being taken back.
-        Verb::Del => del(call, &conf.or_else(|_| Conf::places(&call.conf))?),
+        // DEL must also work with a configuration that has become invalid since ADD.
+        Verb::Del => del(call, &conf.or_else(|_| Conf::paths(&call.conf))?),
         Verb::Check => check(call, &conf?),
         Verb::Gc => gc::run(call, &conf?),
         Verb::Status => status::run(call, &conf?),
-        // Answered before.
+        // `plugin::main` answers VERSION.
         Verb::Version => Ok(Vec::new()),
     }
 }
@@ -37,33 +37,34 @@ fn add(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     request.check_netns()?;
     let env = wait::for_agent(conf)?;
     let rendered = render::delegate(call, conf, &env)?;
-    // Before the record: what cannot be started leaves nothing behind.
+    // This check precedes the record, so that a missing delegate leaves nothing behind.
     delegate::find(kind(&rendered), &request.path)?;
-    bridge::mend(&rendered, &env)?;
+    bridge::repair(&rendered, &env)?;
     let value = Value::Object(rendered);
-    note!("delegate's configuration: {value}");
+    note!("configuration of the delegate: {value}");
     let Value::Object(rendered) = &value else { return Ok(Vec::new()) };
     let locked = record::write(&conf.data_dir, request, rendered)?;
     delegate::call(kind(rendered), &value, Verb::Add, request).inspect_err(|_| roll_back(locked, request))
 }
 
-/// A failed ADD is taken back at once; where that fails, the record stays for the runtime's DEL, or for GC. One for a pod that
-/// was added before is not: that pod may be alive.
+/// Removes what a failed ADD created. If that fails, the record stays for the runtime's DEL or for GC.
+///
+/// An ADD for a pod that already had a record is not rolled back, because that pod may be running.
 fn roll_back(locked: Locked, request: &Request) {
     if !locked.first {
-        note!("{} was there before: DEL takes it back", locked.record.path.display());
-    } else if let Err(error) = take_back(locked, request) {
-        note!("take back what the failed ADD left: {error}");
+        note!("{} existed before this ADD, so nothing is rolled back: DEL removes it", locked.record.path.display());
+    } else if let Err(error) = run_recorded_del(locked, request) {
+        note!("roll back the failed ADD: {error}");
     }
 }
 
-/// The delegate's DEL with the recorded configuration; the record goes when it succeeded.
+/// Calls the delegate's DEL with the recorded configuration, and removes the record if it succeeds.
 ///
 /// # Errors
-/// The delegate's, unchanged; [`code::IO`].
-pub fn take_back(locked: Locked, request: &Request) -> Result<(), Error> {
+/// The delegate's error, unchanged; [`code::IO`] if the record cannot be removed.
+pub fn run_recorded_del(locked: Locked, request: &Request) -> Result<(), Error> {
     let Some(conf) = locked.record.conf.clone() else {
-        note!("{} is no JSON: it is kept, nothing can be taken back by it", locked.record.path.display());
+        note!("{} is not valid JSON: it is kept, and the delegate is not called", locked.record.path.display());
         return Ok(());
     };
     let name = kind(&conf).to_owned();
@@ -73,18 +74,19 @@ pub fn take_back(locked: Locked, request: &Request) -> Result<(), Error> {
 
 fn del(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     let mut request = call.request.clone();
-    // A path by process id may lead to the host's namespace by now: the delegate would take down the host's own interface.
+    // The kernel may have reused the process id in such a path, so it may lead to the host's namespace now. With it,
+    // the delegate would delete the host's own interface.
     if matches!(request.is_own_netns(), Ok(true)) {
-        note!("netns {} is the plugin's own: the pod's is gone", request.netns);
+        note!("netns {} is the plugin's own: the pod's namespace is gone", request.netns);
         request.netns.clear();
     }
     if let Some(locked) = record::find(&conf.data_dir, &request.container, &request.ifname)? {
-        take_back(locked, &request)?;
+        run_recorded_del(locked, &request)?;
     }
     Ok(Vec::new())
 }
 
-/// The delegate compares its result with what is there; we, whether the node still has the subnet that the pod lives in.
+/// Checks that the node still has the pod's subnet, and calls the delegate's CHECK for everything else.
 fn check(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     let request = &call.request;
     request.check_netns()?;
@@ -94,7 +96,7 @@ fn check(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     let text = format!("no record of {} {} in {}", request.container, request.ifname, conf.data_dir.display());
     let locked = record::find(&conf.data_dir, &request.container, &request.ifname)?
         .ok_or_else(|| Error::new(code::UNKNOWN_CONTAINER, text))?;
-    let text = format!("{} is no JSON", locked.record.path.display());
+    let text = format!("{} is not valid JSON", locked.record.path.display());
     let mut rendered = locked.record.conf.clone().ok_or_else(|| Error::new(code::DECODE, text))?;
     for key in ["prevResult", "cniVersion", "runtimeConfig"] {
         if let Some(value) = call.conf.get(key) {
@@ -102,18 +104,18 @@ fn check(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
         }
     }
     if let Some(routes) = rendered.get_mut("prevResult").and_then(|result| result.get_mut("routes")?.as_array_mut()) {
-        name_gateways(routes, result);
+        fill_in_gateways(routes, result);
     }
     if let Ok(env) = SubnetEnv::load(&conf.subnet_file) {
-        addresses_are_ours(result, &rendered, &env)?;
+        check_subnets(result, &rendered, &env)?;
     }
     let name = kind(&rendered).to_owned();
     delegate::call(&name, &Value::Object(rendered), Verb::Check, request).map(|_| Vec::new())
 }
 
-/// A route without a gateway goes through that of the pod's address. The bridge and ptp plugins know that when they add it,
-/// and forget it when they look for it.
-fn name_gateways(routes: &mut [Value], result: &Value) {
+/// Fills in the gateway of routes without one: it is the gateway of the pod's address. The bridge and ptp plugins use
+/// it when they add the route, but CHECK compares the gateways literally.
+fn fill_in_gateways(routes: &mut [Value], result: &Value) {
     let is_v6 = |value: &Value| value.as_str().is_some_and(|text| text.contains(':'));
     for route in routes.iter_mut().filter(|route| route["gw"].is_null()) {
         let same_family = |ip: &&Value| is_v6(&ip["address"]) == is_v6(&route["dst"]);
@@ -124,13 +126,12 @@ fn name_gateways(routes: &mut [Value], result: &Value) {
     }
 }
 
-fn addresses_are_ours(result: &Value, rendered: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
+fn check_subnets(result: &Value, rendered: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
     let recorded = &rendered["ipam"]["ranges"];
     let now = serde_json::json!(env.subnets.iter().map(|net| serde_json::json!([{"subnet": net}])).collect::<Vec<_>>());
     if *recorded == now {
         return Ok(());
     }
-    let text =
-        format!("the pod was added in the subnets {recorded}, the node has {now} now: the pod must be added again");
+    let text = format!("the pod was added with the subnets {recorded}, but the node has {now} now: delete the pod");
     Err(Error::new(code::OTHER, text).details(result["ips"].to_string()))
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! GC: everything of pods that the runtime no longer knows is taken back. One that fails does not stop the rest.
+//! GC: removes everything that belongs to attachments which are not in the runtime's list. A failure does not stop the
+//! rest.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,11 +8,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::attachments::{KEYS, Known};
+use crate::attachments::{KEYS, ValidAttachments};
 use crate::conf::Conf;
 use crate::delegate;
 use crate::env::{Request, Verb};
-use crate::flannel::take_back;
+use crate::flannel::run_recorded_del;
 use crate::hostlocal::{self, Reservation};
 use crate::masquerade;
 use crate::plugin::Call;
@@ -20,43 +21,43 @@ use crate::render::{self, kind};
 use crate::spec::{Error, Version, code};
 use crate::subnet_env::SubnetEnv;
 
-/// A call that works on a pod which the runtime does not know is an orphan: it gets so long to end.
-const ORPHAN: Duration = Duration::from_secs(3);
-/// Takes back what belongs to nobody.
+/// How long GC waits for a running call for an attachment that is not valid any more.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Removes the records, addresses and masquerade rules of attachments that are not valid, then calls the delegate's GC.
 ///
 /// # Errors
-/// Everything that failed, as one.
+/// [`code::OTHER`] with everything that failed.
 pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
-    let known = Known::read(&call.conf)?;
+    let valid = ValidAttachments::read(&call.conf)?;
     let mut failed = Vec::new();
     record::sweep(&conf.data_dir, ".");
     let reservations = hostlocal::dir(&conf.ipam, &call.name);
     for record in record::list(&conf.data_dir)?.iter().filter(|record| record.network() == call.name) {
         let ifname = record.caller.as_ref().map(|caller| caller.ifname.as_str());
-        if !known.has(&record.container, ifname) {
-            let took = forget(call, record, reservations.as_deref());
-            failed.extend(took.err().map(|error| format!("{}: {error}", record.path.display())));
+        if !valid.contains(&record.container, ifname) {
+            let collected = collect(call, record, reservations.as_deref());
+            failed.extend(collected.err().map(|error| format!("{}: {error}", record.path.display())));
         }
     }
-    // What a record still speaks of is the delegate's to take back.
+    // The delegate removes what belongs to an attachment with a record.
     let kept = record::list(&conf.data_dir)?;
     let recorded = |id: &str| kept.iter().any(|record| record.container == id);
-    let lives = |id: &str| known.has(id, None) || recorded(id);
+    let is_alive = |id: &str| valid.contains(id, None) || recorded(id);
     if let Some(dir) = reservations {
-        let stale = |r: &Reservation| !known.has(&r.container, r.ifname.as_deref()) && !recorded(&r.container);
+        let stale = |r: &Reservation| !valid.contains(&r.container, r.ifname.as_deref()) && !recorded(&r.container);
         match hostlocal::release(&dir, stale) {
-            Ok(gone) => gone.iter().for_each(|r| note!("address {} of {:?} is free again", r.addr, r.container)),
+            Ok(gone) => gone.iter().for_each(|r| note!("released address {} of container {:?}", r.addr, r.container)),
             Err(error) => failed.push(error.to_string()),
         }
     }
-    failed.extend(masquerade::sweep(&call.name, &lives).err());
-    failed.extend(forward(call, conf).err().map(|error| error.to_string()));
+    failed.extend(masquerade::remove_stale(&call.name, &is_alive).err());
+    failed.extend(delegate_gc(call, conf).err().map(|error| error.to_string()));
     if failed.is_empty() { Ok(Vec::new()) } else { Err(Error::new(code::OTHER, failed.join("; "))) }
 }
 
-/// The delegate's DEL for a record that nobody will call DEL for.
-fn forget(call: &Call, record: &Record, reservations: Option<&Path>) -> Result<(), Error> {
-    let Some(locked) = record::take(&record.path, ORPHAN)? else { return Ok(()) };
+/// Calls the delegate's DEL for a record. The runtime will not call DEL for it.
+fn collect(call: &Call, record: &Record, reservations: Option<&Path>) -> Result<(), Error> {
+    let Some(locked) = record::take(&record.path, CALL_TIMEOUT)? else { return Ok(()) };
     let callers = match &locked.record.caller {
         Some(caller) => vec![caller.clone()],
         None => callers(&locked.record, reservations)?,
@@ -69,10 +70,11 @@ fn forget(call: &Call, record: &Record, reservations: Option<&Path>) -> Result<(
         }
     }
     let request = request(call, &locked.record, last);
-    take_back(locked, &request)
+    run_recorded_del(locked, &request)
 }
 
-/// flannel's records do not say which interface they are of: host-local may.
+/// Finds the interfaces of a record that flannel's plugin wrote. The record does not name its interface, but
+/// host-local's reservations may.
 fn callers(record: &Record, reservations: Option<&Path>) -> Result<Vec<Caller>, Error> {
     let all = reservations.map_or(Ok(Vec::new()), hostlocal::list)?;
     let ours = all.into_iter().filter(|reservation| reservation.container == record.container);
@@ -84,7 +86,7 @@ fn callers(record: &Record, reservations: Option<&Path>) -> Result<Vec<Caller>, 
 }
 
 fn request(call: &Call, record: &Record, caller: &Caller) -> Request {
-    // A path with a process id in it may be another pod's by now; a name is given once.
+    // The kernel may have reused the process id in a path below /proc. A name below /run/netns is used only once.
     let named = ["/run/netns/", "/var/run/netns/"].iter().any(|dir| caller.netns.starts_with(dir));
     let netns = if named && Path::new(&caller.netns).exists() { caller.netns.clone() } else { String::new() };
     Request {
@@ -97,8 +99,8 @@ fn request(call: &Call, record: &Record, caller: &Caller) -> Request {
     }
 }
 
-/// GC is the delegate's business too, where it knows the verb.
-fn forward(call: &Call, conf: &Conf) -> Result<(), Error> {
+/// Calls the delegate's GC if the delegate supports it.
+fn delegate_gc(call: &Call, conf: &Conf) -> Result<(), Error> {
     let env = SubnetEnv::load(&conf.subnet_file).unwrap_or_default();
     let mut rendered = render::delegate(call, conf, &env)?;
     for key in KEYS {
@@ -107,7 +109,7 @@ fn forward(call: &Call, conf: &Conf) -> Result<(), Error> {
         }
     }
     let name = kind(&rendered).to_owned();
-    if !delegate::speaks(&name, Version(1, 1, 0), &call.request)? {
+    if !delegate::supports(&name, Version(1, 1, 0), &call.request)? {
         return Ok(());
     }
     delegate::call(&name, &Value::Object(rendered), Verb::Gc, &call.request).map(drop)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reservations of the `host-local` plugin: a file for each address, `CONTAINER\r\nIFNAME` in it, a lock beside them.
+//! The reservations of the `host-local` IPAM plugin. Each reserved address is a file that contains
+//! `CONTAINER\r\nIFNAME`. A lock file beside them serialises changes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -11,33 +12,33 @@ use serde_json::{Map, Value};
 
 use crate::spec::Error;
 
-/// Its directory, unless `dataDir` of `ipam` says otherwise.
+/// Default of host-local's `dataDir`.
 const DIR: &str = "/var/lib/cni/networks";
 
-/// An address that is taken.
+/// A reserved address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
-    /// Its file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The address.
+    /// The address, which is also the name of the file.
     pub addr: IpAddr,
-    /// Who has it; empty when host-local was killed before it wrote that.
+    /// ID of the container. It is empty if host-local was killed before it wrote the file.
     pub container: String,
-    /// `None` in files of old versions.
+    /// Name of the interface; `None` in files that old versions of host-local wrote.
     pub ifname: Option<String>,
 }
 
-/// Where the reservations of a network are; `None` when another plugin gives its addresses.
+/// Returns the directory of a network's reservations, or `None` if another IPAM plugin manages its addresses.
 pub fn dir(ipam: &Map<String, Value>, network: &str) -> Option<PathBuf> {
     let text = |key: &str| ipam.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     (text("type").unwrap_or("host-local") == "host-local")
         .then(|| Path::new(text("dataDir").unwrap_or(DIR)).join(network))
 }
 
-/// All reservations, in the order of addresses; a missing directory has none.
+/// Returns all reservations, sorted by address. A missing directory means that there are none.
 ///
 /// # Errors
-/// [`crate::spec::code::IO`].
+/// [`crate::spec::code::IO`] if the directory or a file cannot be read.
 pub fn list(dir: &Path) -> Result<Vec<Reservation>, Error> {
     let failed = |error| Error::io(format!("read {}", dir.display()), error);
     let files = match fs::read_dir(dir) {
@@ -58,22 +59,23 @@ pub fn list(dir: &Path) -> Result<Vec<Reservation>, Error> {
     Ok(all)
 }
 
-/// Gives back every address that `stale` says so of, and those nobody can have; what was given back. host-local waits meanwhile.
+/// Removes all reservations for which `stale` returns true, and those without a container. Returns what was removed.
+/// host-local's lock is held meanwhile.
 ///
 /// # Errors
-/// [`crate::spec::code::IO`].
+/// [`crate::spec::code::IO`] if the lock cannot be taken or a file cannot be read or removed.
 pub fn release(dir: &Path, stale: impl Fn(&Reservation) -> bool) -> Result<Vec<Reservation>, Error> {
     if !dir.is_dir() {
         return Ok(Vec::new());
     }
     let _lock = lock(dir).map_err(|error| Error::io(format!("lock {}", dir.display()), error))?;
-    let mut gone = list(dir)?;
-    gone.retain(|reservation| reservation.container.is_empty() || stale(reservation));
-    for reservation in &gone {
+    let mut removed = list(dir)?;
+    removed.retain(|reservation| reservation.container.is_empty() || stale(reservation));
+    for reservation in &removed {
         fs::remove_file(&reservation.path)
             .map_err(|error| Error::io(format!("remove {}", reservation.path.display()), error))?;
     }
-    Ok(gone)
+    Ok(removed)
 }
 
 fn lock(dir: &Path) -> io::Result<Flock<File>> {
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_host_local_writes_and_gives_back_what_is_stale() {
+    fn list_reads_the_files_of_host_local_and_release_removes_stale_ones() {
         let base = tempfile::tempdir().unwrap();
         let ipam = json!({"dataDir": base.path()});
         let dir = dir(ipam.as_object().unwrap(), "cbr0").unwrap();
@@ -117,9 +119,9 @@ mod tests {
         let v4 = [row("10.5.1.7", "", None), row("10.5.1.9", "c2", Some("net1")), row("10.5.1.10", "c1", Some("eth0"))];
         assert_eq!(seen[..3], v4);
         assert_eq!(seen[3..], [row("fd05::2", "old", None)]);
-        let gone = release(&dir, |reservation| reservation.container == "old").unwrap();
-        let gone: Vec<_> = gone.into_iter().map(|r| r.addr.to_string()).collect();
-        assert_eq!(gone, ["10.5.1.7", "fd05::2"], "the empty one belongs to nobody");
+        let removed = release(&dir, |reservation| reservation.container == "old").unwrap();
+        let removed: Vec<_> = removed.into_iter().map(|r| r.addr.to_string()).collect();
+        assert_eq!(removed, ["10.5.1.7", "fd05::2"], "a reservation without a container is always stale");
         assert!(dir.join("last_reserved_ip.0").exists() && dir.join("10.5.1.9").exists());
         let other = json!({"type": "static"});
         assert_eq!(super::dir(other.as_object().unwrap(), "cbr0"), None);

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The CNI plugin: reads subnet.env, renders the configuration of a delegate (bridge, or our own routed pods) and calls it.
+//! The CNI plugin: reads subnet.env, completes the configuration of a delegate (the bridge plugin or the built-in
+//! `weft-veth`), and runs it.
 //!
-//! It is started for every pod, so its own start is what matters: no runtime, no parser of arguments, no logger. What it
-//! promises: nothing that a delegate made can be forgotten. The record is on disk before the delegate runs, and goes only
-//! when the delegate has taken everything back.
+//! The runtime starts it for every pod, so it must start fast. It therefore has no async runtime, no argument parser
+//! and no logger.
+//!
+//! Invariant: everything that a delegate created can be removed later. The record of an attachment is on disk before
+//! the delegate runs, and it is removed only after the delegate's DEL has succeeded.
 
 use std::io::Write;
 
-/// A line for the runtime's log: one write, for nothing buffers standard error; nobody there to read it is no failure.
+/// Writes a line to standard error, which goes to the runtime's log. Standard error is not buffered, so one line is one
+/// write. Write errors are ignored.
 macro_rules! note {
     ($($text:tt)*) => { $crate::write_note(format!($($text)*)) };
 }
@@ -31,9 +35,9 @@ pub mod subnet_env;
 pub mod veth;
 pub mod wait;
 
-/// Where the agent writes subnet.env, unless `subnetFile` says otherwise.
+/// Default of `subnetFile`.
 pub const SUBNET_FILE: &str = weft_subnet::env::USUAL_FILE;
-/// Where records are kept, unless `dataDir` says otherwise.
+/// Default of `dataDir`.
 pub const DATA_DIR: &str = "/var/lib/cni/flannel";
 
 fn write_note(mut line: String) {

@@ -1,42 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Masquerade rules that the bridge and ptp plugins forget: they remove them by the addresses that they find in the pod's
-//! namespace, so none when that is gone, or when they were killed between the two steps.
+//! Removes masquerade rules that the bridge and ptp plugins leave behind. These plugins find the rules to remove by the
+//! addresses in the pod's namespace. They remove nothing if the namespace is gone, or if they were killed in between.
 //!
-//! The rules carry a comment with network and container: by it they are found, in iptables and nftables.
+//! The comment of a rule names the network and the container. This module finds the rules by it, in iptables and
+//! nftables.
 
 use std::io;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Tables of the plugins' nftables variant.
+/// Family, table and chain of the rules that the plugins write with nftables.
 const NFT_CHAIN: [&str; 3] = ["inet", "cni_plugins_masquerade", "masq_checks"];
 
-/// Removes the rules of a network whose container does not live.
+/// Removes the rules of all containers of a network for which `is_alive` returns false.
 ///
 /// # Errors
-/// A sentence with everything that failed. That a program is not installed is none: it left no rules then.
-pub fn sweep(network: &str, lives: &dyn Fn(&str) -> bool) -> Result<(), String> {
+/// A sentence that lists everything that failed. A missing program is not an error, because then there are no rules of
+/// it.
+pub fn remove_stale(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), String> {
     let mut failed = Vec::new();
     for program in ["iptables", "ip6tables"] {
-        failed.extend(iptables(program, network, lives).err());
+        failed.extend(iptables(program, network, is_alive).err());
     }
-    failed.extend(nftables(network, lives).err());
+    failed.extend(nftables(network, is_alive).err());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
-fn iptables(program: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Result<(), String> {
-    let Some(text) = output(program, &["-w", "-t", "nat", "-S"])? else { return Ok(()) };
-    for command in removals(&text, network, lives) {
+fn iptables(program: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), String> {
+    let Some(text) = run(program, &["-w", "-t", "nat", "-S"])? else { return Ok(()) };
+    for command in removals(&text, network, is_alive) {
         let words: Vec<&str> = ["-w", "-t", "nat"].into_iter().chain(command.iter().map(String::as_str)).collect();
         note!("{program} {}", words.join(" "));
-        output(program, &words)?;
+        run(program, &words)?;
     }
     Ok(())
 }
 
-/// What removes the stale rules of a listing: the jumps, then the chains that they led to.
-fn removals(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
+/// Returns the arguments of the iptables calls that remove the stale rules of a listing. The jumps come first, then the
+/// chains that they led to.
+fn removals(listing: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
     let mut jumps = Vec::new();
     let mut chains: Vec<String> = Vec::new();
     for line in listing.lines() {
@@ -45,7 +48,7 @@ fn removals(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<V
         let [add, chain, rest @ ..] = words.as_slice() else { continue };
         let Some(comment) = after("--comment").filter(|_| add == "-A") else { continue };
         let id = comment.strip_prefix(&format!("name: \"{network}\" id: \"")).and_then(|rest| rest.strip_suffix('"'));
-        if id.is_none_or(lives) {
+        if id.is_none_or(is_alive) {
             continue;
         }
         let (own, jump) = (chain.starts_with("CNI-"), after("-j").filter(|target| target.starts_with("CNI-")));
@@ -58,12 +61,12 @@ fn removals(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<V
     }
     chains.sort();
     chains.dedup();
-    let gone = chains.iter().flat_map(|chain| ["-F", "-X"].map(|verb| vec![verb.to_owned(), chain.clone()]));
-    jumps.into_iter().chain(gone).collect()
+    let delete = chains.iter().flat_map(|chain| ["-F", "-X"].map(|verb| vec![verb.to_owned(), chain.clone()]));
+    jumps.into_iter().chain(delete).collect()
 }
 
-/// Words of a rule as iptables prints it: blanks separate, quotes hold together, within them a backslash takes the next character
-/// as it is.
+/// Splits a rule, as iptables prints it, into words. Spaces separate words, double quotes group them, and inside quotes
+/// a backslash escapes the next character.
 pub fn words(rule: &str) -> Vec<String> {
     let mut words = Vec::new();
     let (mut word, mut quoted) = (None::<String>, false);
@@ -83,32 +86,34 @@ pub fn words(rule: &str) -> Vec<String> {
     words
 }
 
-fn nftables(network: &str, lives: &dyn Fn(&str) -> bool) -> Result<(), String> {
+fn nftables(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), String> {
     let [family, table, chain] = NFT_CHAIN;
-    let Some(text) = output("nft", &["-j", "-a", "list", "chain", family, table, chain])? else { return Ok(()) };
-    for handle in stale_handles(&text, network, lives) {
-        output("nft", &["delete", "rule", family, table, chain, "handle", &handle.to_string()])?;
+    let Some(text) = run("nft", &["-j", "-a", "list", "chain", family, table, chain])? else { return Ok(()) };
+    for handle in stale_handles(&text, network, is_alive) {
+        run("nft", &["delete", "rule", family, table, chain, "handle", &handle.to_string()])?;
     }
     Ok(())
 }
 
-/// Handles of the rules whose comment, `HASH, net: NAME, if: IFNAME, id: CONTAINER`, names a container that does not live.
-fn stale_handles(listing: &str, network: &str, lives: &dyn Fn(&str) -> bool) -> Vec<u64> {
+/// Returns the handles of the rules whose comment names a container that is not alive. The comment is `HASH, net:
+/// NETWORK, if: IFNAME, id: CONTAINER`.
+fn stale_handles(listing: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Vec<u64> {
     let all: Value = serde_json::from_str(listing).unwrap_or_default();
     let rules = all["nftables"].as_array().into_iter().flatten().map(|entry| &entry["rule"]);
     let stale = |rule: &&Value| {
         let comment = rule["comment"].as_str().unwrap_or_default();
-        // 128 bytes is the longest comment: an id that may be cut off is left alone.
-        let whole = comment.len() < 128;
+        // A comment has at most 128 bytes, so the container ID of a longer one may be truncated. Such a rule is kept.
+        let is_complete = comment.len() < 128;
         let rest = comment.split_once(", ").map(|(_, rest)| rest.strip_prefix(&format!("net: {network}, if: ")));
         let id = rest.flatten().and_then(|rest| rest.split_once(", id: ")).map(|(_, id)| id);
-        whole && id.is_some_and(|id| !lives(id))
+        is_complete && id.is_some_and(|id| !is_alive(id))
     };
     rules.filter(stale).filter_map(|rule| rule["handle"].as_u64()).collect()
 }
 
-/// What a program prints when there is nothing to list, for the kernel has no such table. (Of nft see [`output`].)
-const NOTHING: [&str; 5] = [
+/// Messages of iptables which mean that the kernel does not have the table, so that there is nothing to list. [`run`]
+/// knows those of nft.
+const NO_TABLE: [&str; 5] = [
     "does not exist",
     "do you need to insmod",
     "Protocol not supported",
@@ -116,8 +121,9 @@ const NOTHING: [&str; 5] = [
     "Address family not supported",
 ];
 
-/// What a program printed; `None` when it is not installed, or when it only listed and there is nothing to list.
-fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
+/// Runs a program and returns its standard output. Returns `None` if the program is not installed, or if it was to list
+/// a table that does not exist.
+fn run(program: &str, words: &[&str]) -> Result<Option<String>, String> {
     let shown = || format!("{program} {}", words.join(" "));
     let Output { status, stdout, stderr } = match Command::new(program).args(words).env("LC_ALL", "C").output() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -127,15 +133,16 @@ fn output(program: &str, words: &[&str]) -> Result<Option<String>, String> {
         return Ok(Some(String::from_utf8_lossy(&stdout).into_owned()));
     }
     let listing = words.contains(&"list") || words.contains(&"-S");
-    let said = String::from_utf8_lossy(&stderr);
-    // A lock that is held, a missing right: what could not be listed may be there, and the next GC must look again.
-    let none = NOTHING.iter().any(|nothing| said.contains(nothing));
-    // The same words of iptables may be of its lock file.
-    let no_chain = program == "nft" && said.contains("No such file or directory");
-    if listing && (none || no_chain) {
+    let stderr = String::from_utf8_lossy(&stderr);
+    // All other failures, such as a held lock or a missing right, are errors: there may be rules, and the next GC must
+    // try again.
+    let no_table = NO_TABLE.iter().any(|message| stderr.contains(message));
+    // iptables prints the same message if its lock file is missing.
+    let no_chain = program == "nft" && stderr.contains("No such file or directory");
+    if listing && (no_table || no_chain) {
         return Ok(None);
     }
-    Err(format!("{}: {status}: {}", shown(), said.trim()))
+    Err(format!("{}: {status}: {}", shown(), stderr.trim()))
 }
 
 #[cfg(test)]
@@ -143,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_rules_of_dead_pods_alone() {
+    fn removals_match_only_rules_of_dead_containers() {
         let listing = r#"-P POSTROUTING ACCEPT
 -N CNI-aaaaaaaaaaaaaaaaaaaaaaaa
 -N CNI-bbbbbbbbbbbbbbbbbbbbbbbb
@@ -167,12 +174,12 @@ mod tests {
         assert_eq!(
             words(r#"-i a\b  --comment "" -m"#),
             ["-i", r"a\b", "--comment", "", "-m"],
-            "quoted alone is escaped"
+            "a backslash escapes only inside quotes"
         );
     }
 
     #[test]
-    fn finds_handles_by_comment() {
+    fn stale_handles_are_found_by_comment() {
         let rule = |handle: u64, comment: &str| serde_json::json!({"rule": {"handle": handle, "comment": comment}});
         let long = format!("0123-4567, net: cbr0, if: eth0, id: {}", "x".repeat(92));
         let listing = serde_json::json!({"nftables": [

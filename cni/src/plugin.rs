@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every plugin does around its own work: reads the call, answers VERSION, judges the version, prints result or error.
+//! The part that is common to all plugins of this program: reads the call, answers VERSION, checks the version of the
+//! configuration, and prints the result or the error.
 
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
@@ -9,30 +10,30 @@ use serde_json::{Map, Value, json};
 use crate::env::{Request, Verb, is_name};
 use crate::spec::{Error, VERSIONS, Version, code};
 
-/// A call that is well formed.
+/// A valid call of a plugin.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// What shall be done, to which pod.
+    /// The verb and the attachment.
     pub request: Request,
-    /// Of the configuration.
+    /// The version of the specification that the configuration uses.
     pub version: Version,
-    /// Name of the network.
+    /// Name of the network (`name`).
     pub name: String,
     /// The whole configuration.
     pub conf: Map<String, Value>,
 }
 
-/// A plugin's own work: what goes to standard output, mostly nothing.
-pub type Work = fn(&Call) -> Result<Vec<u8>, Error>;
+/// The function that handles a call. It returns what goes to standard output, which is empty for most verbs.
+pub type Handler = fn(&Call) -> Result<Vec<u8>, Error>;
 
-/// Runs a plugin from its start to its end.
-pub fn main(about: &str, work: Work) -> ExitCode {
+/// Runs a plugin as the main function of a process. `about` is printed if CNI_COMMAND is not set.
+pub fn main(about: &str, handler: Handler) -> ExitCode {
     let mut version = Version::NEWEST;
     let answer = Request::from_env().and_then(|request| match request {
-        Some(request) => answer(request, work, &mut version),
+        Some(request) => answer(request, handler, &mut version),
         None => {
-            let known: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
-            note!("{about}\nCNI protocol versions supported: {}", known.join(", "));
+            let supported: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
+            note!("{about}\nCNI protocol versions supported: {}", supported.join(", "));
             Ok(Vec::new())
         }
     });
@@ -50,27 +51,27 @@ pub fn main(about: &str, work: Work) -> ExitCode {
     }
 }
 
-/// `version` becomes the configuration's, once it is known: errors are printed in it.
-fn answer(request: Request, work: Work, version: &mut Version) -> Result<Vec<u8>, Error> {
+/// Sets `version` to that of the configuration as soon as it is supported, because errors are printed in that version.
+fn answer(request: Request, handler: Handler, version: &mut Version) -> Result<Vec<u8>, Error> {
     let mut text = Vec::new();
     io::stdin().read_to_end(&mut text).map_err(|error| Error::io("read the configuration", error))?;
     if request.verb == Verb::Version {
         return Ok(versions(&text));
     }
     let call = read(request, &text, version)?;
-    work(&call)
+    handler(&call)
 }
 
-/// The same for a plugin that is called by another one in the same process.
+/// Runs a plugin inside the process of another one, with the configuration as a value.
 ///
 /// # Errors
-/// Its own.
-pub fn within(request: Request, conf: &Value, work: Work) -> Result<Vec<u8>, Error> {
+/// The plugin's own.
+pub fn within(request: Request, conf: &Value, handler: Handler) -> Result<Vec<u8>, Error> {
     let text = conf.to_string().into_bytes();
     if request.verb == Verb::Version {
         return Ok(versions(&text));
     }
-    work(&read(request, &text, &mut Version::NEWEST.clone())?)
+    handler(&read(request, &text, &mut Version::NEWEST.clone())?)
 }
 
 fn read(request: Request, text: &[u8], version: &mut Version) -> Result<Call, Error> {
@@ -82,12 +83,12 @@ fn read(request: Request, text: &[u8], version: &mut Version) -> Result<Call, Er
         Some(value) => value
             .as_str()
             .and_then(Version::parse)
-            .ok_or_else(|| Error::new(code::DECODE, format!("cniVersion {value} is no version")))?,
+            .ok_or_else(|| Error::new(code::DECODE, format!("cniVersion {value} is not a version")))?,
     };
     if !VERSIONS.contains(&given) {
-        let known: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
+        let supported: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
         return Err(Error::new(code::INCOMPATIBLE_VERSION, "incompatible CNI versions")
-            .details(format!("config is {given}, plugin supports [{}]", known.join(" "))));
+            .details(format!("config is {given}, plugin supports [{}]", supported.join(" "))));
     }
     *version = given;
     let name = conf.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -96,23 +97,23 @@ fn read(request: Request, text: &[u8], version: &mut Version) -> Result<Call, Er
             if name.is_empty() { "missing network name".to_owned() } else { format!("invalid network name {name:?}") };
         return Err(Error::new(code::CONFIG, text));
     }
-    let since = match request.verb {
+    let needed = match request.verb {
         Verb::Check => Version(0, 4, 0),
         Verb::Gc | Verb::Status => Version(1, 1, 0),
         Verb::Add | Verb::Del | Verb::Version => Version::OLDEST,
     };
-    if given < since {
+    if given < needed {
         let verb = request.verb.name();
         return Err(Error::new(code::INCOMPATIBLE_VERSION, format!("config version {given} does not allow {verb}")));
     }
     Ok(Call { request, version: given, name, conf })
 }
 
-/// The answer to VERSION: in the version that was asked in, where that can be read.
+/// Returns the answer to VERSION. It uses the version of the request if that is supported.
 fn versions(text: &[u8]) -> Vec<u8> {
-    let asked: Option<Value> = serde_json::from_slice(text).ok();
-    let asked = asked.as_ref().and_then(|conf| conf.get("cniVersion")?.as_str().and_then(Version::parse));
-    let known: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
-    let version = asked.filter(|version| VERSIONS.contains(version)).unwrap_or(Version::NEWEST);
-    json!({"cniVersion": version.to_string(), "supportedVersions": known}).to_string().into_bytes()
+    let request: Option<Value> = serde_json::from_slice(text).ok();
+    let request = request.as_ref().and_then(|conf| conf.get("cniVersion")?.as_str().and_then(Version::parse));
+    let supported: Vec<_> = VERSIONS.iter().map(Version::to_string).collect();
+    let version = request.filter(|version| VERSIONS.contains(version)).unwrap_or(Version::NEWEST);
+    json!({"cniVersion": version.to_string(), "supportedVersions": supported}).to_string().into_bytes()
 }

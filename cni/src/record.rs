@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was given to the delegate, kept until the delegate has taken it back.
+//! Records: the configurations that were given to delegates, kept until the delegate's DEL has succeeded.
 //!
-//! A record's key is container id and interface name. The file of `eth0` has flannel's own name, the container id, so that
-//! either plugin cleans up after the other; any other interface has `ID:NAME`. Our records say in a member `weft` what DEL will
-//! need without its caller; delegates overlook it. A lock on the file says that a call for this pod is running; the delegate
-//! inherits it, so a plugin that is killed leaves no delegate at work unseen.
+//! There is one file for each attachment. The file of `eth0` is named by the container ID, as in flannel's plugin, so
+//! that each plugin can clean up after the other. The file of any other interface is named `ID:IFNAME`.
+//!
+//! The member `weft` of a record contains what DEL needs if the runtime does not call it. Delegates ignore unknown
+//! members.
+//!
+//! A lock on the file means that a call for this attachment is running. The delegate inherits the lock. If the plugin
+//! is killed, the lock therefore remains until the delegate ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,69 +26,70 @@ use crate::env::{Request, is_name};
 use crate::spec::{Error, code};
 use crate::wait::pause;
 
-/// The interface whose record has flannel's name.
-const FLANNELS: &str = "eth0";
-/// Our member of a record.
-const OURS: &str = "weft";
-/// Another call for the same pod may take so long: its runtime is gone, and it ends by itself.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The interface whose record is named as in flannel's plugin.
+const FLANNEL_IFNAME: &str = "eth0";
+/// The member of a record that flannel's plugin does not write.
+const WEFT_MEMBER: &str = "weft";
+/// How long to wait for another call for the same attachment. Such a call has usually lost its runtime, and ends on its
+/// own.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A file that is not in its place after this time will never be: writing it takes milliseconds.
+/// Age at which a temporary file counts as left behind. Writing one takes milliseconds.
 const ABANDONED: Duration = Duration::from_secs(1);
 
-/// What the caller of ADD said, for a DEL without a caller.
+/// The parameters of ADD, for a DEL or GC that does not get them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
-    /// CNI_IFNAME.
+    /// CNI_IFNAME: name of the interface.
     pub ifname: String,
-    /// CNI_NETNS.
+    /// CNI_NETNS: path of the pod's network namespace.
     #[serde(default)]
     pub netns: String,
-    /// CNI_ARGS.
+    /// CNI_ARGS: `KEY=VALUE` pairs, separated by semicolons.
     #[serde(default)]
     pub args: String,
 }
 
-/// A record, read.
+/// The content of a record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Its file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The container.
+    /// ID of the container.
     pub container: String,
-    /// `None`: flannel's plugin wrote it.
+    /// The parameters of ADD; `None` if flannel's plugin wrote the record.
     pub caller: Option<Caller>,
-    /// The delegate's configuration; `None` when the file is no JSON.
+    /// The delegate's configuration; `None` if the file is not valid JSON.
     pub conf: Option<Map<String, Value>>,
 }
 
 impl Record {
-    /// Name of the network; empty when it cannot be read.
+    /// Returns the name of the network, or an empty string if the record is not valid.
     pub fn network(&self) -> &str {
         self.conf.as_ref().and_then(|conf| conf.get("name")?.as_str()).unwrap_or_default()
     }
 
-    /// True when this is the record of that interface, as far as it says.
-    fn is_of(&self, ifname: &str) -> bool {
+    /// Returns true unless the record names another interface.
+    fn may_belong_to(&self, ifname: &str) -> bool {
         self.caller.as_ref().is_none_or(|caller| caller.ifname == ifname)
     }
 }
 
-/// A record that no other call works on.
+/// A record whose lock this process holds.
 #[derive(Debug)]
 pub struct Locked {
-    /// What it says.
+    /// The content.
     pub record: Record,
-    /// True when an ADD wrote it in the place of none: what the delegate makes now is all that there is.
+    /// True if this ADD created the record. The delegate's DEL then removes only what this ADD created.
     pub first: bool,
     _lock: Flock<File>,
 }
 
 impl Locked {
-    /// Removes the file: nothing is left to be taken back.
+    /// Removes the record, after the delegate's DEL has succeeded.
     ///
     /// # Errors
-    /// [`code::IO`].
+    /// [`code::IO`] if the file cannot be removed. A missing file is not an error.
     pub fn remove(self) -> Result<(), Error> {
         match fs::remove_file(&self.record.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -96,15 +101,16 @@ impl Locked {
 }
 
 fn file_name(container: &str, ifname: &str) -> String {
-    if ifname == FLANNELS { container.to_owned() } else { format!("{container}:{ifname}") }
+    if ifname == FLANNEL_IFNAME { container.to_owned() } else { format!("{container}:{ifname}") }
 }
 
-/// Writes the record of an attachment, and holds its lock. A record that is there is replaced, once nobody works on it.
+/// Writes the record of an attachment and locks it. If there is one already, it is locked first and then replaced.
 ///
-/// The data is on disk before this returns: after a power loss addresses would be taken for ever otherwise.
+/// The record is on disk when this function returns. Otherwise a power loss could leave addresses reserved for ever.
 ///
 /// # Errors
-/// [`code::IO`]; [`code::TRY_AGAIN`] when another call for this pod does not end.
+/// [`code::IO`] if the file cannot be written; [`code::TRY_AGAIN`] if another call for this attachment does not end in
+/// time.
 pub fn write(dir: &Path, request: &Request, conf: &Map<String, Value>) -> Result<Locked, Error> {
     DirBuilder::new()
         .recursive(true)
@@ -112,50 +118,51 @@ pub fn write(dir: &Path, request: &Request, conf: &Map<String, Value>) -> Result
         .create(dir)
         .map_err(|error| Error::io(format!("create {}", dir.display()), error))?;
     let name = file_name(&request.container, &request.ifname);
-    let (path, aside) = (dir.join(&name), dir.join(format!(".{name}~{}", std::process::id())));
-    // Held until ours is in its place.
-    let before = lock(&path, PATIENCE)?;
+    let (path, temporary) = (dir.join(&name), dir.join(format!(".{name}~{}", std::process::id())));
+    // This lock is held until the new file has replaced the old one.
+    let previous = lock(&path, LOCK_TIMEOUT)?;
     let caller = Caller { ifname: request.ifname.clone(), netns: request.netns.clone(), args: request.args.clone() };
     let mut all = conf.clone();
-    all.insert(OURS.to_owned(), json!(caller));
+    all.insert(WEFT_MEMBER.to_owned(), json!(caller));
     let failed = |error: io::Error| Error::io(format!("write {}", path.display()), error);
-    let put = || -> io::Result<Flock<File>> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+    let replace = || -> io::Result<Flock<File>> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(&serde_json::to_vec(&all)?)?;
         let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))?;
         inherit(&*lock)?;
-        fs::rename(&aside, &path)?;
-        // After the rename: one journal commit makes both durable.
+        fs::rename(&temporary, &path)?;
+        // Syncing after the rename is cheaper: one journal commit makes the data and the rename durable.
         lock.sync_all()?;
         Ok(lock)
     };
-    let lock = put().map_err(failed)?;
-    let first = before.is_none();
-    drop(before);
+    let lock = replace().map_err(failed)?;
+    let first = previous.is_none();
+    drop(previous);
     let record = Record { path, container: request.container.clone(), caller: Some(caller), conf: Some(conf.clone()) };
     Ok(Locked { record, first, _lock: lock })
 }
 
-/// The record of an attachment: ours, else flannel's; `None` when there is none.
+/// Finds and locks the record of an attachment: the one with the interface's own name, else the one with the name that
+/// flannel's plugin uses. Returns `None` if there is neither.
 ///
 /// # Errors
-/// [`code::IO`]; [`code::TRY_AGAIN`] when another call for this pod does not end.
+/// [`code::IO`] if a file cannot be read; [`code::TRY_AGAIN`] if another call for this attachment does not end in time.
 pub fn find(dir: &Path, container: &str, ifname: &str) -> Result<Option<Locked>, Error> {
     sweep(dir, &format!(".{}~", file_name(container, ifname)));
     for name in [file_name(container, ifname), container.to_owned()] {
-        let found = take(&dir.join(&name), PATIENCE)?;
-        if let Some(locked) = found.filter(|locked| locked.record.is_of(ifname)) {
+        let found = take(&dir.join(&name), LOCK_TIMEOUT)?;
+        if let Some(locked) = found.filter(|locked| locked.record.may_belong_to(ifname)) {
             return Ok(Some(locked));
         }
     }
     Ok(None)
 }
 
-/// Removes what a killed ADD had not yet put in its place: its delegate never ran. `prefix` is that of the files' names.
+/// Removes temporary files that killed ADDs left behind. Their delegates never ran. `prefix` selects the files by name.
 pub fn sweep(dir: &Path, prefix: &str) {
     let Ok(files) = fs::read_dir(dir) else { return };
     for file in files.flatten().filter(|file| file.file_name().to_string_lossy().starts_with(prefix)) {
-        // One that is locked is being written.
+        // A locked file is being written.
         let free = File::open(file.path()).is_ok_and(|f| Flock::lock(f, FlockArg::LockExclusiveNonblock).is_ok());
         let written = file.metadata().and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
         if free && written.is_some_and(|age| age >= ABANDONED) {
@@ -164,10 +171,10 @@ pub fn sweep(dir: &Path, prefix: &str) {
     }
 }
 
-/// All records, in the order of their files' names, read without a lock.
+/// Returns all records, sorted by file name. The files are read without a lock.
 ///
 /// # Errors
-/// [`code::IO`] when the directory cannot be read; a missing one has no records.
+/// [`code::IO`] if the directory cannot be read. A missing directory means that there are no records.
 pub fn list(dir: &Path) -> Result<Vec<Record>, Error> {
     let failed = |error| Error::io(format!("read {}", dir.display()), error);
     let mut records = Vec::new();
@@ -188,10 +195,11 @@ pub fn list(dir: &Path) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// Takes the lock of a record; `None` when the file is gone.
+/// Locks and reads a record. Returns `None` if the file does not exist or is not a record.
 ///
 /// # Errors
-/// [`code::IO`]; [`code::TRY_AGAIN`] when a call for this pod does not end in time.
+/// [`code::IO`] if the file cannot be read; [`code::TRY_AGAIN`] if another call for this attachment does not end within
+/// `limit`.
 pub fn take(path: &Path, limit: Duration) -> Result<Option<Locked>, Error> {
     let Some(mut lock) = lock(path, limit)? else { return Ok(None) };
     let mut text = Vec::new();
@@ -210,7 +218,7 @@ fn lock(path: &Path, limit: Duration) -> Result<Option<Flock<File>>, Error> {
         };
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) if is_at(&lock, path) => return Ok(Some(lock)),
-            // Removed or replaced by the call that had the lock before: look again.
+            // The call that held the lock has removed or replaced the file: open the new one.
             Ok(_) => {}
             Err((_, Errno::EWOULDBLOCK)) => pause(),
             Err((_, errno)) => return Err(failed(errno.into())),
@@ -227,12 +235,12 @@ fn is_at(file: &File, path: &Path) -> bool {
     file.metadata().ok().zip(fs::metadata(path).ok()).is_some_and(same)
 }
 
-/// The delegate shall hold the lock too.
+/// Makes child processes inherit the file descriptor, and with it the lock.
 fn inherit(file: &impl AsFd) -> io::Result<()> {
     fcntl(file, FcntlArg::F_SETFD(FdFlag::empty())).map(drop).map_err(io::Error::from)
 }
 
-/// `None` when the file's name is none of a record.
+/// Parses a record. Returns `None` if the name of the file is not that of a record.
 fn parse(path: &Path, text: &[u8]) -> Option<Record> {
     let name = path.file_name()?.to_str()?;
     let (container, ifname) = name.split_once(':').map_or((name, None), |(id, ifname)| (id, Some(ifname)));
@@ -240,8 +248,8 @@ fn parse(path: &Path, text: &[u8]) -> Option<Record> {
         return None;
     }
     let mut conf: Option<Map<String, Value>> = serde_json::from_slice(text).ok();
-    let ours = conf.as_mut().and_then(|conf| conf.remove(OURS));
-    let said: Option<Caller> = ours.and_then(|ours| serde_json::from_value(ours).ok());
-    let named = || ifname.map(|ifname| Caller { ifname: ifname.to_owned(), ..Caller::default() });
-    Some(Record { path: path.to_owned(), container: container.to_owned(), caller: said.or_else(named), conf })
+    let ours = conf.as_mut().and_then(|conf| conf.remove(WEFT_MEMBER));
+    let written: Option<Caller> = ours.and_then(|ours| serde_json::from_value(ours).ok());
+    let from_name = || ifname.map(|ifname| Caller { ifname: ifname.to_owned(), ..Caller::default() });
+    Some(Record { path: path.to_owned(), container: container.to_owned(), caller: written.or_else(from_name), conf })
 }

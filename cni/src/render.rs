@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The delegate's configuration: the user's wishes, filled up from subnet.env (flannel-compat.md section 12).
+//! Completes the delegate's configuration with the values of subnet.env (docs/flannel-formats.md, "The CNI plugin").
 
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
@@ -9,28 +9,28 @@ use crate::plugin::Call;
 use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
 
-/// The type of the delegate when the user names none.
+/// The delegate's type if the user gives none.
 pub const BRIDGE: &str = "bridge";
 
-/// The delegate's whole configuration.
+/// Returns the delegate's complete configuration.
 ///
 /// # Errors
-/// [`code::CONFIG`] when the user's routes are none.
+/// [`code::CONFIG`] if `ipam.routes` is not a list of routes.
 pub fn delegate(call: &Call, conf: &Conf, env: &SubnetEnv) -> Result<Map<String, Value>, Error> {
     let mut all = conf.delegate.clone();
     if let Some(runtime) = &conf.runtime_config {
         all.insert("runtimeConfig".to_owned(), runtime.clone());
     }
     all.insert("name".to_owned(), json!(call.name));
-    let fill = |all: &mut Map<String, Value>, key: &str, value: Value| {
+    let set_default = |all: &mut Map<String, Value>, key: &str, value: Value| {
         all.entry(key).or_insert(value);
     };
-    fill(&mut all, "type", json!(BRIDGE));
-    // Who masquerades: the agent, or else the delegate.
-    fill(&mut all, "ipMasq", json!(!env.ipmasq));
-    fill(&mut all, "mtu", json!(env.mtu));
+    set_default(&mut all, "type", json!(BRIDGE));
+    // The delegate masquerades unless the agent does.
+    set_default(&mut all, "ipMasq", json!(!env.ipmasq));
+    set_default(&mut all, "mtu", json!(env.mtu));
     if kind(&all) == BRIDGE {
-        fill(&mut all, "isGateway", json!(true));
+        set_default(&mut all, "isGateway", json!(true));
     }
     if let Some(version) = call.conf.get("cniVersion").and_then(Value::as_str).filter(|version| !version.is_empty()) {
         all.insert("cniVersion".to_owned(), json!(version));
@@ -39,7 +39,7 @@ pub fn delegate(call: &Call, conf: &Conf, env: &SubnetEnv) -> Result<Map<String,
     Ok(all)
 }
 
-/// The type of a rendered configuration; empty when a record of somebody else has none.
+/// Returns the type of a delegate's configuration, or an empty string if a record of another program has none.
 pub fn kind(all: &Map<String, Value>) -> &str {
     all.get("type").and_then(Value::as_str).unwrap_or_default()
 }

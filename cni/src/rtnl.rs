@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Links, addresses, routes and neighbours of one network namespace, in as few datagrams as possible.
+//! Reads and changes links, addresses, routes and neighbours of one network namespace. Several changes go into one
+//! datagram where possible.
 
 mod decode;
 
@@ -19,24 +20,24 @@ use crate::spec::Error;
 pub use decode::links;
 use decode::{addr, neigh, route};
 
-/// linux/net_namespace.h.
+/// Attributes of RTM_GETNSID (linux/net_namespace.h).
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 
-/// Netlink in one network namespace.
+/// An rtnetlink socket in one network namespace.
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Netlink,
 }
 
-/// Why a batch failed: the first message that the kernel refused.
+/// The first message of a batch that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// What the message was for.
+    /// The purpose of the message, as a verb phrase: "add an address".
     pub what: &'static str,
-    /// The error.
+    /// The error number.
     pub errno: Errno,
-    /// The kernel's words, perhaps empty.
+    /// The kernel's explanation; may be empty.
     pub text: String,
 }
 
@@ -55,28 +56,28 @@ impl From<Refused> for Error {
     }
 }
 
-/// A link, as the kernel describes it.
+/// A link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Interface index.
     pub index: u32,
-    /// Name.
+    /// Name of the interface.
     pub name: String,
-    /// `veth`, `bridge`, ...; empty for a device of hardware.
+    /// The kind of the link (`veth`, `bridge`, ...); empty for a physical device.
     pub kind: String,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// Index of the bridge it is a port of, or 0.
+    /// Interface index of the bridge that the link is a port of, or 0.
     pub master: u32,
-    /// Index of a veth's other end, in the namespace of that end.
+    /// Interface index of a veth's other end, in the namespace of that end.
     pub peer: u32,
-    /// Id of the namespace of the other end, if it is another one.
+    /// ID of the other end's namespace, if it is a different one. See [`Rtnl::netns_id`].
     pub peer_netns: Option<i32>,
-    /// Alias, or empty.
+    /// Alias; may be empty.
     pub alias: String,
-    /// Ethernet address.
+    /// MAC address.
     pub mac: Option<[u8; 6]>,
-    /// IFF_UP.
+    /// True if the link is administratively up (IFF_UP).
     pub up: bool,
 }
 
@@ -85,70 +86,70 @@ pub struct Link {
 pub struct Addr {
     /// Interface index.
     pub index: u32,
-    /// Address.
+    /// The address.
     pub addr: IpAddr,
-    /// Length of the prefix.
+    /// Prefix length.
     pub len: u8,
-    /// True when it is valid beyond the link.
+    /// True if the scope of the address is wider than the link.
     pub global: bool,
 }
 
-/// A route of the main table.
+/// A unicast route of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// Destination; `None` for the default route.
     pub dst: Option<IpAddr>,
-    /// Length of the prefix.
+    /// Prefix length.
     pub len: u8,
     /// True for IPv6.
     pub v6: bool,
-    /// Interface index, 0 when there is none.
+    /// Interface index, or 0 if the route has none.
     pub index: u32,
     /// Next hop.
     pub gateway: Option<IpAddr>,
 }
 
-/// A neighbour.
+/// An entry of the neighbour table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Neigh {
     /// Interface index.
     pub index: u32,
-    /// Address.
+    /// IP address.
     pub addr: IpAddr,
-    /// Ethernet address.
+    /// MAC address; may be empty.
     pub mac: Vec<u8>,
-    /// NUD_PERMANENT.
+    /// True if the state is NUD_PERMANENT.
     pub permanent: bool,
 }
 
 impl Rtnl {
-    /// Netlink in the namespace of this thread.
+    /// Opens a socket in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// No socket.
+    /// The socket cannot be opened.
     pub fn open() -> Result<Rtnl, Error> {
         let socket = Netlink::open().map_err(|error| Error::io("open netlink", error))?;
         Ok(Rtnl { socket })
     }
 
-    /// Netlink in another namespace. The thread is back in its own afterwards; a socket stays where it was opened.
+    /// Opens a socket in another network namespace. The socket stays in that namespace; the thread returns to its own.
     ///
     /// # Errors
-    /// No such namespace, no permission, no socket.
+    /// The namespace cannot be entered, or the socket cannot be opened.
     pub fn open_in(netns: BorrowedFd<'_>) -> Result<Rtnl, Error> {
-        within(netns, || Netlink::open().map_err(|error| Error::io("open netlink", error)))?
+        in_netns(netns, || Netlink::open().map_err(|error| Error::io("open netlink", error)))?
             .map(|socket| Rtnl { socket })
     }
 
-    /// Starts a batch.
+    /// Starts an empty batch.
     pub fn batch(&mut self) -> Batch<'_> {
         Batch { rtnl: self, writer: Writer::default(), sent: Vec::new() }
     }
 
-    /// The link of a name.
+    /// Returns the link with this name, or `None` if there is none.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel refuses or does not answer.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         let mut batch = self.batch();
         batch.push("read the link", |w| link_by_name(w, libc::RTM_GETLINK, PLAIN, name, (0, 0)));
@@ -159,54 +160,55 @@ impl Rtnl {
         }
     }
 
-    /// Every link.
+    /// Returns all links.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The dump fails.
     pub fn links(&mut self) -> Result<Vec<Link>, Error> {
         let data = self.dump("links", libc::RTM_GETLINK, &[0; 16])?;
         Ok(links(&data).collect())
     }
 
-    /// The ports of a bridge.
+    /// Returns the ports of a bridge.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The dump fails.
     pub fn ports(&mut self, master: u32) -> Result<Vec<Link>, Error> {
         Ok(self.links()?.into_iter().filter(|link| link.master == master).collect())
     }
 
-    /// Every address of both families.
+    /// Returns all addresses of both families.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The dump fails.
     pub fn addrs(&mut self) -> Result<Vec<Addr>, Error> {
         let data = self.dump("addresses", libc::RTM_GETADDR, &[0; 8])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWADDR).filter_map(|m| addr(m.payload)).collect())
     }
 
-    /// Every unicast route of the main table, both families.
+    /// Returns all unicast routes of the main table, of both families.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The dump fails.
     pub fn routes(&mut self) -> Result<Vec<Route>, Error> {
         let data = self.dump("routes", libc::RTM_GETROUTE, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).filter_map(|m| route(m.payload)).collect())
     }
 
-    /// Every neighbour of both families.
+    /// Returns all neighbours of both families.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The dump fails.
     pub fn neighbours(&mut self) -> Result<Vec<Neigh>, Error> {
         let data = self.dump("neighbours", libc::RTM_GETNEIGH, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
     }
 
-    /// True when packets to the address are taken in. Of a new IPv6 address the kernel sees to that in a work of its own.
+    /// Returns true if the kernel delivers packets to this address locally. For a new IPv6 address the kernel arranges
+    /// that asynchronously.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not answer.
     pub fn is_local(&mut self, addr: IpAddr) -> Result<bool, Error> {
         let len = if addr.is_ipv6() { 128 } else { 32 };
         let mut batch = self.batch();
@@ -221,10 +223,10 @@ impl Rtnl {
         Ok(batch.send()?.is_ok_and(|data| local(&data)))
     }
 
-    /// The id by which links of this namespace name another one; `None` when none of them does.
+    /// Returns the ID by which links of this namespace refer to another namespace, or `None` if no link does.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel refuses or does not answer.
     pub fn netns_id(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
         let mut batch = self.batch();
         batch.push("read the id of a netns", |w| {
@@ -237,55 +239,55 @@ impl Rtnl {
         Ok(id.map(|(_, value)| i32_at(value, 0)).filter(|id| *id >= 0))
     }
 
-    /// Sets the MTU of a link, bytes.
+    /// Sets the MTU of a link, in bytes.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn set_mtu(&mut self, index: u32, mtu: u32) -> Result<(), Error> {
-        self.one("set the MTU", |w| {
+        self.request("set the MTU", |w| {
             w.begin(libc::RTM_NEWLINK, PLAIN, &ifinfomsg(index, 0, 0));
             w.attr_u32(libc::IFLA_MTU, mtu);
         })
     }
 
-    /// Removes a link. One that is gone is success.
+    /// Removes a link. If it does not exist, that is success.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn remove_link(&mut self, index: u32) -> Result<(), Error> {
-        self.gone("remove the link", |w| w.begin(libc::RTM_DELLINK, PLAIN, &ifinfomsg(index, 0, 0)))
+        self.remove("remove the link", |w| w.begin(libc::RTM_DELLINK, PLAIN, &ifinfomsg(index, 0, 0)))
     }
 
-    /// Removes a link by its name. One that is gone is success.
+    /// Removes the link with this name. If it does not exist, that is success.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn remove_link_named(&mut self, name: &str) -> Result<(), Error> {
-        self.gone("remove the link", |w| link_by_name(w, libc::RTM_DELLINK, PLAIN, name, (0, 0)))
+        self.remove("remove the link", |w| link_by_name(w, libc::RTM_DELLINK, PLAIN, name, (0, 0)))
     }
 
-    /// Removes an address. One that is gone is success.
+    /// Removes an address. If it or its link does not exist, that is success.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn remove_addr(&mut self, addr: &Addr) -> Result<(), Error> {
-        self.gone("remove the address", |w| {
+        self.remove("remove the address", |w| {
             w.begin(libc::RTM_DELADDR, PLAIN, &ifaddrmsg(addr.addr, addr.len, addr.index));
             w.attr_ip(libc::IFA_LOCAL, addr.addr);
         })
     }
 
-    /// One acknowledged message.
+    /// Sends one message and waits for its acknowledgement.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn one(&mut self, what: &'static str, build: impl FnOnce(&mut Writer)) -> Result<(), Error> {
+    pub fn request(&mut self, what: &'static str, build: impl FnOnce(&mut Writer)) -> Result<(), Error> {
         let mut batch = self.batch();
         batch.push(what, build);
         batch.send()?.map(drop).map_err(Error::from)
     }
 
-    fn gone(&mut self, what: &'static str, build: impl FnOnce(&mut Writer)) -> Result<(), Error> {
+    fn remove(&mut self, what: &'static str, build: impl FnOnce(&mut Writer)) -> Result<(), Error> {
         let mut batch = self.batch();
         batch.push(what, build);
         match batch.send()? {
@@ -300,7 +302,8 @@ impl Rtnl {
     }
 }
 
-/// Messages for one datagram: one system call, and nobody sees half of it when we are killed.
+/// Messages that are sent in one datagram. This takes one system call, and a killed process leaves either all of them
+/// or none.
 #[derive(Debug)]
 pub struct Batch<'a> {
     rtnl: &'a mut Rtnl,
@@ -309,7 +312,7 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Adds a message, which `build` begins and fills.
+    /// Adds a message, which `build` writes. `what` says what the message is for.
     pub fn push(&mut self, what: &'static str, build: impl FnOnce(&mut Writer)) {
         build(&mut self.writer);
         let seq = self.rtnl.socket.next_seq();
@@ -317,17 +320,19 @@ impl Batch<'_> {
         self.sent.push((seq, what));
     }
 
-    /// Sends it; answers with content on success. The inner error is the first refusal: later messages may have been done.
+    /// Sends the batch and returns the answers that have content.
+    ///
+    /// The inner error is the first refusal. Messages after it may have been carried out.
     ///
     /// # Errors
-    /// Nothing is known about what was done.
+    /// The batch could not be sent or the answers were lost, so it is unknown which messages were carried out.
     pub fn send(mut self) -> Result<Result<Vec<u8>, Refused>, Error> {
         let Some((last, _)) = self.sent.last().copied() else { return Ok(Ok(Vec::new())) };
         self.writer.flag_last(NLM_F_ACK);
         let replies = self.rtnl.socket.exchange(self.writer.bytes(), last).map_err(|e| Error::io("netlink", e))?;
-        let named = |seq: u32| self.sent.iter().find(|(sent, _)| *sent == seq).map(|(_, what)| *what);
+        let purpose = |seq: u32| self.sent.iter().find(|(sent, _)| *sent == seq).map(|(_, what)| *what);
         for refusal in replies.refused {
-            if let Some(what) = named(refusal.seq) {
+            if let Some(what) = purpose(refusal.seq) {
                 return Ok(Err(Refused { what, errno: refusal.errno, text: refusal.text }));
             }
         }
@@ -339,20 +344,22 @@ impl Batch<'_> {
     }
 }
 
-/// Runs `work` in another network namespace, and comes back.
+/// Runs `work` in another network namespace, and then returns to that of the calling thread.
 ///
 /// # Errors
-/// There or back could not be reached; the thread must do nothing more when it is back that failed.
-pub fn within<T>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T) -> Result<T, Error> {
-    let own = std::fs::File::open("/proc/thread-self/ns/net").map_err(|error| Error::io("our own netns", error))?;
+/// The namespace cannot be entered, or the thread cannot return to its own. In the second case the thread must not be
+/// used any more.
+pub fn in_netns<T>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T) -> Result<T, Error> {
+    let own =
+        std::fs::File::open("/proc/thread-self/ns/net").map_err(|error| Error::io("open our own netns", error))?;
     setns(netns, CloneFlags::CLONE_NEWNET).map_err(|error| Error::io("enter the pod's netns", error))?;
     let done = work();
     setns(own.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|error| Error::io("leave the pod's netns", error))?;
     Ok(done)
 }
 
-/// A message about the link of a name; `up` is flags and their mask.
-pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, up: (u32, u32)) {
-    w.begin(kind, flags, &ifinfomsg(0, up.0, up.1));
+/// Begins a message about the link with this name. `if_flags` contains the interface flags and their mask.
+pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, if_flags: (u32, u32)) {
+    w.begin(kind, flags, &ifinfomsg(0, if_flags.0, if_flags.1));
     w.attr_str(libc::IFLA_IFNAME, name);
 }

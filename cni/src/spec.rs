@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The CNI specification, 0.1.0 to 1.1.0: versions, results, errors.
+//! The CNI specification, versions 0.1.0 to 1.1.0: versions, error codes, errors and results.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// The versions that we speak, oldest first.
+/// The supported versions, oldest first.
 pub const VERSIONS: [Version; 7] = [
     Version(0, 1, 0),
     Version(0, 2, 0),
@@ -19,17 +19,17 @@ pub const VERSIONS: [Version; 7] = [
     Version(1, 1, 0),
 ];
 
-/// A version of the specification.
+/// A version of the specification: major, minor, patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u16, pub u16, pub u16);
 
 impl Version {
-    /// What a configuration without `cniVersion` means.
+    /// The version of a configuration without `cniVersion`.
     pub const OLDEST: Version = VERSIONS[0];
-    /// The newest one.
+    /// The newest supported version.
     pub const NEWEST: Version = VERSIONS[6];
 
-    /// Reads `1.0.0`; `None` when it is no version.
+    /// Parses a version such as `1.0.0`. Returns `None` if the text is not a version.
     pub fn parse(text: &str) -> Option<Version> {
         let mut parts = text.split('.').map(|part| part.parse::<u16>().ok());
         let version = Version(parts.next()??, parts.next()??, parts.next()??);
@@ -43,65 +43,65 @@ impl fmt::Display for Version {
     }
 }
 
-/// Error codes of the specification.
+/// Error codes. Those below 100 are defined by the specification.
 pub mod code {
-    /// The configuration's version is not one of ours.
+    /// The version of the configuration is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// A field's value is not supported.
+    /// The value of a field is not supported.
     pub const UNSUPPORTED_FIELD: u32 = 2;
     /// The container is unknown.
     pub const UNKNOWN_CONTAINER: u32 = 3;
-    /// A CNI_* variable is missing or wrong.
+    /// A CNI_* variable is missing or invalid.
     pub const ENVIRONMENT: u32 = 4;
-    /// A file could not be read or written, a program not started.
+    /// A file could not be read or written, or a program could not be started.
     pub const IO: u32 = 5;
-    /// The configuration is no JSON.
+    /// The input is not valid JSON.
     pub const DECODE: u32 = 6;
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     pub const CONFIG: u32 = 7;
-    /// The network namespace is wrong.
+    /// The network namespace is missing or must not be used.
     pub const NETNS: u32 = 8;
-    /// Something that passes: the runtime should call again.
+    /// A temporary failure: the runtime should call again.
     pub const TRY_AGAIN: u32 = 11;
-    /// STATUS: no pod can be added now.
+    /// STATUS: the plugin cannot add pods now.
     pub const NOT_AVAILABLE: u32 = 50;
-    /// STATUS: nor may the present ones have full connectivity.
+    /// STATUS: the plugin cannot add pods now, and existing pods may have limited connectivity.
     pub const LIMITED: u32 = 51;
-    /// Everything else (what other plugins call internal).
+    /// All other errors. Other plugins use it for internal errors.
     pub const OTHER: u32 = 999;
 }
 
-/// What a failing plugin prints on standard output.
+/// The error that a plugin prints on standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
-    /// See [`code`].
+    /// The error code, see [`code`].
     pub code: u32,
-    /// One sentence.
+    /// The error in one sentence.
     pub msg: String,
-    /// More of it.
+    /// More information; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub details: String,
 }
 
 impl Error {
-    /// An error without details.
+    /// Creates an error without details.
     pub fn new(code: u32, msg: impl Into<String>) -> Error {
         Error { code, msg: msg.into(), details: String::new() }
     }
 
-    /// A failed system call on an object.
+    /// Creates an error of code [`code::IO`] for a failed operation on an object: `what` is "open FILE".
     pub fn io(what: impl fmt::Display, error: impl fmt::Display) -> Error {
         Error::new(code::IO, format!("{what}: {error}"))
     }
 
-    /// The same with details.
+    /// Sets the details.
     #[must_use]
     pub fn details(mut self, details: impl Into<String>) -> Error {
         self.details = details.into();
         self
     }
 
-    /// What goes to standard output.
+    /// Returns the JSON that goes to standard output.
     pub fn render(&self, version: Version) -> String {
         let mut value = json!({"cniVersion": version.to_string(), "code": self.code, "msg": self.msg});
         if !self.details.is_empty() {
@@ -120,18 +120,18 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// An interface that a plugin made.
+/// An interface that a plugin created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its hardware address.
+    /// MAC address; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// Bytes; only in 1.1.0.
+    /// MTU in bytes. It is rendered only in version 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Path of the network namespace; empty on the host.
+    /// Path of the network namespace; empty for an interface on the host.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
 }
@@ -139,12 +139,12 @@ pub struct Interface {
 /// An address of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ip {
-    /// Address and length, host bits kept.
+    /// The address and its prefix length. The host bits are kept.
     pub address: IpNet,
-    /// Gateway, if any.
+    /// The gateway, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Index into the interfaces.
+    /// Index into [`Success::interfaces`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
 }
@@ -154,32 +154,32 @@ pub struct Ip {
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; the gateway of the address when missing.
+    /// The next hop. If it is absent, it is the gateway of the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// `mtu`, `advmss`, `priority`, `table`, `scope`: only in 1.1.0.
+    /// The members `mtu`, `advmss`, `priority`, `table` and `scope`. They are rendered only in version 1.1.0.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// What a successful ADD prints.
+/// The result of a successful ADD.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Success {
-    /// Interfaces; empty from an IPAM plugin.
+    /// Interfaces. The list is empty in the result of an IPAM plugin.
     pub interfaces: Vec<Interface>,
-    /// Addresses.
+    /// Addresses of the interfaces.
     pub ips: Vec<Ip>,
-    /// Routes.
+    /// Routes inside the pod.
     pub routes: Vec<Route>,
-    /// Name service, passed on as it is.
+    /// DNS settings, passed on unchanged.
     pub dns: Map<String, Value>,
 }
 
 impl Success {
-    /// Reads a result of any version.
+    /// Parses a result of any version.
     ///
     /// # Errors
-    /// [`code::DECODE`] when it is none.
+    /// [`code::DECODE`] if the text is not a result.
     pub fn parse(text: &[u8]) -> Result<Success, Error> {
         let wrong = |error: serde_json::Error| Error::new(code::DECODE, format!("read a plugin's result: {error}"));
         let mut all: Map<String, Value> = serde_json::from_slice(text).map_err(wrong)?;
@@ -200,15 +200,17 @@ impl Success {
         Ok(success)
     }
 
-    /// The result in the form of a version. 0.1.0 and 0.2.0 know one address of each family, and no interfaces.
+    /// Renders the result in the format of a version. Versions 0.1.0 and 0.2.0 have one address of each family and no
+    /// interfaces.
     pub fn render(&self, version: Version) -> Value {
         let mut all = Map::new();
         all.insert("cniVersion".to_owned(), json!(version.to_string()));
         if version < Version(0, 3, 0) {
             for (key, v6) in [("ip4", false), ("ip6", true)] {
                 if let Some(ip) = self.ips.iter().find(|ip| ip.address.addr().is_ipv6() == v6) {
-                    let ours = |route: &&Route| route.dst.addr().is_ipv6() == v6;
-                    let routes = self.routes.iter().filter(ours).map(|r| Route { more: Map::new(), ..r.clone() });
+                    let same_family = |route: &&Route| route.dst.addr().is_ipv6() == v6;
+                    let routes =
+                        self.routes.iter().filter(same_family).map(|r| Route { more: Map::new(), ..r.clone() });
                     let old = OldIp { ip: ip.address, gateway: ip.gateway, routes: routes.collect() };
                     all.insert(key.to_owned(), json!(old));
                 }
@@ -238,7 +240,7 @@ impl Success {
     }
 }
 
-/// One family of a result of 0.1.0 and 0.2.0.
+/// One family of a result in version 0.1.0 or 0.2.0.
 #[derive(Serialize, Deserialize)]
 struct OldIp {
     ip: IpNet,
@@ -248,7 +250,7 @@ struct OldIp {
     routes: Vec<Route>,
 }
 
-// Plugins written in Go print null for an empty list.
+/// Removes a list from a result. Plugins that are written in Go encode an empty list as null.
 fn list<T: serde::de::DeserializeOwned>(all: &mut Map<String, Value>, key: &str) -> Result<Vec<T>, serde_json::Error> {
     match all.remove(key) {
         None | Some(Value::Null) => Ok(Vec::new()),

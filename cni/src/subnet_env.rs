@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! subnet.env as the plugin reads it: unlike the agent, it takes lists of networks, and says every key that is missing.
+//! Reads subnet.env for the plugin. Unlike [`weft_subnet::env`], it accepts several networks of one family and names
+//! every missing key.
 
 use std::path::Path;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_subnet::env::assignment;
 
-/// What the agent wrote.
+/// The content of subnet.env.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubnetEnv {
-    /// The cluster's networks, those of IPv4 first, each once.
+    /// The cluster's networks without duplicates, IPv4 first.
     pub networks: Vec<IpNet>,
     /// The node's subnets, IPv4 first.
     pub subnets: Vec<IpNet>,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: u32,
-    /// True when the agent masquerades.
+    /// True if the agent masquerades.
     pub ipmasq: bool,
 }
 
 impl SubnetEnv {
-    /// Reads the file.
+    /// Reads and parses the file.
     ///
     /// # Errors
-    /// A sentence: it cannot be read, or everything in it that is missing or wrong.
+    /// A sentence that says why the file cannot be read, or names everything in it that is missing or wrong.
     pub fn load(file: &Path) -> Result<SubnetEnv, String> {
-        let place = file.display();
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{place}: {error}"))?;
-        SubnetEnv::parse(&text).map_err(|wrong| format!("{place} {wrong}"))
+        let path = file.display();
+        let text = std::fs::read_to_string(file).map_err(|error| format!("{path}: {error}"))?;
+        SubnetEnv::parse(&text).map_err(|wrong| format!("{path} {wrong}"))
     }
 
     fn parse(text: &str) -> Result<SubnetEnv, String> {
@@ -35,7 +36,7 @@ impl SubnetEnv {
         let (mut mtu, mut ipmasq) = (None, None);
         let mut wrong = Vec::new();
         for (key, value) in text.lines().filter_map(assignment) {
-            let fine = match key {
+            let is_valid = match key {
                 "FLANNEL_NETWORK" => nets::<Ipv4Net>(value).map(|nets| env.networks.extend(nets)).is_some(),
                 "FLANNEL_IPV6_NETWORK" => nets::<Ipv6Net>(value).map(|nets| env.networks.extend(nets)).is_some(),
                 "FLANNEL_SUBNET" => nets::<Ipv4Net>(value).map(|nets| env.subnets.extend(nets)).is_some(),
@@ -47,14 +48,14 @@ impl SubnetEnv {
                 }
                 _ => true,
             };
-            if !fine {
+            if !is_valid {
                 wrong.push(format!("has {key}={value}, which cannot be read"));
             }
         }
-        env.networks = each_once(env.networks);
-        env.subnets = each_once(env.subnets);
-        let families = |nets: &[IpNet]| nets.iter().filter(|net| net.addr().is_ipv4()).count();
-        let v4 = families(&env.subnets);
+        env.networks = deduplicated(env.networks);
+        env.subnets = deduplicated(env.subnets);
+        let count_v4 = |nets: &[IpNet]| nets.iter().filter(|net| net.addr().is_ipv4()).count();
+        let v4 = count_v4(&env.subnets);
         if v4 > 1 || env.subnets.len() - v4 > 1 {
             wrong.push("has several subnets of one family".to_owned());
         }
@@ -64,7 +65,7 @@ impl SubnetEnv {
             (mtu.is_none(), "FLANNEL_MTU"),
             (ipmasq.is_none(), "FLANNEL_IPMASQ"),
         ];
-        let missing: Vec<_> = missing.into_iter().filter(|(gone, _)| *gone).map(|(_, keys)| keys).collect();
+        let missing: Vec<_> = missing.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, keys)| keys).collect();
         if !missing.is_empty() {
             wrong.push(format!("is missing {}", missing.join(", ")));
         }
@@ -77,7 +78,7 @@ impl SubnetEnv {
     }
 }
 
-/// A comma list of networks; `None` when one of them is none.
+/// Parses a comma-separated list of networks. Returns `None` if an entry is not a network of the family `N`.
 fn nets<N>(text: &str) -> Option<Vec<IpNet>>
 where
     N: std::str::FromStr,
@@ -86,8 +87,8 @@ where
     text.split(',').map(|net| net.trim().parse::<N>().ok().map(|net| IpNet::from(net).trunc())).collect()
 }
 
-/// IPv4 first, the file's order kept, duplicates dropped.
-fn each_once(nets: Vec<IpNet>) -> Vec<IpNet> {
+/// Removes duplicates and moves IPv4 to the front. The order within a family is kept.
+fn deduplicated(nets: Vec<IpNet>) -> Vec<IpNet> {
     let mut all: Vec<IpNet> = Vec::new();
     for net in nets {
         if !all.contains(&net) {
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_duplicates_and_both_families() {
+    fn lists_are_deduplicated_and_sorted_by_family() {
         let text = "FLANNEL_IPV6_NETWORK=fd00::/48\nFLANNEL_NETWORK=10.5.0.0/16,10.6.0.0/16,10.5.0.0/16\n\
                     FLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_IPV6_SUBNET=fd00:0:0:1::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\nX=1\n";
         let env = SubnetEnv::parse(text).unwrap();
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn says_everything_that_is_missing_or_wrong() {
+    fn the_error_names_everything_that_is_missing_or_wrong() {
         let all = "is missing FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ";
         assert_eq!(SubnetEnv::parse("").unwrap_err(), all);
         let rows = [

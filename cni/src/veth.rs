@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The delegate `weft-veth`: routed pods. A veth pair and host routes, no bridge.
+//! The delegate `weft-veth`: routed pods. Each pod has a veth pair and routes on the host; there is no bridge.
 //!
-//! In the pod: its addresses as /32 and /128, and a default route over 169.254.1.1 and fe80::1, which are the other end of the
-//! pair. On the host: a route for each address. Both ends are permanent neighbours of each other, so nothing on the way ever
-//! asks for a hardware address. Names and hardware addresses follow from container id and interface: DEL and GC need no
-//! memory, and udev, which gives new addresses to links whose address is random, leaves them alone.
+//! The pod gets its addresses as /32 and /128, and default routes via 169.254.1.1 and fe80::1. These gateways stand for
+//! the host's end of the pair. The host gets one route for each address of the pod. Each end is a permanent neighbour
+//! of the other one, so neither ARP nor neighbour discovery is needed.
 //!
-//! Invariant: the pair is made in one datagram, what is inside the pod in a second, what is on the host in a third. A kill
-//! leaves a state that the next ADD completes and DEL removes.
+//! Names and MAC addresses are derived from the container ID and the name of the interface. DEL and GC therefore need
+//! no stored state. A MAC that is not random also keeps udev from replacing it.
+//!
+//! Invariant: ADD sends three datagrams. The first creates the pair, the second configures the pod, the third
+//! configures the host. If ADD is killed in between, the next ADD completes the state, and DEL removes it.
 
 mod add;
 mod check;
@@ -17,7 +19,7 @@ mod plan;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::attachments::Known;
+use crate::attachments::ValidAttachments;
 use crate::env::Verb;
 use crate::plugin::Call;
 use crate::rtnl::Rtnl;
@@ -26,34 +28,35 @@ use plan::Plan;
 
 pub use plan::{ALIAS, host_name};
 
-/// The pod's IPv4 gateway: no interface has it, the neighbour entry alone makes it reachable.
+/// The pod's IPv4 gateway. No interface has this address: the pod reaches it by its permanent neighbour entry.
 pub const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
-/// The pod's IPv6 gateway: the host's end has it.
+/// The pod's IPv6 gateway. The host's end of the pair has this address.
 pub const GATEWAY6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
-/// Protocol number of the host's routes. Not the agent's: it removes routes of its own that it does not want.
+/// Protocol number of the host's routes to pods. It differs from the agent's protocol number, because the agent removes
+/// unwanted routes that carry its own.
 pub const PROTOCOL: u8 = 91;
 
-/// Answers one call.
+/// Handles one call and returns what goes to standard output.
 ///
 /// # Errors
-/// What goes to standard output.
+/// The error that goes to standard output.
 pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
     let plan = Plan::new(call)?;
     match call.request.verb {
         Verb::Add => add::add(&plan),
         Verb::Del => del(&plan),
         Verb::Check => check::check(&plan),
-        Verb::Gc => gc::gc(&plan, &Known::read(&call.conf)?),
+        Verb::Gc => gc::gc(&plan, &ValidAttachments::read(&call.conf)?),
         Verb::Status => plan.status(),
         Verb::Version => Ok(Vec::new()),
     }
 }
 
-/// Removes the pair, then gives the addresses back: nobody else gets one while packets for it still come here. Both are tried.
-/// Their being gone is success.
+/// Removes the pair, then releases the addresses. In this order no other pod gets an address while its packets are
+/// still routed to this pair. Both steps are tried, and it is success if there is nothing to remove.
 fn del(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
     let link = Rtnl::open().and_then(|mut host| host.remove_link_named(&plan.host));
     let addresses = plan.release();
-    link.map_err(|error| error.details(format!("of the pod, {}", plan.host)))?;
+    link.map_err(|error| error.details(format!("the host's end of the pod's veth pair is {}", plan.host)))?;
     addresses.map(|()| Vec::new())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waiting for the agent: its subnet.env, and its word where it has a socket (the agent may be flanneld, which has none).
+//! Waits for the agent: for its subnet.env and, if it has a socket, until it reports that it is ready. flanneld has no
+//! socket.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -14,23 +15,23 @@ use crate::conf::Conf;
 use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
 
-/// Between two looks.
+/// Time between two checks.
 const STEP: Duration = Duration::from_millis(20);
-/// Longest pause between two questions to the agent, doubled from [`STEP`] on: a hundred pods that wait for it must not keep it
-/// from becoming ready.
+/// Longest time between two questions to the agent. It starts at [`STEP`] and doubles, because a hundred waiting pods
+/// must not keep the agent from becoming ready.
 const STEP_MAX: Duration = Duration::from_millis(500);
-/// With a subnet.env in place an agent that is not ready is waited for so long, and no pod is refused for it: a store that is
-/// down for hours keeps the agent from becoming ready, not the node from running pods.
+/// How long to wait for an agent that is not ready if there is a subnet.env. After that the pod is added anyway: a
+/// store that is down for hours keeps the agent from becoming ready, but it must not keep the node from running pods.
 const WITH_FILE: Duration = Duration::from_secs(3);
-/// For one question to the agent.
+/// Time limit for one question to the agent.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// What the agent says of itself.
+/// The agent's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Agent {
-    /// It is ready, or nobody can be asked: no socket, nobody behind it, an older agent.
+    /// The agent is ready, or cannot be asked: there is no socket, nobody answers on it, or the agent is too old.
     Fine,
-    /// It is not ready, for this reason.
+    /// The agent is not ready, for this reason.
     NotReady(String),
 }
 
@@ -41,36 +42,36 @@ enum Answer {
     Error(String),
 }
 
-/// Sleeps a little between two looks at a condition.
+/// Sleeps for a short time between two checks of a condition.
 pub fn pause() {
     pause_for(STEP);
 }
 
-#[expect(clippy::disallowed_methods, reason = "the pause between two looks at a condition")]
+#[expect(clippy::disallowed_methods, reason = "the pause between two checks of a condition")]
 fn pause_for(step: Duration) {
     std::thread::sleep(step);
 }
 
-/// subnet.env, once it is complete and the agent is ready.
+/// Returns the content of subnet.env once the file is complete and the agent is ready.
 ///
 /// # Errors
-/// [`code::TRY_AGAIN`] when it does not come in time.
+/// [`code::TRY_AGAIN`] if there is no valid subnet.env within `conf.wait`.
 pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
     let begin = Instant::now();
-    let (mut said, mut question) = (false, STEP);
+    let (mut logged, mut question) = (false, STEP);
     loop {
         let mut step = STEP;
-        // Without the file there is nothing to ask for.
+        // Without the file there is no reason to ask the agent.
         let (why, limit) = match SubnetEnv::load(&conf.subnet_file).map(|env| (env, agent(&conf.socket))) {
             Ok((env, Agent::Fine)) => {
-                if said {
+                if logged {
                     note!("the agent is ready after {} ms", begin.elapsed().as_millis());
                 }
                 return Ok(env);
             }
             Ok((env, Agent::NotReady(why))) => {
                 if begin.elapsed() >= WITH_FILE.min(conf.wait) {
-                    note!("the agent is not ready ({why}): going on with {}", conf.subnet_file.display());
+                    note!("the agent is not ready ({why}): continuing with {}", conf.subnet_file.display());
                     return Ok(env);
                 }
                 step = question;
@@ -84,9 +85,9 @@ pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
             let text = format!("{why}. Check the log of the flannel or weft agent of this node (waited {waited} ms)");
             return Err(Error::new(code::TRY_AGAIN, format!("failed to load flannel 'subnet.env' file: {text}")));
         }
-        if !said {
+        if !logged {
             note!("waiting up to {} ms: {why}", limit.min(conf.wait).as_millis());
-            said = true;
+            logged = true;
         }
         pause_for(step.min(limit.min(conf.wait).saturating_sub(begin.elapsed())));
     }
@@ -94,7 +95,7 @@ pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
 
 /// Asks the agent whether it is ready.
 pub fn agent(socket: &Path) -> Agent {
-    // A socket that nobody answers on is what a killed agent left: forwarding goes on without it, and so do pods.
+    // A killed agent leaves a socket on which nobody answers. Forwarding works without the agent, so pods can be added.
     let stream = match open(socket) {
         Ok(stream) => stream,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -117,7 +118,7 @@ pub fn agent(socket: &Path) -> Agent {
     }
 }
 
-/// Connects at once or not at all: behind the full queue of an agent that is stopped, connect would wait without end.
+/// Connects without waiting. If the agent is stopped and its queue is full, a blocking connect would never return.
 fn open(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! libcni, which every runtime is built on, as the caller: all verbs, all versions, with the plugins of today (Debian's know
-//! neither GC nor STATUS). The program and the plugins are built by Go from `libcni/`, whose go.sum pins them.
+//! Calls the plugins through libcni, as container runtimes do: all verbs and all versions. The delegates are current
+//! releases of the reference plugins, because Debian's do not support GC and STATUS. Go builds them and the calling
+//! program from `libcni/`, whose go.sum pins the versions.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +23,7 @@ use crate::site::{Site, V4_TEXT, env_text, on_a_node};
 #[path = "plugin/site.rs"]
 mod site;
 
-/// Directory of the built programs.
+/// Directory of the programs that Go built.
 static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libcni");
     let plugins = ["main/bridge", "main/ptp", "ipam/host-local", "meta/portmap"];
@@ -30,7 +31,7 @@ static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
     let mut build = Command::new(String::from_utf8(go.stdout).unwrap().trim_end());
     build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/libcni"));
-    // What is built is what is pinned: no newer toolchain is fetched, no file of ours is changed.
+    // The build uses exactly the pinned versions: it must neither fetch a newer toolchain nor change go.mod or go.sum.
     build.env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0").env("GOFLAGS", "-mod=readonly -buildvcs=false");
     build.args(["build", "-o"]).arg(format!("{}/", dir.display())).arg(".");
     build.args(plugins.map(|name| format!("github.com/containernetworking/plugins/plugins/{name}")));
@@ -39,11 +40,14 @@ static BUILT: LazyLock<PathBuf> = LazyLock::new(|| {
     dir
 });
 
-/// The list that is shipped, with this node's paths in it.
+/// Writes the list of plugins from deploy/cni, with this test's paths, version and delegate.
 fn list(site: &Site, version: &str, delegate: &str) -> PathBuf {
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/cni/10-flannel.conflist");
     let mut list: Value = serde_json::from_slice(&fs::read(shipped).unwrap()).unwrap();
-    assert_eq!(list["cniVersion"], "1.0.0", "what Debian's plugins and containerd 1.6 know");
+    assert_eq!(
+        list["cniVersion"], "1.0.0",
+        "1.0.0 is the newest version that Debian's plugins and containerd 1.6 support"
+    );
     list["cniVersion"] = json!(version);
     let plugin = &mut list["plugins"][0];
     plugin["delegate"]["type"] = json!(delegate);
@@ -57,7 +61,7 @@ fn list(site: &Site, version: &str, delegate: &str) -> PathBuf {
     file
 }
 
-/// What libcni says to one call.
+/// Calls libcni once and returns its answer.
 fn call(site: &Site, verb: &str, list: &Path, more: &[&str]) -> Value {
     let mut command = Command::new(BUILT.join("libcni"));
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -68,14 +72,14 @@ fn call(site: &Site, verb: &str, list: &Path, more: &[&str]) -> Value {
 }
 
 #[track_caller]
-fn fine(answer: &Value) {
+fn assert_success(answer: &Value) {
     assert!(answer["error"].is_null(), "{answer}");
 }
 
 const ALL: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 #[test]
-fn all_verbs_in_all_versions() {
+fn all_verbs_work_in_all_versions() {
     on_a_node(|site| {
         let dual = env_text("10.5.1", "fd05:0:0:1", 1450);
         for (number, version) in ALL.iter().enumerate() {
@@ -89,22 +93,22 @@ fn all_verbs_in_all_versions() {
                 let netns = site.pod(&name);
                 let pod = [name.as_str(), netns.as_str(), "eth0"];
                 assert_eq!(call(&site, "VERSION", &list, &[])["known"], json!(ALL));
-                fine(&call(&site, "VALIDATE", &list, &[]));
-                fine(&call(&site, "STATUS", &list, &[]));
+                assert_success(&call(&site, "VALIDATE", &list, &[]));
+                assert_success(&call(&site, "STATUS", &list, &[]));
                 let added = call(&site, "ADD", &list, &pod);
-                fine(&added);
+                assert_success(&added);
                 assert_eq!(added["result"]["cniVersion"], *version, "{added}");
                 assert_eq!(site.addresses(), wanted, "{added}");
                 let checked = call(&site, "CHECK", &list, &pod);
                 if *version >= "0.4.0" {
-                    fine(&checked);
+                    assert_success(&checked);
                 } else {
                     assert!(checked["error"].as_str().unwrap().contains("does not support the CHECK"), "{checked}");
                 }
-                fine(&call(&site, "GC", &list, &[&format!("{name}/eth0")]));
-                assert_eq!(site.files("records").len(), 1, "{version} {delegate}: GC took a pod that lives");
+                assert_success(&call(&site, "GC", &list, &[&format!("{name}/eth0")]));
+                assert_eq!(site.files("records").len(), 1, "{version} {delegate}: GC removed a valid attachment");
                 for _ in 0..2 {
-                    fine(&call(&site, "DEL", &list, &pod));
+                    assert_success(&call(&site, "DEL", &list, &pod));
                 }
                 let _ = fs::remove_file(site.path("networks/cbr0/last_reserved_ip.0"));
                 let _ = fs::remove_file(site.path("networks/cbr0/last_reserved_ip.1"));
@@ -115,24 +119,24 @@ fn all_verbs_in_all_versions() {
 }
 
 #[test]
-fn gc_and_status_of_1_1_0_reach_the_plugin() {
+fn gc_and_status_of_version_1_1_0_reach_the_plugin() {
     on_a_node(|site| {
         let list = list(&site, "1.1.0", "bridge");
         let netns: Vec<_> = ["a", "b", "c"].map(|name| site.pod(name)).into();
         for (name, netns) in ["a", "b", "c"].iter().zip(&netns) {
-            fine(&call(&site, "ADD", &list, &[name, netns, "eth0"]));
+            assert_success(&call(&site, "ADD", &list, &[name, netns, "eth0"]));
         }
-        // The runtime lost its memory of b: libcni calls no DEL for it, GC alone can know.
+        // The runtime has lost its cached result of b. libcni calls no DEL for it, so only GC can remove it.
         for file in fs::read_dir(site.path("cache/results")).unwrap() {
             let path = file.unwrap().path();
             if path.to_str().unwrap().contains("-b-") {
                 fs::remove_file(path).unwrap();
             }
         }
-        fine(&call(&site, "GC", &list, &["a/eth0"]));
+        assert_success(&call(&site, "GC", &list, &["a/eth0"]));
         assert_eq!(site.files("records"), ["a"]);
         assert_eq!(site.addresses(), ["10.5.1.2", "fd05:0:0:1::2"]);
-        fine(&call(&site, "GC", &list, &[]));
+        assert_success(&call(&site, "GC", &list, &[]));
         site.nothing_left();
         fs::remove_file(site.path("run/subnet.env")).unwrap();
         let answer = call(&site, "STATUS", &list, &[]);
@@ -141,7 +145,7 @@ fn gc_and_status_of_1_1_0_reach_the_plugin() {
 }
 
 #[test]
-fn errors_keep_their_codes() {
+fn error_codes_reach_the_runtime() {
     on_a_node(|site| {
         let list = list(&site, "1.0.0", "nosuch");
         let netns = site.pod("p1");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plugin in place of flannel's, called as a runtime does, with real delegates in namespaces of the tests' own.
+//! Tests of the plugin that replaces flannel's. It is called as a runtime would call it, with real delegates, in
+//! network namespaces that the tests create.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Routed pods: `weft-veth` called as a runtime does, with the real host-local, in namespaces of the tests' own.
+//! Tests of `weft-veth`. It is called as a runtime would call it, with the real host-local, in network namespaces that
+//! the tests create.
 
 #![allow(
     clippy::unwrap_used,

@@ -10,7 +10,7 @@ use std::time::Instant;
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::Value;
-use weft_cni::rtnl::within;
+use weft_cni::rtnl::in_netns;
 
 use crate::site::{Site, env_text, wait_for};
 use crate::{Way, high, install, low, ms};
@@ -104,7 +104,7 @@ fn second_node(site: &Site) {
 
 fn on_the_other<T>(work: impl FnOnce() -> T) -> T {
     let netns = fs::File::open(format!("/run/netns/{OTHER}")).unwrap();
-    within(netns.as_fd(), work).unwrap()
+    in_netns(netns.as_fd(), work).unwrap()
 }
 
 /// What the two pods' own ends cost anybody.
@@ -133,7 +133,7 @@ fn wire(site: &Site, way: &Way, number: usize) -> (Path, Path) {
     let [near, far, away] = &pods;
     let subnet = |n: usize| site.subnet_env(&env_text(&format!("10.5.{n}"), &format!("fd05:0:0:{n}"), 1450));
     let add = |pod: &str| -> Ipv4Addr {
-        let result = site.call("ADD", pod, &way.conf).fine().json();
+        let result = site.call("ADD", pod, &way.conf).success().json();
         let address = result["ips"][0]["address"].as_str().unwrap();
         address.split('/').next().unwrap().parse().unwrap()
     };
@@ -155,7 +155,7 @@ fn wire(site: &Site, way: &Way, number: usize) -> (Path, Path) {
 /// scheduler is in it.
 fn round_trip(netns: &str, addr: Ipv4Addr) -> f64 {
     let netns = fs::File::open(netns).unwrap();
-    let opened = within(netns.as_fd(), || {
+    let opened = in_netns(netns.as_fd(), || {
         socket::socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp).unwrap()
     });
     let fd = opened.unwrap();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel says, as values (rtnetlink(7)).
+//! Decodes the kernel's messages (rtnetlink(7)).
 
 use nix::libc;
 use weft_netlink::wire::{attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 use super::{Addr, Link, Neigh, Route};
 
-/// The links of an answer or a dump.
+/// Decodes the links of an answer or a dump.
 pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
     messages(data).filter(|m| m.kind == libc::RTM_NEWLINK).map(|m| link(m.payload))
 }
@@ -35,7 +35,8 @@ fn link(payload: &[u8]) -> Link {
 
 pub(super) fn addr(payload: &[u8]) -> Option<Addr> {
     let find = |wanted: u16| attrs_after(payload, 8).find(|(kind, _)| *kind == wanted);
-    // IPv6 has IFA_ADDRESS only; of an IPv4 address with a peer, IFA_LOCAL is ours.
+    // IPv6 addresses have IFA_ADDRESS only. An IPv4 address with a peer has both, and IFA_LOCAL is the address of this
+    // host.
     let (_, value) = find(libc::IFA_LOCAL).or_else(|| find(libc::IFA_ADDRESS))?;
     let global = u8_at(payload, 3) < libc::RT_SCOPE_LINK;
     Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global })

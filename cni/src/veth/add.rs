@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ADD. The IPAM plugin runs while the kernel makes the pair; then one datagram in the pod and one on the host.
+//! ADD: creates and configures the pod's network. The IPAM plugin runs while the kernel creates the pair. One datagram
+//! then configures the pod, and another one the host.
 
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -12,53 +13,57 @@ use nix::errno::Errno;
 use super::plan::{Plan, joined, mac_text};
 use super::{GATEWAY, GATEWAY6, encode};
 use crate::env::Verb;
-use crate::rtnl::{Link, Refused, Rtnl, links, within};
+use crate::rtnl::{Link, Refused, Rtnl, in_netns, links};
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
 
-/// A work of the kernel takes microseconds, and longer on a machine that is out of breath.
-const SETTLED: Duration = Duration::from_secs(2);
+/// How long to wait until an address is usable. The kernel needs microseconds for it, but more on an overloaded
+/// machine.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A pair that is there.
+/// An existing veth pair.
 struct Pair {
+    /// Interface index of the host's end.
     host: u32,
+    /// Interface index of the pod's end.
     pod: u32,
+    /// MTU in bytes.
     mtu: u32,
-    /// Netlink in the pod.
+    /// Netlink socket in the pod's namespace.
     inside: Rtnl,
 }
 
-/// Wires a pod. What is there already from an earlier call is kept and completed.
+/// Connects a pod. What an earlier ADD has configured is kept and completed.
 pub fn add(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
     plan.request.check_netns()?;
     let netns = File::open(&plan.request.netns).map_err(|e| Error::io(format!("open {}", plan.request.netns), e))?;
     let mut host = Rtnl::open()?;
-    let there = match host.link(&plan.host)? {
+    let existing = match host.link(&plan.host)? {
         None => None,
-        Some(link) => again(plan, &mut host, &netns, &link)?,
+        Some(link) => resume(plan, &mut host, &netns, &link)?,
     };
-    let new = there.is_none();
-    let (mut pair, ipam) = match there {
-        Some(there) => there,
-        None => fresh(plan, &mut host, &netns)?,
+    let new = existing.is_none();
+    let (mut pair, ipam) = match existing {
+        Some(existing) => existing,
+        None => create_with_addresses(plan, &mut host, &netns)?,
     };
-    let wired = desired(plan, ipam).and_then(|success| {
-        wire(plan, &mut host, &mut pair, &netns, &success)?;
-        forward(&success.ips);
+    let result = pod_result(plan, ipam).and_then(|success| {
+        configure(plan, &mut host, &mut pair, &netns, &success)?;
+        enable_forwarding(&success.ips);
         Ok(render(plan, &pair, success))
     });
-    // A pod that an earlier call wired may live: it keeps what it has.
-    wired.inspect_err(|_| {
+    // If an earlier call has connected the pod, it may be running. It keeps its network then.
+    result.inspect_err(|_| {
         if new {
             undo(plan, &mut host);
         }
     })
 }
 
-/// A new pair and new addresses.
-fn fresh(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<(Pair, Success), Error> {
+/// Creates a new pair and reserves new addresses.
+fn create_with_addresses(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<(Pair, Success), Error> {
     let (pair, addresses) = std::thread::scope(|scope| {
         let ipam = scope.spawn(|| plan.ipam(Verb::Add));
-        let pair = make(plan, host, netns);
+        let pair = create_pair(plan, host, netns);
         (pair, joined(ipam))
     });
     let pair = match pair {
@@ -68,7 +73,8 @@ fn fresh(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<(Pair, Succes
             return Err(error);
         }
     };
-    // An earlier call may have died between the address and the pair: its address is ours, and counts as taken.
+    // An earlier call may have been killed after it reserved the addresses and before it created the pair. The
+    // addresses then belong to this attachment, but count as taken: release them and try once more.
     let addresses = addresses.or_else(|error| {
         if plan.ipam(Verb::Del).is_err() {
             return Err(error);
@@ -79,29 +85,29 @@ fn fresh(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<(Pair, Succes
     Ok((pair, addresses))
 }
 
-fn make(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<Pair, Error> {
-    let made = create(plan, host, netns, true)?.or_else(|refused| match refused.errno {
-        // The kernel has no IPv6.
+fn create_pair(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<Pair, Error> {
+    let made = send_pair(plan, host, netns, true)?.or_else(|refused| match refused.errno {
+        // The kernel does not support IPv6.
         Errno::EAFNOSUPPORT => {
             host.remove_link_named(&plan.host)?;
-            create(plan, host, netns, false)?.map_err(Error::from)
+            send_pair(plan, host, netns, false)?.map_err(Error::from)
         }
         Errno::EEXIST => Err(Error::new(
             code::OTHER,
-            format!("there is an interface {} in the pod already, which weft-veth did not make", plan.request.ifname),
+            format!("the pod already has an interface {} that weft-veth did not create", plan.request.ifname),
         )),
         _ => Err(refused.into()),
     });
-    // The pair may be there though the rest of the datagram was refused.
+    // The pair may exist although the kernel refused the rest of the datagram.
     let link = made.inspect_err(|_| drop(host.remove_link_named(&plan.host)))?;
     let pair =
         Rtnl::open_in(netns.as_fd()).map(|inside| Pair { host: link.index, pod: link.peer, mtu: link.mtu, inside });
-    quiet(&plan.host);
+    ignore_router_advertisements(&plan.host);
     pair.inspect_err(|_| drop(host.remove_link(link.index)))
 }
 
-/// The pair in one datagram, and what became of it.
-fn create(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, ipv6: bool) -> Result<Result<Link, Refused>, Error> {
+/// Sends the datagram that creates the pair, and returns the host's end or the kernel's refusal.
+fn send_pair(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, ipv6: bool) -> Result<Result<Link, Refused>, Error> {
     let mut batch = host.batch();
     encode::pair(&mut batch, plan, netns.as_raw_fd());
     encode::host_up(&mut batch, plan, ipv6);
@@ -115,11 +121,13 @@ fn create(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, ipv6: bool) -> Result<
     )
 }
 
-/// The pair of an earlier call, with the addresses in the pod, or new ones if that call did not come so far. `None` when the
-/// pair belonged to a namespace that is not the pod's any more: it is removed.
-fn again(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result<Option<(Pair, Success)>, Error> {
+/// Continues after an earlier ADD. Returns its pair and the addresses in the pod. If that ADD did not get so far, new
+/// addresses are reserved.
+///
+/// Returns `None` if the pair belonged to a namespace that is no longer the pod's. That pair is removed.
+fn resume(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result<Option<(Pair, Success)>, Error> {
     if link.alias != plan.alias {
-        let text = format!("{} is there, but is not this pod's: its alias is {:?}", plan.host, link.alias);
+        let text = format!("{} exists, but does not belong to this pod: its alias is {:?}", plan.host, link.alias);
         return Err(Error::new(code::OTHER, text));
     }
     let mut inside = Rtnl::open_in(netns.as_fd())?;
@@ -128,12 +136,12 @@ fn again(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result<
         host.remove_link(link.index)?;
         return Ok(None);
     };
-    quiet(&plan.host);
+    ignore_router_advertisements(&plan.host);
     let mut batch = host.batch();
     encode::host_up(&mut batch, plan, false);
     batch.send()??;
-    let held = inside.addrs()?.into_iter().filter(|addr| addr.index == pod.index && addr.global);
-    let ips = held.filter_map(|addr| ip(addr.addr)).collect::<Vec<_>>();
+    let addrs = inside.addrs()?.into_iter().filter(|addr| addr.index == pod.index && addr.global);
+    let ips = addrs.filter_map(|addr| ip(addr.addr)).collect::<Vec<_>>();
     let pair = Pair { host: link.index, pod: pod.index, mtu: link.mtu, inside };
     if !ips.is_empty() {
         return Ok(Some((pair, Success { ips, ..Success::default() })));
@@ -148,20 +156,21 @@ fn ip(addr: IpAddr) -> Option<Ip> {
     Some(Ip { address: IpNet::new(addr, len).ok()?, gateway: Some(gateway(addr)), interface: Some(1) })
 }
 
-/// What the pod gets, from what the IPAM plugin says: whole addresses, no neighbours but the gateway.
-fn desired(plan: &Plan<'_>, ipam: Success) -> Result<Success, Error> {
+/// Converts the result of the IPAM plugin to the pod's addresses and routes. The addresses become /32 or /128, because
+/// the pod has no neighbour but the gateway.
+fn pod_result(plan: &Plan<'_>, ipam: Success) -> Result<Success, Error> {
     let ips: Vec<Ip> = ipam.ips.iter().filter_map(|given| ip(given.address.addr())).collect();
     if ips.is_empty() {
-        return Err(Error::new(code::OTHER, "the IPAM plugin gave no address"));
+        return Err(Error::new(code::OTHER, "the IPAM plugin returned no address"));
     }
     let families = [GATEWAY, GATEWAY6].into_iter().filter(|gw| ips.iter().any(|ip| ip.gateway == Some(*gw)));
     let routes = if plan.default_route {
-        families.filter_map(everywhere).collect()
+        families.filter_map(default_route).collect()
     } else {
-        let reached = |route: &Route| ips.iter().any(|ip| ip.gateway == Some(gateway(route.dst.addr())));
-        let over_us =
+        let has_gateway = |route: &Route| ips.iter().any(|ip| ip.gateway == Some(gateway(route.dst.addr())));
+        let via_host =
             |route: Route| Route { dst: route.dst.trunc(), gw: Some(gateway(route.dst.addr())), more: route.more };
-        ipam.routes.into_iter().filter(reached).map(over_us).collect()
+        ipam.routes.into_iter().filter(has_gateway).map(via_host).collect()
     };
     Ok(Success { ips, routes, ..ipam })
 }
@@ -170,56 +179,60 @@ fn gateway(of: IpAddr) -> IpAddr {
     if of.is_ipv6() { GATEWAY6 } else { GATEWAY }
 }
 
-fn everywhere(gateway: IpAddr) -> Option<Route> {
+fn default_route(gateway: IpAddr) -> Option<Route> {
     let dst = if gateway.is_ipv6() { "::/0" } else { "0.0.0.0/0" };
     Some(Route { dst: dst.parse().ok()?, gw: Some(gateway), more: serde_json::Map::new() })
 }
 
-fn wire(plan: &Plan<'_>, host: &mut Rtnl, pair: &mut Pair, netns: &File, success: &Success) -> Result<(), Error> {
-    let mut sent = inside(plan, pair, success)?;
-    if sent.as_ref().is_err_and(disabled) {
-        within(netns.as_fd(), || enable(&plan.request.ifname))?;
-        sent = inside(plan, pair, success)?;
+fn configure(plan: &Plan<'_>, host: &mut Rtnl, pair: &mut Pair, netns: &File, success: &Success) -> Result<(), Error> {
+    let mut sent = configure_pod(plan, pair, success)?;
+    if sent.as_ref().is_err_and(ipv6_is_disabled) {
+        in_netns(netns.as_fd(), || enable_ipv6(&plan.request.ifname))?;
+        sent = configure_pod(plan, pair, success)?;
     }
     match sent {
         Err(refused) if refused.what == encode::POD_ROUTE && refused.errno == Errno::EEXIST => {
-            known_routes(plan, pair, success)?;
+            check_existing_routes(plan, pair, success)?;
         }
         done => drop(done?),
     }
-    match outside(plan, host, pair, success)? {
-        Err(refused) if disabled(&refused) => {
-            enable(&plan.host);
-            outside(plan, host, pair, success)??;
+    match configure_host(plan, host, pair, success)? {
+        Err(refused) if ipv6_is_disabled(&refused) => {
+            enable_ipv6(&plan.host);
+            configure_host(plan, host, pair, success)??;
         }
         done => drop(done?),
     }
-    settle(pair, success)
+    wait_for_ipv6(pair, success)
 }
 
-/// The pod's first packet shall not be its first loss. Mostly there is nothing to wait for.
-fn settle(pair: &mut Pair, success: &Success) -> Result<(), Error> {
+/// Waits until the kernel delivers packets to the pod's IPv6 addresses, so that the pod's first packet is not lost.
+/// There is usually nothing to wait for.
+fn wait_for_ipv6(pair: &mut Pair, success: &Success) -> Result<(), Error> {
     let begin = Instant::now();
     for ip in success.ips.iter().filter(|ip| ip.address.addr().is_ipv6()) {
         while !pair.inside.is_local(ip.address.addr())? {
-            if begin.elapsed() > SETTLED {
-                return Err(Error::new(code::OTHER, format!("the kernel has not made {} usable", ip.address)));
+            if begin.elapsed() > ADDRESS_TIMEOUT {
+                return Err(Error::new(
+                    code::OTHER,
+                    format!("the kernel did not make the address {} usable in time", ip.address),
+                ));
             }
-            moment();
+            pause();
         }
     }
     Ok(())
 }
 
-/// Sleeps, so that whoever shall do the work can: we may have a higher priority than the kernel's workers.
-#[expect(clippy::disallowed_methods, reason = "the pause between two looks at a condition")]
-fn moment() {
+/// Sleeps instead of spinning: this process may have a higher priority than the kernel's workers that it waits for.
+#[expect(clippy::disallowed_methods, reason = "the pause between two checks of a condition")]
+fn pause() {
     std::thread::sleep(Duration::from_micros(100));
 }
 
 type Sent = Result<Result<Vec<u8>, Refused>, Error>;
 
-fn inside(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
+fn configure_pod(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
     let mut batch = pair.inside.batch();
     encode::pod_up(&mut batch, pair.pod);
     for ip in &success.ips {
@@ -236,7 +249,7 @@ fn inside(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
     batch.send()
 }
 
-fn outside(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> Sent {
+fn configure_host(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> Sent {
     let mut batch = host.batch();
     let ipv6 = gateways(success).any(|gateway| gateway == GATEWAY6);
     if ipv6 {
@@ -247,7 +260,8 @@ fn outside(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> 
         encode::host_route(&mut batch, pair.host, ip.address.addr());
     }
     encode::read(&mut batch, &plan.host);
-    // The last: an earlier call may have added it, and only the first refusal is told.
+    // This message must be the last one: an earlier call may have added the route, and only the first refusal is
+    // reported.
     if ipv6 {
         encode::link_local(&mut batch, pair.host);
     }
@@ -261,16 +275,17 @@ fn gateways(success: &Success) -> impl Iterator<Item = IpAddr> {
     [GATEWAY, GATEWAY6].into_iter().filter(|gw| success.ips.iter().any(|ip| ip.gateway == Some(*gw)))
 }
 
-/// A route that is there already is ours from an earlier call, or another interface's, which is an error.
-fn known_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Result<(), Error> {
+/// Checks that the routes that exist already lead through this interface. An earlier call may have added them. A route
+/// over another interface is an error.
+fn check_existing_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Result<(), Error> {
     let index = pair.pod;
-    let there = pair.inside.routes()?;
+    let existing = pair.inside.routes()?;
     for route in &success.routes {
-        let same = |seen: &&crate::rtnl::Route| {
+        let same_destination = |seen: &&crate::rtnl::Route| {
             let dst = seen.dst.unwrap_or(if seen.v6 { IpAddr::from([0; 16]) } else { IpAddr::from([0; 4]) });
             (dst, seen.len) == (route.dst.addr(), route.dst.prefix_len())
         };
-        if !there.iter().filter(same).any(|seen| seen.index == index) {
+        if !existing.iter().filter(same_destination).any(|seen| seen.index == index) {
             let text =
                 format!("the pod has a route to {} over another interface than {}", route.dst, plan.request.ifname);
             let hint = "for a second interface of a pod set \"isDefaultGateway\": false in the delegate";
@@ -280,13 +295,15 @@ fn known_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Result<(
     Ok(())
 }
 
-/// A link without IPv6 takes no IPv6 address: EACCES, and as a route's EINVAL or ENODEV before Linux 5.
-fn disabled(refused: &Refused) -> bool {
+/// Returns true if IPv6 is disabled on the link. The kernel then refuses an IPv6 address with EACCES. Before Linux 5 it
+/// may also refuse a route with EINVAL or ENODEV.
+fn ipv6_is_disabled(refused: &Refused) -> bool {
     matches!(refused.errno, Errno::EACCES | Errno::EPERM)
 }
 
-/// The node forwards what its pods send, as after the plugins bridge and ptp; an agent in a container cannot see to that.
-fn forward(ips: &[Ip]) {
+/// Enables IP forwarding for the families of the pod, as the bridge and ptp plugins do. An agent in a container may not
+/// be able to do that.
+fn enable_forwarding(ips: &[Ip]) {
     for (ipv6, file) in [(false, "net/ipv4/ip_forward"), (true, "net/ipv6/conf/all/forwarding")] {
         let file = format!("/proc/sys/{file}");
         if !ips.iter().any(|ip| ip.address.addr().is_ipv6() == ipv6) {
@@ -299,13 +316,14 @@ fn forward(ips: &[Ip]) {
     }
 }
 
-/// For a node or a sandbox where `disable_ipv6` is the default, but the network has IPv6.
-fn enable(link: &str) {
+/// Enables IPv6 on a link, for nodes and sandboxes where `disable_ipv6` is the default although the network has IPv6.
+fn enable_ipv6(link: &str) {
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{link}/disable_ipv6"), "0");
 }
 
-/// No router advertisement of a pod moves the host's default route (CVE-2020-10749). Without IPv6 there is no such file.
-fn quiet(link: &str) {
+/// Disables router advertisements on the host's end, so that a pod cannot change the host's default route
+/// (CVE-2020-10749). Without IPv6 the file does not exist.
+fn ignore_router_advertisements(link: &str) {
     let file = format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
     match fs::write(&file, "0") {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => note!("weft-veth: write {file}: {error}"),
@@ -313,7 +331,7 @@ fn quiet(link: &str) {
     }
 }
 
-/// The runtime calls DEL after a failed ADD, but not every one does.
+/// Removes what a failed ADD created. The runtime should call DEL after a failed ADD, but not every runtime does.
 fn undo(plan: &Plan<'_>, host: &mut Rtnl) {
     if let Err(error) = host.remove_link_named(&plan.host) {
         note!("weft-veth: remove {} after a failure: {error}", plan.host);
@@ -323,7 +341,7 @@ fn undo(plan: &Plan<'_>, host: &mut Rtnl) {
 
 fn release(plan: &Plan<'_>) {
     if let Err(error) = plan.ipam(Verb::Del) {
-        note!("weft-veth: give the addresses back after a failure: {error}");
+        note!("weft-veth: release the addresses after a failure: {error}");
     }
 }
 

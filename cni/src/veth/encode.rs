@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The messages of a routed pod (rtnetlink(7), linux/veth.h, linux/if_link.h).
+//! Builds the netlink messages of a routed pod (rtnetlink(7), linux/veth.h, linux/if_link.h).
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
@@ -12,14 +12,15 @@ use super::PROTOCOL;
 use super::plan::Plan;
 use crate::rtnl::{self, Batch};
 
-/// linux/veth.h.
+/// The attribute that contains the other end (linux/veth.h).
 const VETH_INFO_PEER: u16 = 1;
-/// linux/if_link.h.
+/// Address generation of IPv6 (linux/if_link.h).
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const ADDR_GEN_MODE_NONE: u8 = 1;
 const UP: (u32, u32) = (libc::IFF_UP as u32, libc::IFF_UP as u32);
 
-/// The pair: the pod's end is born in the pod's namespace, with its name. It cannot be up before the host's end exists (ENOTCONN).
+/// Creates the pair. The pod's end is created in the pod's namespace under its final name. It must not be set up here:
+/// the kernel refuses that with ENOTCONN until the host's end exists.
 pub fn pair(batch: &mut Batch<'_>, plan: &Plan<'_>, netns: RawFd) {
     let end = |w: &mut Writer, name: &str, mac: [u8; 6]| {
         w.attr_str(libc::IFLA_IFNAME, name);
@@ -44,8 +45,9 @@ pub fn pair(batch: &mut Batch<'_>, plan: &Plan<'_>, netns: RawFd) {
     });
 }
 
-/// The host's end: whose it is, and up. Without a link-local address of its own it says nothing by itself on the link;
-/// a kernel without IPv6 knows no such setting.
+/// Sets the alias of the host's end and sets it up. With IPv6, the kernel must not generate a link-local address, so
+/// that the host sends nothing on the link on its own. A kernel without IPv6 refuses this setting, so `ipv6` must be
+/// false then.
 pub fn host_up(batch: &mut Batch<'_>, plan: &Plan<'_>, ipv6: bool) {
     batch.push("set the host's end up", |w| {
         rtnl::link_by_name(w, libc::RTM_SETLINK, PLAIN, &plan.host, UP);
@@ -58,12 +60,13 @@ pub fn host_up(batch: &mut Batch<'_>, plan: &Plan<'_>, ipv6: bool) {
     });
 }
 
-/// The pod's end, up.
+/// Sets the pod's end up.
 pub fn pod_up(batch: &mut Batch<'_>, index: u32) {
     batch.push("set the pod's interface up", |w| w.begin(libc::RTM_NEWLINK, PLAIN, &ifinfomsg(index, UP.0, UP.1)));
 }
 
-/// An address. IPv6 is usable at once: there is nobody on the link who could have the same.
+/// Adds an address. Duplicate address detection is off for IPv6: no other host is on the link, and the address is
+/// usable at once.
 pub fn address(batch: &mut Batch<'_>, index: u32, addr: IpAddr, len: u8) {
     batch.push("add an address", |w| {
         w.begin(libc::RTM_NEWADDR, REPLACE, &ifaddrmsg(addr, len, index));
@@ -75,7 +78,7 @@ pub fn address(batch: &mut Batch<'_>, index: u32, addr: IpAddr, len: u8) {
     });
 }
 
-/// A permanent neighbour.
+/// Adds a permanent neighbour.
 pub fn neighbour(batch: &mut Batch<'_>, index: u32, addr: IpAddr, mac: [u8; 6]) {
     batch.push("add a neighbour", |w| {
         let mut ndmsg = [family(addr), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -87,7 +90,7 @@ pub fn neighbour(batch: &mut Batch<'_>, index: u32, addr: IpAddr, mac: [u8; 6]) 
     });
 }
 
-/// The host's way to one address of the pod. It replaces the one of a pod that had the address before.
+/// Adds the host's route to an address of the pod. It replaces the route of a pod that had the address before.
 pub fn host_route(batch: &mut Batch<'_>, index: u32, addr: IpAddr) {
     batch.push("add the host's route", |w| {
         let len = if addr.is_ipv6() { 128 } else { 32 };
@@ -97,12 +100,14 @@ pub fn host_route(batch: &mut Batch<'_>, index: u32, addr: IpAddr) {
     });
 }
 
-/// What the message of the way to the pod's link-local address is for.
+/// Purpose of the message that [`link_local`] builds.
 pub const LINK_LOCAL: &str = "add the host's link-local route";
 
-/// The host's way to the pod's link-local address: the route that the kernel adds by itself to a gateway's address as a /64.
-/// But to such an address a router also joins the anycast address of its subnet, whose route keeps the link for a grace period
-/// longer when it is removed: 8 to 12 ms of every DEL. Every pair has one, so it replaces none.
+/// Adds the host's route to the pod's link-local address. The kernel would add this route itself if the host's address
+/// had a prefix length of 64. For such an address, however, a router also joins the subnet's anycast address, and
+/// removing that delays the removal of the link by 8 to 12 ms in every DEL.
+///
+/// Every pair has such a route, so it must not replace another one.
 pub fn link_local(batch: &mut Batch<'_>, index: u32) {
     batch.push(LINK_LOCAL, |w| {
         let prefix = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0));
@@ -112,14 +117,14 @@ pub fn link_local(batch: &mut Batch<'_>, index: u32) {
     });
 }
 
-/// What the message of a pod's route is for.
+/// Purpose of the message that [`pod_route`] builds.
 pub const POD_ROUTE: &str = "add the pod's route";
 
-/// A route in the pod, over the host.
+/// Adds a route in the pod via the host.
 pub fn pod_route(batch: &mut Batch<'_>, index: u32, dst: (IpAddr, u8), gateway: IpAddr) {
     batch.push(POD_ROUTE, |w| {
         let mut header = rtmsg(dst.0, dst.1, libc::RTPROT_BOOT, libc::RT_SCOPE_UNIVERSE);
-        // A link-local IPv6 gateway is on the link anyway.
+        // The kernel accepts a link-local IPv6 gateway without this flag.
         if dst.0.is_ipv4() {
             header[8..12].copy_from_slice(&RTNH_F_ONLINK.to_ne_bytes());
         }
@@ -136,8 +141,8 @@ fn rtmsg(dst: IpAddr, len: u8, protocol: u8, scope: u8) -> [u8; 12] {
     [family(dst), len, 0, 0, libc::RT_TABLE_MAIN, protocol, scope, libc::RTN_UNICAST, 0, 0, 0, 0]
 }
 
-/// A link as it is. Asking has an effect: the end that was set up first gets its carrier in a work of the kernel's own, and
-/// drops packets until that has run; RTM_GETLINK waits for it (Linux 6.8, linkwatch_sync_dev).
+/// Reads a link. The request also has an effect: the kernel turns on the carrier of the end that was set up first
+/// asynchronously, and packets are dropped until then. RTM_GETLINK waits for it (linkwatch_sync_dev, Linux 6.8).
 pub fn read(batch: &mut Batch<'_>, name: &str) {
     batch.push("read the link", |w| rtnl::link_by_name(w, libc::RTM_GETLINK, PLAIN, name, (0, 0)));
 }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! GC: pairs and addresses of attachments that the runtime does not know any more.
+//! GC: removes pairs and addresses of attachments that are not in the runtime's list.
 
 use std::collections::BTreeSet;
 
 use super::plan::{ALIAS, Plan, host_name};
-use crate::attachments::Known;
+use crate::attachments::ValidAttachments;
 use crate::env::Verb;
 use crate::hostlocal::{self, Reservation};
 use crate::rtnl::Rtnl;
 use crate::spec::{Error, code};
 
-/// Removes what is left of this network. Carries on after a failure, and says all of them.
+/// Removes what is left of this network. A failure does not stop the rest.
 ///
 /// # Errors
-/// Everything that failed, as one.
-pub fn gc(plan: &Plan<'_>, known: &Known) -> Result<Vec<u8>, Error> {
-    // By name: the words of a long alias are cut off.
-    let valid: BTreeSet<String> = known.iter().map(|one| host_name(&one.container, &one.ifname)).collect();
+/// [`code::OTHER`]; the details list everything that failed.
+pub fn gc(plan: &Plan<'_>, attachments: &ValidAttachments) -> Result<Vec<u8>, Error> {
+    // Links are compared by name, because a long alias is truncated.
+    let valid: BTreeSet<String> = attachments.iter().map(|one| host_name(&one.container, &one.ifname)).collect();
     let mut host = Rtnl::open()?;
     let mut failed = Vec::new();
     for link in host.links()? {
@@ -34,7 +34,7 @@ pub fn gc(plan: &Plan<'_>, known: &Known) -> Result<Vec<u8>, Error> {
             failed.push(format!("the address of {container} {ifname}: {error}"));
         }
     }
-    // An ADD that was killed early has an address and no pair.
+    // An ADD that was killed early has reserved an address, but has not created a pair.
     if let Some(dir) = plan.reservations() {
         let stale = |r: &Reservation| match &r.ifname {
             Some(ifname) => !valid.contains(&host_name(&r.container, ifname)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a call means: names, hardware addresses and settings, all of them from the configuration and the environment.
+//! Derives names, MAC addresses and settings from the configuration and the environment of a call.
 
 use std::path::PathBuf;
 use std::thread::ScopedJoinHandle;
@@ -15,41 +15,42 @@ use crate::plugin::Call;
 use crate::rtnl::Rtnl;
 use crate::spec::{Error, Version, code};
 
-/// First word of the alias of a host's end; network, container id and interface follow.
+/// First word of the alias of a host's end. The network, the container ID and the name of the interface follow,
+/// separated by spaces.
 pub const ALIAS: &str = "weft-veth";
-/// Longest alias, bytes (IFALIASZ of linux/if.h, less the terminating zero).
+/// Maximum length of an alias in bytes (IFALIASZ of linux/if.h, without the terminating zero).
 const ALIAS_LEN: usize = 255;
 
-/// One call, understood.
+/// The parameters of one call.
 pub struct Plan<'a> {
-    /// Container, namespace, interface.
+    /// The verb, container, namespace and interface.
     pub request: &'a Request,
-    /// For the result.
+    /// The version in which to render the result.
     pub version: Version,
     /// Name of the network.
     pub network: &'a str,
-    /// Name of the host's end.
+    /// Name of the host's end of the pair.
     pub host: String,
-    /// Its hardware address.
+    /// MAC address of the host's end.
     pub host_mac: [u8; 6],
-    /// The pod's hardware address.
+    /// MAC address of the pod's end.
     pub pod_mac: [u8; 6],
-    /// Of the host's end: says whose it is.
+    /// Alias of the host's end, which identifies its attachment.
     pub alias: String,
-    /// Of both ends, bytes.
+    /// MTU of both ends in bytes; `None` leaves it to the kernel.
     pub mtu: Option<u32>,
-    /// A default route in the pod; else the routes of the IPAM plugin.
+    /// True if the pod gets default routes, false if it gets the routes of the IPAM plugin.
     pub default_route: bool,
-    /// The whole configuration, which the IPAM plugin gets too.
+    /// The whole configuration. The IPAM plugin gets it too.
     pub conf: Value,
     ipam: &'a str,
 }
 
 impl<'a> Plan<'a> {
-    /// Reads the configuration.
+    /// Derives the parameters from a call.
     ///
     /// # Errors
-    /// [`code::CONFIG`], naming the member.
+    /// [`code::CONFIG`]; the message names the invalid member.
     pub fn new(call: &'a Call) -> Result<Plan<'a>, Error> {
         let wrong = |text: String| Error::new(code::CONFIG, format!("weft-veth: {text}"));
         let request = &call.request;
@@ -64,7 +65,7 @@ impl<'a> Plan<'a> {
                     .as_u64()
                     .and_then(|mtu| u32::try_from(mtu).ok())
                     .filter(|mtu| *mtu == 0 || (68..=65535).contains(mtu))
-                    .ok_or_else(|| wrong(format!("mtu {value} is none")))?,
+                    .ok_or_else(|| wrong(format!("mtu {value} is not a valid MTU")))?,
             ),
         };
         let default_route = match call.conf.get("isDefaultGateway") {
@@ -73,9 +74,9 @@ impl<'a> Plan<'a> {
             Some(value) => return Err(wrong(format!("isDefaultGateway {value} is not true or false"))),
         };
         let seed = format!("{} {}", request.container, request.ifname);
-        let pod_mac = match given_mac(&call.conf, &request.args) {
+        let pod_mac = match requested_mac(&call.conf, &request.args) {
             None => mac(&seed, b'p'),
-            Some(text) => parse_mac(&text).ok_or_else(|| wrong(format!("mac {text:?} is no unicast address")))?,
+            Some(text) => parse_mac(&text).ok_or_else(|| wrong(format!("mac {text:?} is not a unicast address")))?,
         };
         Ok(Plan {
             request,
@@ -92,39 +93,42 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Calls the IPAM plugin for this attachment.
+    /// Calls the IPAM plugin for this attachment, and returns its standard output.
     ///
     /// # Errors
-    /// Its own.
+    /// The IPAM plugin's own.
     pub fn ipam(&self, verb: Verb) -> Result<Vec<u8>, Error> {
         delegate::call(self.ipam, &self.conf, verb, self.request)
     }
 
-    /// Gives the addresses back. What host-local has written down is removed here, under its own lock, as it would do itself: to
-    /// start it costs more than all the rest of DEL but the kernel's part. Where nothing is found it has the last word.
+    /// Releases the addresses.
+    ///
+    /// Reservations of host-local are removed directly, under host-local's lock, as host-local itself would do.
+    /// Starting host-local would take longer than the rest of DEL in this process. If no reservation is found, the IPAM
+    /// plugin is called after all.
     ///
     /// # Errors
-    /// A file cannot be removed; or the IPAM plugin's own.
+    /// A reservation cannot be removed, or the IPAM plugin's own error.
     pub fn release(&self) -> Result<(), Error> {
         let request = self.request;
         let ours =
             |r: &Reservation| r.container == request.container && r.ifname.as_deref() == Some(request.ifname.as_str());
-        let given = match self.reservations() {
+        let released = match self.reservations() {
             Some(dir) => hostlocal::release(&dir, ours)?.iter().any(ours),
             None => false,
         };
-        if given { Ok(()) } else { self.ipam(Verb::Del).map(drop) }
+        if released { Ok(()) } else { self.ipam(Verb::Del).map(drop) }
     }
 
-    /// Where host-local keeps the addresses of this network, if it does.
+    /// Returns the directory of host-local's reservations, or `None` if another IPAM plugin manages the addresses.
     pub fn reservations(&self) -> Option<PathBuf> {
         hostlocal::dir(self.conf.get("ipam")?.as_object()?, self.network)
     }
 
-    /// Calls the IPAM plugin to give back what another attachment of this network has.
+    /// Calls the IPAM plugin's DEL for another attachment of this network.
     ///
     /// # Errors
-    /// Its own.
+    /// The IPAM plugin's own.
     pub fn ipam_release(&self, container: &str, ifname: &str) -> Result<(), Error> {
         let request = Request {
             container: container.to_owned(),
@@ -135,7 +139,7 @@ impl<'a> Plan<'a> {
         delegate::call(self.ipam, &self.conf, Verb::Del, &request).map(drop)
     }
 
-    /// Could a pod be added now?
+    /// Checks whether a pod could be added now.
     ///
     /// # Errors
     /// [`code::NOT_AVAILABLE`], or the IPAM plugin's own.
@@ -147,12 +151,13 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Waits for a call that runs beside us.
+/// Waits for a thread that calls the IPAM plugin.
 pub fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, Error>>) -> Result<T, Error> {
     thread.join().unwrap_or_else(|_| Err(Error::new(code::OTHER, "the call of the IPAM plugin ended abnormally")))
 }
 
-/// Name of the host's end of a pair. NetworkManager and udev leave `veth*` alone; `vethw` is nobody else's.
+/// Derives the name of the host's end of a pair. NetworkManager and udev ignore `veth*` by default, and no other
+/// program uses `vethw`.
 pub fn host_name(container: &str, ifname: &str) -> String {
     let hash = stable(format!("{container} {ifname}").bytes());
     let letter = |n: u32| char::from(b"abcdefghijklmnopqrstuvwxyz234567"[(hash >> (5 * n)) as usize & 31]);
@@ -169,12 +174,13 @@ fn alias(network: &str, seed: &str) -> String {
 
 fn mac(seed: &str, end: u8) -> [u8; 6] {
     let hash = stable(seed.bytes().chain([b' ', end])).to_be_bytes();
-    // Unicast, administered locally.
+    // A unicast address that is locally administered.
     [(hash[0] & 0xfc) | 2, hash[1], hash[2], hash[3], hash[4], hash[5]]
 }
 
-/// In the order of the bridge plugin: capability, `args`, CNI_ARGS, configuration.
-fn given_mac(conf: &Map<String, Value>, args: &str) -> Option<String> {
+/// Returns the MAC address that the user asks for. The order is that of the bridge plugin: capability, `args`,
+/// CNI_ARGS, configuration.
+fn requested_mac(conf: &Map<String, Value>, args: &str) -> Option<String> {
     let text = |value: Option<&Value>| value.and_then(Value::as_str).filter(|mac| !mac.is_empty()).map(str::to_owned);
     let pairs = args.split(';').filter_map(|pair| pair.split_once('='));
     text(conf.get("runtimeConfig").and_then(|config| config.get("mac")))
@@ -192,7 +198,7 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
-/// As `ip link` prints it.
+/// Formats a MAC address as `ip link` prints it.
 pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
@@ -206,18 +212,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_stable_short_and_apart() {
+    fn names_and_macs_are_stable_and_unique_and_fit_their_limits() {
         assert_eq!(host_name("c1", "eth0"), host_name("c1", "eth0"));
         let names: BTreeSet<String> = (0..20_000).map(|n| host_name(&format!("c{n}"), "eth0")).collect();
         assert_eq!(names.len(), 20_000);
-        assert!(names.iter().all(|name| name.len() == 15 && name.starts_with("vethw")), "fits IFNAMSIZ");
+        assert!(names.iter().all(|name| name.len() == 15 && name.starts_with("vethw")), "every name must fit IFNAMSIZ");
         assert_ne!(mac("c1 eth0", b'h'), mac("c1 eth0", b'p'));
-        assert_eq!(mac("c1 eth0", b'h')[0] & 3, 2, "local, unicast");
+        assert_eq!(mac("c1 eth0", b'h')[0] & 3, 2, "the address must be local and unicast");
         assert_eq!(alias(&"n".repeat(300), "c1 eth0").len(), ALIAS_LEN);
     }
 
     #[test]
-    fn the_first_mac_that_is_given_counts() {
+    fn the_capability_mac_precedes_args_and_configuration() {
         let conf = json!({"mac": "02:00:00:00:00:04", "args": {"cni": {"mac": "02:00:00:00:00:02"}},
             "runtimeConfig": {"mac": "02:00:00:00:00:01"}});
         let rows = [
@@ -227,7 +233,7 @@ mod tests {
             (json!({"runtimeConfig": {"mac": ""}}), "", None),
         ];
         for (conf, args, mac) in rows {
-            assert_eq!(given_mac(conf.as_object().unwrap(), args).as_deref(), mac, "{conf} {args}");
+            assert_eq!(requested_mac(conf.as_object().unwrap(), args).as_deref(), mac, "{conf} {args}");
         }
         assert_eq!(parse_mac("0a:00:00:00:00:ff"), Some([10, 0, 0, 0, 0, 255]));
         for bad in

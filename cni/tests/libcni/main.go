@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Calls plugins as a runtime does: libcni with a list of plugins, one call for each start. What came of it is JSON on standard
-// output. CNI_PATH says where plugins are.
+// Calls plugins through libcni, as a container runtime does. One process makes one call for a list of plugins and
+// prints the result as JSON on standard output. CNI_PATH contains the directories of the plugins.
 //
 //	libcni VERB LIST CACHE [CONTAINER NETNS IFNAME] [ID/IFNAME]...
 package main
@@ -71,7 +71,7 @@ func call(verb, file, cache string, rest []string) (answer, error) {
 		}
 		return answer{}, cni.GCNetworkList(ctx, list, &args)
 	}
-	return answer{}, fmt.Errorf("%s is no verb", verb)
+	return answer{}, fmt.Errorf("%s is not a verb", verb)
 }
 
 func main() {

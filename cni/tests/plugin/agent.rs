@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Before the agent is ready: ADD waits, STATUS says so.
+//! ADD waits for an agent that is not ready, and STATUS reports it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -16,13 +16,13 @@ use serde_json::json;
 
 use crate::site::{Site, env_text, on_a_node, run};
 
-const FINE: &str = r#"
+const SUCCEEDING_PLUGIN: &str = r#"
 cat >/dev/null
 [ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.0.0"}'
 [ "$CNI_COMMAND" != VERSION ] || echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}'
 "#;
 
-/// An agent's socket that answers every question with what `ready` says.
+/// Serves the agent's socket. The answer is "ready" while `ready` is true.
 fn agent(site: &Site, ready: Arc<AtomicBool>) {
     let listener = UnixListener::bind(site.path("run/weft.sock")).unwrap();
     std::thread::spawn(move || {
@@ -33,16 +33,16 @@ fn agent(site: &Site, ready: Arc<AtomicBool>) {
             assert_eq!(line, "{\"ready\":{}}\n");
             let problems = if ready.load(Ordering::SeqCst) { json!([]) } else { json!(["no lease yet"]) };
             let answer = json!({"ready": {"ready": problems == json!([]), "problems": problems}});
-            // The plugin may have given up.
+            // The plugin may have closed the connection.
             let _ = stream.write_all(format!("{answer}\n").as_bytes());
         }
     });
 }
 
 #[test]
-fn add_waits_for_subnet_env_and_says_so() {
+fn add_waits_for_a_complete_subnet_env_and_logs_it() {
     on_a_node(|site| {
-        site.script("fine", FINE);
+        site.script("fine", SUCCEEDING_PLUGIN);
         site.pod("p1");
         fs::remove_dir_all(site.path("run")).unwrap();
         let conf = site.conf(json!({"delegate": {"type": "fine"}}));
@@ -53,7 +53,7 @@ fn add_waits_for_subnet_env_and_says_so() {
         log.read_line(&mut line).unwrap();
         assert!(line.starts_with("waiting up to 10000 ms:") && line.contains("run/subnet.env"), "{line}");
         assert_eq!(child.try_wait().unwrap(), None);
-        // First half a file, as an agent that does not rename would leave it.
+        // An agent that does not replace the file atomically would leave an incomplete file first.
         fs::create_dir(site.path("run")).unwrap();
         fs::write(site.path("run/subnet.env"), "FLANNEL_NETWORK=10.5.0.0/16\n").unwrap();
         let begin = Instant::now();
@@ -67,9 +67,9 @@ fn add_waits_for_subnet_env_and_says_so() {
 }
 
 #[test]
-fn add_gives_up_in_time_and_names_what_is_missing() {
+fn add_fails_after_wait_seconds_and_names_the_missing_keys() {
     on_a_node(|site| {
-        site.script("fine", FINE);
+        site.script("fine", SUCCEEDING_PLUGIN);
         site.pod("p1");
         site.subnet_env("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n");
         let conf = site.conf(json!({"delegate": {"type": "fine"}, "waitSeconds": 0.2}));
@@ -77,33 +77,33 @@ fn add_gives_up_in_time_and_names_what_is_missing() {
         assert_eq!(code, 11, "the runtime may try again");
         assert!(text.contains("is missing FLANNEL_MTU, FLANNEL_IPMASQ. Check the log"), "{text}");
         assert_eq!(site.files("records"), Vec::<String>::new());
-        site.call("DEL", "p1", &conf).fine();
+        site.call("DEL", "p1", &conf).success();
     });
 }
 
 #[test]
-fn the_agents_word_counts_where_it_has_a_socket() {
+fn add_and_status_ask_the_agent_if_it_has_a_socket() {
     on_a_node(|site| {
-        site.script("fine", FINE);
+        site.script("fine", SUCCEEDING_PLUGIN);
         site.pod("p1");
         let conf = site.conf(json!({"delegate": {"type": "fine"}, "waitSeconds": 0.3}));
         let status = site.conf(json!({"cniVersion": "1.1.0", "delegate": {"type": "fine"}}));
-        // A socket that nobody answers on is what a killed agent left.
+        // A killed agent leaves a socket on which nobody answers.
         drop(UnixListener::bind(site.path("run/weft.sock")).unwrap());
-        site.call("ADD", "p1", &conf).fine();
-        site.call("STATUS", "", &status).fine();
+        site.call("ADD", "p1", &conf).success();
+        site.call("STATUS", "", &status).success();
         fs::remove_file(site.path("run/weft.sock")).unwrap();
         let ready = Arc::new(AtomicBool::new(false));
         agent(&site, ready.clone());
         let (code, text) = site.call("STATUS", "", &status).error();
         assert_eq!((code, text.trim()), (51, "the agent is not ready: no lease yet"));
         let begin = Instant::now();
-        let answer = site.call("ADD", "p1", &conf).fine();
-        assert!(begin.elapsed() >= Duration::from_millis(300), "it did not wait");
-        assert!(answer.stderr.contains("the agent is not ready (no lease yet): going on with"), "{}", answer.stderr);
+        let answer = site.call("ADD", "p1", &conf).success();
+        assert!(begin.elapsed() >= Duration::from_millis(300), "ADD must wait for an agent that is not ready");
+        assert!(answer.stderr.contains("the agent is not ready (no lease yet): continuing with"), "{}", answer.stderr);
         ready.store(true, Ordering::SeqCst);
-        site.call("STATUS", "", &status).fine();
-        let answer = site.call("ADD", "p1", &conf).fine();
+        site.call("STATUS", "", &status).success();
+        let answer = site.call("ADD", "p1", &conf).success();
         assert!(!answer.stderr.contains("waiting"), "{}", answer.stderr);
         fs::remove_file(site.path("run/subnet.env")).unwrap();
         let (code, text) = site.call("STATUS", "", &status).error();
@@ -112,9 +112,9 @@ fn the_agents_word_counts_where_it_has_a_socket() {
 }
 
 #[test]
-fn status_sees_missing_plugins_and_used_up_addresses() {
+fn status_reports_missing_plugins_and_exhausted_addresses() {
     on_a_node(|site| {
-        site.script("fine", FINE);
+        site.script("fine", SUCCEEDING_PLUGIN);
         let status = |delegate: &str| site.conf(json!({"cniVersion": "1.1.0", "delegate": {"type": delegate}}));
         let (code, text) = site.call("STATUS", "", &status("nosuch")).error();
         assert!(code == 50 && text.contains("nosuch"), "{code} {text}");
@@ -126,24 +126,24 @@ fn status_sees_missing_plugins_and_used_up_addresses() {
             esac"#;
         site.script("sick", sick);
         assert_eq!(site.call("STATUS", "", &status("sick")).error(), (50, "the delegate is sick ".to_owned()));
-        site.call("STATUS", "", &status("fine")).fine();
+        site.call("STATUS", "", &status("fine")).success();
         fs::create_dir_all(site.path("networks/cbr0")).unwrap();
         site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1450).replace("/24", "/29"));
         for host in 2..=6 {
-            site.call("STATUS", "", &status("fine")).fine();
+            site.call("STATUS", "", &status("fine")).success();
             fs::write(site.path(&format!("networks/cbr0/10.5.1.{host}")), "x\r\neth0").unwrap();
         }
         let (code, text) = site.call("STATUS", "", &status("fine")).error();
         assert!(code == 50 && text.contains("all 5 addresses of 10.5.1.0/29 are taken"), "{code} {text}");
-        // A runtime without words to say is not left waiting.
+        // A configuration of an old version is refused at once.
         assert_eq!(run(site.command("STATUS", "", ""), &json!({"name": "x", "cniVersion": "1.0.0"})).error().0, 1);
     });
 }
 
 #[test]
-fn an_agent_that_is_not_ready_is_asked_ever_less_often() {
+fn the_time_between_questions_to_an_agent_that_is_not_ready_grows() {
     on_a_node(|site| {
-        site.script("fine", FINE);
+        site.script("fine", SUCCEEDING_PLUGIN);
         site.pod("p1");
         let asked = Arc::new(AtomicUsize::new(0));
         let listener = UnixListener::bind(site.path("run/weft.sock")).unwrap();
@@ -157,7 +157,7 @@ fn an_agent_that_is_not_ready_is_asked_ever_less_often() {
             }
         });
         let conf = site.conf(json!({"delegate": {"type": "fine"}, "waitSeconds": 2}));
-        site.call("ADD", "p1", &conf).fine();
+        site.call("ADD", "p1", &conf).success();
         // At 0, 20, 60, 140, 300, 620, 1120, 1620 and 2000 ms, later on a busy machine.
         let asked = asked.load(Ordering::SeqCst);
         assert!((2..=9).contains(&asked), "{asked} questions");
@@ -165,28 +165,28 @@ fn an_agent_that_is_not_ready_is_asked_ever_less_often() {
 }
 
 #[test]
-fn an_agent_that_is_stopped_holds_no_pod_up() {
+fn add_does_not_block_on_an_agent_that_is_stopped() {
     on_a_node(|site| {
-        site.script("fine", FINE);
+        site.script("fine", SUCCEEDING_PLUGIN);
         let listener = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
         let path = UnixAddr::new(&site.path("run/weft.sock")).unwrap();
         bind(listener.as_raw_fd(), &path).unwrap();
         listen(&listener, Backlog::new(1).unwrap()).unwrap();
-        // Nobody accepts: its queue is filled.
-        let full = || {
+        // Nobody accepts connections, so the queue fills up.
+        let connect_one = || {
             let client = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).unwrap();
             connect(client.as_raw_fd(), &path).map(|()| client)
         };
         let mut clients = Vec::new();
         let refused = loop {
-            match full() {
+            match connect_one() {
                 Ok(client) => clients.push(client),
                 Err(errno) => break errno,
             }
         };
         assert_eq!(refused, Errno::EAGAIN);
         site.pod("p1");
-        let answer = site.call("ADD", "p1", &site.conf(json!({"delegate": {"type": "fine"}}))).fine();
+        let answer = site.call("ADD", "p1", &site.conf(json!({"delegate": {"type": "fine"}}))).success();
         assert!(answer.stderr.contains("takes no calls"), "{}", answer.stderr);
     });
 }

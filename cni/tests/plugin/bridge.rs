@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cni0 of another subnet or MTU.
+//! The plugin repairs a cni0 that was created for another subnet or MTU.
 
 use serde_json::json;
 
 use crate::site::{env_text, on_a_node};
 
 #[test]
-fn an_idle_bridge_of_another_subnet_is_repaired() {
+fn a_bridge_without_pods_gets_the_new_subnet_and_mtu() {
     on_a_node(|site| {
         let conf = site.conf(json!({}));
         site.pod("p1");
-        site.call("ADD", "p1", &conf).fine();
-        site.call("DEL", "p1", &conf).fine();
-        assert!(site.ip("addr show cni0").contains("10.5.1.1/24"), "the bridge stays");
+        site.call("ADD", "p1", &conf).success();
+        site.call("DEL", "p1", &conf).success();
+        assert!(site.ip("addr show cni0").contains("10.5.1.1/24"), "the bridge plugin must leave the bridge");
         site.subnet_env(&env_text("10.5.2", "fd05:0:0:2", 1400));
-        let answer = site.call("ADD", "p1", &conf).fine();
-        assert!(answer.stderr.contains("cni0: removed 10.5.1.1/24"), "{}", answer.stderr);
-        assert!(answer.stderr.contains(" is 1400 now"), "{}", answer.stderr);
+        let answer = site.call("ADD", "p1", &conf).success();
+        assert!(answer.stderr.contains("cni0: removed the address 10.5.1.1/24"), "{}", answer.stderr);
+        assert!(answer.stderr.contains(" to 1400; no pod is connected"), "{}", answer.stderr);
         let shown = site.ip("addr show cni0");
         for wanted in ["10.5.2.1/24", "fd05:0:0:2::1/64", "mtu 1400"] {
             assert!(shown.contains(wanted), "{wanted}: {shown}");
@@ -24,31 +24,30 @@ fn an_idle_bridge_of_another_subnet_is_repaired() {
         for gone in ["10.5.1.1", "fd05:0:0:1::1"] {
             assert!(!shown.contains(gone), "{gone}: {shown}");
         }
-        site.call("DEL", "p1", &conf).fine();
+        site.call("DEL", "p1", &conf).success();
         site.nothing_left();
     });
 }
 
 #[test]
-fn a_bridge_with_pods_is_named_and_left() {
+fn a_bridge_with_pods_is_not_changed_and_the_error_names_the_remedy() {
     on_a_node(|site| {
         let conf = site.conf(json!({}));
         site.pod("p1");
-        site.call("ADD", "p1", &conf).fine();
+        site.call("ADD", "p1", &conf).success();
         site.pod("p2");
         site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1400));
-        let answer = site.call("ADD", "p2", &conf).fine();
+        let answer = site.call("ADD", "p2", &conf).success();
         assert!(answer.stderr.contains("run: ip link set cni0 mtu 1400"), "{}", answer.stderr);
-        site.call("DEL", "p2", &conf).fine();
+        site.call("DEL", "p2", &conf).success();
         site.subnet_env(&env_text("10.5.2", "fd05:0:0:2", 1400));
         let (code, text) = site.call("ADD", "p2", &conf).error();
-        let wanted =
-            "cni0 has 10.5.1.1/24, this node's subnet is 10.5.2.0/24,fd05:0:0:2::/64 now, and 1 pods are still on it";
+        let wanted = "cni0 has 10.5.1.1/24, this node's subnet is 10.5.2.0/24,fd05:0:0:2::/64 now, and 1 pods are still connected";
         assert!(code == 999 && text.contains(wanted), "{code} {text}");
         assert!(site.ip("addr show cni0").contains("10.5.1.1/24"));
-        site.call("DEL", "p1", &conf).fine();
-        site.call("ADD", "p2", &conf).fine();
-        site.call("DEL", "p2", &conf).fine();
+        site.call("DEL", "p1", &conf).success();
+        site.call("ADD", "p2", &conf).success();
+        site.call("DEL", "p2", &conf).success();
         site.nothing_left();
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! GC: what the runtime no longer knows goes, what it knows stays.
+//! GC removes everything that belongs to attachments which are not in the runtime's list, and nothing else.
 
 use std::fs;
 use std::process::Command;
@@ -18,80 +18,86 @@ fn rules() -> String {
 }
 
 #[test]
-fn takes_back_everything_of_pods_that_are_gone() {
+fn gc_removes_everything_of_attachments_that_are_not_valid() {
     on_a_node(|site| {
-        // The delegate masquerades: rules are there to be forgotten.
+        // The delegate masquerades, so there are rules that can leak.
         let masq = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
         site.subnet_env(masq);
         let conf = site.conf(json!({}));
         for pod in ["lives", "died", "netnsgone"] {
             site.pod(pod);
-            site.call("ADD", pod, &conf).fine();
+            site.call("ADD", pod, &conf).success();
             assert!(rules().contains(&format!("id-{pod}")), "{}", rules());
         }
         site.ip("netns del netnsgone");
-        // Reservations without a record, of old versions, and of a host-local that was killed.
+        // Reservations without a record: of a container that is gone, of old versions of host-local, and of a
+        // host-local that was killed.
         for (addr, text) in [("10.5.1.50", "nobody\r\neth0"), ("10.5.1.51", "id-lives\r\nnet9"), ("10.5.1.52", "")] {
             fs::write(site.path("networks/cbr0").join(addr), text).unwrap();
         }
         fs::write(site.path("networks/cbr0/10.5.1.53"), "id-lives").unwrap();
-        let answer = site.call("GC", "", &gc(&site, json!([{"containerID": "id-lives", "ifname": "eth0"}]))).fine();
+        let answer = site.call("GC", "", &gc(&site, json!([{"containerID": "id-lives", "ifname": "eth0"}]))).success();
         assert!(answer.stdout.is_empty(), "{answer:?}");
         assert_eq!(site.files("records"), ["id-lives"]);
-        // A record still speaks of id-lives, so its odd reservation is left to the delegate.
+        // id-lives has a record, so its additional reservations are left to the delegate.
         assert_eq!(site.addresses(), ["10.5.1.2", "10.5.1.51", "10.5.1.53"]);
-        wait_for("the last veth of pods that are gone to go", || site.veths() == 1);
+        wait_for("the veths of the removed pods to disappear", || site.veths() == 1);
         assert!(
             rules().contains("id-lives") && !rules().contains("died") && !rules().contains("netnsgone"),
             "{}",
             rules()
         );
         assert_eq!(rules().matches("-N CNI-").count(), 1, "{}", rules());
-        // The list may be null, as Go prints an empty one; without a list nothing is touched.
+        // A missing list is an error and nothing is removed. A list that is null, as Go encodes an empty one, is an
+        // empty list.
         let mut without = gc(&site, json!([]));
         without.as_object_mut().unwrap().remove("cni.dev/valid-attachments");
         assert_eq!(site.call("GC", "", &without).error().0, 7);
         assert_eq!(site.files("records"), ["id-lives"]);
-        site.call("GC", "", &gc(&site, Value::Null)).fine();
+        site.call("GC", "", &gc(&site, Value::Null)).success();
         site.nothing_left();
         assert_eq!(rules().matches("CNI-").count(), 0, "{}", rules());
     });
 }
 
 #[test]
-fn other_networks_and_flannels_records() {
+fn gc_keeps_records_of_other_networks_and_handles_records_of_flannels_plugin() {
     on_a_node(|site| {
         let conf = site.conf(json!({}));
         for pod in ["theirs", "ours", "other"] {
             site.pod(pod);
         }
-        site.call("ADD", "theirs", &conf).fine();
-        site.call("ADD", "ours", &conf).fine();
+        site.call("ADD", "theirs", &conf).success();
+        site.call("ADD", "ours", &conf).success();
         let mut other = conf.clone();
         other["name"] = json!("other");
         other["delegate"] = json!({"bridge": "cni1"});
         other["subnetFile"] = json!(site.path("other.env"));
         fs::write(site.path("other.env"), crate::site::env_text("10.5.9", "fd05:0:0:9", 1450)).unwrap();
-        run(site.command("ADD", "other", "net1"), &other).fine();
-        // As flannel's plugin would have written it: which interface it is, only host-local knows.
+        run(site.command("ADD", "other", "net1"), &other).success();
+        // flannel's plugin does not record the interface. Only host-local's reservation names it.
         let file = site.path("records/id-theirs");
         let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         record.as_object_mut().unwrap().remove("weft");
         fs::write(&file, record.to_string()).unwrap();
-        site.call("GC", "", &gc(&site, json!([{"containerID": "id-theirs", "ifname": "eth0"}]))).fine();
-        assert_eq!(site.files("records"), ["id-other:net1", "id-theirs"], "flannel's record of a pod that lives stays");
-        site.call("GC", "", &gc(&site, json!([]))).fine();
-        assert_eq!(site.files("records"), ["id-other:net1"], "another network's record is not ours to judge");
+        site.call("GC", "", &gc(&site, json!([{"containerID": "id-theirs", "ifname": "eth0"}]))).success();
+        assert_eq!(
+            site.files("records"),
+            ["id-other:net1", "id-theirs"],
+            "GC must keep the record of a valid attachment that flannel's plugin wrote"
+        );
+        site.call("GC", "", &gc(&site, json!([]))).success();
+        assert_eq!(site.files("records"), ["id-other:net1"], "GC must keep records of other networks");
         assert_eq!(site.files("networks/other").len(), 2);
         assert!(site.addresses().is_empty());
-        run(site.command("DEL", "other", "net1"), &other).fine();
+        run(site.command("DEL", "other", "net1"), &other).success();
         site.ip("netns del theirs");
         site.nothing_left();
     });
 }
 
 #[test]
-fn one_failure_does_not_stop_the_rest_and_delegates_are_told() {
+fn gc_continues_after_a_failure_and_calls_the_delegates_gc() {
     on_a_node(|site| {
         let script = r#"
             cat >"$here/input-$CNI_COMMAND"
@@ -108,7 +114,7 @@ fn one_failure_does_not_stop_the_rest_and_delegates_are_told() {
         };
         for pod in ["p1", "p2", "p3"] {
             site.pod(pod);
-            site.call("ADD", pod, &with(site.conf(json!({})))).fine();
+            site.call("ADD", pod, &with(site.conf(json!({})))).success();
         }
         let valid = json!([{"containerID": "id-p3", "ifname": "eth0"}]);
         let (_, text) = site.call("GC", "", &with(gc(&site, valid.clone()))).error();
@@ -121,17 +127,17 @@ fn one_failure_does_not_stop_the_rest_and_delegates_are_told() {
 }
 
 #[test]
-fn rules_that_cannot_be_listed_are_an_error() {
+fn gc_fails_if_rules_cannot_be_listed() {
     on_a_node(|mut site| {
         site.vars.push(("PATH".to_owned(), format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", site.path("bin").display())));
         let fails = |text: &str| format!("echo '{text}' >&2; exit 4");
         site.script("iptables", &fails("Another app is currently holding the xtables lock."));
         let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
         assert!(text.contains("iptables -w -t nat -S") && text.contains("xtables lock"), "{text}");
-        // A kernel without the table has no rules in it.
+        // If the kernel does not have the table, there are no rules in it.
         let none = "can not initialize iptables table nat: Table does not exist (do you need to insmod?)";
         site.script("iptables", &fails(none));
-        site.call("GC", "", &gc(&site, json!([]))).fine();
+        site.call("GC", "", &gc(&site, json!([]))).success();
         site.script("nft", &fails("Error: Operation not permitted"));
         let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
         assert!(text.contains("nft -j -a list chain") && text.contains("not permitted"), "{text}");

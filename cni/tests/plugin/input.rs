@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the delegate is given, row by row of flannel-compat.md section 12; with flannel's own plugin (the file that `FLANNEL_CNI`
-//! names) beside it where there is one.
+//! The configuration that the delegate gets, as docs/flannel-formats.md, "The CNI plugin", describes it. If the
+//! environment variable `FLANNEL_CNI` names the executable of flannel's own plugin, that plugin is tested with the same
+//! rows.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +14,7 @@ use crate::site::{Site, on_a_node};
 const RECORDER: &str = r#"
 cat >"$here/input"
 env | grep ^CNI_ | grep -v ^CNI_PATH | sort >"$here/env"
-echo '{"cniVersion":"0.3.1","ips":[],"kept":"as it is"}'
+echo '{"cniVersion":"0.3.1","ips":[],"unknown":"as it is"}'
 "#;
 
 const V4: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
@@ -22,7 +23,8 @@ const V6: &str =
 const MANY: &str = "FLANNEL_NETWORK=10.5.0.0/16,10.6.0.0/16,10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\n\
     FLANNEL_IPV6_NETWORK=fd05::/48,fd06::/48\nFLANNEL_IPV6_SUBNET=fd05:0:0:1::1/64\nFLANNEL_MTU=8950\nFLANNEL_IPMASQ=true\n";
 
-/// What the row's configuration has, subnet.env, and what the delegate must be given.
+/// Each row: its title, keys of the network configuration, subnet.env, and the configuration that the delegate must
+/// get.
 fn rows() -> Vec<(&'static str, Value, &'static str, Value)> {
     let ipam =
         json!({"type": "host-local", "ranges": [[{"subnet": "10.5.1.0/24"}]], "routes": [{"dst": "10.5.0.0/16"}]});
@@ -51,16 +53,16 @@ fn rows() -> Vec<(&'static str, Value, &'static str, Value)> {
     let capabilities =
         json!({"portMappings": [{"hostPort": 1}], "bandwidth": {"ingressRate": 1}, "ips": ["10.5.1.3/24"]});
     vec![
-        ("nothing said", json!({}), V4, bridge.clone()),
+        ("defaults", json!({}), V4, bridge.clone()),
         ("no cniVersion", json!({"cniVersion": null}), V4, with(json!({}), &["cniVersion"])),
         (
-            "the manifest's",
+            "the keys of flannel's manifest",
             json!({"delegate": {"hairpinMode": true, "isDefaultGateway": true}}),
             V4,
             with(json!({"hairpinMode": true, "isDefaultGateway": true}), &[]),
         ),
         (
-            "what is said stays",
+            "the user's values are kept",
             json!({"delegate": {"mtu": 1400, "ipMasq": true, "isGateway": false}}),
             V4,
             with(json!({"mtu": 1400, "ipMasq": true, "isGateway": false}), &[]),
@@ -80,7 +82,7 @@ fn rows() -> Vec<(&'static str, Value, &'static str, Value)> {
     ]
 }
 
-/// The row's configuration; null takes a key away.
+/// Returns the network configuration of a row. A null removes a key.
 fn conf(site: &Site, row: &Value) -> Value {
     let mut conf = site.conf(json!({"cniVersion": "0.3.1"}));
     conf.as_object_mut().unwrap().remove("ipam");
@@ -95,37 +97,33 @@ fn read(site: &Site, file: &str) -> Value {
     serde_json::from_slice(&fs::read(site.path(file)).unwrap()).unwrap()
 }
 
-/// All rows; the plugin is what `bin/flannel` is.
-fn judge(site: &Site, ours: bool) {
+/// Tests all rows. `bin/flannel` is the plugin to test.
+fn check_rows(site: &Site, ours: bool) {
     for name in ["bridge", "ptp"] {
         site.script(name, RECORDER);
     }
     for (title, row, env, wanted) in rows() {
         site.subnet_env(env);
         let conf = conf(site, &row);
-        let added = site.call("ADD", "p1", &conf).fine();
+        let added = site.call("ADD", "p1", &conf).success();
         assert_eq!(read(site, "input"), wanted, "{title}");
         let vars = "CNI_COMMAND=ADD\nCNI_CONTAINERID=id-p1\nCNI_IFNAME=eth0\nCNI_NETNS=/run/netns/p1\n";
         assert_eq!(fs::read_to_string(site.path("env")).unwrap(), vars, "{title}");
         let mut record = read(site, "records/id-p1");
         if ours {
-            assert_eq!(added.json()["kept"], "as it is", "{title}");
+            assert_eq!(added.json()["unknown"], "as it is", "{title}");
             assert_eq!(record["weft"], json!({"ifname": "eth0", "netns": "/run/netns/p1", "args": ""}), "{title}");
             record.as_object_mut().unwrap().remove("weft");
         }
         assert!(
             added.stderr.contains("\"mtu\":"),
-            "{title}: the rendered configuration is in the log: {}",
+            "{title}: the log must contain the delegate's configuration: {}",
             added.stderr
         );
         assert_eq!(record, wanted, "{title}");
         fs::remove_file(site.path("run/subnet.env")).unwrap();
-        site.call("DEL", "p1", &conf).fine();
-        assert_eq!(
-            read(site, "input"),
-            wanted,
-            "{title}: DEL gets the recorded configuration, and needs no subnet.env"
-        );
+        site.call("DEL", "p1", &conf).success();
+        assert_eq!(read(site, "input"), wanted, "{title}: DEL must use the recorded configuration without subnet.env");
         assert!(fs::read_to_string(site.path("env")).unwrap().contains("CNI_COMMAND=DEL"), "{title}");
         assert_eq!(site.files("records"), Vec::<String>::new(), "{title}");
     }
@@ -136,46 +134,46 @@ fn install(site: &Site, plugin: &Path) {
     symlink(plugin, site.path("bin/flannel")).unwrap();
 }
 
-/// What one of the two plugins wired, the other takes back.
-fn take_turns(site: &Site, theirs: &Path) {
+/// Each of the two plugins must be able to remove what the other one added.
+fn check_that_each_plugin_removes_the_others_pods(site: &Site, theirs: &Path) {
     for name in ["bridge", "ptp"] {
         fs::remove_file(site.path("bin").join(name)).unwrap();
     }
     site.subnet_env(MANY);
     let ours = Path::new(env!("CARGO_BIN_EXE_weft-cni"));
-    for (adds, takes_back) in [(ours, theirs), (theirs, ours)] {
+    for (adds, removes) in [(ours, theirs), (theirs, ours)] {
         install(site, adds);
-        site.call("ADD", "p1", &site.conf(json!({}))).fine();
-        install(site, takes_back);
-        site.call("DEL", "p1", &site.conf(json!({}))).fine();
+        site.call("ADD", "p1", &site.conf(json!({}))).success();
+        install(site, removes);
+        site.call("DEL", "p1", &site.conf(json!({}))).success();
         site.nothing_left();
     }
 }
 
 #[test]
-fn the_delegate_is_given_what_flannels_plugin_gives_it() {
+fn the_delegate_gets_the_configuration_that_flannels_plugin_gives_it() {
     on_a_node(|site| {
         site.pod("p1");
-        judge(&site, true);
-        // flannel's own plugin on the same rows: the table itself is tested by it.
+        check_rows(&site, true);
+        // Running flannel's own plugin shows that the table is right.
         match std::env::var_os("FLANNEL_CNI") {
-            None => eprintln!("flannel's own plugin is not compared: no FLANNEL_CNI"),
+            None => eprintln!("FLANNEL_CNI is not set: the rows are not compared with flannel's own plugin"),
             Some(theirs) => {
                 install(&site, theirs.as_ref());
-                judge(&site, false);
-                take_turns(&site, theirs.as_ref());
+                check_rows(&site, false);
+                check_that_each_plugin_removes_the_others_pods(&site, theirs.as_ref());
             }
         }
     });
 }
 
 #[test]
-fn records_are_for_root_alone() {
+fn only_root_can_read_records() {
     use std::os::unix::fs::PermissionsExt;
     on_a_node(|site| {
         site.script("bridge", RECORDER);
         site.pod("p1");
-        site.call("ADD", "p1", &site.conf(json!({}))).fine();
+        site.call("ADD", "p1", &site.conf(json!({}))).success();
         let mode = |path: &str| fs::metadata(site.path(path)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("records"), mode("records/id-p1")), (0o700, 0o600));
     });

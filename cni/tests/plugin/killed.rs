@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ADD and DEL a thousand times, with plugins that are killed, delegates that fail, calls that never come. After GC nothing of
-//! it is left, and the pods that live were not touched.
+//! Runs a thousand ADDs and DELs. Some plugins are killed, some delegates fail, and some calls of DEL are omitted. GC
+//! must then remove everything except the pods that are still running.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -19,17 +19,17 @@ use crate::site::{Site, on_a_node, wait_for};
 
 const CYCLES: usize = 1000;
 const WORKERS: usize = 4;
-/// Between two GC while pods come and go.
+/// Number of cycles between two calls of GC.
 const GC_EVERY: usize = 125;
 
-/// The bridge plugin, but it may fail before or after its work.
-const MOODY: &str = r#"
+/// The bridge plugin, which fails before or after its work if `MOOD` says so.
+const FAILING_BRIDGE: &str = r#"
 [ "$MOOD-$CNI_COMMAND" != "before-$ON" ] || { echo '{"code":5,"msg":"failed before"}'; exit 1; }
 [ "$MOOD-$CNI_COMMAND" != "after-$ON" ] || { /usr/lib/cni/bridge >/dev/null; echo '{"code":5,"msg":"failed after"}'; exit 1; }
 exec /usr/lib/cni/bridge
 "#;
 
-/// Chance is an input: the same seed gives the same order of choices in a worker.
+/// A pseudo-random generator (xorshift). Each worker makes the same choices in every run.
 struct Chance(u64);
 
 impl Chance {
@@ -41,7 +41,7 @@ impl Chance {
     }
 }
 
-/// A pod's namespace, as `ip netns add` makes it but without two processes for each of a thousand.
+/// Creates a pod's namespace as `ip netns add` does, but without starting processes.
 fn make_pod(name: &str) {
     let path = format!("/run/netns/{name}");
     let make = move || {
@@ -61,12 +61,13 @@ fn remove_pod(name: &str) {
 fn start(mut command: Command, conf: &Value) -> Child {
     use std::io::Write;
     let mut child = command.process_group(0).spawn().unwrap();
-    // A plugin that failed before it read leaves a broken pipe.
+    // A plugin that ends before it reads causes a broken pipe.
     let _ = child.stdin.take().unwrap().write_all(conf.to_string().as_bytes());
     child
 }
 
-/// One call; perhaps the delegate fails, perhaps the plugin is killed, alone or with all that it started.
+/// Runs one call and returns whether it succeeded. The delegate may fail, and the plugin may be killed, alone or with
+/// its process group.
 fn call(site: &Site, verb: &str, pod: &str, conf: &Value, chance: &mut Chance) -> bool {
     let mut command = site.command(verb, pod, "eth0");
     match chance.below(10) {
@@ -80,7 +81,7 @@ fn call(site: &Site, verb: &str, pod: &str, conf: &Value, chance: &mut Chance) -
         std::thread::sleep(Duration::from_micros(chance.below(30_000)));
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
         let target = if chance.below(2) == 0 { pid } else { Pid::from_raw(-pid.as_raw()) };
-        // It may have ended already.
+        // The process may have ended already.
         let _ = kill(target, Signal::SIGKILL);
     }
     child.wait().unwrap().success()
@@ -89,15 +90,15 @@ fn call(site: &Site, verb: &str, pod: &str, conf: &Value, chance: &mut Chance) -
 fn cycle(site: &Site, number: usize, chance: &mut Chance) {
     let pod = format!("c{number}");
     make_pod(&pod);
-    // Masquerading costs a dozen processes: one pod in ten has it.
+    // Masquerading starts a dozen processes, so only one pod in ten uses it.
     let masquerade = chance.below(10) == 0;
-    let conf = site.conf(json!({"delegate": {"type": "moody", "isGateway": true, "ipMasq": masquerade}}));
+    let conf = site.conf(json!({"delegate": {"type": "failing", "isGateway": true, "ipMasq": masquerade}}));
     call(site, "ADD", &pod, &conf, chance);
     let early = chance.below(3) == 0;
     if early {
         remove_pod(&pod);
     }
-    // A runtime tries again, some give up, some never call.
+    // A runtime retries DEL several times, or gives up, or never calls it.
     for _ in 0..chance.below(4) {
         if call(site, "DEL", &pod, &conf, chance) {
             break;
@@ -111,8 +112,8 @@ fn cycle(site: &Site, number: usize, chance: &mut Chance) {
 fn gc(site: &Site, survivors: &[&str]) {
     let valid: Vec<_> =
         survivors.iter().map(|pod| json!({"containerID": format!("id-{pod}"), "ifname": "eth0"})).collect();
-    let more = json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid, "delegate": {"type": "moody"}});
-    // A delegate that its killed plugin left at work is waited for, but not for ever.
+    let more = json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid, "delegate": {"type": "failing"}});
+    // The delegate of a killed plugin may still be running, which makes GC fail for a while.
     wait_for("GC to succeed", || {
         let answer = site.call("GC", "", &site.conf(more.clone()));
         if !answer.ok {
@@ -129,22 +130,22 @@ fn rules() -> Vec<String> {
 }
 
 #[test]
-fn a_thousand_cycles_leave_nothing_behind() {
+fn gc_removes_everything_that_a_thousand_interrupted_cycles_left() {
     on_a_node(|site| {
-        site.script("moody", MOODY);
+        site.script("failing", FAILING_BRIDGE);
         let survivors = ["s1", "s2", "s3"];
-        let conf = site.conf(json!({"delegate": {"type": "moody", "isGateway": true, "ipMasq": true}}));
+        let conf = site.conf(json!({"delegate": {"type": "failing", "isGateway": true, "ipMasq": true}}));
         for pod in survivors {
             site.pod(pod);
-            site.call("ADD", pod, &conf).fine();
+            site.call("ADD", pod, &conf).success();
         }
-        let before = (site.files("records"), site.addresses(), site.veths());
+        let expected = (site.files("records"), site.addresses(), site.veths());
         let next = AtomicUsize::new(0);
-        let quiet = RwLock::new(());
+        let gc_lock = RwLock::new(());
         let collected = Mutex::new(0);
         std::thread::scope(|scope| {
             for worker in 0..WORKERS {
-                let (site, next, quiet, collected) = (&site, &next, &quiet, &collected);
+                let (site, next, gc_lock, collected) = (&site, &next, &gc_lock, &collected);
                 scope.spawn(move || {
                     let mut chance = Chance(0x9e37_79b9_7f4a_7c15 ^ (worker as u64 + 1));
                     loop {
@@ -153,24 +154,24 @@ fn a_thousand_cycles_leave_nothing_behind() {
                             break;
                         }
                         if number % GC_EVERY == GC_EVERY - 1 {
-                            let _alone = quiet.write().unwrap();
+                            let _exclusive = gc_lock.write().unwrap();
                             gc(site, &survivors);
                             *collected.lock().unwrap() += 1;
                         }
-                        let _others = quiet.read().unwrap();
+                        let _shared = gc_lock.read().unwrap();
                         cycle(site, number, &mut chance);
                     }
                 });
             }
         });
-        let forgotten = site.files("records").len() - survivors.len();
-        eprintln!("{CYCLES} cycles, GC {} times, {forgotten} records left for the last one", collected.lock().unwrap());
+        let left = site.files("records").len() - survivors.len();
+        eprintln!("{CYCLES} cycles, GC {} times, {left} records left for the last one", collected.lock().unwrap());
         gc(&site, &survivors);
-        wait_for("the last veth to go", || site.veths() == before.2);
-        assert_eq!((site.files("records"), site.addresses()), (before.0, before.1));
+        wait_for("the last veth of the removed pods to disappear", || site.veths() == expected.2);
+        assert_eq!((site.files("records"), site.addresses()), (expected.0, expected.1));
         assert_eq!(rules(), Vec::<String>::new());
         for pod in survivors {
-            site.call("DEL", pod, &conf).fine();
+            site.call("DEL", pod, &conf).success();
         }
         site.nothing_left();
     });

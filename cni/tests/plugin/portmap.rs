@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! hostPort: Debian's portmap chained behind routed pods.
+//! hostPort for routed pods, with Debian's portmap plugin chained behind them.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use weft_cni::rtnl::within;
+use weft_cni::rtnl::in_netns;
 
 use crate::site::{Site, on_a_node, wait_for};
 use crate::verbs::chain;
 
 const PORT: u16 = 8080;
 
-/// A node with a link to the world, which does not know the pods' addresses.
+/// Connects the node to an external host, which has no route to the pods.
 fn world(site: &Site) {
     site.pod("world");
     site.ip("link add up0 type veth peer name far0 netns world");
@@ -30,10 +30,10 @@ fn world(site: &Site) {
 
 fn in_pod<T>(pod: &str, work: impl FnOnce() -> T) -> T {
     let netns = File::open(format!("/run/netns/{pod}")).unwrap();
-    within(netns.as_fd(), work).unwrap()
+    in_netns(netns.as_fd(), work).unwrap()
 }
 
-/// Connects to a port of the node; whom the pod sees.
+/// Connects to a port of the node and returns the client's address as the pod sees it.
 #[track_caller]
 fn visit(from: Option<&str>, to: &str, server: &TcpListener) -> IpAddr {
     let to = SocketAddr::new(to.parse().unwrap(), PORT);
@@ -45,7 +45,7 @@ fn visit(from: Option<&str>, to: &str, server: &TcpListener) -> IpAddr {
     let mut client = connected.unwrap_or_else(|error| panic!("{from:?} to {to}: {error}"));
     client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let accepted = Cell::new(None);
-    wait_for("the pod to be asked", || server.accept().map(|one| accepted.set(Some(one))).is_ok());
+    wait_for("the pod to get the connection", || server.accept().map(|one| accepted.set(Some(one))).is_ok());
     let (mut served, seen) = accepted.into_inner().unwrap();
     served.write_all(b"here").unwrap();
     drop(served);
@@ -55,7 +55,7 @@ fn visit(from: Option<&str>, to: &str, server: &TcpListener) -> IpAddr {
     seen.ip().to_canonical()
 }
 
-/// Every rule of both families. The chains that all pods share stay when they are empty.
+/// Returns all rules of both families. The chains that all pods share stay when they are empty.
 fn rules() -> Vec<String> {
     let all = ["iptables", "ip6tables"].map(|program| {
         let out = Command::new(program).args(["-t", "nat", "-S"]).output().unwrap();
@@ -79,10 +79,10 @@ fn address(result: &Value, v6: bool) -> IpAddr {
 }
 
 #[test]
-fn a_port_of_the_node_leads_to_a_routed_pod() {
+fn a_host_port_is_forwarded_to_a_routed_pod() {
     on_a_node(|site| {
         world(&site);
-        // Another pod's port stays what it is all the time.
+        // The rules of another pod must not change.
         site.pod("p0");
         let other = address(&chain(&site, "ADD", "p0", &plugins(&site, PORT + 1)), false);
         let before = rules();
@@ -93,10 +93,11 @@ fn a_port_of_the_node_leads_to_a_routed_pod() {
             let (v4, v6) = (address(&result, false), address(&result, true));
             let server = in_pod("p1", || TcpListener::bind("[::]:80").unwrap());
             server.set_nonblocking(true).unwrap();
-            // Who calls from outside keeps his address.
+            // A client outside the node keeps its address.
             assert_eq!(visit(Some("world"), "192.0.2.1", &server).to_string(), "192.0.2.2");
             assert_eq!(visit(Some("world"), "2001:db8::1", &server).to_string(), "2001:db8::2");
-            // The node by its own address; by loopback, and the pod itself, with the node's address in place of their own.
+            // The node uses its own address as the source. Connections to loopback, and those of the pod to itself, get
+            // the node's address.
             assert_eq!(visit(None, "192.0.2.1", &server).to_string(), "192.0.2.1");
             assert_eq!(visit(None, "127.0.0.1", &server).to_string(), "192.0.2.1");
             assert_eq!(visit(None, "2001:db8::1", &server).to_string(), "2001:db8::1");
@@ -106,10 +107,10 @@ fn a_port_of_the_node_leads_to_a_routed_pod() {
                 assert!(rules().iter().any(|rule| rule.contains(&addr.to_string())), "{addr}: {:#?}", rules());
             }
             chain(&site, "DEL", "p1", &plugins);
-            assert_eq!(rules(), before, "DEL leaves no rule");
+            assert_eq!(rules(), before, "DEL must remove the pod's rules");
             let to = SocketAddr::new("192.0.2.1".parse().unwrap(), PORT);
             let refused = in_pod("world", || TcpStream::connect_timeout(&to, Duration::from_secs(10))).unwrap_err();
-            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "nobody is behind the port");
+            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "the port must be closed after DEL");
             site.ip("netns del p1");
         }
         chain(&site, "DEL", "p0", &plugins(&site, PORT + 1));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node as a runtime sees it: a network namespace of its own, pods in others, plugins called by the environment protocol.
+//! A node as a container runtime sees it: the node and its pods have network namespaces of their own, and the plugins
+//! get their parameters from the environment.
 //!
-//! Everything hangs on the test's own thread: when it ends, nothing is left.
+//! All namespaces and mounts belong to the test's own thread and disappear with it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,16 +14,16 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
-/// Where Debian's containernetworking-plugins are.
+/// Directory of Debian's package containernetworking-plugins.
 pub const PLUGINS: &str = "/usr/lib/cni";
 
 pub struct Site {
     pub dir: tempfile::TempDir,
-    /// More variables for every call.
+    /// Additional environment variables for every call.
     pub vars: Vec<(String, String)>,
 }
 
-/// What a plugin answered.
+/// The result of a call.
 #[derive(Debug)]
 pub struct Answer {
     pub ok: bool,
@@ -36,7 +37,7 @@ impl Answer {
     }
 
     #[track_caller]
-    pub fn fine(self) -> Answer {
+    pub fn success(self) -> Answer {
         assert!(self.ok, "{} / {}", String::from_utf8_lossy(&self.stdout), self.stderr);
         self
     }
@@ -44,7 +45,7 @@ impl Answer {
     /// The error's code and message.
     #[track_caller]
     pub fn error(&self) -> (u64, String) {
-        assert!(!self.ok, "it worked: {self:?}");
+        assert!(!self.ok, "the call succeeded: {self:?}");
         let error = self.json();
         let text = format!("{} {}", error["msg"].as_str().unwrap(), error["details"].as_str().unwrap_or_default());
         (error["code"].as_u64().unwrap(), text)
@@ -56,13 +57,13 @@ impl Site {
     pub fn new() -> Site {
         assert!(
             Path::new(PLUGINS).join("bridge").is_file(),
-            "Debian's containernetworking-plugins are not in {PLUGINS}"
+            "install Debian's package containernetworking-plugins: {PLUGINS} does not contain the plugin bridge"
         );
-        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("namespaces of our own: tests need root");
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).expect("create namespaces: these tests need root");
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
         fs::create_dir_all("/run/netns").unwrap();
         mount(Some("weft-cni"), "/run/netns", Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
-        // The kernel's view of this namespace's devices; and no lock file that all tests share.
+        // /sys must show the devices of this namespace.
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
         let dir = tempfile::Builder::new().prefix("weft-cni-").tempdir().unwrap();
         fs::create_dir(dir.path().join("bin")).unwrap();
@@ -84,7 +85,7 @@ impl Site {
         fs::rename(self.path("run/.subnet.env"), self.path("run/subnet.env")).unwrap();
     }
 
-    /// A plugin that is a script. It finds its own directory in `$here`.
+    /// Installs a shell script as a plugin. `$here` is the directory of this site.
     pub fn script(&self, name: &str, text: &str) {
         let file = self.path("bin").join(name);
         let aside = self.path(name);
@@ -93,7 +94,7 @@ impl Site {
         fs::rename(aside, file).unwrap();
     }
 
-    /// The usual configuration, with keys of `more` over it.
+    /// Returns a network configuration, extended by the members of `more`.
     pub fn conf(&self, more: Value) -> Value {
         let mut conf = json!({
             "cniVersion": "1.0.0", "name": "cbr0", "type": "flannel",
@@ -106,7 +107,7 @@ impl Site {
         conf
     }
 
-    /// A pod's namespace; its path.
+    /// Creates a pod's namespace and returns its path.
     pub fn pod(&self, name: &str) -> String {
         self.ip(&format!("netns add {name}"));
         format!("/run/netns/{name}")
@@ -136,7 +137,7 @@ impl Site {
         String::from_utf8(out.stdout).unwrap()
     }
 
-    /// Files of a directory that is perhaps missing, those of host-local's own bookkeeping left out.
+    /// Returns the files of a directory without those of host-local's own bookkeeping. A missing directory is empty.
     pub fn files(&self, dir: &str) -> Vec<String> {
         let Ok(files) = fs::read_dir(self.path(dir)) else { return Vec::new() };
         let mut names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
@@ -157,12 +158,12 @@ impl Site {
     pub fn nothing_left(&self) {
         assert_eq!(self.files("records"), Vec::<String>::new(), "records");
         assert_eq!(self.addresses(), Vec::<String>::new(), "addresses");
-        // The kernel takes the veths of a deleted namespace away in its own time.
-        wait_for("the last veth to go", || self.veths() == 0);
+        // The kernel removes the veths of a deleted namespace asynchronously.
+        wait_for("the last veth to disappear", || self.veths() == 0);
     }
 }
 
-/// subnet.env of a node whose subnets begin so.
+/// Returns a subnet.env with these beginnings of the node's subnets.
 pub fn env_text(v4: &str, v6: &str, mtu: u32) -> String {
     format!(
         "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET={v4}.1/24\nFLANNEL_IPV6_NETWORK=fd05::/48\n\
@@ -170,14 +171,15 @@ pub fn env_text(v4: &str, v6: &str, mtu: u32) -> String {
     )
 }
 
-/// IPv4 alone: the ptp plugin asks for routes by an IPv6 address that the kernel may still be checking, and fails.
+/// A subnet.env with IPv4 only. The ptp plugin fails if it looks up a route to an IPv6 address while duplicate address
+/// detection is still running.
 pub const V4_TEXT: &str =
     "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
 pub fn run(mut command: Command, conf: &Value) -> Answer {
     use std::io::Write;
     let mut child = command.spawn().unwrap();
-    // A plugin that failed before it read leaves a broken pipe.
+    // A plugin that ends before it reads causes a broken pipe.
     let _ = child.stdin.take().unwrap().write_all(conf.to_string().as_bytes());
     let out = child.wait_with_output().unwrap();
     Answer { ok: out.status.success(), stdout: out.stdout, stderr: String::from_utf8_lossy(&out.stderr).into_owned() }
@@ -192,7 +194,8 @@ pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Tests of one binary share the process, and namespaces belong to threads: each test gets a thread of its own.
+/// Runs a test in a thread of its own. The tests of one binary share a process, but each thread can have its own
+/// namespaces.
 pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
     if let Err(panic) = std::thread::spawn(|| test(Site::new())).join() {
         std::panic::resume_unwind(panic);

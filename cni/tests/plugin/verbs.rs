@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ADD, DEL, CHECK, VERSION with Debian's delegates.
+//! ADD, DEL, CHECK and VERSION with Debian's plugins as delegates.
 
 use std::process::Command;
 
@@ -15,85 +15,89 @@ fn reaches(pod: &str, addr: &str) {
     });
 }
 
-/// The pod's first address.
+/// Returns the pod's first address.
 fn address(result: &Value) -> String {
     result["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap().to_owned()
 }
 
 #[test]
-fn pods_of_a_bridge_reach_each_other_and_leave_nothing() {
+fn pods_on_a_bridge_reach_each_other_and_del_removes_everything() {
     on_a_node(|site| {
         let conf = site.conf(json!({}));
         for pod in ["p1", "p2"] {
             site.pod(pod);
-            let result = site.call("ADD", pod, &conf).fine().json();
+            let result = site.call("ADD", pod, &conf).success().json();
             assert_eq!(result["cniVersion"], "1.0.0");
             assert_eq!(result["ips"].as_array().unwrap().len(), 2, "{result}");
             assert_eq!(result["interfaces"][2]["sandbox"], format!("/run/netns/{pod}"), "{result}");
         }
-        assert_eq!(site.files("records"), ["id-p1", "id-p2"], "eth0 has the name that flannel's plugin gives it");
+        assert_eq!(
+            site.files("records"),
+            ["id-p1", "id-p2"],
+            "the record of eth0 must have the same name as in flannel's plugin"
+        );
         assert_eq!(site.addresses().len(), 4);
         for addr in ["10.5.1.2", "10.5.1.1", "fd05:0:0:1::2"] {
             reaches("p2", addr);
         }
         assert!(site.ip("link show cni0").contains("mtu 1450"));
         for pod in ["p1", "p2"] {
-            site.call("DEL", pod, &conf).fine();
-            assert!(site.call("DEL", pod, &conf).fine().stdout.is_empty(), "a second DEL is success");
+            site.call("DEL", pod, &conf).success();
+            assert!(site.call("DEL", pod, &conf).success().stdout.is_empty(), "a second DEL must succeed");
         }
         site.nothing_left();
     });
 }
 
 #[test]
-fn ptp_and_the_addresses_that_are_asked_for() {
+fn ptp_pods_get_the_addresses_that_are_requested() {
     on_a_node(|mut site| {
         let ptp = site.conf(json!({"delegate": {"type": "ptp"}}));
         site.subnet_env(V4_TEXT);
         site.pod("p1");
         site.vars = vec![("CNI_ARGS".into(), "IgnoreUnknown=1;IP=10.5.1.77".into())];
-        let result = site.call("ADD", "p1", &ptp).fine().json();
-        assert_eq!(address(&result), "10.5.1.77", "CNI_ARGS reach the delegate's ipam");
+        let result = site.call("ADD", "p1", &ptp).success().json();
+        assert_eq!(address(&result), "10.5.1.77", "CNI_ARGS must reach the IPAM plugin");
         reaches("p1", "10.5.1.1");
         site.vars.clear();
         site.pod("p2");
         let asked = json!({"delegate": {"type": "ptp"}, "runtimeConfig": {"ips": ["10.5.1.99"]}});
-        let result = site.call("ADD", "p2", &site.conf(asked.clone())).fine().json();
-        assert_eq!(address(&result), "10.5.1.99", "the capability `ips` reaches it too");
+        let result = site.call("ADD", "p2", &site.conf(asked.clone())).success().json();
+        assert_eq!(address(&result), "10.5.1.99", "the capability `ips` must reach the IPAM plugin");
         for pod in ["p1", "p2"] {
-            site.call("DEL", pod, &ptp).fine();
+            site.call("DEL", pod, &ptp).success();
         }
         site.nothing_left();
     });
 }
 
 #[test]
-fn every_version_is_spoken_and_results_pass_unchanged() {
+fn all_versions_are_supported_and_results_are_unchanged() {
     on_a_node(|site| {
         let all = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
         for (number, version) in all.iter().enumerate() {
             let pod = format!("p{number}");
             site.pod(&pod);
             let conf = site.conf(json!({"cniVersion": version}));
-            let result = site.call("ADD", &pod, &conf).fine().json();
+            let result = site.call("ADD", &pod, &conf).success().json();
             assert_eq!(result["cniVersion"], *version);
             let old = *version < "0.3.0";
             assert_eq!(result["ip4"].is_object(), old, "{version}: {result}");
             assert_eq!(result["ips"].is_array(), !old, "{version}: {result}");
             let checked = site.call("CHECK", &pod, &site.conf(json!({"cniVersion": version, "prevResult": result})));
             if *version >= "0.4.0" {
-                checked.fine();
+                checked.success();
             } else {
                 assert_eq!(checked.error().0, 1, "{version} has no CHECK");
             }
             for verb in ["GC", "STATUS"] {
                 assert_eq!(site.call(verb, &pod, &conf).error().0, 1, "{version} has no {verb}");
             }
-            site.call("DEL", &pod, &conf).fine();
-            let said = site.call("VERSION", "", &json!({"cniVersion": version})).fine().json();
-            assert_eq!(said["cniVersion"], *version);
+            site.call("DEL", &pod, &conf).success();
+            let answer = site.call("VERSION", "", &json!({"cniVersion": version})).success().json();
+            assert_eq!(answer["cniVersion"], *version);
             let known = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-            assert_eq!(said["supportedVersions"], json!(known));
+            assert_eq!(answer["supportedVersions"], json!(known));
         }
         site.nothing_left();
         site.pod("p9");
@@ -103,30 +107,31 @@ fn every_version_is_spoken_and_results_pass_unchanged() {
 }
 
 #[test]
-fn check_sees_what_was_changed() {
+fn check_reports_a_missing_address_and_a_changed_subnet() {
     on_a_node(|site| {
         let conf = site.conf(json!({}));
         site.pod("p1");
-        let result = site.call("ADD", "p1", &conf).fine().json();
+        let result = site.call("ADD", "p1", &conf).success().json();
         let with = |result: &Value| site.conf(json!({"prevResult": result}));
-        site.call("CHECK", "p1", &with(&result)).fine();
+        site.call("CHECK", "p1", &with(&result)).success();
         assert_eq!(site.call("CHECK", "p1", &conf).error().0, 7, "prevResult is missing");
         site.ip("-n p1 addr del 10.5.1.2/24 dev eth0");
         let (_, text) = site.call("CHECK", "p1", &with(&result)).error();
         assert!(text.contains("10.5.1.2"), "{text}");
         site.ip("-n p1 addr add 10.5.1.2/24 dev eth0");
         site.ip("-n p1 route add 10.5.0.0/16 via 10.5.1.1");
-        site.call("CHECK", "p1", &with(&result)).fine();
+        site.call("CHECK", "p1", &with(&result)).success();
         site.subnet_env(&crate::site::env_text("10.5.2", "fd05:0:0:2", 1450));
         let (code, text) = site.call("CHECK", "p1", &with(&result)).error();
-        assert!(code == 999 && text.contains("the node has [[{\"subnet\":\"10.5.2.0/24\"}]"), "{code} {text}");
-        site.call("DEL", "p1", &conf).fine();
-        assert_eq!(site.call("CHECK", "p1", &with(&result)).error().0, 3, "no such pod");
+        assert!(code == 999 && text.contains("but the node has [[{\"subnet\":\"10.5.2.0/24\"}]"), "{code} {text}");
+        site.call("DEL", "p1", &conf).success();
+        assert_eq!(site.call("CHECK", "p1", &with(&result)).error().0, 3, "a pod without a record is unknown");
         site.nothing_left();
     });
 }
 
-/// A list of plugins, each with the result of the one before it, as a runtime does.
+/// Calls the plugins of a list as a runtime does. Each one gets the result of the one before it. Returns the last
+/// result.
 pub fn chain(site: &Site, verb: &str, pod: &str, plugins: &[Value]) -> Value {
     let mut result = Value::Null;
     let mut all: Vec<&Value> = plugins.iter().collect();
@@ -148,7 +153,7 @@ pub fn chain(site: &Site, verb: &str, pod: &str, plugins: &[Value]) -> Value {
             command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
             command.stderr(std::process::Stdio::piped());
         }
-        let answer = run(command, &conf).fine();
+        let answer = run(command, &conf).success();
         if verb == "ADD" && plugin["type"] != "loopback" {
             result = answer.json();
         }
@@ -157,7 +162,7 @@ pub fn chain(site: &Site, verb: &str, pod: &str, plugins: &[Value]) -> Value {
 }
 
 #[test]
-fn a_whole_list_with_portmap_bandwidth_and_tuning() {
+fn a_list_with_portmap_bandwidth_and_tuning_works() {
     on_a_node(|site| {
         let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
         let limits = json!({"bandwidth": {"ingressRate": 8_000_000, "ingressBurst": 8_000_000}});
@@ -185,7 +190,7 @@ fn a_whole_list_with_portmap_bandwidth_and_tuning() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_before_anything_is_done() {
+fn invalid_calls_are_refused_without_side_effects() {
     on_a_node(|site| {
         let conf = site.conf(json!({}));
         let refused = |command: Command, conf: &Value, code: u64, text: &str| {
@@ -208,9 +213,9 @@ fn what_cannot_work_is_refused_before_anything_is_done() {
         refused(site.command("ADD", "p1", "eth0"), &site.conf(path), 7, "is not the name of a plugin");
         let routes = json!({"ipam": {"routes": [{"dst": "x"}]}});
         refused(site.command("ADD", "p1", "eth0"), &site.conf(routes), 7, "failed to parse ipam.routes");
-        let mut nobody = site.command("ADD", "p1", "eth0");
-        nobody.env_remove("CNI_COMMAND");
-        let answer = run(nobody, &conf).fine();
+        let mut without_command = site.command("ADD", "p1", "eth0");
+        without_command.env_remove("CNI_COMMAND");
+        let answer = run(without_command, &conf).success();
         assert!(answer.stdout.is_empty() && answer.stderr.contains("protocol versions supported: 0.1.0"), "{answer:?}");
         site.nothing_left();
     });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Calls that are killed, and what GC takes back.
+//! ADD and DEL that are killed, and what GC and STATUS do.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use crate::node::{addr, call, command, conf, inside, on_a_node, reaches, state};
 use crate::site::{Site, wait_for};
 
-/// Starts a call and kills it after this time, unless it has ended. What it started meanwhile ends by itself: it is waited for.
-fn killed(site: &Site, verb: &str, pod: &str, conf: &Value, after: Duration) {
+/// Starts a call and kills it after this time unless it has ended. Waits for the IPAM plugin that the call may have
+/// started.
+fn call_and_kill(site: &Site, verb: &str, pod: &str, conf: &Value, after: Duration) {
     let mut child = command(site, verb, pod, "eth0").spawn().unwrap();
     child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
     let begin = Instant::now();
@@ -19,7 +20,7 @@ fn killed(site: &Site, verb: &str, pod: &str, conf: &Value, after: Duration) {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // host-local has the path of this site's plugins in its environment.
+    // The environment of host-local contains the path of this site's plugins.
     let ours = site.path("bin").display().to_string();
     wait_for("the IPAM plugin to end", || !running(&ours));
 }
@@ -35,20 +36,20 @@ fn running(mark: &str) -> bool {
 }
 
 #[test]
-fn an_add_that_was_killed_is_completed_or_taken_back() {
+fn a_killed_add_is_completed_by_add_and_removed_by_del() {
     on_a_node(|site| {
         let conf = conf(&site, json!({}));
         let empty = state(&site, &[]);
         for round in 0..24 {
             site.pod("p1");
-            killed(&site, "ADD", "p1", &conf, Duration::from_micros(400 * round));
+            call_and_kill(&site, "ADD", "p1", &conf, Duration::from_micros(400 * round));
             if round % 2 == 0 {
-                let result = call(&site, "ADD", "p1", &conf).fine().json();
+                let result = call(&site, "ADD", "p1", &conf).success().json();
                 reaches(&site, "", &addr(&result, false));
                 reaches(&site, "", &addr(&result, true));
-                assert_eq!(site.addresses().len(), 2, "round {round}: one address of each family");
+                assert_eq!(site.addresses().len(), 2, "round {round}: there must be one address of each family");
             }
-            call(&site, "DEL", "p1", &conf).fine();
+            call(&site, "DEL", "p1", &conf).success();
             assert_eq!(state(&site, &[]), empty, "round {round}");
             site.ip("netns del p1");
         }
@@ -56,22 +57,23 @@ fn an_add_that_was_killed_is_completed_or_taken_back() {
 }
 
 #[test]
-fn a_del_that_was_killed_is_repeated() {
+fn a_killed_del_is_completed_by_the_next_one() {
     on_a_node(|site| {
         let conf = conf(&site, json!({}));
         let empty = state(&site, &[]);
         for round in 0..12 {
             site.pod("p1");
-            call(&site, "ADD", "p1", &conf).fine();
-            killed(&site, "DEL", "p1", &conf, Duration::from_micros(700 * round));
-            call(&site, "DEL", "p1", &conf).fine();
+            call(&site, "ADD", "p1", &conf).success();
+            call_and_kill(&site, "DEL", "p1", &conf, Duration::from_micros(700 * round));
+            call(&site, "DEL", "p1", &conf).success();
             assert_eq!(state(&site, &[]), empty, "round {round}");
             site.ip("netns del p1");
         }
     });
 }
 
-/// host-local of Debian knows no 1.1.0: this stands before it, as a current one would answer.
+/// A wrapper around Debian's host-local, which does not support version 1.1.0. It answers GC and STATUS as a current
+/// host-local would.
 const IPAM: &str = r#"[ "$CNI_COMMAND" = GC ] || [ "$CNI_COMMAND" = STATUS ] && { cat >>"$here/asked"; exit 0; }
 sed 's/"cniVersion":"1.1.0"/"cniVersion":"1.0.0"/; s/"type":"host-new"/"type":"host-local"/' | /usr/lib/cni/host-local"#;
 
@@ -84,73 +86,73 @@ fn newest(site: &Site, more: Value) -> Value {
 }
 
 #[test]
-fn gc_takes_back_what_the_runtime_does_not_know() {
+fn gc_removes_attachments_that_are_not_valid() {
     on_a_node(|site| {
         let plain = newest(&site, json!({}));
         for pod in ["p1", "p2", "p3"] {
             site.pod(pod);
-            call(&site, "ADD", pod, &plain).fine();
+            call(&site, "ADD", pod, &plain).success();
         }
         let mut other = plain.clone();
         other["name"] = json!("other");
         other["isDefaultGateway"] = json!(false);
         other["ipam"]["ranges"] = json!([[{"subnet": "10.77.1.0/24"}]]);
         other["ipam"]["routes"] = json!([]);
-        crate::site::run(command(&site, "ADD", "p3", "net1"), &other).fine();
+        crate::site::run(command(&site, "ADD", "p3", "net1"), &other).success();
         let (code, text) = call(&site, "GC", "", &plain).error();
         assert!(code == 7 && text.contains("valid-attachments"), "{code} {text}");
-        assert_eq!(site.veths(), 4, "without the list nothing is removed");
+        assert_eq!(site.veths(), 4, "GC without a list must not remove anything");
         let known = json!([{"containerID": "id-p2", "ifname": "eth0"}]);
         let list = newest(&site, json!({"cni.dev/valid-attachments": known}));
         for _ in 0..2 {
-            call(&site, "GC", "", &list).fine();
-            // The kernel takes the other ends, in the pods, away in its own time.
-            wait_for("the pairs that nobody knows to go", || site.veths() <= 2);
-            assert_eq!(site.veths(), 2, "p2, and the other network's: {}", site.ip("-o link"));
+            call(&site, "GC", "", &list).success();
+            // The kernel removes the other ends, in the pods, asynchronously.
+            wait_for("the removed pairs to disappear", || site.veths() <= 2);
+            assert_eq!(site.veths(), 2, "the pairs of p2 and of the other network must stay: {}", site.ip("-o link"));
             assert_eq!(site.addresses().len(), 2, "{:?}", site.addresses());
         }
         assert!(inside(&site, "p2", "-o link").contains("eth0"));
         assert!(
             std::fs::read_to_string(site.path("asked")).unwrap().contains("valid-attachments"),
-            "IPAM is asked too"
+            "GC must reach the IPAM plugin"
         );
-        // The last pod is gone: null is how Go prints an empty list. The key is that of an earlier text of the specification.
-        call(&site, "GC", "", &newest(&site, json!({"cni.dev/attachments": Value::Null}))).fine();
-        wait_for("the last pair of this network to go", || site.veths() <= 1);
-        assert_eq!(site.veths(), 1, "the other network's: {}", site.ip("-o link"));
+        // No pod is left. Go encodes an empty list as null. The key is that of an earlier text of the specification.
+        call(&site, "GC", "", &newest(&site, json!({"cni.dev/attachments": Value::Null}))).success();
+        wait_for("the last pair of this network to disappear", || site.veths() <= 1);
+        assert_eq!(site.veths(), 1, "the pair of the other network must stay: {}", site.ip("-o link"));
         assert_eq!(site.addresses().len(), 0, "{:?}", site.addresses());
     });
 }
 
 #[test]
-fn gc_frees_addresses_whose_pair_was_never_made() {
+fn gc_releases_addresses_without_a_pair() {
     on_a_node(|site| {
         let plain = newest(&site, json!({}));
         site.pod("p1");
-        call(&site, "ADD", "p1", &plain).fine();
+        call(&site, "ADD", "p1", &plain).success();
         let orphan = site.path("networks/cbr0/10.5.1.200");
         std::fs::write(&orphan, "id-gone\r\neth0").unwrap();
         let mut list = plain.clone();
         list["cni.dev/valid-attachments"] = json!([{"containerID": "id-p1", "ifname": "eth0"}]);
-        // What GC of a plugin does that is asked for host-local itself.
+        // The IPAM type is host-local here, so the plugin removes the reservations itself.
         list["ipam"]["type"] = json!("host-local");
         site.script("host-local", IPAM);
-        call(&site, "GC", "", &list).fine();
+        call(&site, "GC", "", &list).success();
         assert!(!orphan.exists());
         assert_eq!(site.addresses().len(), 2);
     });
 }
 
 #[test]
-fn status_says_what_is_missing() {
+fn status_fails_if_the_ipam_plugin_is_missing_or_fails() {
     on_a_node(|site| {
         let plain = newest(&site, json!({}));
-        call(&site, "STATUS", "", &plain).fine();
+        call(&site, "STATUS", "", &plain).success();
         let mut missing = plain.clone();
         missing["ipam"]["type"] = json!("no-such-plugin");
         let (code, text) = call(&site, "STATUS", "", &missing).error();
         assert!(code == 50 && text.contains("no-such-plugin"), "{code} {text}");
         site.script("host-new", r#"echo '{"code": 51, "msg": "half of it"}'; exit 1"#);
-        assert_eq!(call(&site, "STATUS", "", &plain).error().0, 51, "the IPAM plugin's own word");
+        assert_eq!(call(&site, "STATUS", "", &plain).error().0, 51, "the code must be that of the IPAM plugin");
     });
 }

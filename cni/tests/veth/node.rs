@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node with routed pods, and what is on it.
+//! A node with routed pods, and functions that compare its state.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,17 +10,17 @@ use crate::site::{Answer, PLUGINS, Site, run};
 
 pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
     crate::site::on_a_node(|site| {
-        // The plugin sees to it, as bridge and ptp do: the agent may be in a container, where it cannot.
+        // ADD must enable forwarding, as the bridge and ptp plugins do. An agent in a container may not be able to.
         fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
         fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "0").unwrap();
-        // A node has an address of its own, from which it speaks to its pods.
+        // The node uses these addresses when it sends packets to its pods.
         site.ip("addr add 198.51.100.1/32 dev lo");
         site.ip("addr add 2001:db8:1::1/128 dev lo nodad");
         test(site);
     });
 }
 
-/// What flannel's plugin would hand down, with members of `more` over it.
+/// Returns the configuration that flannel's plugin would pass on, extended by the members of `more`.
 pub fn conf(site: &Site, more: Value) -> Value {
     let mut conf = json!({
         "cniVersion": "1.0.0", "name": "cbr0", "type": "weft-veth", "mtu": 1450, "ipMasq": false,
@@ -52,13 +52,13 @@ pub fn call(site: &Site, verb: &str, pod: &str, conf: &Value) -> Answer {
     run(command(site, verb, pod, "eth0"), conf)
 }
 
-/// `ip` inside a pod.
+/// Runs `ip` in a pod's namespace.
 pub fn inside(site: &Site, pod: &str, words: &str) -> String {
     site.ip(&format!("-n {pod} {words}"))
 }
 
-/// Everything of the kernel that a pod has an entry in, and the reservations. Link-local addresses and the carrier's state
-/// settle by themselves.
+/// Returns everything in the kernel that a pod has entries in, and the reservations. Link-local addresses and the state
+/// of the carrier are left out, because they change asynchronously.
 pub fn state(site: &Site, pods: &[&str]) -> Vec<String> {
     let mut all = Vec::new();
     let spaces = std::iter::once(String::new()).chain(pods.iter().map(|pod| format!("-n {pod} ")));
@@ -88,11 +88,11 @@ pub fn reaches(site: &Site, pod: &str, addr: &str) {
     }
     ping.args(words.split(' ').skip(1));
     let out = ping.output().unwrap();
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    assert!(out.status.success(), "{pod:?} to {addr}: {said}\n{:#?}", state(site, &[]));
+    let stdout = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{pod:?} to {addr}: {stdout}\n{:#?}", state(site, &[]));
 }
 
-/// The address of one family in a result, without its length.
+/// Returns the address of one family in a result, without its prefix length.
 pub fn addr(result: &Value, v6: bool) -> String {
     let all = result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap());
     let whole = if v6 { "/128" } else { "/32" };

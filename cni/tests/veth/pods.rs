@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets: from pod to pod, to the node and to the world, both families.
+//! Pods exchange packets with each other, the node and an external host, in both families.
 
 use std::fs;
 
@@ -8,9 +8,9 @@ use serde_json::json;
 use crate::node::{addr, call, conf, inside, on_a_node, reaches, state};
 
 #[test]
-fn pods_reach_each_other_the_node_and_the_world() {
+fn pods_reach_each_other_the_node_and_an_external_host() {
     on_a_node(|site| {
-        // The world, which knows the way back; and the agent's route for what no pod has.
+        // An external host with routes to the pods, and the agent's routes for addresses that no pod has.
         site.pod("world");
         site.ip("link add up0 type veth peer name far0 netns world");
         for words in ["addr add 192.0.2.1/24 dev up0", "addr add 2001:db8::1/64 dev up0 nodad", "link set up0 up"] {
@@ -31,9 +31,9 @@ fn pods_reach_each_other_the_node_and_the_world() {
         let mut results = Vec::new();
         for pod in ["p1", "p2"] {
             site.pod(pod);
-            results.push(call(&site, "ADD", pod, &conf).fine().json());
+            results.push(call(&site, "ADD", pod, &conf).success().json());
         }
-        // Nobody answers ARP in the pods and towards them: whatever arrives was sent without asking.
+        // ARP requests are not answered, so every packet that arrives was sent without one.
         for (space, link) in
             [("p1", "eth0"), ("p2", "eth0"), ("", results[0]["interfaces"][0]["name"].as_str().unwrap())]
         {
@@ -57,21 +57,21 @@ fn pods_reach_each_other_the_node_and_the_world() {
             reaches(&site, "world", &two);
         }
         let neighbours = inside(&site, "p1", "neigh");
-        assert_eq!(neighbours.lines().count(), 2, "the two gateways alone: {neighbours}");
+        assert_eq!(neighbours.lines().count(), 2, "the pod must have two neighbours, its gateways: {neighbours}");
         assert!(neighbours.lines().all(|line| line.ends_with("PERMANENT ")), "{neighbours}");
-        // An address that no pod has is refused on the node.
+        // An address that no pod has is unreachable.
         let lost = std::process::Command::new("ip").args(["route", "get", "10.5.1.99"]).output().unwrap();
         assert!(String::from_utf8_lossy(&lost.stderr).contains("No route to host"), "{lost:?}");
     });
 }
 
 #[test]
-fn links_are_as_the_configuration_says() {
+fn links_match_the_configuration() {
     on_a_node(|site| {
         site.pod("p1");
         let more =
             json!({"mtu": 1400, "runtimeConfig": {"mac": "02:11:22:33:44:55"}, "dns": {"nameservers": ["10.96.0.10"]}});
-        let result = call(&site, "ADD", "p1", &conf(&site, more)).fine().json();
+        let result = call(&site, "ADD", "p1", &conf(&site, more)).success().json();
         let host = result["interfaces"][0]["name"].as_str().unwrap();
         assert_eq!(
             result["interfaces"][1],
@@ -86,8 +86,9 @@ fn links_are_as_the_configuration_says() {
         assert!(inner.contains("mtu 1400") && inner.contains("02:11:22:33:44:55"), "{inner}");
         let accept =
             fs::read_to_string(format!("/proc/thread-self/root/proc/sys/net/ipv6/conf/{host}/accept_ra")).unwrap();
-        assert_eq!(accept.trim(), "0", "a pod must not give the host a default route");
-        // A router's anycast address on the pair would double the kernel's time for a DEL; without one the gateway answers too.
+        assert_eq!(accept.trim(), "0", "the host must ignore router advertisements of the pod");
+        // An anycast address on the pair would double the time that the kernel needs for a DEL. The gateway must answer
+        // without it.
         let anycast = fs::read_to_string("/proc/thread-self/net/anycast6").unwrap();
         assert!(!anycast.contains(host), "{anycast}");
         reaches(&site, "p1", "fe80::1%eth0");
@@ -97,23 +98,23 @@ fn links_are_as_the_configuration_says() {
 }
 
 #[test]
-fn ipv6_is_switched_on_where_the_node_has_it_off() {
+fn add_enables_ipv6_on_links_where_it_is_disabled_by_default() {
     on_a_node(|site| {
         site.pod("p1");
         fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").unwrap();
         let off = "echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6";
         inside_sh("p1", off);
-        let result = call(&site, "ADD", "p1", &conf(&site, json!({}))).fine().json();
+        let result = call(&site, "ADD", "p1", &conf(&site, json!({}))).success().json();
         reaches(&site, "", &addr(&result, true));
         reaches(&site, "", &addr(&result, false));
     });
 }
 
 #[test]
-fn a_second_interface_takes_the_routes_that_its_network_names() {
+fn a_second_interface_gets_the_routes_of_its_network() {
     on_a_node(|site| {
         site.pod("p1");
-        call(&site, "ADD", "p1", &conf(&site, json!({}))).fine();
+        call(&site, "ADD", "p1", &conf(&site, json!({}))).success();
         let other = |more| {
             let mut conf = conf(&site, more);
             conf["name"] = json!("storage");
@@ -125,8 +126,8 @@ fn a_second_interface_takes_the_routes_that_its_network_names() {
         let add = |conf| crate::site::run(crate::node::command(&site, "ADD", "p1", "net1"), &conf);
         let (code, text) = add(other(json!({}))).error();
         assert!(code == 999 && text.contains("0.0.0.0/0") && text.contains("isDefaultGateway"), "{code} {text}");
-        assert_eq!(state(&site, &["p1"]), before, "a failed ADD leaves nothing");
-        let result = add(other(json!({"isDefaultGateway": false}))).fine().json();
+        assert_eq!(state(&site, &["p1"]), before, "a failed ADD must not change anything");
+        let result = add(other(json!({"isDefaultGateway": false}))).success().json();
         assert_eq!(result["routes"], json!([{"dst": "10.77.0.0/16", "gw": "169.254.1.1"}]));
         assert!(inside(&site, "p1", "route").contains("10.77.0.0/16 via 169.254.1.1 dev net1 onlink"));
         reaches(&site, "", &addr(&result, false));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The verbs: repeated, in the wrong order, with what is wrong named.
+//! Verbs that are repeated, come in an unusual order, or get invalid input.
 
 use serde_json::json;
 
@@ -7,21 +7,21 @@ use crate::node::{addr, call, command, conf, inside, on_a_node, reaches, state};
 use crate::site::run;
 
 #[test]
-fn a_second_add_adds_nothing() {
+fn a_second_add_changes_nothing_and_repairs_what_is_missing() {
     on_a_node(|site| {
         site.pod("p1");
         let conf = conf(&site, json!({}));
-        let first = call(&site, "ADD", "p1", &conf).fine().json();
+        let first = call(&site, "ADD", "p1", &conf).success().json();
         let before = state(&site, &["p1"]);
         for _ in 0..3 {
-            assert_eq!(call(&site, "ADD", "p1", &conf).fine().json(), first);
+            assert_eq!(call(&site, "ADD", "p1", &conf).success().json(), first);
             assert_eq!(state(&site, &["p1"]), before);
         }
-        // What somebody took away in between is put back, and nothing else.
+        // ADD restores what another program has removed, and changes nothing else.
         inside(&site, "p1", "neigh del 169.254.1.1 dev eth0");
         let host = first["interfaces"][0]["name"].as_str().unwrap();
         site.ip(&format!("link set {host} down"));
-        assert_eq!(call(&site, "ADD", "p1", &conf).fine().json(), first);
+        assert_eq!(call(&site, "ADD", "p1", &conf).success().json(), first);
         let mut after = state(&site, &["p1"]);
         let mut before = before;
         after.sort();
@@ -32,38 +32,38 @@ fn a_second_add_adds_nothing() {
 }
 
 #[test]
-fn del_leaves_nothing_however_often_and_whenever_it_comes() {
+fn del_removes_everything_at_any_time_and_can_be_repeated() {
     on_a_node(|site| {
         let conf = conf(&site, json!({}));
         let empty = state(&site, &[]);
-        call(&site, "DEL", "p1", &conf).fine();
+        call(&site, "DEL", "p1", &conf).success();
         site.pod("p1");
-        call(&site, "ADD", "p1", &conf).fine();
+        call(&site, "ADD", "p1", &conf).success();
         for _ in 0..2 {
-            assert!(call(&site, "DEL", "p1", &conf).fine().stdout.is_empty());
+            assert!(call(&site, "DEL", "p1", &conf).success().stdout.is_empty());
             assert_eq!(state(&site, &[]), empty);
         }
-        assert_eq!(inside(&site, "p1", "-o link").lines().count(), 1, "lo alone");
-        // The namespace goes first: its end of the pair goes with it, the address waits for DEL.
-        call(&site, "ADD", "p1", &conf).fine();
+        assert_eq!(inside(&site, "p1", "-o link").lines().count(), 1, "the pod must have only lo");
+        // If the namespace is deleted first, the pair is deleted with it, and DEL releases the address.
+        call(&site, "ADD", "p1", &conf).success();
         site.ip("netns del p1");
-        call(&site, "DEL", "p1", &conf).fine();
+        call(&site, "DEL", "p1", &conf).success();
         assert_eq!(state(&site, &[]), empty);
         let mut bare = command(&site, "DEL", "p1", "eth0");
         bare.env_remove("CNI_NETNS");
-        run(bare, &conf).fine();
+        run(bare, &conf).success();
     });
 }
 
 #[test]
-fn check_names_what_is_wrong() {
+fn check_names_each_difference() {
     on_a_node(|site| {
         site.pod("p1");
         let plain = conf(&site, json!({}));
-        let result = call(&site, "ADD", "p1", &plain).fine().json();
+        let result = call(&site, "ADD", "p1", &plain).success().json();
         let checked = conf(&site, json!({"prevResult": result}));
         let (v4, host) = (addr(&result, false), result["interfaces"][0]["name"].as_str().unwrap());
-        call(&site, "CHECK", "p1", &checked).fine();
+        call(&site, "CHECK", "p1", &checked).success();
         let (code, text) = call(&site, "CHECK", "p1", &plain).error();
         assert!(code == 7 && text.contains("prevResult"), "{code} {text}");
         let breaks: [(&str, String, &str); 7] = [
@@ -71,15 +71,15 @@ fn check_names_what_is_wrong() {
             ("", format!("neigh del {v4} dev {host}"), "the host's neighbour"),
             ("p1", "route del default".to_owned(), "default route via 169.254.1.1"),
             ("p1", "neigh del fe80::1 dev eth0".to_owned(), "the pod's neighbour fe80::1"),
-            ("p1", format!("addr del {v4}/32 dev eth0"), "has not the address"),
+            ("p1", format!("addr del {v4}/32 dev eth0"), "does not have the address"),
             ("", format!("link set {host} mtu 1280"), "has MTU 1280, not 1450"),
             ("", format!("link set {host} down"), "is down"),
         ];
-        for (space, words, said) in breaks {
-            let place = if space.is_empty() { String::new() } else { format!("-n {space} ") };
-            site.ip(&format!("{place}{words}"));
+        for (space, words, expected) in breaks {
+            let in_netns = if space.is_empty() { String::new() } else { format!("-n {space} ") };
+            site.ip(&format!("{in_netns}{words}"));
             let (code, text) = call(&site, "CHECK", "p1", &checked).error();
-            assert!(code == 999 && text.contains(said), "{words}: {code} {text}");
+            assert!(code == 999 && text.contains(expected), "{words}: {code} {text}");
         }
         site.ip(&format!("link del {host}"));
         let (_, text) = call(&site, "CHECK", "p1", &checked).error();
@@ -88,10 +88,10 @@ fn check_names_what_is_wrong() {
 }
 
 #[test]
-fn check_asks_the_ipam_plugin() {
+fn check_calls_the_ipam_plugin() {
     on_a_node(|site| {
         site.pod("p1");
-        let result = call(&site, "ADD", "p1", &conf(&site, json!({}))).fine().json();
+        let result = call(&site, "ADD", "p1", &conf(&site, json!({}))).success().json();
         for v6 in [false, true] {
             std::fs::remove_file(site.path("networks/cbr0").join(addr(&result, v6))).unwrap();
         }
@@ -101,12 +101,12 @@ fn check_asks_the_ipam_plugin() {
 }
 
 #[test]
-fn results_have_the_form_of_their_version() {
+fn results_have_the_format_of_the_requested_version() {
     on_a_node(|site| {
         for (n, version) in ["0.2.0", "0.3.1", "0.4.0", "1.0.0"].into_iter().enumerate() {
             let pod = format!("p{n}");
             site.pod(&pod);
-            let result = call(&site, "ADD", &pod, &conf(&site, json!({"cniVersion": version}))).fine().json();
+            let result = call(&site, "ADD", &pod, &conf(&site, json!({"cniVersion": version}))).success().json();
             assert_eq!(result["cniVersion"], version);
             if version == "0.2.0" {
                 assert_eq!(result["ip4"]["gateway"], "169.254.1.1", "{result}");
@@ -121,7 +121,7 @@ fn results_have_the_form_of_their_version() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_and_leaves_nothing() {
+fn a_refused_add_names_the_reason_and_changes_nothing() {
     on_a_node(|site| {
         site.pod("p1");
         inside(&site, "p1", "link add eth0 type veth peer name other");
@@ -131,27 +131,27 @@ fn what_cannot_be_done_is_said_and_leaves_nothing() {
         let mut full = plain.clone();
         full["ipam"]["ranges"] = json!([[{"subnet": "10.5.1.0/24", "rangeStart": "10.5.1.9", "rangeEnd": "10.5.1.9"}]]);
         let rows = [
-            (plain.clone(), 999, "there is an interface eth0 in the pod already"),
+            (plain.clone(), 999, "the pod already has an interface eth0"),
             (no_ipam, 7, "`ipam` with a `type` is needed"),
             (conf(&site, json!({"mtu": "big"})), 7, "mtu"),
             (conf(&site, json!({"isDefaultGateway": "no"})), 7, "isDefaultGateway"),
             (conf(&site, json!({"runtimeConfig": {"mac": "01:00:00:00:00:00"}})), 7, "01:00:00:00:00:00"),
         ];
         let before = state(&site, &["p1"]);
-        for (conf, code, said) in rows {
+        for (conf, code, expected) in rows {
             let error = call(&site, "ADD", "p1", &conf).error();
-            assert!(error.0 == code && error.1.contains(said), "{said}: {error:?}");
-            assert_eq!(state(&site, &["p1"]), before, "{said}");
+            assert!(error.0 == code && error.1.contains(expected), "{expected}: {error:?}");
+            assert_eq!(state(&site, &["p1"]), before, "{expected}");
         }
         inside(&site, "p1", "link del eth0");
         site.pod("p2");
-        call(&site, "ADD", "p1", &full).fine();
+        call(&site, "ADD", "p1", &full).success();
         let before = state(&site, &["p1", "p2"]);
         let (_, text) = call(&site, "ADD", "p2", &full).error();
-        assert!(text.contains("no IP addresses available"), "host-local's own words: {text}");
+        assert!(text.contains("no IP addresses available"), "the error must be host-local's own: {text}");
         assert_eq!(state(&site, &["p1", "p2"]), before);
         let mut own = command(&site, "ADD", "p3", "eth0");
         own.env("CNI_NETNS", "/proc/self/ns/net");
-        assert_eq!(run(own, &plain).error().0, 8, "the node's own namespace is refused");
+        assert_eq!(run(own, &plain).error().0, 8, "the node's own namespace must be refused");
     });
 }
