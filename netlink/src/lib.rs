@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Netlink on the byte level, for the agent and the CNI plugin: messages written into one buffer, one blocking request socket.
-//! Knows no route from a link but for the two helpers of `rt`.
+//! Netlink at the byte level, for the agent and the CNI plugin: a buffer in which messages are built, and a blocking
+//! socket for requests. Only the module [`rt`] is specific to rtnetlink.
 
 pub mod hash;
 pub mod rt;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One netlink socket: datagrams out, errors by sequence number and complete dumps in.
+//! A blocking netlink socket. It sends datagrams, matches errors to messages by sequence number, and reads complete
+//! dumps.
 //!
-//! The kernel handles a request inside `send`, so every reply is queued when `send` returns: reading never waits for
-//! anything but the rest of a dump. A reply that was lost (ENOBUFS) is said to be lost, never taken for success.
+//! The kernel handles a request during `send`, so all replies are queued when `send` returns. Only the rest of a dump
+//! has to be waited for. If replies were lost (ENOBUFS), the caller is told so; a lost reply never counts as success.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,7 +18,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use super::wire::{HEADER, Writer, attrs, i32_at, messages, text, u32_at};
 
 const NLM_F_REQUEST: u16 = 0x1;
-/// Ask for an acknowledgement.
+/// The flag that asks for an acknowledgement.
 pub const NLM_F_ACK: u16 = 0x4;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
@@ -27,54 +28,57 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// Receive buffer of the writing socket, bytes: errors of a batch are small, but a whole batch may fail.
+/// Size of the receive buffer in bytes. Errors are small, but every message of a batch may cause one.
 const WRITER_BUFFER: usize = 4 << 20;
-/// The kernel caps a dump datagram at 32 KiB; a single link message may exceed a page.
+/// Size of the buffer for one datagram in bytes. The kernel limits a dump datagram to 32 KiB, but a single link message
+/// may be longer than a page.
 const DATAGRAM: usize = 64 << 10;
-/// How often an interrupted dump is repeated.
+/// Maximum number of attempts for a dump that is interrupted by changes.
 const DUMP_TRIES: u32 = 8;
 
 /// Why the kernel refused one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Which message.
+    /// Sequence number of the message.
     pub seq: u32,
-    /// The error.
+    /// The error number.
     pub errno: Errno,
-    /// The kernel's own words (NLMSGERR_ATTR_MSG), perhaps empty.
+    /// The kernel's explanation (NLMSGERR_ATTR_MSG); may be empty.
     pub text: String,
 }
 
-/// What came back for a datagram.
+/// The replies to a datagram.
 #[derive(Debug, Default)]
 pub struct Replies {
-    /// Messages refused, in order.
+    /// The refused messages, in the order of the replies.
     pub refused: Vec<Refusal>,
-    /// The last message was answered and nothing was lost: what is not refused is done.
+    /// True if the last message was answered and no reply was lost. All messages that are not in `refused` were then
+    /// carried out.
     pub complete: bool,
-    /// Answers with content, to be walked with [`messages`].
+    /// The replies with content; read them with [`messages`].
     pub data: Vec<u8>,
 }
 
-/// A blocking request socket, in the network namespace of the thread that opened it.
+/// A blocking socket for requests, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Netlink {
     socket: Socket,
     seq: u32,
-    /// For answers: one datagram.
+    /// Buffer for one received datagram.
     buffer: Box<[u8]>,
 }
 
 impl Netlink {
-    /// Opens and tunes the socket.
+    /// Opens an rtnetlink socket and sets its options.
     ///
     /// # Errors
-    /// No netlink, or out of descriptors. Options that an old kernel lacks (strict checking: 4.20) are not errors.
+    /// The socket cannot be opened. Socket options that an old kernel does not support are not errors; strict checking,
+    /// for example, needs Linux 4.20.
     pub fn open() -> io::Result<Netlink> {
         Netlink::open_on(NETLINK_ROUTE)
     }
 
-    /// The same for another netlink protocol.
+    /// Opens a socket of another netlink protocol.
     ///
     /// # Errors
     /// As [`Netlink::open`].
@@ -82,30 +86,32 @@ impl Netlink {
         let mut socket = Socket::new(protocol)?;
         socket.bind(&SocketAddr::new(0, 0))?;
         force_buffer(&socket, WRITER_BUFFER);
-        // Older kernels lack these; the code reads both shapes of an answer and filters dumps by itself.
+        // Older kernels do not support these options. The code therefore reads both formats of an answer, and filters
+        // dumps itself.
         let _ = socket.set_cap_ack(true);
         let _ = socket.set_ext_ack(true);
         let _ = socket.set_netlink_get_strict_chk(true);
-        // A bound on waiting for the rest of a dump: the agent must not hang on a kernel that lost it.
+        // The rest of a dump may never come. The agent must not hang then.
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(5))?;
         Ok(Netlink { socket, seq: 0, buffer: vec![0; DATAGRAM].into() })
     }
 
-    /// The next sequence number, never 0 (0 marks notifications).
+    /// Returns the next sequence number. It is never 0, because notifications have the number 0.
     pub fn next_seq(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
         self.seq
     }
 
-    /// The number given out last.
+    /// Returns the sequence number that was returned last.
     pub fn last_seq(&self) -> u32 {
         self.seq
     }
 
-    /// Sends a datagram whose last message, numbered `last`, asks for an acknowledgement, and reads all that came back.
+    /// Sends a datagram and reads all replies. Its last message must have the number `last` and ask for an
+    /// acknowledgement.
     ///
     /// # Errors
-    /// The datagram could not be sent or the answers not be read; nothing is known about its messages then.
+    /// The datagram cannot be sent, or the replies cannot be read. It is then unknown which messages were carried out.
     pub fn exchange(&mut self, datagram: &[u8], last: u32) -> io::Result<Replies> {
         let fd = self.socket.as_raw_fd();
         send(fd, datagram, MsgFlags::empty())?;
@@ -140,10 +146,10 @@ impl Netlink {
         Ok(replies)
     }
 
-    /// One message, acknowledged: its content on success.
+    /// Sends one message, and returns the content of its reply.
     ///
     /// # Errors
-    /// Inner: the kernel's refusal. Outer: the answer was lost or could not be read.
+    /// Inner: the kernel refused the message. Outer: the reply was lost or cannot be read.
     pub fn request(&mut self, build: impl FnOnce(&mut Writer)) -> io::Result<Result<Vec<u8>, Refusal>> {
         let mut w = Writer::default();
         build(&mut w);
@@ -151,7 +157,7 @@ impl Netlink {
         let seq = self.next_seq();
         w.end(seq);
         let mut replies = self.exchange(w.bytes(), seq)?;
-        // The link or neighbour that was asked for has no place in the errors of an earlier exchange.
+        // Replies to earlier messages may still be queued. Their errors do not concern this message.
         replies.refused.retain(|r| r.seq == seq);
         if let Some(refusal) = replies.refused.pop() {
             return Ok(Err(refusal));
@@ -162,10 +168,12 @@ impl Netlink {
         Ok(Ok(replies.data))
     }
 
-    /// A complete dump, to be walked with [`messages`]. An interrupted or overflowed one is repeated.
+    /// Requests a dump and returns the complete one; read it with [`messages`]. A dump that is interrupted by changes,
+    /// or whose replies were lost, is repeated.
     ///
     /// # Errors
-    /// The kernel refused (also with an error inside NLMSG_DONE), or the dump stayed inconsistent: never a partial answer.
+    /// The kernel refused the dump (the error may be inside NLMSG_DONE), or it was interrupted each time. A partial
+    /// dump is never returned.
     pub fn dump(&mut self, kind: u16, build: impl Fn(&mut Writer, u16, u16)) -> io::Result<Vec<u8>> {
         for _ in 0..DUMP_TRIES {
             let mut w = Writer::default();
@@ -180,7 +188,7 @@ impl Netlink {
         Err(io::Error::new(io::ErrorKind::Interrupted, "netlink dump kept changing while it was read"))
     }
 
-    /// Reads up to NLMSG_DONE; `None` when the dump must be repeated.
+    /// Reads replies up to NLMSG_DONE. Returns `None` if the dump must be repeated.
     fn read_dump(&mut self, seq: u32) -> io::Result<Option<Vec<u8>>> {
         let mut data: Vec<u8> = Vec::new();
         let mut consistent = true;
@@ -229,14 +237,15 @@ impl Netlink {
     }
 }
 
-/// The largest receive buffer that we may have: the forced one needs CAP_NET_ADMIN, else the system's limit holds.
+/// Sets the size of the receive buffer. Without CAP_NET_ADMIN the system's limit (`net.core.rmem_max`) applies.
 pub fn force_buffer(socket: &Socket, bytes: usize) {
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
         let _ = setsockopt(socket, sockopt::RcvBuf, &bytes);
     }
 }
 
-/// The error in an NLMSG_ERROR; `None` for an acknowledgement. With NETLINK_CAP_ACK the request is not echoed.
+/// Parses an NLMSG_ERROR. Returns `None` for an acknowledgement. With NETLINK_CAP_ACK the kernel does not echo the
+/// request.
 fn refusal(payload: &[u8], flags: u16, seq: u32) -> Option<Refusal> {
     let code = i32_at(payload, 0);
     if code == 0 {
@@ -244,15 +253,15 @@ fn refusal(payload: &[u8], flags: u16, seq: u32) -> Option<Refusal> {
     }
     let echoed = if flags & NLM_F_CAPPED == 0 { usize::try_from(u32_at(payload, 4)).ok()? } else { HEADER };
     let tlvs = (flags & NLM_F_ACK_TLVS != 0).then(|| payload.get(4 + ((echoed + 3) & !3)..)).flatten();
-    let said = tlvs.and_then(|t| attrs(t).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG));
+    let message = tlvs.and_then(|t| attrs(t).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG));
     Some(Refusal {
         seq,
         errno: Errno::from_raw(code.saturating_neg()),
-        text: said.map(|(_, v)| text(v).to_owned()).unwrap_or_default(),
+        text: message.map(|(_, v)| text(v).to_owned()).unwrap_or_default(),
     })
 }
 
-/// Whether a dump failed because its family or table is not there, which means: nothing is in it.
+/// Returns true if a dump failed because its family or table does not exist. This means that it is empty.
 pub fn absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EOPNOTSUPP))
 }

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Netlink on the byte level: messages and attributes, written into one buffer and walked without copying. Knows no route from a link.
+//! Netlink messages and attributes at the byte level. They are written into one buffer, and read without copying. This
+//! module knows nothing about particular message types.
 //!
-//! Numbers are host order unless a field is said to be big-endian; everything is padded to four bytes (RFC 3549, linux/netlink.h).
+//! Numbers are in host byte order, unless a field is said to be big-endian. Everything is padded to four bytes (RFC
+//! 3549, linux/netlink.h).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Length of `struct nlmsghdr`.
+/// Length of `struct nlmsghdr` in bytes.
 pub const HEADER: usize = 16;
 
 const NLA_F_NESTED: u16 = 0x8000;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
-/// A run of messages under construction.
+/// A buffer in which one or more messages are built.
 #[derive(Debug, Default)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -19,7 +21,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a message with its fixed header (`ifinfomsg`, `rtmsg`, ...).
+    /// Begins a message with the fixed header that follows `nlmsghdr` (`ifinfomsg`, `rtmsg`, ...).
     pub fn begin(&mut self, kind: u16, flags: u16, fixed: &[u8]) {
         self.start = self.bytes.len();
         self.bytes.extend_from_slice(&0u32.to_ne_bytes());
@@ -30,14 +32,14 @@ impl Writer {
         self.pad();
     }
 
-    /// Ends the message begun last and numbers it.
+    /// Ends the current message and sets its sequence number.
     pub fn end(&mut self, seq: u32) {
         let len = u32::try_from(self.bytes.len() - self.start).unwrap_or(u32::MAX);
         self.bytes[self.start..self.start + 4].copy_from_slice(&len.to_ne_bytes());
         self.bytes[self.start + 8..self.start + 12].copy_from_slice(&seq.to_ne_bytes());
     }
 
-    /// Adds flags to the message begun last: the acknowledgement of a whole batch is asked for on its last message only.
+    /// Adds flags to the message that was begun last. In a batch, only the last message asks for an acknowledgement.
     pub fn flag_last(&mut self, flags: u16) {
         if self.bytes.len() >= self.start + HEADER {
             let at = self.start + 6;
@@ -46,7 +48,7 @@ impl Writer {
         }
     }
 
-    /// One attribute.
+    /// Appends an attribute.
     pub fn attr(&mut self, kind: u16, value: &[u8]) {
         let len = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.bytes.extend_from_slice(&len.to_ne_bytes());
@@ -55,12 +57,12 @@ impl Writer {
         self.pad();
     }
 
-    /// A host-order number.
+    /// Appends a number in host byte order.
     pub fn attr_u32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_ne_bytes());
     }
 
-    /// An address: four or sixteen bytes.
+    /// Appends an address of four or sixteen bytes.
     pub fn attr_ip(&mut self, kind: u16, ip: IpAddr) {
         match ip {
             IpAddr::V4(v4) => self.attr(kind, &v4.octets()),
@@ -68,14 +70,14 @@ impl Writer {
         }
     }
 
-    /// A string with its terminating zero.
+    /// Appends a string with a terminating zero.
     pub fn attr_str(&mut self, kind: u16, text: &str) {
         let mut value = text.as_bytes().to_vec();
         value.push(0);
         self.attr(kind, &value);
     }
 
-    /// An attribute that holds attributes.
+    /// Appends an attribute that contains other attributes, which `inner` writes.
     pub fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Writer)) {
         let at = self.bytes.len();
         self.attr(kind | NLA_F_NESTED, &[]);
@@ -84,18 +86,18 @@ impl Writer {
         self.bytes[at..at + 2].copy_from_slice(&len.to_ne_bytes());
     }
 
-    /// A fixed header inside an attribute (`ifinfomsg` of a veth's other end).
+    /// Appends a fixed header inside an attribute, such as the `ifinfomsg` of a veth's other end.
     pub fn fixed(&mut self, header: &[u8]) {
         self.bytes.extend_from_slice(header);
         self.pad();
     }
 
-    /// What was written.
+    /// Returns the messages.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Forgets the content, keeps the memory.
+    /// Removes all messages, but keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.start = 0;
@@ -106,7 +108,7 @@ impl Writer {
     }
 }
 
-/// A message of a received datagram.
+/// A received message.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
     /// `nlmsg_type`.
@@ -115,11 +117,11 @@ pub struct Message<'a> {
     pub flags: u16,
     /// `nlmsg_seq`.
     pub seq: u32,
-    /// What follows `nlmsghdr`.
+    /// The bytes that follow `nlmsghdr`.
     pub payload: &'a [u8],
 }
 
-/// Walks over the messages of one or more datagrams; stops at the first malformed length.
+/// Iterates over the messages of one or more datagrams. It ends at the first message with an invalid length.
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let len = usize::try_from(u32_at(bytes, 0)).ok()?;
@@ -137,7 +139,7 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// Walks over attributes: (type without its flag bits, value).
+/// Iterates over attributes. Each item is the type without its flag bits, and the value.
 pub fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = usize::from(u16_at(bytes, 0));
@@ -150,32 +152,32 @@ pub fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The attributes after a fixed header of this length.
+/// Iterates over the attributes after a fixed header of `fixed` bytes.
 pub fn attrs_after(payload: &[u8], fixed: usize) -> impl Iterator<Item = (u16, &[u8])> {
     attrs(payload.get(align(fixed)..).unwrap_or_default())
 }
 
-/// Byte at an offset; 0 past the end.
+/// Returns the byte at an offset, or 0 past the end.
 pub fn u8_at(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or(0)
 }
 
-/// Host-order number at an offset; 0 past the end.
+/// Returns the number at an offset in host byte order, or 0 past the end.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     bytes.get(at..at + 2).and_then(|b| b.try_into().ok()).map_or(0, u16::from_ne_bytes)
 }
 
-/// Host-order number at an offset; 0 past the end.
+/// Returns the number at an offset in host byte order, or 0 past the end.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_ne_bytes)
 }
 
-/// Host-order number at an offset; 0 past the end.
+/// Returns the number at an offset in host byte order, or 0 past the end.
 pub fn i32_at(bytes: &[u8], at: usize) -> i32 {
     bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, i32::from_ne_bytes)
 }
 
-/// An address by its length, four or sixteen bytes.
+/// Parses an address of four or sixteen bytes.
 pub fn ip(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Some(IpAddr::V4(Ipv4Addr::from(v4)));
@@ -183,7 +185,7 @@ pub fn ip(bytes: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(bytes).ok().map(|v6| IpAddr::V6(Ipv6Addr::from(v6)))
 }
 
-/// A string without its terminating zero.
+/// Parses a string up to its terminating zero. Text that is not UTF-8 yields an empty string.
 pub fn text(bytes: &[u8]) -> &str {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..end]).unwrap_or_default()
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_messages_are_read_back() {
         let mut w = Writer::default();
         w.begin(24, 5, &[2, 24, 0]);
         w.attr_str(3, "eth0");
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_lengths_end_the_walk() {
+    fn an_invalid_length_ends_the_iteration() {
         for bytes in [&[][..], &[1, 0, 0, 0][..], &[255; 20][..], &[0; 64][..]] {
             assert_eq!(messages(bytes).count(), 0);
             assert_eq!(attrs(bytes).count(), 0);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
 
 use nix::libc;
-use weft_netlink::rt::{BESIDE, CREATE, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
+use weft_netlink::rt::{CREATE, CREATE_ANOTHER, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
 use weft_netlink::wire::Writer;
 
 use super::PROTOCOL;
@@ -111,7 +111,7 @@ pub const LINK_LOCAL: &str = "add the host's link-local route";
 pub fn link_local(batch: &mut Batch<'_>, index: u32) {
     batch.push(LINK_LOCAL, |w| {
         let prefix = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0));
-        w.begin(libc::RTM_NEWROUTE, BESIDE, &rtmsg(prefix, 64, PROTOCOL, libc::RT_SCOPE_LINK));
+        w.begin(libc::RTM_NEWROUTE, CREATE_ANOTHER, &rtmsg(prefix, 64, PROTOCOL, libc::RT_SCOPE_LINK));
         w.attr_ip(libc::RTA_DST, prefix);
         w.attr_u32(libc::RTA_OIF, index);
     });
