@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Address families, and the pair of subnets (one of each family at most) that a lease grants.
+//! Address families, and the subnets of a lease, which has at most one of each family.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,7 @@ pub enum Family {
     V6,
 }
 
-/// The family of a network.
+/// Returns the family of a network.
 pub fn family(net: &IpNet) -> Family {
     match net {
         IpNet::V4(_) => Family::V4,
@@ -25,7 +25,7 @@ pub fn family(net: &IpNet) -> Family {
     }
 }
 
-/// An address as a number.
+/// Converts an address to a number.
 pub(crate) fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
@@ -33,7 +33,7 @@ pub(crate) fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// The address that has this number (the low 32 bits of it in IPv4).
+/// Converts a number to an address. For IPv4 only the low 32 bits count.
 pub(crate) fn address(family: Family, bits: u128) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(bits as u32)),
@@ -41,7 +41,8 @@ pub(crate) fn address(family: Family, bits: u128) -> IpAddr {
     }
 }
 
-/// How many addresses a network of this length has; at most 2^127, so a length of 0 is out of range in IPv6.
+/// Returns the number of addresses in a network with this prefix length. The result is at most 2^127, so it is wrong
+/// for an IPv6 network of length 0.
 pub(crate) fn size(family: Family, len: u8) -> u128 {
     let all = match family {
         Family::V4 => 32,
@@ -50,7 +51,7 @@ pub(crate) fn size(family: Family, len: u8) -> u128 {
     1 << (all - len).min(127)
 }
 
-/// One network of each family at most: what a lease grants, or what a cluster spans. Always truncated (host bits zero).
+/// At most one network of each family: the subnets of a lease, or the networks of a cluster. Host bits are zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Subnets {
     /// The IPv4 network.
@@ -60,12 +61,12 @@ pub struct Subnets {
 }
 
 impl Subnets {
-    /// The networks that are there, IPv4 first.
+    /// Iterates over the networks, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> + use<> {
         self.v4.map(IpNet::V4).into_iter().chain(self.v6.map(IpNet::V6))
     }
 
-    /// The network of one family.
+    /// Returns the network of one family.
     pub fn of(&self, family: Family) -> Option<IpNet> {
         match family {
             Family::V4 => self.v4.map(IpNet::V4),
@@ -73,15 +74,16 @@ impl Subnets {
         }
     }
 
-    /// The key on the wire: `10.5.52.0-24`, dual-stack `10.5.52.0-24&fd00:12::-64`; a lone IPv6 subnet (directory and
-    /// Kubernetes stores) is `fd00:12::-64`.
+    /// Formats the key of a lease (docs/flannel-formats.md, "Leases in etcd"): `10.5.52.0-24`, or
+    /// `10.5.52.0-24&fd00:12::-64` for dual-stack. The directory and Kubernetes stores also use `fd00:12::-64` for IPv6
+    /// only, which flannel does not know.
     pub fn to_key(&self) -> String {
         let part = |net: IpNet| format!("{}-{}", net.network(), net.prefix_len());
         self.iter().map(part).collect::<Vec<_>>().join("&")
     }
 
-    /// Reads a key back; `None` when it is no key of ours (flannel's pattern: IPv4 first, IPv6 in lower case). Host bits are
-    /// cut off.
+    /// Parses the key of a lease. Returns `None` if the key does not match flannel's pattern: IPv4 comes first, and
+    /// IPv6 is in lower case. Host bits are set to zero.
     pub fn from_key(key: &str) -> Option<Subnets> {
         let part = |text: &str| -> Option<IpNet> {
             let (addr, len) = text.rsplit_once('-')?;
@@ -89,7 +91,8 @@ impl Subnets {
                 return None;
             }
             let addr: IpAddr = addr.parse().ok()?;
-            // flannel's pattern for IPv6 is [a-f0-9:]+: what it would not match is another key to it, so it is to us.
+            // flannel's pattern for IPv6 is `[a-f0-9:]+`. A key that flannel does not match is not a lease for weft
+            // either.
             if addr.is_ipv6() && text.bytes().any(|b| b == b'.' || b.is_ascii_uppercase()) {
                 return None;
             }
@@ -109,19 +112,19 @@ impl Subnets {
         Some(subnets)
     }
 
-    /// The same networks without host bits.
+    /// Returns the same networks with their host bits set to zero.
     pub fn trunc(&self) -> Subnets {
         Subnets { v4: self.v4.map(|net| net.trunc()), v6: self.v6.map(|net| net.trunc()) }
     }
 
-    /// True when one of ours and one of theirs share an address.
+    /// Returns true if a network of `self` and one of `other` have a common address.
     pub fn overlaps(&self, other: &Subnets) -> bool {
         self.iter().any(|a| other.iter().any(|b| a.contains(&b) || b.contains(&a)))
     }
 }
 
 impl fmt::Display for Subnets {
-    /// `10.5.1.0/24` or `10.5.1.0/24,fd00::/64`.
+    /// Writes `10.5.1.0/24`, or `10.5.1.0/24,fd00::/64` for dual-stack.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, net) in self.iter().enumerate() {
             write!(f, "{}{net}", if i == 0 { "" } else { "," })?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! subnet.env (flannel-compat.md section 3).
+//! The file subnet.env (docs/flannel-formats.md, "subnet.env").
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,30 +9,30 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cidr::{Subnets, address, bits, family};
 
-/// Where it is unless somebody says otherwise: flannel's place, which flannel's CNI plugin reads.
+/// Default path. It is flannel's, so that flannel's CNI plugin finds the file.
 pub const USUAL_FILE: &str = "/run/flannel/subnet.env";
 
-/// What subnet.env says.
+/// The content of subnet.env.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetEnv {
     /// The cluster's networks.
     pub networks: Subnets,
     /// The node's subnets.
     pub subnets: Subnets,
-    /// Bytes; 0 when the file does not say.
+    /// MTU in bytes; 0 if the file does not contain it.
     pub mtu: u32,
-    /// True when the agent masquerades.
+    /// True if the agent masquerades.
     pub ipmasq: bool,
 }
 
-/// The node's own address in its subnet: the first after the network's.
+/// Returns the node's own address in its subnet: the first after the network address.
 fn gateway(net: IpNet) -> IpAddr {
     let first = bits(net.network());
     address(family(&net), if net.prefix_len() < net.max_prefix_len() { first + 1 } else { first })
 }
 
 impl SubnetEnv {
-    /// The file's text, byte for byte flannel's (FLANNEL_SUBNET is network + 1).
+    /// Renders the file exactly as flannel does. FLANNEL_SUBNET is the network address plus 1.
     pub fn render(&self) -> String {
         let mut text = String::new();
         let families = [
@@ -52,8 +52,10 @@ impl SubnetEnv {
         text
     }
 
-    /// Reads the file back; `None` when no subnet can be read from it. A key may hold a comma list: entries that are no
-    /// network of the key's family are skipped, exactly one must remain, else the key counts as absent.
+    /// Parses the file. Returns `None` if it contains no valid subnet.
+    ///
+    /// A key may contain a comma-separated list. Entries that are not a network of the key's family are skipped. The
+    /// key counts as absent unless exactly one entry remains.
     pub fn parse(text: &str) -> Option<SubnetEnv> {
         let vars: HashMap<&str, &str> = text.lines().filter_map(assignment).collect();
         let subnets = Subnets { v4: v4(&vars, "FLANNEL_SUBNET"), v6: v6(&vars, "FLANNEL_IPV6_SUBNET") };
@@ -69,7 +71,7 @@ impl SubnetEnv {
     }
 }
 
-/// One line of a dotenv file: `[export ]KEY=value`, value bare (up to ` #`) or quoted.
+/// Parses one line of a dotenv file: `[export ]KEY=value`. The value may be quoted. An unquoted value ends at ` #`.
 pub fn assignment(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     let line = line.strip_prefix("export ").unwrap_or(line);
@@ -87,12 +89,13 @@ pub fn assignment(line: &str) -> Option<(&str, &str)> {
     Some((key, bare.trim()))
 }
 
+/// Returns the item of an iterator that has exactly one item.
 fn only<T>(mut entries: impl Iterator<Item = T>) -> Option<T> {
     let first = entries.next()?;
     entries.next().is_none().then_some(first)
 }
 
-// An address without a length is no network: ipnet's parsers insist on the slash, as flannel's does.
+// The parsers of ipnet require the prefix length, as flannel's parser does.
 fn v4(vars: &HashMap<&str, &str>, key: &str) -> Option<Ipv4Net> {
     only(vars.get(key)?.split(',').filter_map(|entry| entry.trim().parse().ok())).map(|net: Ipv4Net| net.trunc())
 }

@@ -1,60 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sudden emptiness is suspicious: removals over a sliding 2 s that exceed half of the peers and are at least 3 are held for a
-//! grace time (design.md, "What a node must survive"). Time is an input.
+//! Holds back removals of leases if many come at once, because a wiped or broken store looks the same as many nodes
+//! that leave.
+//!
+//! Removals are held for a grace time if there are at least 3 within 2 s, and if they are more than half of the peers.
+//! The caller passes the time, so that tests need no clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::lease::Id;
 
-/// Removals are counted over this long.
+/// Removals within this time are counted together.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// So few removals within the window are never suspicious.
-const FEW: usize = 3;
+/// Fewer removals than this within the window are never held.
+const MIN_SUSPICIOUS: usize = 3;
 
-/// Which removals wait.
+/// Decides which removals of leases are held back.
 #[derive(Debug)]
 pub struct Hold {
     grace: Duration,
-    /// Removals let through within the window: when, how many.
-    passed: VecDeque<(Instant, usize)>,
-    /// When a removal was held last.
-    alarm: Option<Instant>,
-    /// What is held, and when its grace time runs out.
+    /// Time and number of the removals that were not held, within the window.
+    recent_removals: VecDeque<(Instant, usize)>,
+    /// Time of the last removal that was held, or of the last call of [`Hold::suspect`].
+    last_alarm: Option<Instant>,
+    /// The held removals, with the time at which each one falls due.
     due: BTreeMap<Id, Instant>,
-    /// The same by time.
+    /// The same, sorted by time.
     queue: BTreeSet<(Instant, Id)>,
 }
 
 impl Hold {
-    /// `grace` 0 = off.
+    /// Creates a `Hold` with this grace time. With a grace time of zero nothing is held.
     pub fn new(grace: Duration) -> Hold {
-        Hold { grace, passed: VecDeque::new(), alarm: None, due: BTreeMap::new(), queue: BTreeSet::new() }
+        Hold { grace, recent_removals: VecDeque::new(), last_alarm: None, due: BTreeMap::new(), queue: BTreeSet::new() }
     }
 
-    /// Asks for these removals; `peers` = how many peers (ours left out) were known before them, held ones included.
-    /// Returns those that may be carried out now; the rest is held. When removals that were let through within the last 2 s
-    /// together with these exceed the bound, these are held; so is what follows, until 2 s pass without one being held.
-    /// The bound is half of the peers as they were before the first removal in the window. What is held already stays held,
-    /// with its time unchanged.
+    /// Takes requested removals and returns those to carry out now. The others are held.
+    ///
+    /// `peers` is the number of peers before these removals, without our own lease and including the peers whose
+    /// removals are held.
+    ///
+    /// These removals are held if they and those of the last 2 s are at least 3, and more than half of the peers before
+    /// the first of them. All later removals are then held too, until no removal has been held for 2 s. A removal that
+    /// is held already keeps its time.
     pub fn remove(&mut self, ids: Vec<Id>, peers: usize, now: Instant) -> Vec<Id> {
         let recent = |at: Instant| now.saturating_duration_since(at) < WINDOW;
-        while self.passed.pop_front_if(|(at, _)| !recent(*at)).is_some() {}
+        while self.recent_removals.pop_front_if(|(at, _)| !recent(*at)).is_some() {}
         let mut seen = BTreeSet::new();
         let fresh: Vec<Id> =
             ids.into_iter().filter(|id| !self.due.contains_key(id) && seen.insert(id.clone())).collect();
         if fresh.is_empty() {
             return fresh;
         }
-        let passed: usize = self.passed.iter().map(|(_, count)| count).sum();
-        let total = passed + fresh.len();
-        let sudden = total >= FEW && total * 2 > peers + passed;
-        if self.grace.is_zero() || !(sudden || self.alarm.is_some_and(recent)) {
-            self.passed.push_back((now, fresh.len()));
+        let recent_count: usize = self.recent_removals.iter().map(|(_, count)| count).sum();
+        let total = recent_count + fresh.len();
+        let sudden = total >= MIN_SUSPICIOUS && total * 2 > peers + recent_count;
+        if self.grace.is_zero() || !(sudden || self.last_alarm.is_some_and(recent)) {
+            self.recent_removals.push_back((now, fresh.len()));
             return fresh;
         }
-        self.alarm = Some(now);
+        self.last_alarm = Some(now);
         for id in fresh {
             self.queue.insert((now + self.grace, id.clone()));
             self.due.insert(id, now + self.grace);
@@ -62,13 +68,14 @@ impl Hold {
         Vec::new()
     }
 
-    /// The store itself is in doubt (it is another one, or our own lease is gone): removals of the next 2 s are held, however few.
-    /// In a cluster of three nodes a wiped store takes two peers away, which alone would not be suspicious.
+    /// Holds all removals of the next 2 s, even if they are few. The caller uses this when it doubts the store: it is
+    /// another one, or our own lease is gone. In a cluster of three nodes a wiped store removes two peers, which alone
+    /// would not be held.
     pub fn suspect(&mut self, now: Instant) {
-        self.alarm = Some(now);
+        self.last_alarm = Some(now);
     }
 
-    /// This lease is there again: it is no longer held. True when it was.
+    /// Cancels the held removal of a lease that has come back. Returns true if it was held.
     pub fn back(&mut self, id: &Id) -> bool {
         match self.due.remove_entry(id) {
             Some((id, at)) => self.queue.remove(&(at, id)),
@@ -76,7 +83,7 @@ impl Hold {
         }
     }
 
-    /// Held removals whose grace time has run out: carry them out now.
+    /// Returns the held removals that are due, to be carried out now.
     pub fn due(&mut self, now: Instant) -> Vec<Id> {
         let mut ids = Vec::new();
         while self.queue.first().is_some_and(|(at, _)| *at <= now) {
@@ -87,22 +94,22 @@ impl Hold {
         ids
     }
 
-    /// When to ask [`Hold::due`] again.
+    /// Returns the time at which to call [`Hold::due`] again.
     pub fn next(&self) -> Option<Instant> {
         self.queue.first().map(|(at, _)| *at)
     }
 
-    /// How many are held.
+    /// Returns the number of held removals.
     pub fn len(&self) -> usize {
         self.due.len()
     }
 
-    /// True when none is held.
+    /// Returns true if no removal is held.
     pub fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
 
-    /// What is held: for status and log.
+    /// Iterates over the leases whose removals are held.
     pub fn held(&self) -> impl Iterator<Item = &Id> {
         self.due.keys()
     }

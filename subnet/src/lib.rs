@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases, the network configuration, and the stores that hold them.
+//! Leases, the net-conf, and the stores that contain them.
 //!
-//! Without features this crate is pure: wire formats, the judgement of what a store says, the choice of a free subnet.
-//! The stores themselves stand behind the features `etcd`, `dir` and `kube`, all behind [`source::Source`].
+//! Without features this crate does no I/O: it contains the formats, the checks of what a store contains, and the
+//! choice of a free subnet. The features `etcd`, `dir` and `kube` add the stores, which implement [`source::Source`].
 
 pub mod attrs;
 pub mod cache;

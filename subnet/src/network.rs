@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! net-conf: the configuration of the whole network (flannel-compat.md section 4).
+//! The net-conf: the configuration of the whole network (docs/flannel-formats.md, "Net-conf").
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,54 +13,54 @@ pub(crate) mod members;
 /// A validated net-conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// The cluster's networks; a family that is off is `None`.
+    /// The cluster's networks. A family that is disabled is `None`.
     pub networks: Subnets,
-    /// IPv4 allocation, when IPv4 is on.
+    /// The range of IPv4 subnets, if IPv4 is enabled.
     pub v4: Option<Range<Ipv4Net, Ipv4Addr>>,
-    /// IPv6 allocation, when IPv6 is on.
+    /// The range of IPv6 subnets, if IPv6 is enabled.
     pub v6: Option<Range<Ipv6Net, Ipv6Addr>>,
-    /// `EnableNFTables`, where it is said.
+    /// `EnableNFTables`; `None` if it is absent.
     pub nftables: Option<bool>,
-    /// `MasqueradeExcept`, `MasqueradeToNodes`.
+    /// `MasqueradeExcept` and `MasqueradeToNodes`.
     pub masquerade: Masquerading,
-    /// `Backend.Type`, lower case; `udp` when there is no Backend, as in flannel.
+    /// `Backend.Type` in lower case. Without `Backend` it is `udp`, as in flannel.
     pub backend_type: String,
-    /// The whole `Backend` object, raw JSON (`{}` when there is none); each backend parses its own options.
+    /// The `Backend` object as raw JSON, or `{}` if it is absent. Each backend parses its own options.
     pub backend: Box<str>,
 }
 
-/// Where pods keep their own address although masquerading is on.
+/// Destinations for which pods keep their own source address although masquerading is on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Masquerading {
-    /// `MasqueradeExcept`: destinations outside of the network.
+    /// `MasqueradeExcept`: destinations outside the cluster's network.
     pub except: Vec<IpNet>,
-    /// `MasqueradeToNodes: false`: the nodes are such destinations.
+    /// `MasqueradeToNodes: false`: the public addresses of all nodes are such destinations.
     pub except_nodes: bool,
 }
 
-/// Where subnets of one family are allocated.
+/// The range from which subnets of one family are allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Range<N, A> {
-    /// The network it lies in.
+    /// The network that contains the range.
     pub network: N,
-    /// `SubnetLen`, bits.
+    /// `SubnetLen`: prefix length of a subnet.
     pub len: u8,
-    /// First subnet's address.
+    /// `SubnetMin`: address of the first subnet.
     pub min: A,
-    /// Last subnet's address.
+    /// `SubnetMax`: address of the last subnet.
     pub max: A,
 }
 
-/// Why a net-conf is refused: names the key and the remedy.
+/// The reason why a net-conf is refused. The message names the key and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadNetwork {
-    /// Not JSON, or a value of the wrong type.
+    /// The text is not JSON, or a value has the wrong type.
     #[error("net-conf is not valid: {0}")]
     Json(String),
     /// `EnableIPv4` and `EnableIPv6` are both false.
     #[error("none defined stack: set EnableIPv4 or EnableIPv6 to true in net-conf")]
     NoFamily,
-    /// A family is on without its network (or with all addresses there are, which flannel takes for none).
+    /// An enabled family has no network. As in flannel, a network of length 0 counts as absent.
     #[error("{key} is missing: set it in net-conf to the range that pods get their addresses from, e.g. {example}")]
     Missing {
         /// `Network` or `IPv6Network`.
@@ -68,46 +68,46 @@ pub enum BadNetwork {
         /// A network of that family.
         example: &'static str,
     },
-    /// Subnets of one or two addresses.
+    /// A subnet would have only one or two addresses.
     #[error(
         "{key} {len} is too long: it must be less than /{limit}, so that a subnet has room for a node and its pods"
     )]
     SubnetTooSmall {
         /// `SubnetLen` or `IPv6SubnetLen`.
         key: &'static str,
-        /// As configured.
+        /// The configured length.
         len: u64,
-        /// 31 or 127.
+        /// The first length that is too long: 31 or 127.
         limit: u8,
     },
-    /// Fewer than four subnets.
+    /// The network would contain fewer than four subnets.
     #[error("{key} {len} is too short: {network} must hold at least four subnets, so it must be /{shortest} or longer")]
     TooFewSubnets {
         /// `SubnetLen` or `IPv6SubnetLen`.
         key: &'static str,
-        /// As configured.
+        /// The configured length.
         len: u64,
         /// The network.
         network: IpNet,
-        /// Network length + 2.
+        /// The shortest allowed length: that of the network plus 2.
         shortest: u8,
     },
-    /// No room for four subnets of four addresses.
+    /// The network has no room for four subnets of four addresses.
     #[error("{key} {network} is too small: it must be a /{longest} or larger")]
     NetworkTooSmall {
         /// `Network` or `IPv6Network`.
         key: &'static str,
         /// The network.
         network: IpNet,
-        /// 28 or 124.
+        /// The longest allowed length: 28 or 124.
         longest: u8,
     },
-    /// `SubnetMin` or `SubnetMax` lies elsewhere.
+    /// `SubnetMin` or `SubnetMax` is outside the network.
     #[error("{key} {address} is outside {network}: set it to a subnet's first address inside, or leave it out")]
     OutOfNetwork {
         /// The key.
         key: &'static str,
-        /// As configured.
+        /// The configured address.
         address: IpAddr,
         /// The network.
         network: IpNet,
@@ -117,23 +117,23 @@ pub enum BadNetwork {
     NotOnBoundary {
         /// The key.
         key: &'static str,
-        /// As configured.
+        /// The configured address.
         address: IpAddr,
-        /// Subnet length in force.
+        /// The length of a subnet.
         len: u8,
-        /// What it could be.
+        /// First address of the subnet that contains `address`.
         boundary: IpAddr,
     },
-    /// No subnet lies between them. flannel accepts this and then never finds a subnet.
-    #[error("{min_key} {min} is behind {max_key} {max}: swap them, or leave one out")]
+    /// `SubnetMin` is greater than `SubnetMax`. flannel accepts this, and then never finds a free subnet.
+    #[error("{min_key} {min} is greater than {max_key} {max}: swap them, or leave one out")]
     Reversed {
         /// `SubnetMin` or `IPv6SubnetMin`.
         min_key: &'static str,
-        /// As in force.
+        /// The configured value or the default.
         min: IpAddr,
         /// `SubnetMax` or `IPv6SubnetMax`.
         max_key: &'static str,
-        /// As in force.
+        /// The configured value or the default.
         max: IpAddr,
     },
     /// `Backend` has no `Type`.
@@ -147,7 +147,7 @@ impl From<serde_json::Error> for BadNetwork {
     }
 }
 
-/// What distinguishes the families in net-conf.
+/// The keys and defaults of one family.
 struct Keys {
     family: Family,
     network: &'static str,
@@ -155,8 +155,8 @@ struct Keys {
     len: &'static str,
     min: &'static str,
     max: &'static str,
-    /// Length of a subnet where the network has room for four of them.
-    usual_len: u8,
+    /// Default length of a subnet, unless the network is too small for four of them.
+    default_len: u8,
 }
 
 const V4: Keys = Keys {
@@ -166,7 +166,7 @@ const V4: Keys = Keys {
     len: "SubnetLen",
     min: "SubnetMin",
     max: "SubnetMax",
-    usual_len: 24,
+    default_len: 24,
 };
 
 const V6: Keys = Keys {
@@ -176,28 +176,28 @@ const V6: Keys = Keys {
     len: "IPv6SubnetLen",
     min: "IPv6SubnetMin",
     max: "IPv6SubnetMax",
-    usual_len: 64,
+    default_len: 64,
 };
 
 impl Network {
-    /// Reads and validates net-conf as in etcd mode (keys case-insensitive, unknown keys ignored, defaults filled in).
+    /// Parses a net-conf, fills in the defaults, and validates it as flannel does in etcd mode.
     pub fn parse(text: &str) -> Result<Network, BadNetwork> {
         let conf: Members = serde_json::from_str(text)?;
-        let on = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
-        let (on4, on6) = (on("EnableIPv4", true)?, on("EnableIPv6", false)?);
+        let flag = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
+        let (v4_enabled, v6_enabled) = (flag("EnableIPv4", true)?, flag("EnableIPv6", false)?);
         let nftables = conf.get("EnableNFTables")?;
         let masquerade = Masquerading {
             except: conf.get("MasqueradeExcept")?.unwrap_or_default(),
-            except_nodes: !on("MasqueradeToNodes", true)?,
+            except_nodes: !flag("MasqueradeToNodes", true)?,
         };
-        let v4 = read::<Ipv4Net, Ipv4Addr>(&conf, &V4)?;
-        let v6 = read::<Ipv6Net, Ipv6Addr>(&conf, &V6)?;
+        let v4 = read_family::<Ipv4Net, Ipv4Addr>(&conf, &V4)?;
+        let v6 = read_family::<Ipv6Net, Ipv6Addr>(&conf, &V6)?;
         let (backend_type, backend) = read_backend(&conf)?;
-        if !on4 && !on6 {
+        if !v4_enabled && !v6_enabled {
             return Err(BadNetwork::NoFamily);
         }
-        let v4 = if on4 { Some(v4.validate(&V4)?) } else { None };
-        let v6 = if on6 { Some(v6.validate(&V6)?) } else { None };
+        let v4 = if v4_enabled { Some(v4.validate(&V4)?) } else { None };
+        let v6 = if v6_enabled { Some(v6.validate(&V6)?) } else { None };
         let networks = Subnets { v4: v4.as_ref().map(|r| r.network), v6: v6.as_ref().map(|r| r.network) };
         if backend_type.is_empty() {
             return Err(BadNetwork::NoBackendType);
@@ -205,12 +205,12 @@ impl Network {
         Ok(Network { networks, v4, v6, nftables, masquerade, backend_type, backend })
     }
 
-    /// The names of the keys in which two net-confs differ; options of the backend as `Backend.Port`. Empty when both mean the
-    /// same, however they are written.
+    /// Returns the names of the keys in which two net-confs differ, with options of the backend as `Backend.Port`. The
+    /// result is empty if both mean the same, whatever their spelling.
     pub fn same_except(&self, other: &Network) -> Vec<String> {
         let mut keys: Vec<String> = Vec::new();
-        let mut differ = |key: &str, yes: bool| {
-            if yes {
+        let mut differ = |key: &str, is_different: bool| {
+            if is_different {
                 keys.push(key.to_owned());
             }
         };
@@ -240,7 +240,7 @@ impl<N: PartialEq, A: PartialEq> Range<N, A> {
     }
 }
 
-/// `Backend.Type` (lower case, empty when there is none) and the whole object.
+/// Returns `Backend.Type` in lower case, which is empty if it is absent, and the raw `Backend` object.
 fn read_backend(conf: &Members) -> Result<(String, Box<str>), BadNetwork> {
     match conf.raw("Backend") {
         None => Ok(("udp".to_owned(), "{}".into())),
@@ -254,7 +254,7 @@ fn read_backend(conf: &Members) -> Result<(String, Box<str>), BadNetwork> {
     }
 }
 
-/// Options of two `Backend` objects that differ, `Type` left out.
+/// Returns the names of the options in which two `Backend` objects differ, without `Type`.
 fn options_that_differ(ours: &str, theirs: &str) -> Vec<String> {
     let (Ok(a), Ok(b)) = (serde_json::from_str::<Members>(ours), serde_json::from_str::<Members>(theirs)) else {
         return if ours == theirs { Vec::new() } else { vec!["Backend".to_owned()] };
@@ -269,20 +269,20 @@ fn options_that_differ(ours: &str, theirs: &str) -> Vec<String> {
         .collect()
 }
 
-/// One family as it is written, types checked, nothing else.
-struct Written<N, A> {
+/// The keys of one family as they are written. Only their types have been checked.
+struct Unchecked<N, A> {
     network: Option<N>,
     len: Option<u64>,
     min: Option<A>,
     max: Option<A>,
 }
 
-fn read<N, A>(conf: &Members, keys: &Keys) -> Result<Written<N, A>, BadNetwork>
+fn read_family<N, A>(conf: &Members, keys: &Keys) -> Result<Unchecked<N, A>, BadNetwork>
 where
     N: serde::de::DeserializeOwned,
     A: serde::de::DeserializeOwned,
 {
-    Ok(Written {
+    Ok(Unchecked {
         network: conf.get(keys.network)?,
         len: conf.get(keys.len)?,
         min: conf.get(keys.min)?,
@@ -290,18 +290,18 @@ where
     })
 }
 
-impl Written<Ipv4Net, Ipv4Addr> {
+impl Unchecked<Ipv4Net, Ipv4Addr> {
     fn validate(self, keys: &Keys) -> Result<Range<Ipv4Net, Ipv4Addr>, BadNetwork> {
         let network = self.network.unwrap_or_default().trunc();
         let bounds = (self.min.map(IpAddr::V4), self.max.map(IpAddr::V4));
         let (len, min, max) = validate(keys, IpNet::V4(network), self.len, bounds)?;
-        // Values came from 32 bits and stay inside the network.
+        // The values are addresses of the network, so they fit into 32 bits.
         let v4 = |bits: u128| Ipv4Addr::from(bits as u32);
         Ok(Range { network, len, min: v4(min), max: v4(max) })
     }
 }
 
-impl Written<Ipv6Net, Ipv6Addr> {
+impl Unchecked<Ipv6Net, Ipv6Addr> {
     fn validate(self, keys: &Keys) -> Result<Range<Ipv6Net, Ipv6Addr>, BadNetwork> {
         let network = self.network.unwrap_or_default().trunc();
         let bounds = (self.min.map(IpAddr::V6), self.max.map(IpAddr::V6));
@@ -310,7 +310,8 @@ impl Written<Ipv6Net, Ipv6Addr> {
     }
 }
 
-/// Subnet length, first and last subnet of a family: flannel's checks in flannel's order.
+/// Validates one family and returns the length, the first and the last subnet. The checks and their order are
+/// flannel's.
 fn validate(
     keys: &Keys,
     network: IpNet,
@@ -323,14 +324,15 @@ fn validate(
     let len = subnet_len(keys, network, len.unwrap_or(0))?;
     let step = size(keys.family, len);
     let bound = |key, address: Option<IpAddr>, default: u128| {
-        // An unspecified address stands for none, as in flannel.
+        // As in flannel, an unspecified address means that the key is absent.
         let Some(address) = address.filter(|a| !a.is_unspecified()) else { return Ok(default) };
         if !network.contains(&address) {
             return Err(BadNetwork::OutOfNetwork { key, address, network });
         }
         Ok(bits(address))
     };
-    // The first subnet is left out: its first address is the network's own, once a broadcast address.
+    // By default the first subnet is not used: its first address is the network's own address, which old systems treat
+    // as a broadcast address.
     let first = bound(keys.min, min, bits(network.network()) + step)?;
     let last = bound(keys.max, max, bits(network.broadcast()) - (step - 1))?;
     for (key, value) in [(keys.min, first), (keys.max, last)] {
@@ -352,7 +354,7 @@ fn subnet_len(keys: &Keys, network: IpNet, len: u64) -> Result<u8, BadNetwork> {
         return if prefix > all - 4 {
             Err(BadNetwork::NetworkTooSmall { key: keys.network, network, longest: all - 4 })
         } else {
-            Ok(keys.usual_len.max(prefix + 2))
+            Ok(keys.default_len.max(prefix + 2))
         };
     }
     match u8::try_from(len) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! net-conf: what is accepted, what is refused and how, what two net-confs have apart; and the choice of a free subnet.
+//! Tests of the net-conf (what is accepted, what is refused, how two of them differ), and of the choice of a free
+//! subnet.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
 
@@ -30,7 +31,7 @@ fn row(network: &str, len: u8, min: &str, max: &str) -> (String, u8, String, Str
 }
 
 #[test]
-fn defaults_of_ipv4() {
+fn ipv4_defaults_are_those_of_flannel() {
     assert_eq!(v4(r#"{"Network":"10.5.0.0/16"}"#), row("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0"));
     assert_eq!(v4(r#"{"Network":"10.5.3.4/22"}"#), row("10.5.0.0/22", 24, "10.5.1.0", "10.5.3.0"));
     assert_eq!(v4(r#"{"Network":"10.5.0.0/23"}"#), row("10.5.0.0/23", 25, "10.5.0.128", "10.5.1.128"));
@@ -47,7 +48,7 @@ fn defaults_of_ipv4() {
 }
 
 #[test]
-fn defaults_of_ipv6() {
+fn ipv6_defaults_are_those_of_flannel() {
     let conf = |rest: &str| format!(r#"{{"EnableIPv4":false,"EnableIPv6":true,{rest}}}"#);
     assert_eq!(v6(&conf(r#""IPv6Network":"fd00::/48""#)), row("fd00::/48", 64, "fd00:0:0:1::", "fd00:0:0:ffff::"));
     assert_eq!(
@@ -60,39 +61,40 @@ fn defaults_of_ipv6() {
 }
 
 #[test]
-fn keys_in_any_case_and_unknown_ones() {
+fn keys_match_in_any_case_and_unknown_keys_are_ignored() {
     let conf = network(
         r#"{"NETWORK":"10.1.0.0/16","network":"10.5.0.0/16","enableipv6":true,"ipv6network":"fd00::/48","ENABLENFTABLES":true,
             "Comment":{"a":[1,2]},"backend":{"type":"VXLAN","Directrouting":true}}"#,
     );
-    assert_eq!(conf.networks.to_string(), "10.5.0.0/16,fd00::/48", "the last of equal keys counts");
+    assert_eq!(conf.networks.to_string(), "10.5.0.0/16,fd00::/48", "the last of several equal keys must count");
     assert_eq!(conf.nftables, Some(true));
     assert_eq!(conf.backend_type, "vxlan");
     assert_eq!(&*conf.backend, r#"{"type":"VXLAN","Directrouting":true}"#);
 }
 
 #[test]
-fn masquerade_exceptions() {
+fn masquerade_exceptions_are_parsed() {
     let conf =
         network(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0/8","fd00::/8"],"MasqueradeToNodes":false}"#);
     let except = ["10.0.0.0/8", "fd00::/8"].map(|net| net.parse().unwrap());
     assert_eq!((&conf.masquerade.except[..], conf.masquerade.except_nodes), (&except[..], true));
     assert_eq!(network(r#"{"Network":"10.5.0.0/16"}"#).masquerade, Default::default());
-    let bad = Network::parse(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0"]}"#).expect_err("no length");
+    let bad = Network::parse(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0"]}"#)
+        .expect_err("a network without a length");
     assert!(bad.to_string().contains("MasqueradeExcept"), "{bad}");
 }
 
 #[test]
-fn no_backend_is_udp() {
+fn without_backend_the_type_is_udp() {
     let conf = network(r#"{"Network":"10.5.0.0/16"}"#);
     assert_eq!((conf.backend_type.as_str(), &*conf.backend), ("udp", "{}"));
     assert_eq!(conf.nftables, None);
 }
 
-/// One row per variant and key: the text, the variant, a part of the message that names key and remedy.
+/// Each row: the net-conf, a check of the error's variant, and a part of the message that names the key or the remedy.
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table")]
-fn refusals() {
+fn each_error_names_the_key_and_the_remedy() {
     type Check = fn(&BadNetwork) -> bool;
     let rows: &[(&str, Check, &str)] = &[
         ("", |e| matches!(e, BadNetwork::Json(_)), "not valid"),
@@ -213,7 +215,7 @@ fn refusals() {
 }
 
 #[test]
-fn what_two_have_apart() {
+fn differences_are_named_by_key() {
     let base = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":8472,"VNI":1}}"#;
     let differ = |text: &str| network(base).same_except(&network(text)).join(" ");
     assert_eq!(
@@ -238,7 +240,7 @@ fn nets(texts: &[&str]) -> Vec<Subnets> {
 }
 
 #[test]
-fn picks_what_is_free() {
+fn pick_chooses_only_free_subnets() {
     let conf = network(r#"{"Network":"10.5.0.0/21","SubnetLen":24,"SubnetMax":"10.5.4.0"}"#);
     let all = |taken: &[&str]| -> Vec<String> {
         let taken = nets(taken);
@@ -247,11 +249,19 @@ fn picks_what_is_free() {
     };
     assert_eq!(all(&[]), ["10.5.1.0/24", "10.5.2.0/24", "10.5.3.0/24", "10.5.4.0/24"]);
     assert_eq!(all(&["10.5.2.0/24", "10.9.0.0/16"]), ["10.5.1.0/24", "10.5.3.0/24", "10.5.4.0/24"]);
-    assert_eq!(all(&["10.5.2.0/23", "10.5.1.128/25", "10.5.2.0/25"]), ["10.5.4.0/24"], "other lengths, nested");
+    assert_eq!(
+        all(&["10.5.2.0/23", "10.5.1.128/25", "10.5.2.0/25"]),
+        ["10.5.4.0/24"],
+        "taken subnets may have other lengths and may be nested"
+    );
     assert_eq!(all(&["10.5.0.0/16"]), Vec::<String>::new());
     let top = network(r#"{"Network":"255.255.0.0/16","SubnetMin":"255.255.254.0"}"#);
     let taken = nets(&["255.255.254.0/24"]);
-    assert_eq!(pick(&top, &taken, &mut || 7).unwrap().to_string(), "255.255.255.0/24", "end of the address space");
+    assert_eq!(
+        pick(&top, &taken, &mut || 7).unwrap().to_string(),
+        "255.255.255.0/24",
+        "the last subnet of the address space must be found"
+    );
     let top = network(
         r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"8000::/1","IPv6SubnetMin":"ffff:ffff:ffff:ffff::"}"#,
     );
@@ -260,17 +270,21 @@ fn picks_what_is_free() {
 }
 
 #[test]
-fn picks_each_family_apart_among_a_hundred() {
+fn pick_chooses_each_family_among_at_most_a_hundred_candidates() {
     let conf = network(r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
     let mut calls = [99, 0].into_iter();
     let picked = pick(&conf, &[], &mut || calls.next().unwrap()).unwrap();
     assert_eq!(picked.to_string(), "10.0.100.0/24,fd00:0:0:1::/64");
-    assert_eq!(pick(&conf, &[], &mut || 100).unwrap().v4.unwrap().to_string(), "10.0.1.0/24", "of 100 candidates");
-    assert_eq!(pick(&conf, &nets(&["fd00::/40"]), &mut || 0), None, "one family has none left");
+    assert_eq!(
+        pick(&conf, &[], &mut || 100).unwrap().v4.unwrap().to_string(),
+        "10.0.1.0/24",
+        "100 modulo 100 candidates selects the first"
+    );
+    assert_eq!(pick(&conf, &nets(&["fd00::/40"]), &mut || 0), None, "one family has no free subnet");
 }
 
 #[test]
-fn picks_the_last_of_50_000_quickly() {
+fn pick_takes_less_than_quadratic_time() {
     let conf = network(r#"{"Network":"10.0.0.0/8"}"#);
     let taken: Vec<Subnets> = (1..65_535u32)
         .rev()
@@ -278,11 +292,11 @@ fn picks_the_last_of_50_000_quickly() {
         .collect();
     let start = std::time::Instant::now();
     assert_eq!(pick(&conf, &taken, &mut || 5).unwrap().to_string(), "10.255.255.0/24");
-    assert!(start.elapsed().as_secs() < 5, "quadratic: {:?}", start.elapsed());
+    assert!(start.elapsed().as_secs() < 5, "pick took {:?}", start.elapsed());
 }
 
 #[test]
-fn compatible_means_what_pick_would_give() {
+fn compatible_accepts_exactly_what_pick_could_choose() {
     let dual =
         network(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
     let single = network(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0"}"#);
@@ -306,13 +320,14 @@ fn compatible_means_what_pick_would_give() {
 
 proptest! {
     #[test]
-    fn never_panics(text in any::<String>()) {
+    fn parse_never_panics(text in any::<String>()) {
         let _ = Network::parse(&text);
     }
 
-    /// Whatever passes the checks can be allocated from, and everything allocated is inside, free and compatible.
+    /// An accepted net-conf can be allocated from. Each subnet that is allocated is inside the range, free and
+    /// compatible.
     #[test]
-    fn accepted_is_usable(
+    fn an_accepted_net_conf_is_usable(
         addr: u32, prefix in 0u8..=32, len in proptest::option::of(0u8..40),
         min in proptest::option::of(any::<u32>()), taken in proptest::collection::vec((any::<u32>(), 0u8..=32), 0..20),
         align: bool, random: u64,

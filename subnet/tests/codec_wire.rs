@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lease key, lease value and subnet.env: literal flannel examples, and round trips.
+//! Tests of lease keys, lease values and subnet.env: literal examples from flannel, and round trips.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ fn subnets(v4: &str, v6: &str) -> Subnets {
 }
 
 #[test]
-fn keys_as_flannel_writes_them() {
+fn keys_are_read_and_written_as_flannel_does() {
     for (key, v4, v6) in [
         ("10.5.52.0-24", "10.5.52.0/24", ""),
         ("10.5.52.0-24&fd00:12::-64", "10.5.52.0/24", "fd00:12::/64"),
@@ -25,11 +25,11 @@ fn keys_as_flannel_writes_them() {
         assert_eq!(read, subnets(v4, v6), "{key}");
         assert_eq!(read.to_key(), key);
     }
-    assert_eq!(Subnets::from_key("10.5.52.7-24"), Some(subnets("10.5.52.0/24", "")), "host bits are cut off");
+    assert_eq!(Subnets::from_key("10.5.52.7-24"), Some(subnets("10.5.52.0/24", "")), "host bits must be set to zero");
 }
 
 #[test]
-fn keys_that_are_none() {
+fn other_keys_are_not_leases() {
     for key in [
         "",
         "config",
@@ -59,7 +59,7 @@ fn keys_that_are_none() {
 const VXLAN: &str = r#"{"PublicIP":"192.168.64.3","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:44"}}"#;
 
 #[test]
-fn value_byte_for_byte() {
+fn values_are_written_byte_for_byte_as_flannel_does() {
     let attrs = Attrs::from_wire(VXLAN.as_bytes()).unwrap();
     assert_eq!(attrs.public_ip, Some(Ipv4Addr::new(192, 168, 64, 3)));
     assert_eq!(attrs.public_ipv6, None);
@@ -78,7 +78,7 @@ fn value_byte_for_byte() {
 }
 
 #[test]
-fn value_as_people_write_it() {
+fn values_written_by_hand_are_read_as_go_reads_them() {
     let text = r#"{ "publicip": "10.1.2.3", "Unknown": [1], "BACKENDTYPE": "VXLAN", "backenddata": null, "PublicIP": "10.1.2.4" }"#;
     let expected =
         Attrs { public_ip: Some(Ipv4Addr::new(10, 1, 2, 4)), backend_type: "vxlan".into(), ..Attrs::default() };
@@ -91,7 +91,7 @@ fn value_as_people_write_it() {
 }
 
 #[test]
-fn env_byte_for_byte() {
+fn subnet_env_is_written_byte_for_byte_as_flannel_does() {
     let v4 = SubnetEnv {
         networks: subnets("10.5.0.0/16", ""),
         subnets: subnets("10.5.52.0/24", ""),
@@ -124,15 +124,19 @@ fn env_byte_for_byte() {
 }
 
 #[test]
-fn env_as_others_write_it() {
+fn subnet_env_of_other_writers_is_read() {
     let parsed = |text: &str| SubnetEnv::parse(text).map(|env| (env.networks, env.subnets, env.mtu, env.ipmasq));
     let text = "# by hand\n\nexport FLANNEL_NETWORK=\"10.5.0.0/16\"\r\n FLANNEL_SUBNET = '10.5.52.1/24' # mine\nFLANNEL_MTU=1450 # bytes\nFLANNEL_IPMASQ=true\nX=1\n";
     assert_eq!(parsed(text), Some((subnets("10.5.0.0/16", ""), subnets("10.5.52.0/24", ""), 1450, true)));
     let list = |value: &str| parsed(&format!("FLANNEL_SUBNET={value}")).map(|p| p.1);
     assert_eq!(list("10.5.52.1/24"), Some(subnets("10.5.52.0/24", "")));
-    assert_eq!(list("nonsense, 10.5.52.1/24,10.5.53.1"), Some(subnets("10.5.52.0/24", "")), "invalid ones are skipped");
-    assert_eq!(list("10.5.52.1/24,10.5.53.1/24"), None, "exactly one is accepted");
-    assert_eq!(list("fd00::1/64"), None, "of another family");
+    assert_eq!(
+        list("nonsense, 10.5.52.1/24,10.5.53.1"),
+        Some(subnets("10.5.52.0/24", "")),
+        "invalid entries must be skipped"
+    );
+    assert_eq!(list("10.5.52.1/24,10.5.53.1/24"), None, "a list with two valid entries must be refused");
+    assert_eq!(list("fd00::1/64"), None, "an IPv6 network is not valid in FLANNEL_SUBNET");
     assert_eq!(list(""), None);
     assert_eq!(parsed(""), None);
     assert_eq!(parsed("FLANNEL_MTU=1450"), None);
@@ -144,7 +148,7 @@ fn env_as_others_write_it() {
 
 fn any_subnets() -> impl Strategy<Value = Subnets> {
     let v4 = proptest::option::of((any::<u32>(), 1u8..=32));
-    // The top bit is set: neither a cluster nor a node has IPv4-mapped subnets.
+    // The top bit is set, so that no address is IPv4-mapped. Clusters and nodes have no such subnets.
     let v6 = proptest::option::of((any::<u128>(), 1u8..=128));
     (v4, v6).prop_filter_map("no subnet", |(v4, v6)| {
         let v4 = v4.and_then(|(a, l)| Ipv4Net::new(Ipv4Addr::from(a), l).ok());
@@ -155,7 +159,7 @@ fn any_subnets() -> impl Strategy<Value = Subnets> {
 
 proptest! {
     #[test]
-    fn key_round_trip(subnets in any_subnets()) {
+    fn keys_survive_a_round_trip(subnets in any_subnets()) {
         prop_assert_eq!(Subnets::from_key(&subnets.to_key()), Some(subnets));
     }
 
@@ -171,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn value_round_trip(
+    fn values_survive_a_round_trip(
         v4 in proptest::option::of(1u32..), v6 in proptest::option::of(any::<u128>()),
         kind in "[a-z-]{0,9}", data in proptest::option::of("[ -~]{0,40}"), vni in proptest::option::of(any::<u32>()),
         tunnel in proptest::option::of((1u32.., any::<u128>())),
@@ -189,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn env_round_trip(networks in any_subnets(), subnets in any_subnets(), mtu: u32, ipmasq: bool) {
+    fn subnet_env_survives_a_round_trip(networks in any_subnets(), subnets in any_subnets(), mtu: u32, ipmasq: bool) {
         let env = SubnetEnv { networks, subnets, mtu, ipmasq };
         prop_assert_eq!(SubnetEnv::parse(&env.render()), Some(env));
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One fuzz target for each format that others write: lease key, lease value, net-conf, subnet.env. A target never panics, and
-//! what it accepts survives a round trip.
+//! Fuzz targets for the formats that other programs write: lease key, lease value, net-conf, subnet.env. A parser must
+//! not panic, and what it accepts must survive a round trip.
 //!
-//! They run on stable Rust as ordinary tests, one second on random input. `WEFT_FUZZ_SECONDS=60 cargo test -p weft-subnet
-//! --test fuzz` is the 60 s smoke, all targets together; `cargo bolero test -p weft-subnet --test fuzz fuzz_net_conf` (nightly, cargo-bolero) guides
-//! the same targets by coverage.
+//! They run on stable Rust as ordinary tests, for one second each on random input. `WEFT_FUZZ_SECONDS=60 cargo test -p
+//! weft-subnet --test fuzz` runs all targets for 60 s in total. `cargo bolero test -p weft-subnet --test fuzz
+//! fuzz_net_conf` (needs nightly Rust and cargo-bolero) runs a target guided by coverage.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
 
@@ -17,17 +17,18 @@ use weft_subnet::env::SubnetEnv;
 use weft_subnet::network::Network;
 use weft_subnet::pick::{compatible, pick};
 
-/// So many targets share the time, as many at once as there are processors.
+/// Number of targets, which share the time. As many run at once as there are processors.
 const TARGETS: u32 = 4;
 
 fn time() -> Duration {
     let seconds = std::env::vars().find(|(name, _)| name == "WEFT_FUZZ_SECONDS").map(|(_, value)| value);
-    let all = Duration::from_secs(seconds.map_or(1, |text| text.parse().expect("WEFT_FUZZ_SECONDS is no number")));
+    let all = Duration::from_secs(seconds.map_or(1, |text| text.parse().expect("WEFT_FUZZ_SECONDS is not a number")));
     let at_once = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     all * at_once.min(TARGETS) / TARGETS
 }
 
-/// Pure noise seldom gets past the first byte: input chooses words of the format, and noise between them.
+/// Converts random bytes to text. Random text would rarely get past the first byte of a format, so most bytes select a
+/// word of the format, and the others select a single character.
 fn text(input: &[u8], words: &[&str]) -> String {
     let mut text = String::new();
     let mut bytes = input.iter();

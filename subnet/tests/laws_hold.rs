@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sudden emptiness: what is let through, what is held, and for how long.
+//! Tests of [`Hold`]: which removals are carried out, which are held, and for how long.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,13 +23,13 @@ fn ms(ms: u64) -> Duration {
 }
 
 #[test]
-fn a_wipe_is_held_and_runs_out() {
+fn the_removal_of_all_leases_is_held_until_the_grace_time_ends() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     assert_eq!(hold.next(), None);
     assert_eq!(hold.remove(ids(0..49), 49, t), ids(0..0));
     assert_eq!(hold.held().cloned().collect::<Vec<_>>(), ids(0..49));
     assert_eq!(hold.next(), Some(t + GRACE));
-    // Two nodes write their leases back.
+    // Two nodes write their leases again.
     assert!(hold.back(&id(7)) && hold.back(&id(8)));
     assert!(!hold.back(&id(7)));
     assert_eq!(hold.due(t + GRACE - ms(1)), ids(0..0));
@@ -41,14 +41,14 @@ fn a_wipe_is_held_and_runs_out() {
 }
 
 #[test]
-fn half_is_let_through_more_is_held() {
+fn half_of_the_leases_may_be_removed_at_once() {
     let t = Instant::now();
     assert_eq!(Hold::new(GRACE).remove(ids(0..25), 50, t).len(), 25);
     assert_eq!(Hold::new(GRACE).remove(ids(0..26), 50, t).len(), 0);
 }
 
 #[test]
-fn fewer_than_three_pass_at_once() {
+fn fewer_than_three_removals_are_never_held() {
     let t = Instant::now();
     assert_eq!(Hold::new(GRACE).remove(ids(0..1), 1, t), ids(0..1));
     assert_eq!(Hold::new(GRACE).remove(ids(0..2), 2, t), ids(0..2));
@@ -56,15 +56,15 @@ fn fewer_than_three_pass_at_once() {
     let mut one_by_one = Hold::new(GRACE);
     assert_eq!(one_by_one.remove(ids(0..1), 3, t), ids(0..1));
     assert_eq!(one_by_one.remove(ids(1..2), 2, t), ids(1..2));
-    assert_eq!(one_by_one.remove(ids(2..3), 1, t), ids(0..0), "the third within 2 s, of three");
+    assert_eq!(one_by_one.remove(ids(2..3), 1, t), ids(0..0), "the third of three removals within 2 s must be held");
 }
 
 #[test]
-fn a_flood_of_single_deletions_is_stopped_halfway() {
+fn single_removals_are_held_after_half_of_the_leases() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     let (mut peers, mut passed) = (50, 0);
     for n in 0..50 {
-        // Every 30 ms: all fifty within 1.5 s.
+        // One removal every 30 ms: all fifty come within 1.5 s.
         let now = hold.remove(vec![id(n)], peers, t + ms(30) * n).len();
         (peers, passed) = (peers - now, passed + now);
     }
@@ -72,20 +72,20 @@ fn a_flood_of_single_deletions_is_stopped_halfway() {
 }
 
 #[test]
-fn a_flood_stays_stopped_until_it_pauses() {
+fn removals_are_held_until_none_came_for_2_seconds() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     assert_eq!(hold.remove(ids(0..60), 100, t).len(), 0);
-    // The flood goes on slowly: alone these would pass.
+    // More removals follow slowly. On their own they would not be held.
     for n in 0..10 {
         assert_eq!(hold.remove(vec![id(60 + n)], 100, t + ms(1900) * (n + 1)).len(), 0);
     }
-    // A node that leaves later, on its own, is let go at once, with the others still held.
+    // A single removal later is carried out at once, while the others are still held.
     assert_eq!(hold.remove(vec![id(80)], 100, t + ms(1900) * 10 + ms(2000)), [id(80)]);
     assert_eq!(hold.held().count(), 70);
 }
 
 #[test]
-fn slow_leaving_is_never_held() {
+fn slow_removals_are_never_held() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     for n in 0..50 {
         assert_eq!(hold.remove(vec![id(n)], 50 - n as usize, t + ms(1001) * n).len(), 1, "{n}");
@@ -93,7 +93,7 @@ fn slow_leaving_is_never_held() {
 }
 
 #[test]
-fn asked_again_while_held_keeps_its_time() {
+fn a_repeated_request_does_not_extend_the_grace_time() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     hold.remove(ids(0..10), 10, t);
     assert_eq!(hold.remove(ids(0..10), 10, t + ms(60_000)), ids(0..0));
@@ -103,28 +103,28 @@ fn asked_again_while_held_keeps_its_time() {
 }
 
 #[test]
-fn grace_zero_is_off() {
+fn with_a_grace_time_of_zero_nothing_is_held() {
     let (mut hold, t) = (Hold::new(Duration::ZERO), Instant::now());
     assert_eq!(hold.remove(ids(0..50), 50, t).len(), 50);
     assert_eq!((hold.held().count(), hold.next()), (0, None));
 }
 
 #[test]
-fn a_doubtful_store_holds_even_few_for_a_while() {
+fn removals_are_held_after_suspect_even_if_they_are_few() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     hold.suspect(t);
-    assert_eq!(hold.remove(ids(0..2), 2, t), ids(0..0), "a wiped store of three nodes");
+    assert_eq!(hold.remove(ids(0..2), 2, t), ids(0..0), "removals after suspect must be held");
     assert!(hold.back(&id(0)) && hold.back(&id(1)));
-    assert_eq!(hold.remove(ids(0..1), 2, t + ms(4_000)), ids(0..1), "an ordinary removal later");
+    assert_eq!(hold.remove(ids(0..1), 2, t + ms(4_000)), ids(0..1), "a removal 4 s later must not be held");
     let mut off = Hold::new(Duration::ZERO);
     off.suspect(t);
-    assert_eq!(off.remove(ids(0..2), 2, t), ids(0..2), "grace 0 is off");
+    assert_eq!(off.remove(ids(0..2), 2, t), ids(0..2), "with a grace time of zero, suspect must have no effect");
 }
 
 proptest! {
-    /// Nothing is lost, nothing is carried out twice: what was asked for either passed, is held, came back, or fell due.
+    /// Each requested removal is carried out exactly once, unless the lease comes back.
     #[test]
-    fn every_removal_has_one_end(steps in proptest::collection::vec((0u32..30, 1u32..8, 0u64..3000, any::<bool>()), 1..40)) {
+    fn each_removal_is_carried_out_once_or_cancelled(steps in proptest::collection::vec((0u32..30, 1u32..8, 0u64..3000, any::<bool>()), 1..40)) {
         let (mut hold, mut now) = (Hold::new(ms(10_000)), Instant::now());
         let mut alive: BTreeSet<Id> = ids(0..30).into_iter().collect();
         let mut asked = BTreeSet::new();

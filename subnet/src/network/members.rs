@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members of a JSON object the way flannel reads them: names without regard to case, the last of equal names counts, `null` is
-//! as good as absent. (Rule: Go's encoding/json, which flannel uses for net-conf and for lease values.)
+//! Reads the members of a JSON object as flannel does. Names are matched without regard to case, the last of several
+//! equal names counts, and `null` means that the member is absent. These are the rules of Go's encoding/json, which
+//! flannel uses for the net-conf and for lease values.
 
 use std::fmt;
 
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The members of one object, in document order, values unread.
+/// The members of an object in the order of the text. The values are not parsed yet.
 pub(crate) struct Members(Vec<(String, Box<RawValue>)>);
 
 struct Collect;
@@ -35,12 +36,12 @@ impl<'de> serde::Deserialize<'de> for Members {
 }
 
 impl Members {
-    /// The raw text of a member, `null` included.
+    /// Returns the raw text of a member, which may be `null`.
     pub(crate) fn raw(&self, name: &str) -> Option<&str> {
         self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.get())
     }
 
-    /// A member's value; the error names the member.
+    /// Parses a member's value. The error names the member.
     pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
         match self.raw(name) {
             None | Some("null") => Ok(None),
@@ -51,12 +52,12 @@ impl Members {
         }
     }
 
-    /// Every member once, names in lower case, sorted: for comparing two objects.
+    /// Returns each member once, with the name in lower case, so that two objects can be compared.
     pub(crate) fn canonical(&self) -> std::collections::BTreeMap<String, &str> {
         self.0.iter().map(|(key, value)| (key.to_ascii_lowercase(), value.get())).collect()
     }
 
-    /// A member's name as it is written in the document.
+    /// Returns a member's name as it is written in the text.
     pub(crate) fn spelling(&self, lower: &str) -> Option<&str> {
         self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(lower)).map(|(key, _)| key.as_str())
     }
