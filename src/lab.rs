@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft lab`: a whole cluster in network namespaces on one machine. A demonstration for users, a harness for tests.
+//! `weft lab`: a complete cluster in network namespaces on one machine, as a demonstration for users and as a harness
+//! for tests.
 //!
-//! Nothing of it can outlive its process: namespaces hang on a private mount namespace, processes on their parent's life.
+//! Nothing remains when its process ends: the namespaces belong to a private mount namespace, and the child processes
+//! die with their parent.
 
 pub mod cluster;
 pub mod cni;
@@ -34,13 +36,13 @@ use report::say;
 #[derive(Debug, Clone, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct LabArgs {
-    /// The cluster.
+    /// The options of the cluster.
     #[command(flatten)]
     pub options: LabOptions,
-    /// Measure each backend beside the bare underlay (iperf3, ping), in place of breaking things
+    /// Measure each backend and the bare underlay (iperf3, ping) instead of injecting faults
     #[arg(long, conflicts_with_all = ["backend", "ipv6", "router", "direct_routing", "keep"])]
     pub measure: bool,
-    /// Something else than running one.
+    /// A subcommand; without one, a lab is run.
     #[command(subcommand)]
     pub command: Option<LabCommand>,
 }
@@ -55,7 +57,7 @@ pub enum LabCommand {
     },
 }
 
-/// Does what the arguments say.
+/// Runs `weft lab` with these arguments.
 ///
 /// # Errors
 /// As [`run`] and [`shell`].
@@ -72,16 +74,17 @@ pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<E
     }
 }
 
-/// Runs a lab from its start to its end: nodes, pods, ping matrix, faults, report. Success only when everything healed.
+/// Runs a lab: starts the nodes and pods, pings all pods, injects faults, and prints a report. Returns success only if
+/// everything was repaired.
 ///
 /// # Errors
-/// When the lab cannot be built, or a node does not come up.
+/// The lab cannot be built, or a node does not become ready.
 pub async fn run(options: LabOptions, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     let mut shutdown = std::pin::pin!(shutdown);
-    // Dropping the play at any of its awaits ends agents and etcd, and removes the directory.
+    // Dropping this future at any await ends the agents and etcd, and removes the directory.
     let kept = Cell::new(false);
     tokio::select! {
-        code = play(&options, &kept) => code,
+        code = run_until_done(&options, &kept) => code,
         () = &mut shutdown => {
             say("everything is taken down");
             Ok(if kept.get() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -89,11 +92,12 @@ pub async fn run(options: LabOptions, shutdown: impl Future<Output = ()>) -> Res
     }
 }
 
-/// `kept` becomes true when all healed and the cluster stays up for its user: the end is no interruption then.
-async fn play(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitCode> {
+/// `kept` becomes true if everything was repaired and the cluster keeps running for its user. A shutdown is then a
+/// success.
+async fn run_until_done(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitCode> {
     let mut lab = Lab::build(options).await?;
     let _entry = shell::announce(&lab)?;
-    let result = acts(&mut lab, options).await;
+    let result = run_checks(&mut lab, options).await;
     if !matches!(result, Ok(true)) {
         lab.keep_dir();
         say(&format!("logs of the agents, kept in {}:\n{}", lab.dir().join("logs").display(), lab.logs(15)));
@@ -107,7 +111,7 @@ async fn play(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitCode> {
     Ok(if healed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn acts(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
+async fn run_checks(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
     say(&format!("{} nodes, backend {}, files in {}", options.nodes, options.backend.wire(), lab.dir().display()));
     let begin = Instant::now();
     for node in &mut lab.nodes {
@@ -136,10 +140,10 @@ async fn acts(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
     again.map(|_| healed)
 }
 
-/// Waits for a condition, looking again every 10 ms.
+/// Waits for a condition, which is checked every 10 ms.
 ///
 /// # Errors
-/// When the time is over: says what was waited for.
+/// The condition does not hold within `limit`. The message contains `what`.
 pub async fn wait_for(what: &str, limit: Duration, condition: impl AsyncFn() -> bool) -> Result<()> {
     let deadline = Instant::now() + limit;
     while !condition().await {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A whole cluster: a fabric (bridge, router, perhaps etcd), nodes on it, their agents and pods.
+//! A complete cluster: the fabric (a bridge, and optionally a router and etcd), nodes that are connected to it, their
+//! agents and pods.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,31 +17,33 @@ use super::options::LabOptions;
 use super::ping::{self, Ping};
 use super::store::Store;
 
-/// Third byte of each half's network, last part of its IPv6 prefix: 192.168.77.0/24 and fd77::/64.
+/// The third byte of each half's IPv4 network, and the last digits of its IPv6 prefix: 192.168.77.0/24 and fd77::/64.
 const HALVES: [u8; 2] = [77, 78];
 
-/// A running cluster. Dropped, it ends: agents and etcd are killed, namespaces go with the thread's mount namespace.
+/// A running cluster. Dropping it kills the agents and etcd. The namespaces disappear with the mount namespace of the
+/// thread.
 ///
-/// One lab per thread: its namespaces' names belong to the thread.
+/// There can be one lab per thread, because the names of its namespaces belong to the thread.
 #[derive(Debug)]
 pub struct Lab {
-    /// The nodes; those of the second half, behind the router, at the end.
+    /// The nodes. Those of the second half, behind the router, come last.
     pub nodes: Vec<Node>,
-    /// The store.
+    /// The store of the leases.
     pub store: Store,
-    /// Namespace of the bridge, of the router, and of etcd.
+    /// The namespace of the bridge, the router and etcd.
     pub fabric: Netns,
     dir: TempDir,
-    /// Held as long as the lab runs, however it ends: `make clean-lab` removes directories whose lock is free.
+    /// The lock is held until the process ends. `make clean-lab` removes directories whose lock is free.
     _lock: fs::File,
     pods: usize,
 }
 
 impl Lab {
-    /// Builds fabric, store and nodes; starts no agent.
+    /// Creates the fabric, the store and the nodes. It does not start the agents.
     ///
     /// # Errors
-    /// When something is refused: without root, mostly.
+    /// An option is invalid or a namespace, link or process cannot be created. The usual reason is that root is
+    /// required.
     pub async fn build(options: &LabOptions) -> Result<Lab> {
         options.check()?;
         own_names()?;
@@ -66,10 +69,10 @@ impl Lab {
         Ok(Lab { nodes, store, fabric, dir, _lock: lock, pods: options.pods.count.into() })
     }
 
-    /// Builds it, starts every agent at once, waits until all are ready, and adds the pods.
+    /// Builds a lab, starts all agents at once, waits until they are ready, and adds the pods.
     ///
     /// # Errors
-    /// As [`Lab::build`]; and when an agent does not become ready.
+    /// As [`Lab::build`], or an agent does not become ready.
     pub async fn start(options: &LabOptions) -> Result<Lab> {
         let mut lab = Lab::build(options).await?;
         for node in &mut lab.nodes {
@@ -82,7 +85,7 @@ impl Lab {
     /// Waits until all agents are ready, and adds the pods.
     ///
     /// # Errors
-    /// When an agent does not become ready.
+    /// An agent does not become ready, or a pod cannot be added.
     pub async fn settle(&mut self) -> Result<()> {
         for node in &mut self.nodes {
             node.ready().await?;
@@ -91,36 +94,37 @@ impl Lab {
         Ok(())
     }
 
-    /// Pings all to all until every ping is answered; the last matrix.
+    /// Pings every pod from every other pod until all pings are answered. Returns the last matrix.
     ///
     /// # Errors
-    /// When that does not happen within 30 s: names the pings without an answer.
+    /// Not all pings are answered within 30 s. The message names those without an answer.
     pub async fn reach_all(&self) -> Result<Vec<Ping>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let matrix = ping::matrix(&self.nodes).await?;
-            let silent: Vec<_> = matrix.iter().filter(|p| !p.ok).map(|p| format!("{} -> {}", p.from, p.addr)).collect();
-            if silent.is_empty() {
+            let unanswered: Vec<_> =
+                matrix.iter().filter(|p| !p.ok).map(|p| format!("{} -> {}", p.from, p.addr)).collect();
+            if unanswered.is_empty() {
                 return Ok(matrix);
             }
             if tokio::time::Instant::now() >= deadline {
-                bail!("no answer: {}\n{}", silent.join(", "), self.logs(10));
+                bail!("no answer: {}\n{}", unanswered.join(", "), self.logs(10));
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// Directory of store, logs and subnet files.
+    /// Returns the directory of the store, the logs and the subnet files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Leaves the directory behind, for a person to read the logs.
+    /// Keeps the directory after the end, so that the logs can be read.
     pub fn keep_dir(&mut self) {
         self.dir.disable_cleanup(true);
     }
 
-    /// The last lines of every agent's log.
+    /// Returns the last lines of every agent's log.
     pub fn logs(&self, lines: usize) -> String {
         let mut text = String::new();
         for node in &self.nodes {
@@ -130,7 +134,7 @@ impl Lab {
     }
 }
 
-/// The bridge of each half; with two of them, the namespace is the router between them.
+/// Creates the fabric: a bridge for each half. With two halves, the namespace is the router between them.
 async fn build_fabric(router: bool) -> Result<Netns> {
     let fabric = Netns::add("fabric").await?;
     fabric.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1"]).await?;
@@ -146,14 +150,14 @@ async fn build_fabric(router: bool) -> Result<Netns> {
     Ok(fabric)
 }
 
-/// A node's namespace with its uplink, and the addresses of it.
+/// Creates a node's namespace and its uplink. Returns the namespace and the uplink's addresses.
 async fn build_node(fabric: &Netns, number: u8, far: bool) -> Result<(Netns, Vec<IpAddr>)> {
     let name = format!("n{}", number + 1);
     let half = usize::from(far);
     let byte = HALVES[half];
     let host = 11 + number;
     let v4 = Ipv4Addr::new(192, 168, byte, host);
-    // fd77: the byte's decimal digits read as hexadecimal, so that both families look alike.
+    // The decimal digits of the byte are used as hexadecimal digits, so that the addresses of both families look alike.
     let v6: Ipv6Addr = format!("fd{byte}::{host}").parse().context("build an address")?;
     let ns = Netns::add(&name).await?;
     fabric
@@ -166,10 +170,10 @@ async fn build_node(fabric: &Netns, number: u8, far: bool) -> Result<(Netns, Vec
     Ok((ns, vec![v4.into(), v6.into()]))
 }
 
-/// Default routes through the fabric: what networkd puts back after the uplink was down.
+/// Adds the default routes through the fabric. networkd would add them again after the uplink was down.
 ///
 /// # Errors
-/// When one is refused.
+/// The kernel refuses a route.
 pub async fn add_default_routes(ns: &Netns, uplink: Ipv4Addr) -> Result<()> {
     let byte = uplink.octets()[2];
     ns.batch(&format!(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods wired by the CNI plugin, called as a runtime calls it: `weft lab --pods cni`.
+//! Pods that are connected by the CNI plugin, which is called as a container runtime would call it: `weft lab --pods
+//! cni`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -15,29 +16,29 @@ use tokio::io::AsyncWriteExt;
 
 use super::net::Netns;
 
-/// Where the plugins that ours delegates to may be, beside those in the lab's own directory.
+/// Directories that may contain the delegates of the CNI plugin, besides the lab's own directory.
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
-/// Ours, beside the agent's binary.
-const OURS: &str = "weft-cni";
+/// Name of weft's plugin, which is in the same directory as the agent's binary.
+const PLUGIN: &str = "weft-cni";
 
-/// Who wires the pods of a lab.
+/// What connects the pods of a lab to the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Wiring {
-    /// The lab itself, from subnet.env alone.
+    /// The lab itself, which reads only subnet.env.
     #[default]
     Lab,
-    /// Our plugin, by the bridge plugin.
+    /// weft's CNI plugin with the bridge plugin as its delegate.
     Bridge,
-    /// Our plugin, by `weft-veth`.
+    /// weft's CNI plugin with `weft-veth` as its delegate.
     Veth,
 }
 
-/// How many pods a node has, and who wires them: `3`, `cni`, `cni:3`, `cni-veth`, `cni-veth:3`.
+/// The number of pods on each node, and what connects them: `3`, `cni`, `cni:3`, `cni-veth`, `cni-veth:3`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pods {
-    /// On each node, 1 to 100.
+    /// Number of pods on each node, 1 to 100.
     pub count: u8,
-    /// By whom.
+    /// What connects them.
     pub wiring: Wiring,
 }
 
@@ -67,34 +68,34 @@ impl FromStr for Pods {
     }
 }
 
-/// The plugin on one node.
+/// The CNI plugin of one node.
 #[derive(Debug)]
 pub struct Cni {
     dir: PathBuf,
-    /// CNI_PATH.
+    /// The value of CNI_PATH.
     path: String,
     conf: Value,
 }
 
 impl Cni {
-    /// Installs the plugin in the node's directory, as `flannel`; `None` when the lab wires its pods itself.
+    /// Installs the plugin in the node's directory as `flannel`. Returns `None` if the lab connects its pods itself.
     ///
     /// # Errors
-    /// When the plugin, or one that it delegates to, is not there.
+    /// The plugin or one of its delegates is missing.
     pub fn install(node: &Path, subnet_file: &Path, agent: &Path, wiring: Wiring) -> Result<Option<Cni>> {
         let delegate = match wiring {
             Wiring::Lab => return Ok(None),
             Wiring::Bridge => json!({"hairpinMode": true, "isDefaultGateway": true, "ipMasq": false}),
             Wiring::Veth => json!({"type": "weft-veth"}),
         };
-        let plugin = agent.with_file_name(OURS);
+        let plugin = agent.with_file_name(PLUGIN);
         if !plugin.is_file() {
             bail!("{} is missing: build it with `cargo build -p weft-cni`, or `make static`", plugin.display());
         }
         for needed in ["bridge", "host-local"] {
             if !PLUGINS.iter().any(|dir| Path::new(dir).join(needed).is_file()) {
-                let places = PLUGINS.join(" or ");
-                bail!("the CNI plugin {needed} is not in {places}: apt install containernetworking-plugins");
+                let dirs = PLUGINS.join(" or ");
+                bail!("the CNI plugin {needed} is not in {dirs}: apt install containernetworking-plugins");
             }
         }
         let dir = node.join("cni");
@@ -108,10 +109,10 @@ impl Cni {
         Ok(Some(Cni { dir, path, conf }))
     }
 
-    /// Wires a pod; its addresses, IPv4 first.
+    /// Connects a pod and returns its addresses, IPv4 first.
     ///
     /// # Errors
-    /// The plugin's own, with all that it said.
+    /// The plugin's error, with its complete output.
     pub async fn add(&self, node: &Netns, pod: &Netns) -> Result<Vec<IpAddr>> {
         let mut command = node.command(self.dir.join("flannel"));
         command.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", pod.name()).env("CNI_IFNAME", "eth0");
@@ -122,11 +123,11 @@ impl Cni {
             stdin.write_all(self.conf.to_string().as_bytes()).await.context("write to the CNI plugin")?;
         }
         let out = child.wait_with_output().await.context("wait for the CNI plugin")?;
-        let said = String::from_utf8_lossy(&out.stdout);
+        let stdout = String::from_utf8_lossy(&out.stdout);
         if !out.status.success() {
-            bail!("CNI ADD of {}: {said}\n{}", pod.name(), String::from_utf8_lossy(&out.stderr));
+            bail!("CNI ADD of {}: {stdout}\n{}", pod.name(), String::from_utf8_lossy(&out.stderr));
         }
-        let result: Value = serde_json::from_str(&said).context("read the CNI plugin's result")?;
+        let result: Value = serde_json::from_str(&stdout).context("read the CNI plugin's result")?;
         let nets = result["ips"].as_array().into_iter().flatten().map(|ip| ip["address"].as_str().unwrap_or_default());
         let mut addrs = nets
             .map(|net| net.parse::<IpNet>().map(|net| net.addr()).with_context(|| format!("read the address {net:?}")))
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_are_a_number_a_wiring_or_both() {
+    fn pods_parse_as_a_number_a_wiring_or_both() {
         let rows = [
             ("3", Some((3, Wiring::Lab))),
             ("cni", Some((2, Wiring::Bridge))),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults: break something on the first node the way people and daemons do, and measure how long its entries take to come back.
+//! Injects faults on the first node, as administrators and other daemons cause them, and measures how long the repair
+//! takes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,21 +14,21 @@ use super::cluster::{Lab, add_default_routes};
 use super::net::Netns;
 use super::ping::{Loss, Stream};
 
-/// Longest time a repair may take: an audit (10 s) and a slow machine.
+/// Time limit for a repair: an audit (10 s) on a slow machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What is broken.
+/// A fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// `ip route del` of a peer's subnet.
+    /// A peer's route is deleted (`ip route del`). The value is its subnet.
     Route(String),
-    /// `bridge fdb del` of a peer's VTEP: device, MAC, destination.
+    /// A peer's FDB entry is deleted (`bridge fdb del`). The values are the device, the MAC and the destination.
     Fdb(String, String, String),
-    /// `ip link del` of the tunnel device.
+    /// The tunnel device is deleted (`ip link del`).
     Device(String),
-    /// The uplink goes down and comes up again.
+    /// The uplink is set down and up again.
     Uplink,
-    /// SIGKILL of the agent, which is then started again.
+    /// The agent is killed (SIGKILL) and started again.
     Agent,
 }
 
@@ -43,28 +44,29 @@ impl std::fmt::Display for Fault {
     }
 }
 
-/// How it ended.
+/// The result of a fault.
 #[derive(Debug, Clone)]
 pub struct Repair {
-    /// What was broken.
+    /// The fault.
     pub fault: Fault,
-    /// Time until every entry was back (agent: until it was ready again); `None` when that did not happen.
+    /// The time until all entries were restored, or until the agent was ready again; `None` if that did not happen in
+    /// time.
     pub took: Option<Duration>,
-    /// Pings of 100 a second while it lasted; `None` when they did not come back.
+    /// Lost packets of a ping with 100 packets a second; `None` if the pings were not answered again.
     pub loss: Option<Loss>,
 }
 
 impl Repair {
-    /// True when entries and traffic came back.
+    /// Returns true if the entries were restored and the pings are answered.
     pub fn healed(&self) -> bool {
         self.took.is_some() && self.loss.is_some()
     }
 }
 
-/// The faults that this lab can have: found by looking at what the first node has for the last one.
+/// Returns the faults that are possible in this lab. They are derived from the first node's entries for the last node.
 ///
 /// # Errors
-/// When the kernel's tables cannot be read, or hold no route to the last node.
+/// The kernel's tables cannot be read, or contain no route to the last node.
 pub async fn possible(lab: &Lab) -> Result<Vec<Fault>> {
     let (node, target) = ends(lab)?;
     let mut faults = Vec::new();
@@ -84,14 +86,15 @@ pub async fn possible(lab: &Lab) -> Result<Vec<Fault>> {
     Ok(faults)
 }
 
-/// Breaks it, waits for the repair, counts lost packets.
+/// Injects a fault, waits for the repair, and counts lost packets.
 ///
 /// # Errors
-/// When the fault cannot be made; not when nobody repairs it, that is in the result.
+/// The fault cannot be injected. A fault that is not repaired is not an error; the result says so.
 pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
     let (node, target) = ends(lab)?;
     let node = node.clone();
-    // FDB and routes of one family belong to one address; any other fault shows on the first.
+    // A route or an FDB entry belongs to one family, so its fault is visible only with an address of that family. Other
+    // faults are visible with the first address.
     let wants_v6 = match fault {
         Fault::Route(subnet) => subnet.contains(':'),
         Fault::Fdb(dev, ..) | Fault::Device(dev) => dev.contains("-v6"),
@@ -102,8 +105,8 @@ pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
     let before = entries(&node).await?;
     let pod = lab.nodes.first().and_then(|n| n.pods.first()).context("a node without pods")?;
     let mut stream = Stream::start(pod, addr).await?;
-    let begin = break_it(lab, &node, fault).await?;
-    let mut took = back(&node, &before, begin).await?;
+    let begin = cause(lab, &node, fault).await?;
+    let mut took = wait_for_entries(&node, &before, begin).await?;
     if *fault == Fault::Agent
         && let Some(first) = lab.nodes.first_mut()
     {
@@ -116,8 +119,8 @@ pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
     Ok(Repair { fault: fault.clone(), took, loss })
 }
 
-/// Makes the fault; the moment from which its repair counts.
-async fn break_it(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
+/// Causes the fault. Returns the time from which its repair is measured.
+async fn cause(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
     let first = lab.nodes.first_mut().context("a lab without nodes")?;
     match fault {
         Fault::Route(subnet) => drop(node.ip(&format!("route del {subnet}")).await?),
@@ -142,10 +145,10 @@ async fn break_it(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant>
     Ok(Instant::now())
 }
 
-/// Time from `begin` until all entries are there again; `None` after the limit.
-async fn back(node: &Netns, before: &BTreeSet<String>, begin: Instant) -> Result<Option<Duration>> {
+/// Returns the time from `begin` until all entries are restored, or `None` if the limit is exceeded.
+async fn wait_for_entries(node: &Netns, before: &BTreeSet<String>, begin: Instant) -> Result<Option<Duration>> {
     loop {
-        // Taken before the look: reading the tables takes milliseconds that are not the agent's.
+        // The time is read before the tables, because reading them takes milliseconds that are not the agent's.
         let now = begin.elapsed();
         if entries(node).await?.is_superset(before) {
             return Ok(Some(now));
@@ -157,24 +160,26 @@ async fn back(node: &Netns, before: &BTreeSet<String>, begin: Instant) -> Result
     }
 }
 
-/// Everything an agent writes about its peers, one text each, without what may differ after a repair (ids, counters, flags
-/// of state). The kernel's own entries and the default routes are left out: they are not the agent's.
+/// Returns all entries that an agent has written for its peers, as one text each. The parts that may change with a
+/// repair (IDs, counters, state flags) are left out, and so are the kernel's own entries and the default routes.
 ///
 /// # Errors
-/// When the tables cannot be read.
+/// The tables cannot be read.
 pub async fn entries(node: &Netns) -> Result<BTreeSet<String>> {
     let (v4, v6) = tokio::try_join!(node.ip("-4 route show table main"), node.ip("-6 route show table main"))?;
     let (fdb, neigh) = tokio::try_join!(node.bridge("fdb show"), node.ip("neigh show nud permanent"))?;
-    let mine =
+    let of_agent =
         |line: &&str| !line.contains("proto kernel") && !line.starts_with("default") && !line.contains("proto ra");
-    let routes = v4.lines().chain(v6.lines()).filter(mine).map(|line| format!("route {}", plain(line)));
-    let tunnels = fdb.lines().filter(|line| line.contains(" dst ")).map(|line| format!("fdb {}", plain(line)));
-    let neighbours = neigh.lines().map(|line| format!("neigh {}", plain(line)));
+    let routes =
+        v4.lines().chain(v6.lines()).filter(of_agent).map(|line| format!("route {}", without_nexthop_id(line)));
+    let tunnels =
+        fdb.lines().filter(|line| line.contains(" dst ")).map(|line| format!("fdb {}", without_nexthop_id(line)));
+    let neighbours = neigh.lines().map(|line| format!("neigh {}", without_nexthop_id(line)));
     Ok(routes.chain(tunnels).chain(neighbours).collect())
 }
 
-/// A line of `ip` without its nexthop id.
-fn plain(line: &str) -> String {
+/// Removes the nexthop ID from a line of `ip`.
+fn without_nexthop_id(line: &str) -> String {
     let mut words = line.split_whitespace();
     let mut kept = Vec::new();
     while let Some(word) = words.next() {
@@ -187,7 +192,7 @@ fn plain(line: &str) -> String {
     kept.join(" ")
 }
 
-/// The node that is broken, and the addresses of a pod on the node farthest from it.
+/// Returns the first node, and the addresses of a pod on the last node.
 fn ends(lab: &Lab) -> Result<(&Netns, Vec<IpAddr>)> {
     let first = lab.nodes.first().context("a lab without nodes")?;
     let pod = lab.nodes.last().and_then(|node| node.pods.first()).context("a node without pods")?;
@@ -213,17 +218,20 @@ async fn fdb_entry(node: &Netns, dev: &str) -> Result<Option<(String, String)>> 
 
 fn json(text: &str) -> Result<Value> {
     if text.trim().is_empty() {
-        bail!("ip answered with nothing");
+        bail!("ip printed nothing");
     }
-    serde_json::from_str(text).context("read what ip wrote")
+    serde_json::from_str(text).context("read the output of ip")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::plain;
+    use super::without_nexthop_id;
 
     #[test]
-    fn nexthop_ids_do_not_matter() {
-        assert_eq!(plain("10.1.2.0/24 nhid 77 via 10.1.2.0 dev flannel.1 "), "10.1.2.0/24 via 10.1.2.0 dev flannel.1");
+    fn the_nexthop_id_is_removed() {
+        assert_eq!(
+            without_nexthop_id("10.1.2.0/24 nhid 77 via 10.1.2.0 dev flannel.1 "),
+            "10.1.2.0/24 via 10.1.2.0 dev flannel.1"
+        );
     }
 }

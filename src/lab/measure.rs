@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft lab --measure`: what each backend costs the packets, beside the bare underlay in the same lab: TCP throughput, small
-//! UDP packets a second, round trip. For choosing a backend; figures of two machines say nothing about each other.
+//! `weft lab --measure`: measures TCP throughput, small UDP packets per second, and round-trip time with each backend,
+//! and on the bare underlay of the same lab. The results help to choose a backend. Results of different machines are
+//! not comparable.
 
 use std::fmt::Write as _;
 use std::process::Stdio;
@@ -18,38 +19,40 @@ use super::net::{Netns, checked, own_names};
 use super::options::{BackendKind, LabOptions};
 use super::report::say;
 
-/// How long each stream runs.
+/// Duration of each stream in seconds.
 const SECONDS: u32 = 3;
+/// Number of pings for the round-trip time.
 const PINGS: u32 = 500;
-/// How long an iperf3 server may take to listen, and a stream to end after its time.
+/// Time limit for an iperf3 server to listen, and for a stream to end after its duration.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a path can carry.
+/// The results for one path.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
-    /// One TCP stream, Gbit/s received.
+    /// Throughput of one TCP stream at the receiver, in Gbit/s.
     pub tcp: f64,
-    /// UDP packets of 64 bytes received, thousands a second.
+    /// Received UDP packets of 64 bytes, in thousands per second.
     pub udp: f64,
-    /// Mean round trip of small packets, microseconds.
+    /// Mean round-trip time of small packets, in microseconds.
     pub trip: f64,
 }
 
-/// One backend.
+/// The results for one backend.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Which.
+    /// The backend.
     pub backend: BackendKind,
-    /// Bytes that a pod may send in one packet.
+    /// The pods' MTU in bytes.
     pub mtu: u32,
-    /// Pod to pod, and node to node on the bare underlay; `None` when this kernel does not have the backend.
+    /// The results from pod to pod, and from node to node on the bare underlay; `None` if the kernel does not support
+    /// the backend.
     pub paths: Option<(Path, Path)>,
 }
 
-/// Measures every backend, and prints the table.
+/// Measures all backends and prints a table.
 ///
 /// # Errors
-/// When iperf3 is missing, or a lab does not come up.
+/// iperf3 is missing, or a lab cannot be started.
 pub async fn run(options: &LabOptions) -> Result<()> {
     checked(Command::new("iperf3").arg("--version")).await.context("iperf3 is needed (apt-get install iperf3)")?;
     let mut rows = Vec::new();
@@ -61,10 +64,10 @@ pub async fn run(options: &LabOptions) -> Result<()> {
     Ok(())
 }
 
-/// One backend, each stream so many seconds long.
+/// Measures one backend with streams of `seconds`.
 ///
 /// # Errors
-/// When the lab does not come up, or a stream fails.
+/// The lab cannot be started, or a stream fails.
 pub async fn measure(options: &LabOptions, backend: BackendKind, seconds: u32) -> Result<Row> {
     if !supported(backend).await? {
         return Ok(Row { backend, mtu: 0, paths: None });
@@ -76,7 +79,7 @@ pub async fn measure(options: &LabOptions, backend: BackendKind, seconds: u32) -
     let mtu = lab.nodes[0].pod_net().await?.mtu;
     let [one, two] = &lab.nodes[..] else { anyhow::bail!("a lab of two nodes has {}", lab.nodes.len()) };
     let (from, to) = (&one.pods[0], &two.pods[0]);
-    // Underlay, backend: one after the other, on a machine that is as busy for both.
+    // The underlay is measured right before the backend, so that the load of the machine is similar for both.
     let bare = path(&one.ns, &two.ns, two.uplink[0], seconds).await.context("the underlay")?;
     let pods = path(&from.ns, &to.ns, to.addrs[0], seconds).await.with_context(|| backend.wire())?;
     let names: Vec<Netns> =
@@ -89,7 +92,7 @@ pub async fn measure(options: &LabOptions, backend: BackendKind, seconds: u32) -
     Ok(Row { backend, mtu, paths: Some((pods, bare)) })
 }
 
-/// Whether this kernel can make the backend's device.
+/// Returns true if the kernel can create the backend's device.
 async fn supported(backend: BackendKind) -> Result<bool> {
     let device = match backend {
         BackendKind::HostGw => return Ok(true),
@@ -108,15 +111,15 @@ async fn path(from: &Netns, to: &Netns, addr: std::net::IpAddr, seconds: u32) ->
     let udp = stream(from, to, addr, &["-t", &seconds.to_string(), "-u", "-b", "0", "-l", "64"]).await?;
     let mut ping = from.command("ping");
     let (count, addr) = (PINGS.to_string(), addr.to_string());
-    let said = checked(ping.args(["-n", "-q", "-i", "0.002", "-c", &count, &addr])).await?;
+    let output = checked(ping.args(["-n", "-q", "-i", "0.002", "-c", &count, &addr])).await?;
     Ok(Path {
         tcp: tcp_rate(&tcp).context("read the answer of iperf3 (TCP)")?,
         udp: udp_rate(&udp).context("read the answer of iperf3 (UDP)")?,
-        trip: round_trip(&said).context("read the answer of ping")?,
+        trip: round_trip(&output).context("read the answer of ping")?,
     })
 }
 
-/// One run of iperf3, server and client: the client's report.
+/// Runs iperf3 as server and client, and returns the client's report.
 async fn stream(from: &Netns, to: &Netns, addr: std::net::IpAddr, words: &[&str]) -> Result<Value> {
     let mut server = to.command("iperf3");
     server.args(["-s", "-1", "--forceflush", "-B", &addr.to_string()]).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -141,7 +144,7 @@ fn tcp_rate(report: &Value) -> Option<f64> {
     report["end"]["sum_received"]["bits_per_second"].as_f64().map(|bits| bits / 1e9)
 }
 
-/// iperf3 counts packets as the receiver saw them.
+/// Computes the rate from the packets that the receiver got, in thousands per second.
 fn udp_rate(report: &Value) -> Option<f64> {
     let sum = &report["end"]["sum"];
     let received = sum["packets"].as_f64()? - sum["lost_packets"].as_f64()?;
@@ -149,13 +152,13 @@ fn udp_rate(report: &Value) -> Option<f64> {
     Some(received / seconds / 1e3)
 }
 
-/// The mean of `rtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms`, microseconds.
-fn round_trip(said: &str) -> Option<f64> {
-    let figures = said.lines().find_map(|line| line.strip_prefix("rtt ")?.split_once("= "))?.1;
+/// Parses the mean of `rtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms`, in microseconds.
+fn round_trip(output: &str) -> Option<f64> {
+    let figures = output.lines().find_map(|line| line.strip_prefix("rtt ")?.split_once("= "))?.1;
     figures.split('/').nth(1)?.parse::<f64>().ok().map(|ms| ms * 1e3)
 }
 
-/// The rows as a table, with what else decides between backends.
+/// Formats the rows as a table, with what else matters for the choice of a backend.
 pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "\n{:<9} {:>5}  {:>11} {:>5}  {:>9} {:>5}  {:>10} {:>7}  {}\n",
@@ -201,20 +204,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_read() {
+    fn the_output_of_iperf3_and_ping_is_parsed() {
         let tcp =
             json!({ "end": { "sum_sent": { "bits_per_second": 9e9 }, "sum_received": { "bits_per_second": 8e9 } } });
         assert_eq!(tcp_rate(&tcp), Some(8.0));
         let udp = json!({ "end": { "sum": { "packets": 900, "lost_packets": 300, "seconds": 2.0 } } });
         assert_eq!(udp_rate(&udp), Some(0.3));
-        let said = "--- 10.0.0.1 ping statistics ---\nrtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms\n";
-        assert_eq!(round_trip(said), Some(31.0));
+        let output = "--- 10.0.0.1 ping statistics ---\nrtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms\n";
+        assert_eq!(round_trip(output), Some(31.0));
         let failed = json!({ "error": "unable to connect" });
         assert_eq!((tcp_rate(&failed), udp_rate(&failed), round_trip("100% packet loss")), (None, None, None));
     }
 
     #[test]
-    fn the_table_compares_with_the_underlay() {
+    fn the_table_compares_each_backend_with_the_underlay() {
         let path = |tcp, udp, trip| Path { tcp, udp, trip };
         let rows = [
             Row {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Network namespaces and processes of a lab. All of it hangs on one private mount namespace: the names under /run/netns are
-//! ours alone, so any number of labs run side by side, and when the lab's thread is gone (killed, even) nothing holds the
-//! namespaces any more and the kernel takes them away with their links, routes and addresses.
+//! Network namespaces and processes of a lab.
+//!
+//! They belong to a private mount namespace. Each lab therefore has its own names below /run/netns, and any number of
+//! labs can run at the same time. When the lab's thread ends, even if it is killed, nothing refers to the namespaces
+//! any more. The kernel then removes them with their links, routes and addresses.
 
 use std::fs;
 use std::path::Path;
@@ -13,15 +15,15 @@ use nix::sched::{CloneFlags, unshare};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 
-/// Where `ip netns` keeps its names.
+/// The directory where `ip netns` keeps the names.
 const NAMES: &str = "/run/netns";
-/// A lab's processes get a known environment: `FLANNELD_*` of the caller must not reach the agents.
+/// The processes of a lab get a fixed environment, so that the caller's `FLANNELD_*` variables do not reach the agents.
 const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Gives the calling thread (and the processes it starts from now on) names of namespaces that nobody else sees.
+/// Gives the calling thread, and the processes that it starts later, a private directory of namespace names.
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN, or when /run is read-only.
+/// CAP_SYS_ADMIN is missing, or /run is read-only.
 pub fn own_names() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("unshare the mount namespace (the lab needs root)")?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -38,10 +40,10 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Creates it, with `lo` up.
+    /// Creates a namespace and sets `lo` up.
     ///
     /// # Errors
-    /// As `ip netns add`.
+    /// `ip netns add` fails.
     pub async fn add(name: &str) -> Result<Netns> {
         checked(Command::new("ip").args(["netns", "add", name])).await?;
         let ns = Netns { name: name.to_owned() };
@@ -49,31 +51,31 @@ impl Netns {
         Ok(ns)
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `ip -n NAME WORDS`; its standard output.
+    /// Runs `ip -n NAME WORDS` and returns its standard output.
     ///
     /// # Errors
-    /// When ip says so, with its message.
+    /// ip fails; the message contains its standard error.
     pub async fn ip(&self, words: &str) -> Result<String> {
         checked(Command::new("ip").args(["-n", &self.name]).args(words.split_whitespace())).await
     }
 
-    /// `bridge -n NAME WORDS`; its standard output.
+    /// Runs `bridge -n NAME WORDS` and returns its standard output.
     ///
     /// # Errors
-    /// When bridge says so, with its message.
+    /// bridge fails; the message contains its standard error.
     pub async fn bridge(&self, words: &str) -> Result<String> {
         checked(Command::new("bridge").args(["-n", &self.name]).args(words.split_whitespace())).await
     }
 
-    /// Many `ip` commands, one a line, in one process.
+    /// Runs several `ip` commands, one per line, in one process.
     ///
     /// # Errors
-    /// When one of them fails.
+    /// One of the commands fails.
     pub async fn batch(&self, lines: &str) -> Result<()> {
         let mut ip = Command::new("ip");
         ip.args(["-n", &self.name, "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -85,17 +87,18 @@ impl Netns {
         accept(&out, &format!("ip -n {} -batch", self.name))
     }
 
-    /// Writes files below /proc/sys/net of this namespace: `name=value` with slashes (`ipv4/ip_forward=1`).
+    /// Sets sysctls of this namespace. A setting is `NAME=VALUE`, where the name is a path below /proc/sys/net
+    /// (`ipv4/ip_forward=1`).
     ///
     /// # Errors
-    /// When the kernel refuses one.
+    /// The kernel refuses a setting.
     pub async fn sysctl(&self, settings: &[&str]) -> Result<()> {
         let line = |text: &&str| text.split_once('=').map(|(k, v)| format!("echo {v} >/proc/sys/net/{k}"));
         let script = settings.iter().filter_map(line).collect::<Vec<_>>().join(" && ");
         checked(self.command("sh").args(["-c", &script])).await.map(drop)
     }
 
-    /// A command that will run inside. It dies with the thread that starts it, whatever ends that thread.
+    /// Returns a command that runs inside the namespace. The process is killed when the thread that started it ends.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "ip", "netns", "exec", &self.name]).arg(program.as_ref());
@@ -104,10 +107,10 @@ impl Netns {
         command
     }
 
-    /// Starts a command inside, its output appended to a file.
+    /// Starts a command inside the namespace. Its output is appended to a file.
     ///
     /// # Errors
-    /// When the file cannot be opened or the command not started.
+    /// The file cannot be opened, or the command cannot be started.
     pub fn spawn(&self, command: &mut Command, log: &Path) -> Result<Child> {
         let open = fs::OpenOptions::new().create(true).append(true).open(log);
         let file = open.with_context(|| format!("open {}", log.display()))?;
@@ -117,10 +120,10 @@ impl Netns {
     }
 }
 
-/// Runs a command to its end; standard output.
+/// Runs a command and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or ends with another code than 0: the message has what it wrote to standard error.
+/// The command cannot be started, or its exit code is not 0. The message contains its standard error.
 pub async fn checked(command: &mut Command) -> Result<String> {
     let what = shown(command);
     let out = command.kill_on_drop(true).output().await.with_context(|| format!("start {what}"))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One node of a lab: a namespace with an uplink, an agent process, and pods addressed the way a CNI plugin does it, from
-//! subnet.env alone.
+//! A node of a lab: a namespace with an uplink, an agent process, and pods. The pods get their addresses from
+//! subnet.env, as a CNI plugin would assign them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -18,20 +18,20 @@ use super::options::LabOptions;
 use super::{process, wait_for};
 use crate::status::Status;
 
-/// How long an agent may take to become ready.
+/// Time limit for an agent to become ready.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a CNI plugin reads from subnet.env.
+/// The values of subnet.env that a CNI plugin uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNet {
-    /// Gateway address with prefix length, one per family (FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET).
+    /// The gateway addresses with their prefix lengths, one for each family (FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET).
     pub gateways: Vec<IpNet>,
-    /// Bytes.
+    /// MTU in bytes.
     pub mtu: u32,
 }
 
 impl PodNet {
-    /// Reads the text of subnet.env; `None` while it is not complete.
+    /// Parses subnet.env. Returns `None` if it is not complete.
     pub fn parse(text: &str) -> Option<PodNet> {
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
         let gateways: Vec<IpNet> = ["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"]
@@ -44,25 +44,25 @@ impl PodNet {
     }
 }
 
-/// A pod: a namespace behind a veth on the node's bridge.
+/// A pod: a namespace that is connected to the node's bridge by a veth pair.
 #[derive(Debug, Clone)]
 pub struct Pod {
-    /// Its namespace, named after it (`n1-p1`).
+    /// The pod's namespace, which has the pod's name (`n1-p1`).
     pub ns: Netns,
-    /// Its addresses, IPv4 first.
+    /// The pod's addresses, IPv4 first.
     pub addrs: Vec<IpAddr>,
 }
 
-/// A node.
+/// A node of the lab.
 #[derive(Debug)]
 pub struct Node {
-    /// `n1`, also the name of its namespace.
+    /// The namespace, which has the node's name (`n1`).
     pub ns: Netns,
-    /// Addresses of its uplink, IPv4 first.
+    /// Addresses of the uplink, IPv4 first.
     pub uplink: Vec<IpAddr>,
-    /// Its pods.
+    /// The node's pods.
     pub pods: Vec<Pod>,
-    /// subnet.env, socket: the node's own files.
+    /// Directory of the node's own files, such as subnet.env and the socket.
     dir: PathBuf,
     log: PathBuf,
     exe: PathBuf,
@@ -73,10 +73,10 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node whose namespace stands; no agent yet.
+    /// Creates a node in an existing namespace, without starting its agent.
     ///
     /// # Errors
-    /// When its directory cannot be created.
+    /// The node's directory cannot be created, or the CNI plugin cannot be installed.
     pub fn new(ns: Netns, uplink: Vec<IpAddr>, lab: &Path, options: &LabOptions) -> Result<Node> {
         let dir = lab.join(ns.name());
         fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
@@ -86,57 +86,57 @@ impl Node {
         Ok(Node { ns, uplink, pods: Vec::new(), dir, log, exe, flags: Vec::new(), env: Vec::new(), agent: None, cni })
     }
 
-    /// Its name.
+    /// Returns the node's name.
     pub fn name(&self) -> &str {
         self.ns.name()
     }
 
-    /// Where its agent logs.
+    /// Returns the path of the agent's log.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Its subnet.env.
+    /// Returns the path of the node's subnet.env.
     pub fn subnet_file(&self) -> PathBuf {
         self.dir.join("subnet.env")
     }
 
-    /// Flags of the agent beside those of the node itself.
+    /// Sets the agent's flags, in addition to those that depend on the node.
     pub fn set_flags(&mut self, flags: Vec<String>) {
         self.flags = flags;
     }
 
-    /// A flag for the next start, in the place of an earlier one of the same name.
+    /// Sets a flag for the next start. It replaces a flag of the same name.
     pub fn set_flag(&mut self, flag: &str) {
         let name = flag.split('=').next();
         self.flags.retain(|other| other.split('=').next() != name);
         self.flags.push(flag.to_owned());
     }
 
-    /// The program that its agent is from now on.
+    /// Sets the program to start as the agent from now on.
     pub fn set_exe(&mut self, exe: &Path) {
         self.exe = exe.to_owned();
     }
 
-    /// Forgets a flag, whatever its value.
+    /// Removes a flag, whatever its value is.
     pub fn remove_flag(&mut self, name: &str) {
         self.flags.retain(|flag| flag.split('=').next() != Some(name));
     }
 
-    /// A variable in the environment of its agent, which has no other.
+    /// Adds a variable to the agent's environment, which inherits nothing.
     pub fn set_env(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Directory of what its agent saves.
+    /// Returns the agent's `--state-dir`.
     pub fn state_dir(&self) -> PathBuf {
         self.dir.join("state")
     }
 
-    /// Starts the agent; does not wait.
+    /// Starts the agent without waiting for it.
     ///
     /// # Errors
-    /// When the process cannot be started.
+    /// The process cannot be started.
     pub fn start(&mut self) -> Result<()> {
         let mut command = self.ns.command(&self.exe);
         command.arg("agent").arg("--iface=eth0");
@@ -148,10 +148,10 @@ impl Node {
         Ok(())
     }
 
-    /// Starts another program in the agent's place: flanneld, which has neither a subcommand nor a socket.
+    /// Starts flanneld in the agent's place. It has neither a subcommand nor a socket.
     ///
     /// # Errors
-    /// When the process cannot be started.
+    /// The process cannot be started.
     pub fn start_other(&mut self, program: &Path) -> Result<()> {
         let mut command = self.ns.command(program);
         command.arg("--iface=eth0").arg(format!("--subnet-file={}", self.subnet_file().display()));
@@ -160,26 +160,26 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the agent with a signal, and waits for its end.
+    /// Sends the agent a signal, and waits until it has ended.
     ///
     /// # Errors
-    /// When it does not run or does not end within 5 s.
+    /// The agent does not run, or does not end within 5 s.
     pub async fn stop(&mut self, signal: Signal) -> Result<std::process::ExitStatus> {
         process::end(&mut self.agent, signal, Duration::from_secs(5)).await
     }
 
-    /// Sends the agent a signal that does not end it.
+    /// Sends the agent a signal without waiting.
     ///
     /// # Errors
-    /// When it does not run.
+    /// The agent does not run.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         process::signal(self.agent.as_ref(), signal)
     }
 
-    /// What the agent says of itself.
+    /// Returns the agent's status.
     ///
     /// # Errors
-    /// While it does not answer.
+    /// The agent does not answer.
     pub async fn status(&self) -> Result<Status> {
         let mut command = self.ns.command(&self.exe);
         command.arg("status").arg(format!("--socket={}", self.socket().display())).args(["-o", "json"]);
@@ -187,10 +187,10 @@ impl Node {
         serde_json::from_str(&text).context("read the answer of weft status")
     }
 
-    /// Waits until the agent says that it is ready.
+    /// Waits until the agent reports that it is ready.
     ///
     /// # Errors
-    /// When it ends before, or the time is over: with the end of its log.
+    /// The agent ends, or is not ready in time. The message contains the end of its log.
     pub async fn ready(&mut self) -> Result<()> {
         self.until("to be ready", async |node: &Node| node.status().await.is_ok_and(|status| status.ready)).await
     }
@@ -204,10 +204,10 @@ impl Node {
         self.read_pod_net().with_context(|| format!("{} has no subnet.env", self.name()))
     }
 
-    /// Creates the node's bridge and pods as subnet.env says.
+    /// Creates the node's bridge and its pods according to subnet.env.
     ///
     /// # Errors
-    /// When a link, address or route is refused.
+    /// A link, an address or a route is refused.
     pub async fn add_pods(&mut self, count: usize) -> Result<()> {
         if let Some(cni) = &self.cni {
             for number in 1..=count {
@@ -230,7 +230,7 @@ impl Node {
         Ok(())
     }
 
-    /// The last lines of the agent's log.
+    /// Returns the last lines of the agent's log.
     pub fn log_tail(&self, lines: usize) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let all: Vec<_> = text.lines().collect();
@@ -261,9 +261,9 @@ impl Node {
     async fn until(&mut self, what: &str, reached: impl AsyncFn(&Node) -> bool) -> Result<()> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while !reached(self).await {
-            let ended = self.agent.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            if ended.is_some() || self.agent.is_none() || tokio::time::Instant::now() >= deadline {
-                let how = ended.map_or("no".to_owned(), |status| format!("the agent ended with {status}"));
+            let exit_status = self.agent.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            if exit_status.is_some() || self.agent.is_none() || tokio::time::Instant::now() >= deadline {
+                let how = exit_status.map_or("no".to_owned(), |status| format!("the agent ended with {status}"));
                 bail!(
                     "{}: waited for the agent {what}: {how}; {}:\n{}",
                     self.name(),
@@ -285,10 +285,10 @@ impl Node {
     }
 }
 
-/// Waits until every node lists `peers` peers, all programmed.
+/// Waits until every node has `peers` programmed peers.
 ///
 /// # Errors
-/// When the time is over.
+/// A node does not have them in time.
 pub async fn all_know(nodes: &[Node], peers: usize) -> Result<()> {
     for node in nodes {
         let what = format!("{} to program {peers} peers", node.name());
@@ -302,7 +302,7 @@ pub async fn all_know(nodes: &[Node], peers: usize) -> Result<()> {
 }
 
 fn nodad(addr: IpAddr) -> &'static str {
-    // Duplicate address detection would hold every IPv6 address back for a second.
+    // Duplicate address detection would delay the use of each IPv6 address by a second.
     if addr.is_ipv6() { " nodad" } else { "" }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a lab is made of.
+//! The options of a lab.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// Its name in net-conf.
+    /// Returns the name in the net-conf.
     pub fn wire(self) -> &'static str {
         match self {
             BackendKind::Vxlan => "vxlan",
@@ -34,16 +34,16 @@ impl BackendKind {
 /// The families of the pods' network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Families {
-    /// IPv4 alone.
+    /// IPv4 only.
     #[default]
     V4,
-    /// IPv6 alone (a directory store only: flannel's etcd keys need IPv4).
+    /// IPv6 only. This needs the directory store, because flannel's etcd keys require IPv4.
     V6,
-    /// Both.
+    /// IPv4 and IPv6.
     Dual,
 }
 
-/// Options of a lab; on the command line those of `weft lab`.
+/// The options of a lab, which are also the flags of `weft lab`.
 #[derive(Debug, Clone, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct LabOptions {
@@ -74,13 +74,13 @@ pub struct LabOptions {
     /// Leave the cluster running at the end, until Ctrl-C
     #[arg(long)]
     pub keep: bool,
-    /// IPv6 without IPv4: for tests.
+    /// IPv6 without IPv4; only for tests.
     #[arg(skip)]
     pub only_ipv6: bool,
-    /// The agent's binary; this program itself when none is given.
+    /// Path of the agent's binary; `None` means this program.
     #[arg(skip)]
     pub exe: Option<PathBuf>,
-    /// More flags for every agent.
+    /// Additional flags for every agent.
     #[arg(skip)]
     pub agent_flags: Vec<String>,
 }
@@ -105,7 +105,7 @@ impl Default for LabOptions {
 }
 
 impl LabOptions {
-    /// The pods' families.
+    /// Returns the families of the pods' network.
     pub fn families(&self) -> Families {
         match (self.only_ipv6, self.ipv6) {
             (true, _) => Families::V6,
@@ -114,7 +114,7 @@ impl LabOptions {
         }
     }
 
-    /// net-conf of the whole lab.
+    /// Returns the net-conf of the lab.
     pub fn net_conf(&self) -> String {
         let mut backend = serde_json::json!({ "Type": self.backend.wire() });
         if self.direct_routing {
@@ -133,10 +133,10 @@ impl LabOptions {
         conf.to_string()
     }
 
-    /// What cannot work is refused before anything is built.
+    /// Checks that the options can be combined, before anything is created.
     ///
     /// # Errors
-    /// Names the options that exclude each other.
+    /// The message names the options that exclude each other.
     pub fn check(&self) -> Result<()> {
         if self.backend == BackendKind::HostGw && self.router {
             bail!("--backend host-gw needs all nodes on one link: leave --router out");
@@ -153,10 +153,10 @@ impl LabOptions {
         Ok(())
     }
 
-    /// The agent's binary.
+    /// Returns the path of the agent's binary.
     ///
     /// # Errors
-    /// When this program's own path is unknown.
+    /// The path of this program is unknown.
     pub fn agent_exe(&self) -> Result<PathBuf> {
         match &self.exe {
             Some(path) => Ok(path.clone()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pings: a matrix from every pod to every other, and a stream whose lost packets are counted.
+//! Pings: a matrix from every pod to every other pod, and a stream whose lost packets are counted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,20 +19,20 @@ use super::process;
 /// One ping of the matrix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ping {
-    /// Name of the pod that asks.
+    /// Name of the pod that sends the request.
     pub from: String,
-    /// Name of the pod that answers.
+    /// Name of the pod that should answer.
     pub to: String,
-    /// Its address.
+    /// The address that is pinged.
     pub addr: IpAddr,
-    /// Whether it did.
+    /// True if there was an answer.
     pub ok: bool,
 }
 
-/// Pings every pod from every other pod, each address once.
+/// Pings every address of every pod once from every other pod.
 ///
 /// # Errors
-/// Never for a ping that is not answered: that is in the result.
+/// A ping process cannot be waited for. A ping without an answer is not an error; the result says so.
 pub async fn matrix(nodes: &[Node]) -> Result<Vec<Ping>> {
     let pods: Vec<&Pod> = nodes.iter().flat_map(|node| &node.pods).collect();
     let mut running = JoinSet::new();
@@ -44,7 +44,7 @@ pub async fn matrix(nodes: &[Node]) -> Result<Vec<Ping>> {
                 command.args(["-n", "-q", "-c1", "-W1", &addr.to_string()]);
                 let (from, to, addr) = (from.ns.name().to_owned(), to.ns.name().to_owned(), *addr);
                 running.spawn(async move { Ping { from, to, addr, ok: checked(&mut command).await.is_ok() } });
-                // A bounded number at once: a matrix of 50 pods is 2450 processes.
+                // The number of concurrent processes is limited, because a matrix of 50 pods needs 2450 of them.
                 if running.len() >= 16 {
                     all.extend(running.join_next().await.transpose()?);
                 }
@@ -58,16 +58,16 @@ pub async fn matrix(nodes: &[Node]) -> Result<Vec<Ping>> {
     Ok(all)
 }
 
-/// What a stream of pings came to.
+/// The result of a stream of pings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loss {
-    /// Requests sent, up to the last one that was answered.
+    /// Number of requests up to the last one that was answered.
     pub sent: usize,
-    /// Of these, not answered.
+    /// Number of these requests that were not answered.
     pub lost: usize,
 }
 
-/// A ping of 100 packets a second that runs while something happens.
+/// A ping with 100 packets per second that runs while something else happens.
 #[derive(Debug)]
 pub struct Stream {
     child: Option<Child>,
@@ -76,10 +76,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Starts it, and waits for the first answer.
+    /// Starts the stream, and waits for the first answer.
     ///
     /// # Errors
-    /// When ping cannot be started or ends without one.
+    /// ping cannot be started, or there is no answer.
     pub async fn start(from: &Pod, to: IpAddr) -> Result<Stream> {
         let mut command = from.ns.command("ping");
         command.args(["-n", "-i", "0.01", &to.to_string()]).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -93,25 +93,26 @@ impl Stream {
     /// Waits until `count` more packets are answered.
     ///
     /// # Errors
-    /// When that does not happen in time.
+    /// They are not answered within `limit`.
     pub async fn answers(&mut self, count: usize, limit: Duration) -> Result<()> {
-        // Answers that wait in the pipe are older than this call and prove nothing about now.
+        // Answers in the pipe are older than this call, so they do not show that packets are answered now.
         self.drain().await;
         let goal = self.seen.len() + count;
-        let more = async {
+        let enough = async {
             while self.seen.len() < goal {
                 let line = self.lines.next_line().await?.context("ping ended")?;
                 self.seen.extend(sequence(&line));
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(limit, more).await.context("no answer to ping in time")?
+        tokio::time::timeout(limit, enough).await.context("no answer to ping in time")?
     }
 
-    /// Ends it. What was sent after the last answer does not count: call [`Stream::answers`] before, when it shall.
+    /// Ends the stream. Requests after the last answer do not count as lost; call [`Stream::answers`] first if they
+    /// should.
     ///
     /// # Errors
-    /// When ping cannot be ended.
+    /// ping cannot be ended.
     pub async fn stop(mut self) -> Result<Loss> {
         process::signal(self.child.as_ref(), Signal::SIGINT)?;
         while let Some(line) = self.lines.next_line().await? {
@@ -132,7 +133,8 @@ impl Stream {
     }
 }
 
-/// The number of an answered packet: `64 bytes from 10.1.2.3: icmp_seq=7 ttl=62 time=0.1 ms`; errors have no time.
+/// Parses the sequence number of an answer: `64 bytes from 10.1.2.3: icmp_seq=7 ttl=62 time=0.1 ms`. Lines about errors
+/// have no time.
 fn sequence(line: &str) -> Option<usize> {
     line.contains(" time=").then_some(())?;
     line.split_once("icmp_seq=")?.1.split(' ').next()?.parse().ok()
@@ -143,7 +145,7 @@ mod tests {
     use super::sequence;
 
     #[test]
-    fn only_answers_count() {
+    fn only_answers_have_a_sequence_number() {
         assert_eq!(sequence("64 bytes from 10.1.2.3: icmp_seq=17 ttl=62 time=0.112 ms"), Some(17));
         assert_eq!(sequence("From 10.1.2.1 icmp_seq=18 Destination Host Unreachable"), None);
         assert_eq!(sequence("PING 10.1.2.3 (10.1.2.3) 56(84) bytes of data."), None);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signals and ends of the lab's child processes; always by the child we hold, never by name.
+//! Sends signals to the lab's child processes and waits for their end. A process is always addressed through its
+//! `Child`, never by name.
 
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -9,19 +10,19 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
-/// Sends a signal to a child that runs.
+/// Sends a signal to a running child process.
 ///
 /// # Errors
-/// When there is none.
+/// The process does not run.
 pub fn signal(child: Option<&Child>, signal: Signal) -> Result<()> {
     let pid = child.and_then(Child::id).context("the process does not run")?;
     kill(Pid::from_raw(i32::try_from(pid)?), signal).with_context(|| format!("send {signal} to {pid}"))
 }
 
-/// Sends a signal and waits for the end.
+/// Sends a signal and waits until the process has ended.
 ///
 /// # Errors
-/// When it does not run, or does not end in time (it is killed then).
+/// The process does not run, or does not end in time; in the second case it is killed.
 pub async fn end(child: &mut Option<Child>, with: Signal, limit: Duration) -> Result<ExitStatus> {
     signal(child.as_ref(), with)?;
     let mut child = child.take().context("the process does not run")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `weft lab` tells its user.
+//! The output of `weft lab`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,20 +10,20 @@ use super::fault::Repair;
 use super::node::Node;
 use super::ping::Ping;
 
-/// Prints a line as it happens; a reader that went away is no reason to stop half-way.
+/// Prints a line at once. Write errors are ignored, so that a closed pipe does not end the lab.
 pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// A node in one line.
+/// Formats a node as one line.
 pub fn node(node: &Node) -> String {
     let list = |addrs: &[std::net::IpAddr]| addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let pods = node.pods.iter().map(|pod| list(&pod.addrs)).collect::<Vec<_>>().join(" ");
     format!("{:<4} uplink {}  pods {pods}", node.name(), list(&node.uplink))
 }
 
-/// The matrix: rows ask, columns answer; every family and address must answer for an `ok`.
+/// Formats the matrix. Rows are the senders, columns the receivers. A cell is `ok` only if all addresses were answered.
 pub fn matrix(pings: &[Ping]) -> String {
     let mut cells: BTreeMap<(&str, &str), bool> = BTreeMap::new();
     let mut names: Vec<&str> = Vec::new();
@@ -50,7 +50,7 @@ pub fn matrix(pings: &[Ping]) -> String {
     text + "\n"
 }
 
-/// The table of faults.
+/// Formats the table of faults.
 pub fn repairs(repairs: &[Repair]) -> String {
     let rows: Vec<[String; 3]> = repairs.iter().map(row).collect();
     let width = rows.iter().map(|row| row[0].len()).max().unwrap_or(0).max(5);
@@ -61,7 +61,7 @@ pub fn repairs(repairs: &[Repair]) -> String {
     text + "\n"
 }
 
-/// A duration for people.
+/// Formats a duration for people.
 pub fn duration(time: Duration) -> String {
     match time.as_millis() {
         0..10_000 => format!("{} ms", time.as_millis()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft lab shell`: finds a running lab by a small file below /run/weft-lab and enters one of its namespaces.
+//! `weft lab shell`: finds a running lab by its file below /run/weft-lab, and enters one of its namespaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,33 +10,34 @@ use serde::{Deserialize, Serialize};
 
 use super::cluster::Lab;
 
+/// Directory with one file for each running lab.
 const LABS: &str = "/run/weft-lab";
 
-/// What a running lab leaves for others to find it.
+/// The content of a lab's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
-    /// Process whose mount namespace has the names.
+    /// ID of the process whose mount namespace contains the names.
     pid: u32,
-    /// That namespace: another process with this pid has another one.
+    /// That mount namespace. If the process ID was reused, the other process has a different one.
     mounts: PathBuf,
 }
 
-/// A lab's entry; removed when dropped.
+/// The file of a running lab. Dropping it removes the file.
 #[derive(Debug)]
 pub struct Announced(PathBuf);
 
 impl Drop for Announced {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
-        // The last one takes the directory along; it is not empty otherwise.
+        // The last lab removes the directory. This fails as long as the directory is not empty.
         let _ = fs::remove_dir(LABS);
     }
 }
 
-/// Writes the entry of a lab that runs on the process' first thread.
+/// Writes the file of a lab that runs on the first thread of this process.
 ///
 /// # Errors
-/// When /run cannot be written.
+/// /run cannot be written.
 pub fn announce(lab: &Lab) -> Result<Announced> {
     let pid = std::process::id();
     let entry = Entry { pid, mounts: mounts_of("self")? };
@@ -47,10 +48,10 @@ pub fn announce(lab: &Lab) -> Result<Announced> {
     Ok(Announced(path))
 }
 
-/// A shell in a node or pod of the lab that runs.
+/// Starts a shell in a node or pod of a running lab.
 ///
 /// # Errors
-/// When no lab runs, or none has that name.
+/// No lab is running, or none has a node or pod with this name.
 pub fn shell(node: &str) -> Result<ExitCode> {
     let labs = running()?;
     let has =
@@ -64,7 +65,7 @@ pub fn shell(node: &str) -> Result<ExitCode> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Labs that run; entries of those that were killed are removed.
+/// Returns the running labs. Files of labs that were killed are removed.
 fn running() -> Result<Vec<Entry>> {
     let Ok(files) = fs::read_dir(LABS) else { return Ok(Vec::new()) };
     let mut labs = Vec::new();

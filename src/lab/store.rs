@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The store of a lab: a directory, or an etcd of its own beside the bridge.
+//! The store of a lab: a directory, or a private etcd in the bridge's namespace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::net::{Netns, checked};
 use super::process;
 use super::wait_for;
 
-/// Where the lab's etcd listens (the bridge's own address) and keeps flannel's keys.
+/// Address of the lab's etcd, which is the bridge's own, and flannel's default prefix.
 const URL: &str = "http://192.168.77.1:2379";
 const PREFIX: &str = "/coreos.com/network";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,10 +38,10 @@ pub enum Store {
 }
 
 impl Store {
-    /// Starts it and writes the configuration.
+    /// Starts the store and writes the net-conf.
     ///
     /// # Errors
-    /// When etcd does not come up, or the directory cannot be written.
+    /// etcd does not start, or the directory cannot be written.
     pub async fn start(kind: StoreKind, fabric: &Netns, dir: &Path, config: &str) -> Result<Store> {
         match kind {
             StoreKind::Dir => {
@@ -60,7 +60,7 @@ impl Store {
         }
     }
 
-    /// The agent's flags for it.
+    /// Returns the agent's flags for this store.
     pub fn flags(&self) -> Vec<String> {
         match self {
             Store::Dir(path) => vec![format!("--store=dir:{}", path.display())],
@@ -68,10 +68,10 @@ impl Store {
         }
     }
 
-    /// The etcd process.
+    /// Returns the etcd process.
     ///
     /// # Errors
-    /// When the lab has a directory store.
+    /// The lab has a directory store.
     pub fn etcd(&mut self) -> Result<&mut Etcd> {
         match self {
             Store::Etcd(etcd) => Ok(etcd),
@@ -80,7 +80,7 @@ impl Store {
     }
 }
 
-/// An etcd of one member in the bridge's namespace.
+/// An etcd with one member in the bridge's namespace.
 #[derive(Debug)]
 pub struct Etcd {
     fabric: Netns,
@@ -90,10 +90,10 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts it on the data it has, and waits until it answers.
+    /// Starts etcd with its existing data, and waits until it answers.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// etcd does not answer in time.
     pub async fn start(&mut self) -> Result<()> {
         let mut command = self.fabric.command("etcd");
         command.arg("--name=lab").arg(format!("--data-dir={}", self.dir.join("etcd").display()));
@@ -105,27 +105,27 @@ impl Etcd {
         wait_for("etcd to answer", PATIENCE, async || self.ctl(&["endpoint", "health"]).await.is_ok()).await
     }
 
-    /// Writes net-conf.
+    /// Writes the net-conf.
     ///
     /// # Errors
-    /// When etcd does not answer.
+    /// etcd does not answer.
     pub async fn put_config(&self) -> Result<()> {
         self.ctl(&["put", &format!("{PREFIX}/config"), &self.config]).await.map(drop)
     }
 
-    /// `etcdctl WORDS`; its standard output.
+    /// Runs `etcdctl WORDS` and returns its standard output.
     ///
     /// # Errors
-    /// As etcdctl.
+    /// etcdctl fails.
     pub async fn ctl(&self, words: &[&str]) -> Result<String> {
         let mut command = self.fabric.command("etcdctl");
         checked(command.arg(format!("--endpoints={URL}")).arg("--command-timeout=3s").args(words)).await
     }
 
-    /// Keys below subnets/, sorted: who has which subnet.
+    /// Returns the keys below `subnets/`, sorted. Each key is the subnet of a lease.
     ///
     /// # Errors
-    /// When etcd does not answer.
+    /// etcd does not answer.
     pub async fn leases(&self) -> Result<Vec<String>> {
         let prefix = format!("{PREFIX}/subnets/");
         let out = self.ctl(&["get", "--prefix", "--keys-only", &prefix]).await?;
@@ -134,26 +134,27 @@ impl Etcd {
         Ok(keys)
     }
 
-    /// Sends a signal (SIGSTOP, SIGCONT).
+    /// Sends a signal such as SIGSTOP or SIGCONT.
     ///
     /// # Errors
-    /// When it does not run.
+    /// etcd does not run.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         process::signal(self.child.as_ref(), signal)
     }
 
-    /// Kills it, as a crash would.
+    /// Kills etcd, as a crash would.
     ///
     /// # Errors
-    /// When it cannot be waited for.
+    /// etcd does not run, or cannot be waited for.
     pub async fn kill(&mut self) -> Result<()> {
         process::end(&mut self.child, Signal::SIGKILL, PATIENCE).await.map(drop)
     }
 
-    /// Kills it and throws its data away: another cluster id, revision 1, no lease. Ends with etcd up and configured.
+    /// Kills etcd, deletes its data, and starts it again with the net-conf. It then has another cluster ID, revision 1
+    /// and no leases.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// etcd does not start again.
     pub async fn wipe(&mut self) -> Result<()> {
         self.kill().await?;
         fs::remove_dir_all(self.dir.join("etcd")).context("remove the data of etcd")?;
