@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whoever takes the same entry again and again is not fought at wire speed: after the third time in a minute it is left to the
-//! audit, and named (design.md, "What a node must survive"). Time is an input.
+//! Detects conflicts with other programs. If another program repeatedly replaces or deletes the same entry, the two
+//! must not overwrite each other at full speed. After the third repair within a minute, the entry is reported and left
+//! to the audit. The caller passes the time, so that tests need no clock.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use weft_backends::state::{Key, Seen};
 
+/// Repairs within this time are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
-const PATIENCE: usize = 3;
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Number of repairs within the window that are made at once.
+const MAX_REPAIRS: usize = 3;
+/// Minimum time between two removals of old records.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Repairs of the last minute, by key. Only keys that were taken from us stand here.
+/// The repairs of the last minute, by key. Only keys that were repaired have a record, so the memory does not grow with
+/// the number of peers.
 #[derive(Debug, Default)]
 pub struct Fights {
     repairs: HashMap<Key, VecDeque<Instant>>,
@@ -19,10 +24,11 @@ pub struct Fights {
 }
 
 impl Fights {
-    /// May this entry be repaired at once? `seen` is what stands there instead of ours (`None`: deleted).
+    /// Returns true if this entry may be repaired at once. `seen` is the entry that the kernel has instead of ours, or
+    /// `None` if ours was deleted.
     pub fn allow(&mut self, key: Key, seen: Option<Seen>, now: Instant) -> bool {
-        // Not at each of many repairs: that would be quadratic.
-        if self.repairs.len() > 1024 && self.swept.is_none_or(|at| now - at >= SWEEP_EVERY) {
+        // Old records are not removed at each call: with many repairs, that would take quadratic time.
+        if self.repairs.len() > 1024 && self.swept.is_none_or(|at| now - at >= SWEEP_INTERVAL) {
             self.swept = Some(now);
             self.repairs.retain(|_, times| times.back().is_some_and(|last| now - *last < WINDOW));
         }
@@ -30,15 +36,15 @@ impl Fights {
         while times.front().is_some_and(|first| now - *first >= WINDOW) {
             times.pop_front();
         }
-        if times.len() < PATIENCE {
+        if times.len() < MAX_REPAIRS {
             times.push_back(now);
             return true;
         }
-        if times.len() == PATIENCE {
-            // One line a minute: the marker leaves the window with the others.
+        if times.len() == MAX_REPAIRS {
+            // This extra time limits the message to one a minute. It leaves the window together with the others.
             times.push_back(now);
             let protocol = seen.map(|seen| seen.protocol);
-            tracing::warn!(%key, ?protocol, "somebody takes this entry again and again: left to the audit");
+            tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: left to the audit");
         }
         false
     }
@@ -50,7 +56,7 @@ mod tests {
     use weft_backends::state::Name;
 
     #[test]
-    fn the_fourth_time_in_a_minute_is_left_to_the_audit() {
+    fn the_fourth_repair_within_a_minute_is_left_to_the_audit() {
         let key = Key::Link(Name::new("flannel.1").unwrap());
         let start = Instant::now();
         let mut fights = Fights::default();
@@ -59,7 +65,10 @@ mod tests {
         }
         assert!(!fights.allow(key, None, start + Duration::from_secs(4)));
         assert!(!fights.allow(key, None, start + Duration::from_secs(5)));
-        assert!(fights.allow(Key::Link(Name::new("other").unwrap()), None, start), "another key is not concerned");
-        assert!(fights.allow(key, None, start + Duration::from_secs(65)), "the minute is over");
+        assert!(fights.allow(Key::Link(Name::new("other").unwrap()), None, start), "another key must not be affected");
+        assert!(
+            fights.allow(key, None, start + Duration::from_secs(65)),
+            "the entry must be repaired again after a minute"
+        );
     }
 }

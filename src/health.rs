@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! /healthz, /readyz and /metrics over HTTP/1.1 (flannel-compat.md section 10). Unlike flannel's, readiness can go false again, and
-//! says why. Nothing here may harm the agent: a port that is taken is tried again, slow clients are cut off, and of too many the oldest,
-//! so that whoever comes and asks is answered.
+//! Serves /healthz, /readyz and /metrics over HTTP/1.1. The first two answer as flannel does (docs/flannel-formats.md,
+//! "Health checks, signals, exit codes"), except that readiness can become false again, and that the answer contains
+//! the reasons.
+//!
+//! The server must not harm the agent. If the port is in use, the server tries again. It disconnects slow clients. If
+//! there are too many clients, it disconnects the oldest one, so that new clients are always answered.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -19,18 +22,19 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::metrics::Metrics;
 
-/// A client gets so long for its request.
+/// Time limit for receiving a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(1);
-/// And so long in all, with our answer.
+/// Time limit for a request and its answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Between attempts to take the port.
-const AGAIN: Duration = Duration::from_secs(5);
-/// Clients at once. One more: the oldest has to go.
-const CLIENTS: usize = 32;
-/// Request line and headers, bytes.
-const REQUEST: usize = 8192;
+/// Time between attempts to listen on the port.
+const LISTEN_RETRY: Duration = Duration::from_secs(5);
+/// Maximum number of clients. A further client disconnects the oldest one.
+const MAX_CLIENTS: usize = 32;
+/// Maximum size of the request line and the headers in bytes.
+const MAX_REQUEST: usize = 8192;
 
-/// Why the node is not ready: a set of sentences, written by the agent, read here. No reason = ready.
+/// The reasons why the node is not ready, as sentences. The agent writes them and the server reads them. The node is
+/// ready if there are none.
 #[derive(Debug, Clone)]
 pub struct Readiness {
     reasons: Arc<Mutex<BTreeSet<String>>>,
@@ -43,60 +47,61 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// Not ready: the agent is starting.
+    /// Creates the state of an agent that is starting, which is not ready.
     pub fn new() -> Readiness {
         let readiness = Readiness { reasons: Arc::default() };
         readiness.set(["the agent is starting".to_owned()]);
         readiness
     }
 
-    /// These are the reasons now; none = ready. True when readiness itself changed.
+    /// Replaces the reasons. Returns true if readiness itself has changed.
     pub fn set(&self, reasons: impl IntoIterator<Item = String>) -> bool {
         let new: BTreeSet<String> = reasons.into_iter().collect();
         let mut now = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
-        let turned = now.is_empty() != new.is_empty();
+        let changed = now.is_empty() != new.is_empty();
         *now = new;
-        turned
+        changed
     }
 
-    /// The reasons, sorted; none = ready.
+    /// Returns the reasons, sorted. The node is ready if there are none.
     pub fn reasons(&self) -> Vec<String> {
         self.reasons.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// True when there is no reason against it.
+    /// Returns true if there are no reasons.
     pub fn is_ready(&self) -> bool {
         self.reasons.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
 
-/// Serves until dropped. When the port is taken, says so and tries again every 5 s: the agent goes on without.
+/// Serves until dropped. If the port is in use, it logs that and tries again every 5 s; the agent works without the
+/// server.
 pub async fn serve(address: SocketAddr, readiness: Readiness, metrics: Arc<Metrics>) {
-    let mut said = false;
+    let mut logged = false;
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
-            Err(error) if !said => {
-                said = true;
+            Err(error) if !logged => {
+                logged = true;
                 tracing::error!(%address, %error, "listen for health checks; trying again every 5 s");
             }
             Err(_) => {}
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(LISTEN_RETRY).await;
     };
     serve_on(listener, readiness, metrics).await;
 }
 
 /// Serves on a listener until dropped.
 pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<Metrics>) {
-    // Ends with this future: aborts the clients that are still there.
+    // Dropping the set aborts the clients.
     let mut clients = JoinSet::new();
     let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of file descriptors, mostly: do not spin.
+                // The usual reason is that there are no file descriptors left. Wait, so that the loop does not spin.
                 tracing::debug!(%error, "accept a health check");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -104,7 +109,7 @@ pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<
         };
         while clients.try_join_next().is_some() {}
         by_age.retain(|client| !client.is_finished());
-        if by_age.len() >= CLIENTS
+        if by_age.len() >= MAX_CLIENTS
             && let Some(oldest) = by_age.pop_front()
         {
             oldest.abort();
@@ -124,7 +129,7 @@ async fn client(stream: TcpStream, readiness: Readiness, metrics: Arc<Metrics>) 
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_LIMIT)
-        .max_buf_size(REQUEST)
+        .max_buf_size(MAX_REQUEST)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
         .await;
@@ -135,7 +140,7 @@ async fn client(stream: TcpStream, readiness: Readiness, metrics: Arc<Metrics>) 
 
 fn answer(method: &Method, path: &str, readiness: &Readiness, metrics: &Metrics) -> Response<Full<Bytes>> {
     if method != Method::GET && method != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
+        return text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned());
     }
     match path {
         "/healthz" => text(StatusCode::OK, "flanneld is running".to_owned()),
@@ -176,12 +181,12 @@ mod tests {
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut answer)).await;
-        read.expect("the server closes").unwrap();
+        read.expect("the server must close the connection").unwrap();
         String::from_utf8(answer).unwrap()
     }
 
     #[tokio::test]
-    async fn bodies_are_flannels_and_readiness_comes_and_goes() {
+    async fn bodies_are_those_of_flannel_and_readiness_can_become_false_again() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Readiness::new();
@@ -192,7 +197,7 @@ mod tests {
             got.starts_with("HTTP/1.1 503") && got.ends_with("flanneld is not ready yet\nthe agent is starting\n"),
             "{got}"
         );
-        assert!(readiness.set([]), "turned ready");
+        assert!(readiness.set([]), "readiness must change to true");
         let got = get(address, ready).await;
         assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("\r\n\r\nflanneld is ready"), "{got}");
         assert!(readiness.set(["no lease".to_owned()]) && !readiness.set(["no store".to_owned()]));
@@ -206,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_says_nothing_does_not_block_others() {
+    async fn a_silent_client_does_not_block_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(serve_on(listener, Readiness::new(), Arc::new(Metrics::new())));
@@ -216,19 +221,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_too_many_clients_the_oldest_goes() {
+    async fn the_oldest_of_too_many_clients_is_disconnected() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(serve_on(listener, Readiness::new(), Arc::new(Metrics::new())));
         let begin = Instant::now();
         let mut silent = Vec::new();
-        for _ in 0..3 * CLIENTS {
+        for _ in 0..3 * MAX_CLIENTS {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         assert!(get(address, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.contains("flanneld is running"));
         let waited = begin.elapsed();
-        assert!(waited < REQUEST_LIMIT, "{waited:?}: it waited until others were cut off for their silence");
-        let closed = tokio::time::timeout(LIMIT, silent[0].read(&mut [0; 1])).await.expect("the oldest is cut off");
+        assert!(
+            waited < REQUEST_LIMIT,
+            "the answer took {waited:?}: it must not wait for the timeout of other clients"
+        );
+        let closed = tokio::time::timeout(LIMIT, silent[0].read(&mut [0; 1]))
+            .await
+            .expect("the oldest client must be disconnected");
         assert!(!matches!(closed, Ok(1..)), "{closed:?}");
         server.abort();
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft install-cni`: puts the CNI plugin where the container runtime looks for it. For an init container whose image has no
-//! shell; a node whose pods come and go meanwhile never sees half a plugin, nor "text file busy".
+//! `weft install-cni`: copies the CNI plugin to the directory where the container runtime expects it. It runs in an
+//! init container whose image has no shell. Pods may be added and removed meanwhile, so the runtime must never see an
+//! incomplete plugin, nor the error "text file busy".
 
 use std::fs;
 use std::io;
@@ -11,44 +12,54 @@ use anyhow::Context;
 
 use crate::files;
 
-/// The names under which configurations call the plugin. A copy each: `flannel` may become flannel's own again.
+/// The names under which CNI configurations call the plugin. Each name gets a copy of its own, so that flannel's own
+/// plugin can replace `flannel` later.
 const NAMES: [&str; 2] = ["flannel", "weft-veth"];
+/// The name under which the agent itself is installed.
 const AGENT: &str = "weft";
+/// Mode of the files.
 const MODE: u32 = 0o755;
 
-/// A plugin, and whether it had to be written.
+/// An installed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installed {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// False: it was there already.
+    /// True if the file was written, false if it was up to date.
     pub written: bool,
 }
 
-/// Copies `from` to `dir` under each name, by renames; leaves alone what is equal.
+/// Copies `from` to `dir` under each name, and returns the files. A file is replaced by a rename, and only if its
+/// content or its mode differs.
+///
+/// # Errors
+/// `from` cannot be read or is not an ELF file, or a file cannot be written. The message names the flag.
 pub fn install(from: &Path, dir: &Path) -> anyhow::Result<Vec<Installed>> {
-    let plugin = program(from, "--from")?;
-    NAMES.iter().map(|name| one(&plugin, dir.join(name))).collect()
+    let plugin = read_program(from, "--from")?;
+    NAMES.iter().map(|name| install_one(&plugin, dir.join(name))).collect()
 }
 
-/// Copies weft itself there: what cleans up a node must be on it when no pod of weft is any more.
+/// Copies weft itself to `dir`. `weft cleanup` must be available on the node after all pods of weft are gone.
+///
+/// # Errors
+/// As [`install`].
 pub fn agent(from: &Path, dir: &Path) -> anyhow::Result<Installed> {
-    one(&program(from, "--agent")?, dir.join(AGENT))
+    install_one(&read_program(from, "--agent")?, dir.join(AGENT))
 }
 
-/// What is no program would stop every pod of the node.
-fn program(from: &Path, flag: &str) -> anyhow::Result<Vec<u8>> {
+/// Reads a program. Installing anything but a program would break every pod of the node.
+fn read_program(from: &Path, flag: &str) -> anyhow::Result<Vec<u8>> {
     let program = fs::read(from).with_context(|| format!("read {} ({flag})", from.display()))?;
-    anyhow::ensure!(program.starts_with(b"\x7fELF"), "{} is no program for Linux ({flag})", from.display());
+    anyhow::ensure!(program.starts_with(b"\x7fELF"), "{} is not a Linux program ({flag})", from.display());
     Ok(program)
 }
 
-fn one(program: &[u8], path: PathBuf) -> anyhow::Result<Installed> {
-    let place = path.display();
+fn install_one(program: &[u8], path: PathBuf) -> anyhow::Result<Installed> {
+    let shown = path.display();
     let written = write(program, &path).map_err(|error| {
         let remedy = files::remedy(&error, path.parent().unwrap_or(Path::new("/")));
         anyhow::Error::new(error)
-            .context(format!("write {place}: is --bin-dir on a disk with room, mounted read-write?{remedy}"))
+            .context(format!("write {shown}: is --bin-dir on a disk with room, mounted read-write?{remedy}"))
     })?;
     Ok(Installed { path, written })
 }
@@ -74,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_once_whole_and_executable() {
+    fn both_names_are_installed_and_only_differences_are_written() {
         let home = tempfile::tempdir().unwrap();
         let (from, dir) = (Path::new("/bin/cat"), home.path().join("opt/cni/bin"));
         assert_eq!(written(from, &dir), [true, true]);
@@ -86,12 +97,12 @@ mod tests {
         }
         fs::set_permissions(dir.join("flannel"), PermissionsExt::from_mode(0o644)).unwrap();
         fs::write(dir.join("weft-veth"), "half").unwrap();
-        assert_eq!(written(from, &dir), [true, true], "neither would run");
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "nothing temporary stays");
+        assert_eq!(written(from, &dir), [true, true], "a wrong mode and a wrong content must be repaired");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "no temporary file must remain");
     }
 
     #[test]
-    fn the_agent_too_where_it_is_wanted() {
+    fn the_agent_is_installed_as_weft() {
         let home = tempfile::tempdir().unwrap();
         let one = || agent(Path::new("/bin/cat"), home.path()).unwrap();
         let path = home.path().join("weft");
@@ -103,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_plugin_is_replaced_and_runs_on() {
+    fn a_running_plugin_is_replaced_and_continues() {
         let home = tempfile::tempdir().unwrap();
         install(Path::new("/bin/cat"), home.path()).unwrap();
         let path = home.path().join("flannel");
@@ -115,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_its_place_is_replaced_not_followed() {
+    fn a_symbolic_link_is_replaced_and_not_followed() {
         let home = tempfile::tempdir().unwrap();
         let elsewhere = home.path().join("elsewhere");
         fs::write(&elsewhere, "mine").unwrap();
@@ -125,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_flag() {
+    fn errors_name_the_flag() {
         let home = tempfile::tempdir().unwrap();
         let refusal = |from: &Path, dir: &Path| format!("{:#}", install(from, dir).unwrap_err());
         let text = home.path().join("text");
         fs::write(&text, "#!/bin/sh\n").unwrap();
-        assert!(refusal(&text, home.path()).contains("no program for Linux (--from)"));
+        assert!(refusal(&text, home.path()).contains("is not a Linux program (--from)"));
         assert!(refusal(&home.path().join("none"), home.path()).contains("(--from): No such file"));
         assert!(refusal(Path::new("/bin/cat"), &text).contains("is --bin-dir"));
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counters for /metrics, in Prometheus' text form. What is a time "until" or "since" is computed when it is asked for.
+//! The metrics for /metrics, in the OpenMetrics text format. Times such as the lease's remaining lifetime are computed
+//! when the metrics are rendered.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
@@ -32,15 +33,16 @@ struct State {
     state: &'static str,
 }
 
-/// When the store spoke last, and until when our lease lives.
+/// Times from which gauges are computed.
 #[derive(Debug, Default)]
 struct Times {
-    word: Option<Instant>,
-    /// Time to live, as said at that moment.
+    /// When the store last answered.
+    store_answer: Option<Instant>,
+    /// When the lease was last renewed, and its time to live then.
     lease: Option<(Instant, Duration)>,
 }
 
-/// All counters of one agent.
+/// All metrics of one agent.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -55,12 +57,12 @@ pub struct Metrics {
     times: Mutex<Times>,
 }
 
-/// Of the traffic rules.
+/// Metrics of the traffic rules.
 #[derive(Debug, Default)]
 struct Rules {
     in_place: Gauge,
     writes: Counter,
-    mended: Counter,
+    repaired: Counter,
 }
 
 impl Default for Metrics {
@@ -70,7 +72,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All zero.
+    /// Creates all metrics with their initial values.
     pub fn new() -> Metrics {
         let mut registry = Registry::default();
         let passes = Family::<Cause, Counter>::default();
@@ -78,31 +80,35 @@ impl Metrics {
         let operations = Family::<Operation, Counter>::default();
         let peers = Family::<State, Gauge>::default();
         let (lease_ttl, silence) = (Gauge::default(), Gauge::default());
-        // 0.1 ms to 105 s.
+        // The buckets reach from 0.1 ms to 105 s.
         let durations = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
-        registry.register("weft_passes", "Comparisons of plan and kernel, by cause", passes.clone());
+        registry.register("weft_passes", "Comparisons of the desired state with the kernel, by cause", passes.clone());
         registry.register(
             "weft_full_passes",
-            "Passes that compared the whole plan with a dump of the kernel, by cause",
+            "Passes that compared the whole desired state with a dump of the kernel, by cause",
             full_passes.clone(),
         );
         registry.register("weft_operations", "Writes to the kernel, by kind and result", operations.clone());
         registry.register("weft_peers", "Peers, by state", peers.clone());
         registry.register(
             "weft_lease_ttl_seconds",
-            "Seconds until the own lease ends if nobody renews it; -1 = does not expire, or no lease yet",
+            "Seconds until this node's lease expires unless it is renewed; -1 = it does not expire, or there is none yet",
             lease_ttl.clone(),
         );
         registry.register(
             "weft_store_silence_seconds",
-            "Seconds since the last word from the store; -1 = none yet",
+            "Seconds since the last answer of the store; -1 = none yet",
             silence.clone(),
         );
-        registry.register("weft_pass_duration_seconds", "Time that a pass takes", durations.clone());
+        registry.register("weft_pass_duration_seconds", "Duration of a pass", durations.clone());
         let rules = Rules::default();
         registry.register("weft_rules_in_place", "1 while the traffic rules are in place", rules.in_place.clone());
-        registry.register("weft_rules_writes", "How often traffic rules were written", rules.writes.clone());
-        registry.register("weft_rules_mended", "Writes because others changed the rules", rules.mended.clone());
+        registry.register("weft_rules_writes", "Writes of the traffic rules", rules.writes.clone());
+        registry.register(
+            "weft_rules_mended",
+            "Writes of the traffic rules because other programs had changed them",
+            rules.repaired.clone(),
+        );
         registry.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         Metrics {
             registry,
@@ -118,57 +124,59 @@ impl Metrics {
         }
     }
 
-    /// A pass ended. `cause` as in [`crate::status::Pass`].
+    /// Records a pass that has ended. `cause` is that of [`crate::status::Pass`].
     pub fn pass(&self, cause: &'static str, took: Duration) {
         self.passes.get_or_create(&Cause { cause }).inc();
         self.durations.observe(took.as_secs_f64());
     }
 
-    /// The whole plan was compared with a dump of the kernel. `cause` as in [`crate::status::Pass`].
+    /// Records that the whole desired state was compared with a dump of the kernel. `cause` is that of
+    /// [`crate::status::Pass`].
     pub fn full_pass(&self, cause: &'static str) {
         self.full_passes.get_or_create(&Cause { cause }).inc();
     }
 
-    /// `count` writes of this kind (`link`, `address`, `fdb`, `neighbour`, `route`, `guard`, as [`crate::pass::kind`] gives them)
-    /// ended with this result (`done`, `failed`).
+    /// Records `count` writes to the kernel. `kind` is `link`, `address`, `fdb`, `neighbour`, `route` or `guard`, as
+    /// [`crate::pass::kind`] returns it. `result` is `done` or `failed`.
     pub fn operations(&self, kind: &'static str, result: &'static str, count: u64) {
         self.operations.get_or_create(&Operation { kind, result }).inc_by(count);
     }
 
-    /// How many peers are in this state now. States never set are not shown.
+    /// Sets the number of peers in a state. A state that was never set is not rendered.
     pub fn peers(&self, state: PeerState, count: usize) {
         self.peers.get_or_create(&State { state: state.word() }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// How the traffic rules stand; `writes` and `mended` count from the start.
+    /// Sets the state of the traffic rules. `writes` and `mended` are totals since the start of the agent.
     pub fn rules(&self, in_place: bool, writes: u64, mended: u64) {
         self.rules.in_place.set(i64::from(in_place));
         self.rules.writes.inc_by(writes.saturating_sub(self.rules.writes.get()));
-        self.rules.mended.inc_by(mended.saturating_sub(self.rules.mended.get()));
+        self.rules.repaired.inc_by(mended.saturating_sub(self.rules.repaired.get()));
     }
 
-    /// The store gave a sign of life.
+    /// Records that the store has answered.
     pub fn store_word(&self, now: Instant) {
-        self.times().word = Some(now);
+        self.times().store_answer = Some(now);
     }
 
-    /// The lease was kept: so long it lives from `now` on. `None` does not expire.
+    /// Records that the lease was renewed at `now`, with this time to live. `None` means that it does not expire.
     pub fn lease_kept(&self, now: Instant, ttl: Option<Duration>) {
         self.times().lease = ttl.map(|ttl| (now, ttl));
     }
 
-    /// Everything, in Prometheus' text form.
+    /// Renders all metrics in the OpenMetrics text format.
     pub fn render(&self, now: Instant) -> String {
         {
             let times = self.times();
             let left = |(at, ttl): (Instant, Duration)| ttl.saturating_sub(now.saturating_duration_since(at));
             self.lease_ttl.set(times.lease.map_or(-1.0, |lease| left(lease).as_secs_f64()));
-            self.silence.set(times.word.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64()));
+            self.silence.set(times.store_answer.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64()));
         }
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,
-            Err(_) => String::new(), // writing into a String cannot fail
+            // Writing into a String cannot fail.
+            Err(_) => String::new(),
         }
     }
 
@@ -182,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_values() {
+    fn metrics_have_their_documented_names_and_values() {
         let metrics = Metrics::new();
         let start = Instant::now();
         assert!(metrics.render(start).contains("weft_store_silence_seconds -1"));
@@ -215,10 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn operations_md_lists_every_metric() {
+    fn operations_md_documents_every_metric() {
         let doc = include_str!("../docs/operations.md");
         let metrics = Metrics::new();
-        // A family is shown once it has a member.
+        // A family is rendered only if it has a member.
         metrics.pass("lease", Duration::ZERO);
         metrics.full_pass("start");
         metrics.operations("route", "done", 1);

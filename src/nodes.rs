@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The nodes' public addresses, where they are exceptions from masquerading (`MasqueradeToNodes: false`). Counted as leases come and
-//! go, so that one lease costs the logarithm of their number; two leases may name one address.
+//! Collects the nodes' public addresses, which are exceptions from masquerading (`MasqueradeToNodes: false`). Several
+//! leases may name the same address, so the addresses are counted. A change of one lease takes logarithmic time.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,23 +8,24 @@ use std::net::IpAddr;
 
 use weft_subnet::lease::Lease;
 
-/// The addresses of all believed leases.
+/// The public addresses of all valid leases.
 #[derive(Debug, Default)]
 pub struct Nodes {
+    /// Number of leases that name each address.
     counts: BTreeMap<IpAddr, u32>,
     version: u64,
 }
 
 impl Nodes {
-    /// One lease, as it was believed before and is now.
+    /// Replaces a lease by its new state. `None` means that there is no valid lease before or after the change.
     pub fn follow(&mut self, before: Option<&Lease>, after: Option<&Lease>) {
-        // In this order: an address that stays is never gone in between.
-        for ip in after.into_iter().flat_map(public) {
+        // New addresses come first, so that an address in both states is never removed in between.
+        for ip in after.into_iter().flat_map(public_addresses) {
             let count = self.counts.entry(ip).or_default();
             *count += 1;
             self.version += u64::from(*count == 1);
         }
-        for ip in before.into_iter().flat_map(public) {
+        for ip in before.into_iter().flat_map(public_addresses) {
             let Entry::Occupied(mut count) = self.counts.entry(ip) else { continue };
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -34,7 +35,7 @@ impl Nodes {
         }
     }
 
-    /// All leases anew.
+    /// Replaces all leases.
     pub fn replace<'a>(&mut self, leases: impl Iterator<Item = &'a Lease>) {
         let mut new = Nodes::default();
         leases.for_each(|lease| new.follow(None, Some(lease)));
@@ -42,18 +43,18 @@ impl Nodes {
         *self = new;
     }
 
-    /// All of them, sorted.
+    /// Iterates over the addresses, sorted.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.counts.keys().copied()
     }
 
-    /// Grows with every change of [`Nodes::addresses`].
+    /// Returns a number that grows with every change of [`Nodes::addresses`].
     pub fn version(&self) -> u64 {
         self.version
     }
 }
 
-fn public(lease: &Lease) -> impl Iterator<Item = IpAddr> {
+fn public_addresses(lease: &Lease) -> impl Iterator<Item = IpAddr> {
     let attrs = &lease.attrs;
     [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)].into_iter().flatten()
 }
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_there_as_long_as_one_lease_names_it() {
+    fn an_address_stays_as_long_as_a_lease_names_it() {
         let mut nodes = Nodes::default();
         let all = |nodes: &Nodes| nodes.addresses().map(|ip| ip.to_string()).collect::<Vec<_>>();
         let (one, both) = (lease("10.0.0.1", None), lease("10.0.0.1", Some("fd00::1")));
@@ -84,7 +85,7 @@ mod tests {
         nodes.follow(Some(&one), None);
         nodes.follow(Some(&both), Some(&both));
         nodes.replace([&both].into_iter());
-        assert_eq!(nodes.version(), version, "nothing came and nothing went");
+        assert_eq!(nodes.version(), version, "the version must not change if the addresses do not");
         nodes.follow(Some(&both), Some(&lease("10.0.0.2", Some("fd00::1"))));
         assert_eq!(all(&nodes), ["10.0.0.2", "fd00::1"]);
         nodes.replace(std::iter::empty());

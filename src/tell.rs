@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells the store whether the network of this node works; in Kubernetes that is the condition NetworkUnavailable. A fault is told
-//! once it has lasted, recovery at once. Only what is wrong with this node itself is a fault: a peer's is not, nor is a store that
-//! is away. The end of the agent tells nothing, for the data path stays.
+//! Reports to the store whether the network of this node works. In Kubernetes the report is the condition
+//! NetworkUnavailable.
+//!
+//! A fault is reported after it has lasted for some time, a recovery at once. Only a fault of this node itself counts:
+//! not that of a peer, and not a store that cannot be reached. The end of the agent is not reported, because forwarding
+//! continues.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,35 +17,36 @@ use weft_subnet::source::{Error, Source};
 
 use crate::say::{Patience, chain};
 
-/// What was told may be overwritten: a cloud's controller sets the condition of a node whose routes it has not made. So it is told
-/// again after this time, or up to half of it sooner, for nodes must not ask all at once; the store writes only what differs.
-const LOOK_AGAIN: Duration = Duration::from_secs(600);
-/// Between attempts, doubled each time.
-const AGAIN: Duration = Duration::from_secs(5);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
+/// Time after which the state is reported again, because other programs may overwrite it: a cloud's controller sets the
+/// condition of nodes whose routes it has not created. The time is reduced by up to a half at random, so that the nodes
+/// do not report all at once. The store writes only differences.
+const REPORT_INTERVAL: Duration = Duration::from_secs(600);
+/// First delay between attempts; it doubles up to the maximum.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
 
-/// How the network of this node is.
+/// The state of this node's network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing can be said: the agent starts, or waits for its store.
+    /// Unknown: the agent is starting, or is waiting for its store.
     #[default]
     Unknown,
-    /// It works.
+    /// The network works.
     Well,
-    /// It lacks its device, lease or rules: why.
+    /// The node has no device, lease or rules, for this reason.
     Unwell(String),
 }
 
 #[derive(Debug, Clone)]
 struct State {
     health: Health,
-    /// Since when it is unwell without a break, or not unwell.
+    /// When the network last changed between working (or unknown) and not working.
     since: Instant,
-    /// What was told before this number changed may be lost.
+    /// Counts how often the lease was acquired. A report for an earlier lease may be lost.
     lease: u64,
 }
 
-/// The line to the store. Dropped, it says nothing more.
+/// Reports to the store in a task of its own. Dropping it ends the task without another report.
 #[derive(Debug)]
 pub struct Teller {
     state: watch::Sender<State>,
@@ -50,17 +54,18 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// Tells this store, of a fault only when it has lasted for so long. Needs a `LocalSet`.
+    /// Starts reporting to this store. A fault is reported after it has lasted for `patience`. This must run in a
+    /// `LocalSet`.
     pub fn new(store: Rc<dyn Source>, patience: Duration) -> Teller {
         Teller::with(async move |fault: Option<String>| store.health(fault.as_deref()).await, patience)
     }
 
-    fn with(tell: impl AsyncFn(Option<String>) -> Result<(), Error> + 'static, patience: Duration) -> Teller {
-        let (state, seen) = watch::channel(State { health: Health::Unknown, since: Instant::now(), lease: 0 });
-        Teller { state, task: tokio::task::spawn_local(run(tell, seen, patience)) }
+    fn with(send: impl AsyncFn(Option<String>) -> Result<(), Error> + 'static, patience: Duration) -> Teller {
+        let (state, receiver) = watch::channel(State { health: Health::Unknown, since: Instant::now(), lease: 0 });
+        Teller { state, task: tokio::task::spawn_local(run(send, receiver, patience)) }
     }
 
-    /// It is so now; the same again is no news.
+    /// Sets the state. Setting the same state again has no effect.
     pub fn set(&self, health: Health) {
         self.state.send_if_modified(|state| {
             if state.health == health {
@@ -75,7 +80,7 @@ impl Teller {
         });
     }
 
-    /// The lease was taken again: what was told of this node may be lost, so it is told again.
+    /// Reports the state again, because the lease was acquired again and the last report may be lost.
     pub fn again(&self) {
         self.state.send_modify(|state| state.lease += 1);
     }
@@ -87,46 +92,47 @@ impl Drop for Teller {
     }
 }
 
-/// What is to be told, and when, after this was told.
-fn due(state: &State, told: Option<&Told>, patience: Duration) -> Option<(Instant, Option<String>)> {
-    let told = told.filter(|told| told.lease == state.lease);
-    match (&state.health, told) {
+/// Returns the next report and when it is due, or `None` if nothing is to be reported.
+fn due(state: &State, last: Option<&Report>, patience: Duration) -> Option<(Instant, Option<String>)> {
+    let last = last.filter(|last| last.lease == state.lease);
+    match (&state.health, last) {
         (Health::Unknown, _) => None,
-        (Health::Well, Some(Told { fault: None, again, .. })) => Some((*again, None)),
+        (Health::Well, Some(Report { fault: None, again, .. })) => Some((*again, None)),
         (Health::Well, _) => Some((Instant::now(), None)),
-        (Health::Unwell(text), Some(Told { fault: Some(said), again, .. })) if text == said => {
+        (Health::Unwell(text), Some(Report { fault: Some(reported), again, .. })) if text == reported => {
             Some((*again, Some(text.clone())))
         }
-        // Another fault than the one that was told: also that only when it lasts.
-        (Health::Unwell(text), Some(Told { fault: Some(_), at, .. })) => Some((*at + patience, Some(text.clone()))),
+        // A fault that replaces the reported one must also last before it is reported.
+        (Health::Unwell(text), Some(Report { fault: Some(_), at, .. })) => Some((*at + patience, Some(text.clone()))),
         (Health::Unwell(text), _) => Some((state.since + patience, Some(text.clone()))),
     }
 }
 
-struct Told {
+/// A report that the store has received.
+struct Report {
     fault: Option<String>,
     lease: u64,
     at: Instant,
     again: Instant,
 }
 
-impl Told {
-    fn now(fault: Option<String>, lease: u64) -> Told {
+impl Report {
+    fn now(fault: Option<String>, lease: u64) -> Report {
         let at = Instant::now();
-        Told { fault, lease, at, again: at + jitter(LOOK_AGAIN) }
+        Report { fault, lease, at, again: at + jitter(REPORT_INTERVAL) }
     }
 }
 
 async fn run(
-    tell: impl AsyncFn(Option<String>) -> Result<(), Error>,
+    send: impl AsyncFn(Option<String>) -> Result<(), Error>,
     mut state: watch::Receiver<State>,
     patience: Duration,
 ) {
-    let (mut told, mut said) = (None, Patience::default());
-    let (mut wait, mut not_before) = (AGAIN, Instant::now());
+    let (mut last, mut log_limit) = (None, Patience::default());
+    let (mut wait, mut earliest) = (RETRY_DELAY, Instant::now());
     loop {
         let now = state.borrow_and_update().clone();
-        let Some((at, fault)) = due(&now, told.as_ref(), patience) else {
+        let Some((at, fault)) = due(&now, last.as_ref(), patience) else {
             if state.changed().await.is_err() {
                 return;
             }
@@ -137,30 +143,32 @@ async fn run(
                 Ok(()) => continue,
                 Err(_) => return,
             },
-            () = sleep_until(at.max(not_before)) => {}
+            () = sleep_until(at.max(earliest)) => {}
         }
-        let known = told.as_ref().is_some_and(|told: &Told| told.fault == fault && told.lease == now.lease);
-        match tell(fault.clone()).await {
-            // What it knew already, or would if it answered: others say that it is away.
-            Ok(()) | Err(Error::Unavailable { .. }) if known => told = Some(Told::now(fault, now.lease)),
+        let is_repeated = last.as_ref().is_some_and(|last: &Report| last.fault == fault && last.lease == now.lease);
+        match send(fault.clone()).await {
+            // A repeated report changes nothing. If the store cannot be reached, that is reported elsewhere.
+            Ok(()) | Err(Error::Unavailable { .. }) if is_repeated => last = Some(Report::now(fault, now.lease)),
             Ok(()) => {
                 match &fault {
-                    Some(fault) => tracing::warn!(fault, "told the store that the network of this node does not work"),
+                    Some(fault) => {
+                        tracing::warn!(fault, "reported to the store that the network of this node does not work");
+                    }
                     None => tracing::debug!("the store knows that the network works"),
                 }
-                told = Some(Told::now(fault, now.lease));
-                wait = AGAIN;
+                last = Some(Report::now(fault, now.lease));
+                wait = RETRY_DELAY;
             }
             Err(error) => {
                 let text = chain(&error);
-                if said.due(&text, std::time::Instant::now()) {
+                if log_limit.due(&text, std::time::Instant::now()) {
                     let word = if fault.is_some() { "does not work" } else { "works" };
-                    tracing::warn!("tell the store that the network {word}: {text}");
+                    tracing::warn!("report to the store that the network {word}: {text}");
                 }
-                // It may have been written all the same.
-                told = None;
-                not_before = Instant::now() + wait;
-                wait = (wait * 2).min(AGAIN_MAX);
+                // The store may have written it although the request failed.
+                last = None;
+                earliest = Instant::now() + wait;
+                wait = (wait * 2).min(RETRY_DELAY_MAX);
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is told, and when; time is paused and moves only where a test waits.
+//! Tests of what is reported, and when. Time is paused, and advances only while a test waits.
 
 use std::cell::RefCell;
 
@@ -10,22 +10,22 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the store heard, with the second in which it did.
-type Heard = Rc<RefCell<Vec<(u64, Option<String>)>>>;
+/// The reports that the store received, with the second in which each one came.
+type Received = Rc<RefCell<Vec<(u64, Option<String>)>>>;
 
-/// A teller whose store refuses the first calls.
-fn teller(refusals: usize) -> (Teller, Heard) {
-    let (heard, left, began) = (Heard::default(), RefCell::new(refusals), Instant::now());
-    let ear = heard.clone();
-    let tell = async move |fault: Option<String>| {
+/// Creates a `Teller` whose store refuses the first `refusals` reports.
+fn teller(refusals: usize) -> (Teller, Received) {
+    let (received, left, began) = (Received::default(), RefCell::new(refusals), Instant::now());
+    let log = received.clone();
+    let send = async move |fault: Option<String>| {
         if *left.borrow() > 0 {
             *left.borrow_mut() -= 1;
             return Err(Error::Unavailable { what: "patch node n1".into(), source: None });
         }
-        ear.borrow_mut().push((began.elapsed().as_secs(), fault));
+        log.borrow_mut().push((began.elapsed().as_secs(), fault));
         Ok(())
     };
-    (Teller::with(tell, PATIENCE), heard)
+    (Teller::with(send, PATIENCE), received)
 }
 
 fn unwell(text: &str) -> Health {
@@ -45,47 +45,50 @@ fn down(at: u64, text: &str) -> (u64, Option<String>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fault_is_told_when_it_has_lasted_and_recovery_at_once() {
+async fn a_fault_is_reported_after_30_seconds_and_recovery_at_once() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         teller.set(Health::Well);
         seconds(10).await;
         teller.set(unwell("device"));
         seconds(29).await;
-        assert_eq!(*heard.borrow(), [(0, None)], "not yet");
+        assert_eq!(*received.borrow(), [(0, None)], "a fault of 29 s must not be reported");
         seconds(31).await;
-        assert_eq!(*heard.borrow(), [(0, None), down(40, "device")], "after 30 s, once");
+        assert_eq!(*received.borrow(), [(0, None), down(40, "device")], "a fault must be reported once, after 30 s");
         teller.set(Health::Well);
         seconds(200).await;
-        assert_eq!(*heard.borrow(), [(0, None), down(40, "device"), (70, None)]);
+        assert_eq!(*received.borrow(), [(0, None), down(40, "device"), (70, None)]);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_others_may_overwrite_is_told_again_now_and_then() {
+async fn the_state_is_reported_again_within_ten_minutes() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         teller.set(Health::Well);
         seconds(3600).await;
-        let told = heard.borrow().clone();
-        assert!((7..=13).contains(&told.len()) && told.iter().all(|(_, fault)| fault.is_none()), "{told:?}");
-        let gaps: Vec<u64> = told.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
-        assert!(gaps.iter().all(|gap| (299..=601).contains(gap)), "within ten minutes, not together: {gaps:?}");
+        let reports = received.borrow().clone();
+        assert!((7..=13).contains(&reports.len()) && reports.iter().all(|(_, fault)| fault.is_none()), "{reports:?}");
+        let gaps: Vec<u64> = reports.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        assert!(
+            gaps.iter().all(|gap| (299..=601).contains(gap)),
+            "the time between reports must vary, up to ten minutes: {gaps:?}"
+        );
         teller.set(unwell("device"));
         seconds(31).await;
-        heard.borrow_mut().clear();
+        received.borrow_mut().clear();
         seconds(601).await;
-        assert!(heard.borrow().iter().all(|(_, fault)| fault.as_deref() == Some("device")), "{heard:?}");
-        assert!(!heard.borrow().is_empty());
+        assert!(received.borrow().iter().all(|(_, fault)| fault.as_deref() == Some("device")), "{received:?}");
+        assert!(!received.borrow().is_empty());
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fault_that_goes_in_time_is_nobodys_business() {
+async fn a_fault_that_ends_within_30_seconds_is_not_reported() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         teller.set(Health::Well);
         seconds(1).await;
         for _ in 0..9 {
@@ -94,79 +97,79 @@ async fn a_fault_that_goes_in_time_is_nobodys_business() {
             teller.set(Health::Well);
             seconds(1).await;
         }
-        assert_eq!(*heard.borrow(), [(0, None)]);
+        assert_eq!(*received.borrow(), [(0, None)]);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_is_away_nothing_is_said_and_no_time_counts() {
+async fn an_unknown_state_is_not_reported_and_restarts_the_30_seconds() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         teller.set(unwell("no uplink"));
         seconds(20).await;
         teller.set(Health::Unknown);
         seconds(3600).await;
         teller.set(unwell("no uplink"));
         seconds(29).await;
-        assert!(heard.borrow().is_empty());
+        assert!(received.borrow().is_empty());
         seconds(2).await;
-        assert_eq!(*heard.borrow(), [down(20 + 3600 + 30, "no uplink")]);
+        assert_eq!(*received.borrow(), [down(20 + 3600 + 30, "no uplink")]);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_fault_may_change_its_face() {
+async fn a_changing_fault_is_reported_after_30_seconds() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         for second in 0..40 {
             teller.set(unwell(&format!("fault {second}")));
             seconds(1).await;
         }
-        let at: Vec<u64> = heard.borrow().iter().map(|(at, _)| *at).collect();
-        assert_eq!(at, [30], "time counts from the first face");
+        let at: Vec<u64> = received.borrow().iter().map(|(at, _)| *at).collect();
+        assert_eq!(at, [30], "the 30 s must begin with the first fault");
         seconds(60).await;
-        assert_eq!(heard.borrow()[1..], [down(60, "fault 39")], "the last one, once");
+        assert_eq!(received.borrow()[1..], [down(60, "fault 39")], "the last fault must be reported once");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_store_refused_is_tried_again() {
+async fn a_refused_report_is_repeated() {
     local(async {
-        let (teller, heard) = teller(2);
+        let (teller, received) = teller(2);
         teller.set(Health::Well);
         seconds(14).await;
-        assert!(heard.borrow().is_empty());
+        assert!(received.borrow().is_empty());
         seconds(2).await;
-        assert_eq!(*heard.borrow(), [(15, None)], "after 5 and 10 s more");
+        assert_eq!(*received.borrow(), [(15, None)], "the delays must be 5 s and 10 s");
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_taken_again_is_told_again() {
+async fn the_state_is_reported_again_after_the_lease_was_acquired_again() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         teller.set(Health::Well);
         seconds(5).await;
         teller.again();
         seconds(5).await;
-        assert_eq!(*heard.borrow(), [(0, None), (5, None)]);
+        assert_eq!(*received.borrow(), [(0, None), (5, None)]);
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_says_nothing() {
+async fn a_dropped_teller_reports_nothing() {
     local(async {
-        let (teller, heard) = teller(0);
+        let (teller, received) = teller(0);
         teller.set(unwell("device"));
         seconds(29).await;
         drop(teller);
         seconds(100).await;
-        assert!(heard.borrow().is_empty());
+        assert!(received.borrow().is_empty());
     })
     .await;
 }
