@@ -172,6 +172,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     let ready = problems.is_empty();
     problems.extend(node.resumed.clone());
     problems.extend(node.world.conflist.problem());
+    problems.extend(node.world.store.remark());
     problems.extend(node.lease_trouble.as_ref().map(|text| format!("own lease: {text}")));
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());

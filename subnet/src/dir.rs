@@ -8,11 +8,12 @@
 mod files;
 mod watch;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -33,6 +34,8 @@ pub struct DirStore {
     files: Arc<Files>,
     /// The net-conf that was last handed out: the watch reports any other.
     config_seen: RefCell<Option<String>>,
+    /// Why the directory is polled and not watched, if it is.
+    polled: Cell<Option<Errno>>,
 }
 
 fn now() -> u64 {
@@ -43,7 +46,16 @@ fn now() -> u64 {
 impl DirStore {
     /// The store in this directory, which is created (0755) with the first use when it is missing.
     pub fn new(path: PathBuf) -> DirStore {
-        DirStore { files: Arc::new(Files::new(path)), config_seen: RefCell::default() }
+        DirStore { files: Arc::new(Files::new(path)), config_seen: RefCell::default(), polled: Cell::default() }
+    }
+
+    /// The watch has inotify now (`None`), or does without for this reason. Said when it changes.
+    fn watched(&self, lacks: Option<Errno>) {
+        match (self.polled.replace(lacks), lacks) {
+            (None, Some(_)) => tracing::warn!("{}", self.remark().unwrap_or_default()),
+            (Some(_), None) => tracing::info!("{} is watched by inotify again", self.files.path().display()),
+            _ => {}
+        }
     }
 
     /// Does this while no other process writes.
@@ -136,6 +148,15 @@ fn release(files: &Files, lease: &Lease) -> Result<(), Error> {
 impl Source for DirStore {
     fn describe(&self) -> String {
         format!("dir {}", self.files.path().display())
+    }
+
+    fn remark(&self) -> Option<String> {
+        let errno = self.polled.get()?;
+        let path = self.files.path().display();
+        Some(format!(
+            "{path} cannot be watched ({}) and is looked at every second instead: raise fs.inotify.max_user_instances",
+            errno.desc()
+        ))
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -153,6 +153,10 @@ pub trait Source {
     fn identity(&self) -> Local<'_, Option<String>> {
         Box::pin(async { None })
     }
+    /// What is wrong with how this node follows the store, although it does: one sentence with the remedy, for `weft status`.
+    fn remark(&self) -> Option<String> {
+        None
+    }
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
     /// The raw JSON of net-conf. `Missing` when there is none.

@@ -5,14 +5,15 @@
 //! agent's only thread.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::libc::O_NONBLOCK;
 use tempfile::NamedTempFile;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -27,6 +28,8 @@ const LOCK_EVERY: Duration = Duration::from_millis(10);
 /// One piece of work waits so long for its turn and its end: 50,000 files at 1 ms each are less.
 const LIMIT: Duration = Duration::from_secs(60);
 const SUFFIX: &str = ".json";
+/// Largest file that is read, bytes: leases have some hundred, a net-conf some thousand, and etcd takes 1.5 MiB.
+const LARGEST: u64 = 1 << 20;
 
 /// A directory with leases.
 #[derive(Debug)]
@@ -52,6 +55,38 @@ struct Created {
 /// The id that a file name stands for; `None` for temporary, hidden and foreign files.
 pub(super) fn id(name: &str) -> Option<Id> {
     if name.starts_with('.') { None } else { name.strip_suffix(SUFFIX).map(Id::from) }
+}
+
+/// Fails unless this is a regular file, and says what it is instead.
+fn regular(meta: &fs::Metadata) -> io::Result<()> {
+    let kind = meta.file_type();
+    let what = match () {
+        () if kind.is_file() => return Ok(()),
+        () if kind.is_dir() => "directory",
+        () if kind.is_fifo() => "FIFO",
+        () if kind.is_socket() => "socket",
+        () => "device",
+    };
+    Err(io::Error::other(format!("it is a {what} and no regular file: remove it")))
+}
+
+/// Reads a regular file of bounded size. Opening a FIFO would wait for its writer, opening a device may do something, and reading one
+/// may never end: so it is looked at first, and opened without waiting in case it is replaced between look and open.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    regular(&fs::metadata(path)?)?;
+    let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    let meta = file.metadata()?;
+    regular(&meta)?;
+    let too_long =
+        |len: u64| io::Error::other(format!("it is {len} bytes long, and at most {LARGEST} are read: remove it"));
+    if meta.len() > LARGEST {
+        return Err(too_long(meta.len()));
+    }
+    let mut text = Vec::new();
+    match file.take(LARGEST + 1).read_to_end(&mut text)? as u64 {
+        len if len > LARGEST => Err(too_long(len)),
+        _ => Ok(text),
+    }
 }
 
 fn record(id: Id, value: &[u8]) -> Record {
@@ -139,8 +174,13 @@ impl Files {
         let at = path.clone();
         let open = move |files: &Files| {
             files.make()?;
-            let open = OpenOptions::new().create(true).truncate(false).write(true).open(&at);
-            open.map_err(|error| failed("open", &at, error))
+            let there = match fs::metadata(&at) {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                meta => meta.and_then(|meta| regular(&meta)),
+            };
+            let mut options = OpenOptions::new();
+            options.create(true).truncate(false).write(true).custom_flags(O_NONBLOCK);
+            there.and_then(|()| options.open(&at)).map_err(|error| failed("open", &at, error))
         };
         let mut file = self.work(open).await?;
         let until = Instant::now() + LOCK_LIMIT;
@@ -158,7 +198,7 @@ impl Files {
     pub(super) fn config(&self) -> Result<Option<String>, Error> {
         self.make()?;
         let path = self.config_file();
-        match fs::read(&path) {
+        match read(&path) {
             Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
             Err(error) if error.kind() == ErrorKind::NotFound && self.subnets.is_dir() => Ok(None),
             Err(error) => Err(failed("read", &path, error)),
@@ -168,7 +208,7 @@ impl Files {
     /// One record; `None` when it is not there.
     pub(super) fn read(&self, id: &str) -> Result<Option<Record>, Error> {
         let path = self.file(id);
-        match fs::read(&path) {
+        match read(&path) {
             Ok(value) => Ok(Some(record(id.into(), &value))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             // A file that cannot be read says nothing about the others.
@@ -244,5 +284,23 @@ impl Files {
             ErrorKind::NotFound => self.missing(id),
             _ => failed("delete", &path, error),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_holds_nothing_else_up() {
+        let files = Arc::new(Files::new(PathBuf::from("/nonexistent")));
+        let (answer, hangs) = mpsc::channel();
+        let hanging = files.work(move |_| hangs.recv().map_err(|error| Error::Invalid(error.to_string())));
+        // Runs on the same thread as the caller of the work, and ends what hangs.
+        let elsewhere = async { answer.send("it answers again").unwrap() };
+        let (done, ()) = tokio::join!(hanging, elsewhere);
+        assert_eq!(done.unwrap(), "it answers again");
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The watch of a directory: inotify says which files to read again, a slow poll of all of them is the net (NFS, synchronised
 //! trees), and what is reported is the difference to what was reported before.
+//!
+//! A host may have no inotify instance left (`fs.inotify.max_user_instances`). Then the directory is polled until there is one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
@@ -23,7 +25,12 @@ use crate::source::{Error, Event};
 use super::DirStore;
 use super::files::{self, Files};
 
+/// The slow poll: everything is read so often.
 const POLL: Duration = Duration::from_secs(30);
+/// Without inotify it is looked so often whether the directory changed.
+const LOOK: Duration = Duration::from_secs(1);
+/// Without inotify every change costs a look at everything: the pause after one is so many times as long as the look took.
+const REST: u32 = 10;
 
 const DELETED: AddWatchFlags = AddWatchFlags::IN_DELETE.union(AddWatchFlags::IN_MOVED_FROM);
 
@@ -55,7 +62,76 @@ struct Watch {
     subnets: WatchDescriptor,
 }
 
-fn open(files: &Files) -> io::Result<(Inotify, WatchDescriptor)> {
+impl Watch {
+    fn new((inotify, subnets): (Inotify, WatchDescriptor)) -> io::Result<Watch> {
+        // tokio's replacement for `new` is an unsafe function; what `new` asks is kept: `Fd` owns its descriptor and never swaps it.
+        #[allow(deprecated)]
+        let inotify = AsyncFd::new(Fd(inotify))?;
+        Ok(Watch { inotify, subnets })
+    }
+}
+
+/// How it is noticed that the directory changed.
+enum Eyes {
+    Inotify(Watch),
+    Polling(Poll),
+}
+
+/// What the host lacks when nothing can be watched: instances, watches or memory. It may have them again at any time.
+fn exhausted(errno: Errno) -> bool {
+    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC | Errno::ENOMEM)
+}
+
+/// A directory without inotify.
+struct Poll {
+    /// When `subnets/` changed last, as far as it was seen: seconds and nanoseconds.
+    changed: (i64, i64),
+    /// It had changed at the last look. What came in the same tick of the file system's clock is seen by one look more.
+    again: bool,
+    next: Instant,
+}
+
+impl Poll {
+    /// Everything is about to be read.
+    fn new(changed: (i64, i64)) -> Poll {
+        Poll { changed, again: true, next: Instant::now() + LOOK }
+    }
+
+    /// What there is to look at: everything where files came, went or were replaced.
+    fn seen(&mut self, changed: (i64, i64)) -> bool {
+        let other = std::mem::replace(&mut self.changed, changed) != changed;
+        std::mem::replace(&mut self.again, other) || other
+    }
+}
+
+/// When `subnets/` changed last.
+fn changed(files: &Files) -> Result<(i64, i64), Error> {
+    let meta = fs::metadata(files.subnets()).map_err(unavailable(files))?;
+    Ok((meta.mtime(), meta.mtime_nsec()))
+}
+
+/// Watches both directories, or begins to poll where that cannot be.
+async fn open_eyes(store: &DirStore) -> Result<Eyes, Error> {
+    let opened = store.files.work(|files| {
+        files.make()?;
+        match open(files) {
+            Err(errno) if exhausted(errno) => Ok(Err((errno, changed(files)?))),
+            opened => opened.map(Ok).map_err(|errno| unavailable(files)(errno.into())),
+        }
+    });
+    match opened.await? {
+        Ok(opened) => {
+            store.watched(None);
+            Watch::new(opened).map(Eyes::Inotify).map_err(unavailable(&store.files))
+        }
+        Err((errno, changed)) => {
+            store.watched(Some(errno));
+            Ok(Eyes::Polling(Poll::new(changed)))
+        }
+    }
+}
+
+fn open(files: &Files) -> Result<(Inotify, WatchDescriptor), Errno> {
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     let flags = AddWatchFlags::IN_CLOSE_WRITE
         | AddWatchFlags::IN_MOVED_TO
@@ -79,8 +155,28 @@ struct News {
     all: bool,
 }
 
+/// Waits until there is something to look at; at the latest for the slow poll.
+async fn wait(store: &DirStore, eyes: &mut Eyes, slow: Instant) -> Result<News, Error> {
+    let poll = match eyes {
+        Eyes::Inotify(watch) => return told(watch, slow).await.map_err(unavailable(&store.files)),
+        Eyes::Polling(poll) => poll,
+    };
+    sleep_until(poll.next.min(slow)).await;
+    poll.next = Instant::now() + LOOK;
+    let opened = store.files.work(|files| Ok((open(files).ok(), changed(files)?)));
+    let (opened, changed) = opened.await?;
+    let mut news = News { all: poll.seen(changed) || Instant::now() >= slow, ..News::default() };
+    if let Some(opened) = opened {
+        *eyes = Eyes::Inotify(Watch::new(opened).map_err(unavailable(&store.files))?);
+        store.watched(None);
+        // Watched first, then looked at: nothing falls between.
+        news.all = true;
+    }
+    Ok(news)
+}
+
 /// Waits for events or the slow poll, and takes all that are there.
-async fn wait(watch: &Watch, poll: Instant) -> io::Result<News> {
+async fn told(watch: &Watch, poll: Instant) -> io::Result<News> {
     let mut news = News::default();
     let Ok(ready) = timeout_at(poll, watch.inotify.readable()).await else { return Ok(News { all: true, ..news }) };
     let mut guard = ready?;
@@ -143,14 +239,7 @@ async fn follow(store: &DirStore, out: &mpsc::Sender<Event>) {
 /// Watches first, then looks: nothing falls between. `Ok` = nobody listens.
 async fn session(store: &DirStore, out: &mpsc::Sender<Event>, known: &mut Known) -> Result<(), Error> {
     let files = &store.files;
-    let opened = files.work(|files| {
-        files.make()?;
-        open(files).map_err(unavailable(files))
-    });
-    let (inotify, subnets) = opened.await?;
-    // tokio's replacement for `new` is an unsafe function; what `new` asks is kept: `Fd` owns its descriptor and never swaps it.
-    #[allow(deprecated)]
-    let watch = Watch { inotify: AsyncFd::new(Fd(inotify)).map_err(unavailable(files))?, subnets };
+    let mut eyes = open_eyes(store).await?;
     let (records, text, mine) = files.work(|files| Ok((files.scan()?, files.config()?, identity(files)?))).await?;
     let reset = known.identity.is_some_and(|before| before != mine);
     known.identity = Some(mine);
@@ -160,9 +249,13 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, known: &mut Known)
     }
     let mut poll = Instant::now() + POLL;
     loop {
-        let news = wait(&watch, poll).await.map_err(unavailable(files))?;
+        let news = wait(store, &mut eyes, poll).await?;
         let (all, names) = (news.all, news.touched.keys().cloned().collect());
+        let began = Instant::now();
         let (found, text, now) = files.work(move |files| look(files, all, names)).await?;
+        if let Eyes::Polling(poll) = &mut eyes {
+            poll.next = Instant::now() + LOOK.max(began.elapsed() * REST);
+        }
         // Looked at last: of a directory that went away meanwhile nothing is believed.
         if now != mine {
             let moved = io::Error::other("the directory was replaced");

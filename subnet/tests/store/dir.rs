@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is the directory's alone: the file's bytes, a directory that goes and comes back.
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use nix::libc::O_NONBLOCK;
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 use weft_subnet::dir::DirStore;
+use weft_subnet::retry::chain;
 use weft_subnet::source::{Claim, Error, Event, Source};
 
 use super::contract::{attrs, claim, next, subnet};
+
+/// Long enough for a busy machine; shorter than the store's own limit for work that hangs, and than its slow poll.
+const LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn file_is_the_wire_value_and_its_age() {
@@ -69,29 +73,135 @@ async fn vanished_directory_is_followed_and_not_made_again() {
     }
 }
 
+/// Everything that may stand in the place of a lease file and is none. Reading a FIFO would wait for a writer without end.
 #[tokio::test]
-async fn a_file_system_that_hangs_holds_nothing_else_up() {
+async fn what_is_no_regular_file_is_set_aside_with_its_reason() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     let lease = store.acquire(&claim(1)).await.unwrap();
-    // Opening it hangs until somebody writes.
-    let fifo = dir.path().join("subnets/10.5.99.0-24.json");
-    nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
-    let elsewhere = async {
-        loop {
-            match OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&fifo) {
-                Ok(writer) => break drop(writer),
-                Err(nobody_reads) => assert_eq!(nobody_reads.raw_os_error(), Some(nix::libc::ENXIO)),
-            }
-            sleep(Duration::from_millis(1)).await;
-        }
+    let file = |number: u8| dir.path().join(format!("subnets/10.6.{number}.0-24.json"));
+    nix::unistd::mkfifo(&file(1), Mode::S_IRWXU).unwrap();
+    fs::create_dir(file(2)).unwrap();
+    let _socket = UnixListener::bind(file(3)).unwrap();
+    symlink(file(4), file(4)).unwrap();
+    symlink("/dev/zero", file(5)).unwrap();
+    File::create(file(6)).unwrap().set_len(1 << 40).unwrap();
+    symlink(file(1), file(7)).unwrap();
+    let records = timeout(LIMIT, store.list()).await.expect("a reader that waits for a FIFO's writer").unwrap();
+    let reason = |number: u8| {
+        let id = format!("10.6.{number}.0-24");
+        let record = records.iter().find(|record| *record.id == *id).unwrap_or_else(|| panic!("{id}: {records:?}"));
+        record.lease.clone().unwrap_err()
     };
-    let (records, ()) = tokio::join!(store.list(), elsewhere);
-    let records = records.unwrap();
-    let ids: Vec<_> = records.iter().map(|record| (&record.id, record.lease.is_ok())).collect();
-    let mut expected = [(&lease.id, true), (&"10.5.99.0-24".into(), false)];
-    expected.sort();
-    assert_eq!(ids, expected);
+    let rows =
+        ["a FIFO", "a directory", "a socket", "Too many levels of symbolic links", "a device", "bytes long", "a FIFO"];
+    for (number, what) in (1..).zip(rows) {
+        assert!(reason(number).contains(what), "{number}: {}", reason(number));
+        assert!(reason(number).contains(&file(number).display().to_string()), "{}", reason(number));
+    }
+    assert_eq!(records.iter().filter(|record| record.lease.is_ok()).count(), 1, "the lease beside them is read");
+    // Written and taken back all the same, and the FIFO's name is nobody's.
+    let again = timeout(LIMIT, store.retake(&lease.subnets, &attrs(1), &attrs(2))).await.unwrap().unwrap();
+    assert_eq!(again.attrs, attrs(2));
+    timeout(LIMIT, store.remove("10.6.1.0-24")).await.unwrap().unwrap();
+    assert!(!file(1).exists(), "it can be removed by its id");
+}
+
+#[tokio::test]
+async fn a_fifo_as_net_conf_or_lock_is_named_and_blocks_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into());
+    store.acquire(&claim(1)).await.unwrap();
+    for (name, what) in [("config.json", "read"), (".lock", "open")] {
+        let path = dir.path().join(name);
+        let _ = fs::remove_file(&path);
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        let answer = async {
+            if name == ".lock" { store.acquire(&claim(2)).await.map(drop) } else { store.config().await.map(drop) }
+        };
+        let error = chain(&timeout(LIMIT, answer).await.expect("it blocks").unwrap_err());
+        assert!(error.contains(&format!("{what} {}", path.display())) && error.contains("a FIFO"), "{error}");
+        fs::remove_file(&path).unwrap();
+    }
+    store.acquire(&claim(2)).await.unwrap();
+}
+
+/// Where nobody has a free inotify instance: in a user namespace of its own, whose limit is its own.
+#[test]
+fn without_an_inotify_instance_the_directory_is_looked_at_all_the_same() {
+    if std::env::var_os(LIMITED).is_none() {
+        let this = "dir::without_an_inotify_instance_the_directory_is_looked_at_all_the_same";
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
+        let out = unshare.args(["--exact", this, "--nocapture"]).env(LIMITED, "1").output().unwrap();
+        assert!(
+            out.status.success(),
+            "{}\n{}",
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
+        assert!(String::from_utf8_lossy(&out.stdout).contains("1 passed"), "{out:?}");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(limited());
+}
+
+/// Tells the test above that it runs in its own user namespace.
+const LIMITED: &str = "WEFT_TEST_LIMITED";
+
+fn instances(free: u32) {
+    fs::write("/proc/sys/user/max_inotify_instances", free.to_string()).unwrap();
+}
+
+async fn limited() {
+    instances(0);
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into());
+    store.acquire(&claim(1)).await.unwrap();
+    let file = |name: &str| dir.path().join("subnets").join(name);
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        let first = timeout(LIMIT, events.recv()).await.expect("a list, although nothing can be watched");
+        assert!(matches!(first, Some(Event::Snapshot { .. })), "{first:?}");
+        let remark = store.remark().expect("a remark for status");
+        assert!(remark.contains("fs.inotify.max_user_instances") && remark.contains("every second"), "{remark}");
+        for number in [2, 3] {
+            // As sync tools write: the second right after the first was seen.
+            let aside = dir.path().join("aside");
+            fs::write(&aside, attrs(number).to_wire()).unwrap();
+            fs::rename(&aside, file(&format!("10.5.{number}.0-24.json"))).unwrap();
+            let seen = timeout(LIMIT, changed(&mut events)).await.expect("a new file");
+            assert_eq!(seen, [format!("10.5.{number}.0-24")]);
+        }
+        fs::remove_file(file("10.5.2.0-24.json")).unwrap();
+        let gone = async {
+            loop {
+                if let Event::Changes(changes) = events.recv().await.unwrap() {
+                    return changes;
+                }
+            }
+        };
+        assert_eq!(timeout(LIMIT, gone).await.expect("a file that went"), [Err("10.5.2.0-24".into())]);
+        fs::write(dir.path().join("config.json"), "{}").unwrap();
+        store.config().await.unwrap();
+        fs::write(dir.path().join("config.json"), "{\"Network\":\"10.0.0.0/8\"}").unwrap();
+        let config = async { while !matches!(events.recv().await.unwrap(), Event::Config(_)) {} };
+        timeout(LIMIT, config).await.expect("an edited net-conf");
+        instances(16);
+        let heard = async {
+            while store.remark().is_some() {
+                events.recv().await.unwrap();
+            }
+        };
+        timeout(LIMIT, heard).await.expect("it watches again once it can");
+        fs::write(file("10.5.9.0-24.json"), attrs(9).to_wire()).unwrap();
+        assert_eq!(timeout(LIMIT, changed(&mut events)).await.expect("told by inotify"), ["10.5.9.0-24"]);
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
 }
 
 #[tokio::test(start_paused = true)]
