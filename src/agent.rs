@@ -42,9 +42,6 @@ const QUEUE: usize = 1024;
 /// The longest sleep of the loop: clocks of status and watchdog are read at least so often.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// So long subnet.env is not watched after its watch failed.
-const BLIND: Duration = Duration::from_secs(60);
-
 /// Opens the store that the options name.
 pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     Ok(match store {
@@ -168,15 +165,8 @@ async fn turn<K: Kernel, M: Monitor>(
     mut inputs: Inputs,
     mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<ExitCode> {
-    // A host that is out of inotify instances must not be left without an agent: each audit looks at the file as well.
-    let mut file = FileWatch::new(node.subnet_file())
-        .inspect_err(
-            |error| tracing::warn!(%error, "watch subnet.env: left to the audit (fs.inotify.max_user_instances)"),
-        )
-        .ok();
-    let mut blind_until: Option<Instant> = None;
-    // Left to the look every ten seconds where it cannot be watched.
-    let mut conf = node.world.conflist.source().and_then(|source| FileWatch::new(source).ok());
+    let mut file = FileWatch::new(node.subnet_file());
+    let mut conf = node.world.conflist.source().map(FileWatch::new);
     // The watch begins with the list that brought us our lease: what it says belongs to the first look.
     tokio::task::yield_now().await;
     node.begin(waiting(&mut inputs.received)).await;
@@ -206,17 +196,8 @@ async fn turn<K: Kernel, M: Monitor>(
             },
             Some(request) = inputs.asked.recv() => node.answer(request),
             Ok(()) = inputs.ruled.changed() => node.ruled(),
-            changed = changed(&mut file), if blind_until.is_none_or(|until| until <= Instant::now()) => match changed {
-                Ok(()) => node.publish_env(),
-                Err(error) => {
-                    tracing::warn!(%error, "watch subnet.env: the audit looks at it meanwhile");
-                    blind_until = Some(Instant::now() + BLIND);
-                }
-            },
-            edited = changed(&mut conf) => match edited {
-                Ok(()) => node.world.conflist.look_again(),
-                Err(_) => conf = None,
-            },
+            () = file.changed() => node.publish_env(),
+            () = changed(&mut conf) => node.world.conflist.look_again(),
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,
         }
         node.report();
@@ -228,8 +209,8 @@ fn waiting(received: &mut mpsc::Receiver<Event>) -> Vec<Event> {
     std::iter::from_fn(|| received.try_recv().ok()).collect()
 }
 
-/// The file changed; never, without a watch.
-async fn changed(file: &mut Option<FileWatch>) -> std::io::Result<()> {
+/// The file changed; never, where there is none to watch.
+async fn changed(file: &mut Option<FileWatch>) {
     match file {
         Some(file) => file.changed().await,
         None => std::future::pending().await,

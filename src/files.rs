@@ -71,74 +71,140 @@ impl AsRawFd for Watcher {
 
 /// A file is looked at so often without being told to: nothing is told of a directory further up that was moved, or mounted over.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// The same where inotify cannot be had.
+const LOOK_BLIND: Duration = Duration::from_secs(1);
 
 /// What tells one state of a file from another: inode, size, change time in seconds and nanoseconds.
 type Look = Option<(u64, u64, i64, i64)>;
 
 /// A watch of one file. inotify only says when to look; what counts is that the file is another than at the last look. So our own
-/// writes are reported too: compare the content, it is cheap.
+/// writes are reported too: compare the content, it is cheap. A host may have no inotify instance left: then the file is looked at
+/// every second until there is one.
 pub struct FileWatch {
     path: PathBuf,
-    fd: AsyncFd<Watcher>,
-    watched: Option<(WatchDescriptor, PathBuf)>,
+    inotify: Option<Told>,
     last: Look,
     /// inotify told of something since the last look.
     told: bool,
     /// The next look if nothing is told.
     due: Instant,
+    /// That inotify cannot be had was said.
+    said: bool,
+}
+
+/// An inotify instance, and what it watches.
+struct Told {
+    fd: AsyncFd<Watcher>,
+    watched: Option<(WatchDescriptor, PathBuf)>,
 }
 
 impl FileWatch {
     /// Watches from now on; the file and its directory need not exist. Needs a tokio runtime.
-    pub fn new(path: impl Into<PathBuf>) -> io::Result<FileWatch> {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        // Its successor is `unsafe`; the promise it asks for (one descriptor, open as long as its owner lives) is what Inotify keeps.
-        #[allow(deprecated)]
-        let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
-        let path = path.into();
+    pub fn new(path: impl Into<PathBuf>) -> FileWatch {
         let mut watch =
-            FileWatch { last: None, path, fd, watched: None, told: false, due: Instant::now() + LOOK_EVERY };
-        watch.arm()?;
+            FileWatch { path: path.into(), inotify: None, last: None, told: false, due: Instant::now(), said: false };
+        watch.arm();
+        watch.looked();
         watch.last = look(&watch.path);
-        Ok(watch)
+        watch
     }
 
     /// Returns when the file was deleted, edited, replaced or created since the last return. Cancel-safe.
-    pub async fn changed(&mut self) -> io::Result<()> {
+    pub async fn changed(&mut self) {
         loop {
             if self.told || self.due <= Instant::now() {
                 // Armed before the look, so that nothing falls between them.
-                let elsewhere = self.arm()?;
+                let elsewhere = self.arm();
                 let now = look(&self.path);
-                (self.told, self.due) = (false, Instant::now() + LOOK_EVERY);
+                self.looked();
                 // Written and gone with its directory since the last look: it looks as before.
                 if now != self.last || elsewhere {
                     self.last = now;
-                    return Ok(());
+                    return;
                 }
             }
-            let mut ready = tokio::select! {
-                ready = self.fd.readable() => ready?,
+            let told = tokio::select! {
+                told = next(&mut self.inotify) => told,
                 () = sleep_until(self.due) => continue,
             };
-            match ready.get_inner().0.read_events() {
-                // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
-                Ok(events) => {
-                    self.told = true;
-                    let watched = self.watched.as_ref().map(|(descriptor, _)| *descriptor);
-                    if events.iter().any(|event| event.mask.intersects(gone()) && Some(event.wd) == watched) {
-                        self.watched = None;
-                    }
-                }
-                Err(Errno::EAGAIN) => ready.clear_ready(),
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno.into()),
+            match told {
+                Ok(told) => self.told |= told,
+                Err(error) => self.blind(&error),
             }
         }
     }
 
+    fn looked(&mut self) {
+        let pause = if self.inotify.is_some() { LOOK_EVERY } else { LOOK_BLIND };
+        (self.told, self.due) = (false, Instant::now() + pause);
+    }
+
+    /// Watches with inotify, where it can be had. True: another directory than before.
+    fn arm(&mut self) -> bool {
+        let armed = match self.inotify.take() {
+            Some(told) => Ok(told),
+            None => Told::new(),
+        };
+        let armed = armed.and_then(|mut told| told.arm(&self.path).map(|elsewhere| (told, elsewhere)));
+        match armed {
+            Ok((told, elsewhere)) => {
+                if std::mem::take(&mut self.said) {
+                    tracing::info!(file = %self.path.display(), "watched by inotify again");
+                }
+                self.inotify = Some(told);
+                elsewhere
+            }
+            Err(error) => {
+                self.blind(&error);
+                false
+            }
+        }
+    }
+
+    /// Goes on without inotify.
+    fn blind(&mut self, error: &io::Error) {
+        self.inotify = None;
+        self.due = self.due.min(Instant::now() + LOOK_BLIND);
+        if !std::mem::replace(&mut self.said, true) {
+            let file = self.path.display();
+            tracing::warn!("watch {file}: {error}: it is looked at every second; raise fs.inotify.max_user_instances");
+        }
+    }
+}
+
+/// Waits for inotify; never ends without it. True: something happened.
+async fn next(inotify: &mut Option<Told>) -> io::Result<bool> {
+    let Some(told) = inotify else { return std::future::pending().await };
+    let mut ready = told.fd.readable().await?;
+    match ready.get_inner().0.read_events() {
+        // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
+        Ok(events) => {
+            let watched = told.watched.as_ref().map(|(descriptor, _)| *descriptor);
+            if events.iter().any(|event| event.mask.intersects(gone()) && Some(event.wd) == watched) {
+                told.watched = None;
+            }
+            Ok(true)
+        }
+        Err(Errno::EAGAIN) => {
+            ready.clear_ready();
+            Ok(false)
+        }
+        Err(Errno::EINTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+impl Told {
+    fn new() -> io::Result<Told> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        // Its successor is `unsafe`; the promise it asks for (one descriptor, open as long as its owner lives) is what Inotify keeps.
+        #[allow(deprecated)]
+        let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
+        Ok(Told { fd, watched: None })
+    }
+
     /// Watches the file's directory, or the nearest one above it that exists. True: another than before.
-    fn arm(&mut self) -> io::Result<bool> {
+    fn arm(&mut self, path: &Path) -> io::Result<bool> {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVE
@@ -148,7 +214,7 @@ impl FileWatch {
             | AddWatchFlags::IN_DELETE_SELF
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
-        let mut dir = directory(&self.path).to_owned();
+        let mut dir = directory(path).to_owned();
         let before = self.watched.as_ref().map(|(descriptor, _)| *descriptor);
         loop {
             match self.fd.get_ref().0.add_watch(&dir, flags) {
@@ -158,10 +224,10 @@ impl FileWatch {
                         let _ = self.fd.get_ref().0.rm_watch(old);
                     }
                     // A directory further down may have been made in between.
-                    if dir == directory(&self.path) || !next_below(&dir, &self.path).is_dir() {
+                    if dir == directory(path) || !next_below(&dir, path).is_dir() {
                         return Ok(before != Some(descriptor));
                     }
-                    dir = directory(&self.path).to_owned();
+                    dir = directory(path).to_owned();
                 }
                 Err(Errno::ENOENT | Errno::ENOTDIR) => match dir.parent() {
                     Some(up) if !up.as_os_str().is_empty() => dir = up.to_owned(),
@@ -210,8 +276,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("a/b");
         let path = home.join("subnet.env");
-        let mut watch = FileWatch::new(&path).unwrap();
-        let seen = |what: &'static str| move |result: Result<io::Result<()>, _>| result.expect(what).unwrap();
+        let mut watch = FileWatch::new(&path);
+        let seen = |what: &'static str| move |result: Result<(), _>| result.expect(what);
         let limit = Duration::from_secs(10);
         write(&path, b"A=1\n").unwrap();
         seen("created")(tokio::time::timeout(limit, watch.changed()).await);
@@ -238,12 +304,12 @@ mod tests {
         let path = home.path().join("run/flannel/subnet.env");
         fs::create_dir_all(home.path().join("run/flannel")).unwrap();
         fs::write(&path, "a").unwrap();
-        let mut watch = FileWatch::new(&path).unwrap();
+        let mut watch = FileWatch::new(&path);
         fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
         write(&path, b"b").unwrap();
-        watch.changed().await.unwrap();
+        watch.changed().await;
         fs::remove_file(&path).unwrap();
-        watch.changed().await.unwrap();
+        watch.changed().await;
         assert!(watch.due <= Instant::now() + LOOK_EVERY);
     }
 
@@ -253,12 +319,52 @@ mod tests {
         let path = home.path().join("run/subnet.env");
         fs::create_dir(home.path().join("run")).unwrap();
         fs::write(&path, "a").unwrap();
-        let mut watch = FileWatch::new(&path).unwrap();
+        let mut watch = FileWatch::new(&path);
         fs::remove_file(&path).unwrap();
-        watch.changed().await.unwrap();
+        watch.changed().await;
         fs::write(&path, "a").unwrap();
         fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
         let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
-        changed.expect("it is not there, as at the last look, but was written between").unwrap();
+        changed.expect("it is not there, as at the last look, but was written between");
+    }
+
+    /// Tells a test that it runs in a user namespace of its own, whose limits are its own.
+    const LIMITED: &str = "WEFT_TEST_LIMITED";
+
+    #[test]
+    fn without_an_inotify_instance_the_file_is_looked_at_all_the_same() {
+        #[allow(clippy::disallowed_methods, reason = "a word from the parent to this very test")]
+        if std::env::var(LIMITED).is_err() {
+            let this = "files::tests::without_an_inotify_instance_the_file_is_looked_at_all_the_same";
+            let mut unshare = std::process::Command::new("unshare");
+            unshare.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
+            let out = unshare.args(["--exact", this, "--nocapture"]).env(LIMITED, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && said.contains("1 passed"), "{said}\n{}", String::from_utf8_lossy(&out.stderr));
+            return;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let instances = |free: &str| fs::write("/proc/sys/user/max_inotify_instances", free).unwrap();
+            let limit = Duration::from_secs(20);
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("run/subnet.env");
+            instances("0");
+            let mut watch = FileWatch::new(&path);
+            assert!(watch.inotify.is_none());
+            for text in ["A=1\n", "A=2\n"] {
+                write(&path, text.as_bytes()).unwrap();
+                tokio::time::timeout(limit, watch.changed()).await.expect(text);
+            }
+            fs::remove_file(&path).unwrap();
+            tokio::time::timeout(limit, watch.changed()).await.expect("deleted");
+            instances("4");
+            let again = async {
+                while watch.inotify.is_none() {
+                    watch.changed().await;
+                }
+            };
+            tokio::time::timeout(limit, again).await.expect("it watches again once it can");
+        });
     }
 }

@@ -162,3 +162,38 @@ fn subnet_env(kind: Kind) {
     site.start();
     site.healed("the file removed while the agent was away");
 }
+
+/// Tells the test below that it runs in a user namespace of its own, whose limits are its own.
+const LIMITED: &str = "WEFT_TEST_LIMITED";
+
+#[test]
+fn a_host_without_inotify_instances_has_an_agent_all_the_same() {
+    if std::env::var_os(LIMITED).is_none() {
+        let this = "store::a_host_without_inotify_instances_has_an_agent_all_the_same";
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--net"]).arg(std::env::current_exe().unwrap());
+        let out = unshare.args(["--exact", this, "--nocapture"]).env(LIMITED, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}\n{}", String::from_utf8_lossy(&out.stderr));
+        return;
+    }
+    let instances = |free: &str| fs::write("/proc/sys/user/max_inotify_instances", free).unwrap();
+    let problems = |site: &Site| site.status().map(|status| status["problems"].to_string()).unwrap_or_default();
+    crate::site::in_namespace(|| {
+        instances("0");
+        let mut site = Site::running(Kind::HostGw);
+        assert!(problems(&site).contains("fs.inotify.max_user_instances"), "{}", problems(&site));
+        site.put_peer(Lease::new(40));
+        site.healed("a new peer that nothing tells of");
+        site.remove_peer(3);
+        site.healed("a peer that went");
+        fs::remove_file(site.env_file()).unwrap();
+        site.healed("subnet.env deleted");
+        let said = site.log().lines().filter(|line| line.contains("cannot be watched")).count();
+        assert_eq!(said, 1, "{}", site.log());
+        instances("16");
+        site.until("the return to inotify", |site| !problems(site).contains("inotify"));
+        site.put_peer(Lease::new(41));
+        site.healed("a peer that inotify tells of");
+    });
+}
