@@ -340,7 +340,11 @@ mod tests {
             unshare.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
             let out = unshare.args(["--exact", this, "--nocapture"]).env(LIMITED, "1").output().unwrap();
             let said = String::from_utf8_lossy(&out.stdout);
-            assert!(out.status.success() && said.contains("1 passed"), "{said}\n{}", String::from_utf8_lossy(&out.stderr));
+            assert!(
+                out.status.success() && said.contains("1 passed"),
+                "{said}\n{}",
+                String::from_utf8_lossy(&out.stderr)
+            );
             return;
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

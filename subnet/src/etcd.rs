@@ -67,12 +67,12 @@ impl EtcdStore {
     /// # Errors
     /// [`Error::Invalid`], naming the flag and the remedy.
     pub fn new(options: EtcdOptions) -> Result<EtcdStore, Error> {
-        let pool = Pool::new(tls::endpoints(&options)?);
+        let (lease_ttl, renew_margin) = (options.lease_ttl, options.renew_margin);
         Ok(EtcdStore {
-            pool,
             keys: Keys::new(&options.prefix),
-            lease_ttl: options.lease_ttl,
-            renew_margin: options.renew_margin,
+            pool: Pool::new(options)?,
+            lease_ttl,
+            renew_margin,
             config_seen: RefCell::new(None),
             kept: RefCell::new(None),
             wake: Notify::new(),

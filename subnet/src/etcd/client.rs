@@ -7,14 +7,18 @@ use std::future::Future;
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, GetOptions, GetResponse, KvClient, TxnResponse};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::source::Error;
 
-use super::tls::Target;
+use super::EtcdOptions;
+use super::tls::{self, Stamp};
 
 /// How long one call to one endpoint may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(3);
+
+/// Files that changed but do not work are tried again so often while the connection that there is works.
+const TRY_FILES_EVERY: Duration = Duration::from_secs(60);
 
 /// 4 MiB, the default, is less than 25,000 leases; values may be 1.5 MiB each.
 pub(super) const MESSAGE_LIMIT: usize = 256 << 20;
@@ -78,14 +82,28 @@ fn about_auth(error: &etcd_client::Error) -> bool {
 
 struct Endpoint {
     url: String,
-    options: ConnectOptions,
-    client: RefCell<Option<Client>>,
+    client: RefCell<Option<Held>>,
+}
+
+/// A client, and the files that it was made of.
+#[derive(Clone)]
+struct Held {
+    client: Client,
+    made_of: Stamp,
+    /// Other files that were tried since, and when.
+    tried: Option<(Stamp, Instant)>,
 }
 
 /// All endpoints, and which one is in use.
 pub(super) struct Pool {
     endpoints: Vec<Endpoint>,
     current: Cell<usize>,
+    options: EtcdOptions,
+    user: Option<(String, String)>,
+    /// How to connect to each endpoint, by the files as they last fitted together.
+    fitted: RefCell<Vec<ConnectOptions>>,
+    /// Why the files do not fit together now: said once.
+    unfit: RefCell<Option<String>>,
 }
 
 /// A client and the endpoint it talks to.
@@ -109,9 +127,18 @@ pub(super) async fn limited<T>(call: impl Future<Output = Result<T, etcd_client:
 }
 
 impl Pool {
-    pub(super) fn new(targets: Vec<Target>) -> Pool {
-        let endpoint = |(url, options)| Endpoint { url, options, client: RefCell::new(None) };
-        Pool { endpoints: targets.into_iter().map(endpoint).collect(), current: Cell::new(0) }
+    /// Reads the files; connects to nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], naming the flag and the remedy.
+    pub(super) fn new(options: EtcdOptions) -> Result<Pool, Error> {
+        let user = tls::user(&options)?;
+        let targets = tls::endpoints(&options)?;
+        tls::warn_of_http(&options, &targets);
+        let (endpoints, fitted) =
+            targets.into_iter().map(|(url, how)| (Endpoint { url, client: RefCell::new(None) }, how)).unzip();
+        let fitted = RefCell::new(fitted);
+        Ok(Pool { endpoints, current: Cell::new(0), options, user, fitted, unfit: RefCell::new(None) })
     }
 
     /// For people.
@@ -127,22 +154,91 @@ impl Pool {
         &self.endpoints[self.current.get()].url
     }
 
-    /// The endpoint in use; on failure the next one is in use afterwards.
+    /// The endpoint in use; on failure the next one is in use afterwards. A new client is made of the files as they are now.
     pub(super) async fn connect(&self) -> Result<Connected, Fault> {
         let index = self.current.get();
-        let endpoint = &self.endpoints[index];
-        let ready = endpoint.client.borrow().clone();
-        if let Some(client) = ready {
+        let held = self.endpoints[index].client.borrow().clone();
+        if let Some(held) = held {
+            let client = self.renewed(index, &held).await.unwrap_or(held.client);
             return Ok(Connected { index, client });
         }
-        match limited(Client::connect([&endpoint.url], Some(endpoint.options.clone()))).await {
+        let made_of = Stamp::of(&self.options);
+        self.read_files().await;
+        match self.client(index).await {
             Ok(client) => {
-                *endpoint.client.borrow_mut() = Some(client.clone());
+                *self.endpoints[index].client.borrow_mut() =
+                    Some(Held { client: client.clone(), made_of, tried: None });
                 Ok(Connected { index, client })
             }
             Err(fault) => {
                 self.failed(index);
                 Err(fault)
+            }
+        }
+    }
+
+    async fn client(&self, index: usize) -> Result<Client, Fault> {
+        let mut how = self.fitted.borrow()[index].clone();
+        if let Some((name, password)) = self.user.clone() {
+            how = how.with_user(name, password).with_auto_token_refresh(true);
+        }
+        limited(Client::connect([&self.endpoints[index].url], Some(how))).await
+    }
+
+    /// Reads the files again. Where they do not fit together (a rotation writes one after the other), what fitted last stays in
+    /// use. False: it did.
+    async fn read_files(&self) -> bool {
+        match tls::again(&self.options).await {
+            Ok(how) => {
+                *self.fitted.borrow_mut() = how;
+                self.unfit.replace(None);
+                true
+            }
+            Err(why) => {
+                if self.unfit.replace(Some(why.clone())).as_ref() != Some(&why) {
+                    tracing::warn!("etcd credentials: {why}; those that were read before stay in use");
+                }
+                false
+            }
+        }
+    }
+
+    /// A client of the files as they are now, where they are others than those of the client that there is. It must have an
+    /// answer from etcd before it takes that one's place: what works is not given up for what may not.
+    async fn renewed(&self, index: usize, held: &Held) -> Option<Client> {
+        let now = Stamp::of(&self.options);
+        let tried = |(files, at): &(Stamp, Instant)| *files == now && at.elapsed() < TRY_FILES_EVERY;
+        if now == held.made_of || held.tried.as_ref().is_some_and(tried) {
+            return None;
+        }
+        if let Some(held) = &mut *self.endpoints[index].client.borrow_mut() {
+            held.tried = Some((now.clone(), Instant::now()));
+        }
+        if !self.read_files().await {
+            return None;
+        }
+        let answer = match self.client(index).await {
+            Ok(client) => {
+                limited(client.maintenance_client().status()).await.map(|_| client.clone()).or_else(|fault| {
+                    // etcd answered: to say no to this question takes a connection.
+                    if matches!(&fault, Fault::Etcd(error) if !elsewhere(error)) { Ok(client) } else { Err(fault) }
+                })
+            }
+            Err(fault) => Err(fault),
+        };
+        match answer {
+            Ok(client) => {
+                tracing::info!("etcd credentials: the files changed and are used from now on");
+                let held = Held { client: client.clone(), made_of: now, tried: None };
+                *self.endpoints[index].client.borrow_mut() = Some(held);
+                Some(client)
+            }
+            Err(fault) => {
+                let why = crate::retry::chain(&fault);
+                tracing::warn!(
+                    "etcd credentials: the files changed and do not work ({why}); the connection stays as it is"
+                );
+                None
             }
         }
     }

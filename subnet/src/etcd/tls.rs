@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From flags to connections: schemes, certificates, user. Whatever is wrong is said before anything connects.
+//!
+//! Certificates and keys are rotated while the agent runs: their files are read again for a new connection, and when they changed.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 
 use crate::source::Error;
 
@@ -16,8 +20,36 @@ use super::client::CALL_LIMIT;
 const PING_EVERY: Duration = Duration::from_secs(6);
 const PING_LIMIT: Duration = Duration::from_secs(2);
 
-/// One URL and how to connect to it.
+/// One URL and how to connect to it, without the user.
 pub(super) type Target = (String, ConnectOptions);
+
+/// What tells one state of the files from another: inode, size and change time of each. A secret of Kubernetes is a link, and is
+/// followed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Stamp(Vec<Option<(u64, u64, i64, i64)>>);
+
+impl Stamp {
+    /// As the files are now.
+    pub(super) fn of(options: &EtcdOptions) -> Stamp {
+        let files = [&options.ca_file, &options.cert_file, &options.key_file];
+        let look =
+            |path| fs::metadata(path).ok().map(|meta| (meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()));
+        Stamp(files.into_iter().flatten().map(look).collect())
+    }
+}
+
+/// Reads the files again; the error is a sentence. A certificate that does not fit its key, or half of one, is an error, too.
+pub(super) async fn again(options: &EtcdOptions) -> Result<Vec<ConnectOptions>, String> {
+    let targets = endpoints(options).map_err(|error| error.to_string())?;
+    for (url, how) in &targets {
+        // Without a user this connects to nothing yet, but it puts certificate and key together.
+        Client::connect([url], Some(how.clone())).await.map_err(|error| {
+            let why = crate::retry::chain(&error);
+            format!("--etcd-cafile, --etcd-certfile and --etcd-keyfile do not fit together: {why}")
+        })?;
+    }
+    Ok(targets.into_iter().map(|(_, how)| how).collect())
+}
 
 fn read(flag: &str, path: &Path) -> Result<Vec<u8>, Error> {
     let text = std::fs::read(path).map_err(|error| {
@@ -56,7 +88,8 @@ fn tls(options: &EtcdOptions) -> Result<Option<TlsOptions>, Error> {
     Ok(Some(tls))
 }
 
-fn user(options: &EtcdOptions) -> Result<Option<(String, String)>, Error> {
+/// `--etcd-username` and `--etcd-password`.
+pub(super) fn user(options: &EtcdOptions) -> Result<Option<(String, String)>, Error> {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     match (given(&options.username), given(&options.password)) {
         (Some(name), Some(password)) => Ok(Some((name, password))),
@@ -70,17 +103,23 @@ fn user(options: &EtcdOptions) -> Result<Option<(String, String)>, Error> {
     }
 }
 
+/// Says which files are not used, because an endpoint is plain http.
+pub(super) fn warn_of_http(options: &EtcdOptions, targets: &[Target]) {
+    if options.ca_file.is_some() || options.cert_file.is_some() {
+        for (url, _) in targets.iter().filter(|(url, _)| url.starts_with("http:")) {
+            tracing::warn!(endpoint = %url, "plain http: --etcd-cafile, -certfile and -keyfile are not used for it; say https");
+        }
+    }
+}
+
 /// What to connect to, in the order given.
 pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, Error> {
-    let (tls, user) = (tls(options)?, user(options)?);
-    let mut base = ConnectOptions::new()
+    let tls = tls(options)?;
+    let base = ConnectOptions::new()
         .with_connect_timeout(CALL_LIMIT)
         .with_keep_alive(PING_EVERY, PING_LIMIT)
         .with_keep_alive_while_idle(false)
         .with_require_leader(true);
-    if let Some((name, password)) = user {
-        base = base.with_user(name, password).with_auto_token_refresh(true);
-    }
     let mut targets = Vec::new();
     for url in options.endpoints.iter().map(|url| url.trim().trim_end_matches('/')).filter(|url| !url.is_empty()) {
         let url = match (url.contains("://"), &tls) {
@@ -96,11 +135,7 @@ pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, Error> {
                      (for a public CA: the system's bundle)"
                 )));
             }
-            (Some("http"), None) => base.clone(),
-            (Some("http"), Some(_)) => {
-                tracing::warn!(endpoint = %url, "plain http: --etcd-cafile, -certfile and -keyfile are not used for it; say https");
-                base.clone()
-            }
+            (Some("http"), _) => base.clone(),
             _ => return Err(Error::Invalid(format!("--etcd-endpoints: {url} is neither http:// nor https://"))),
         };
         targets.push((url, target));

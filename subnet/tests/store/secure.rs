@@ -20,16 +20,26 @@ fn openssl(dir: &Path, command: &str) {
     assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
+const EC: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+
 /// A CA, a certificate for 127.0.0.1, and one for a client.
 fn certificates(dir: &Path) {
     std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1\n").unwrap();
-    let ec = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    openssl(dir, &format!("req -x509 {ec} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
+    authority(dir, "ca");
     for name in ["server", "client"] {
-        openssl(dir, &format!("req {ec} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
-        let sign = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san";
-        openssl(dir, &format!("x509 -req -in {name}.csr {sign} -out {name}.pem"));
+        certificate(dir, name, "ca");
     }
+}
+
+fn authority(dir: &Path, ca: &str) {
+    openssl(dir, &format!("req -x509 {EC} -keyout {ca}.key -out {ca}.pem -days 2 -subj /CN={ca}"));
+}
+
+/// NAME.key and NAME.pem, signed by this CA.
+fn certificate(dir: &Path, name: &str, ca: &str) {
+    openssl(dir, &format!("req {EC} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+    let sign = format!("-CA {ca}.pem -CAkey {ca}.key -CAcreateserial -days 2 -extfile san");
+    openssl(dir, &format!("x509 -req -in {name}.csr {sign} -out {name}.pem"));
 }
 
 fn tls_server(extra: &[&str]) -> Server {
@@ -76,6 +86,80 @@ async fn client_certificate_is_shown() {
     acquire(&EtcdStore::new(with).unwrap()).await.unwrap();
     let error = EtcdStore::new(with_ca(&server)).unwrap().list().await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+}
+
+fn with_client(server: &Server) -> EtcdOptions {
+    let file = |name: &str| Some(server.dir.path().join(name));
+    EtcdOptions { cert_file: file("client.pem"), key_file: file("client.key"), ..with_ca(server) }
+}
+
+/// Until the store answers.
+async fn answers(store: &EtcdStore, what: &str) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = store.list().await {
+        assert!(Instant::now() < until, "{what}: {}", weft_subnet::retry::chain(&error));
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn rotated_certificates_are_used_without_a_restart() {
+    let mut server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
+    let store = EtcdStore::new(with_client(&server)).unwrap();
+    acquire(&store).await.unwrap();
+    let lease = store.list().await.unwrap().remove(0).lease.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        // Another CA, another server, another client: nothing of before is believed by anyone.
+        server.end();
+        certificates(server.dir.path());
+        server.again();
+        answers(&store, "after the rotation").await;
+        store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
+        let changes = loop {
+            if let Event::Changes(changes) = next(&mut events).await {
+                break changes;
+            }
+        };
+        assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+/// The operator brings the new files first, and etcd follows later; and the files come one after the other.
+#[tokio::test]
+async fn a_rotation_half_way_disturbs_no_connection() {
+    let mut server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "trusted.pem"]);
+    let dir = server.dir.path().to_owned();
+    std::fs::copy(dir.join("ca.pem"), dir.join("trusted.pem")).unwrap();
+    let store = EtcdStore::new(with_client(&server)).unwrap();
+    server.end();
+    server.again();
+    answers(&store, "the start").await;
+    authority(&dir, "next");
+    certificate(&dir, "new", "next");
+    // Half a file, then the new certificate beside the old key.
+    let new = std::fs::read(dir.join("new.pem")).unwrap();
+    for half in [&new[..new.len() / 2], &new] {
+        std::fs::write(dir.join("client.pem"), half).unwrap();
+        store.list().await.expect("the connection that works is not touched");
+        // etcd restarts in the middle: what fitted together last is shown to it.
+        server.end();
+        server.again();
+        answers(&store, "a new connection half way").await;
+    }
+    // Complete, but etcd does not know that CA yet.
+    std::fs::copy(dir.join("new.key"), dir.join("client.key")).unwrap();
+    store.list().await.expect("the connection that works is not touched");
+    // Now it knows no other.
+    std::fs::copy(dir.join("next.pem"), dir.join("trusted.pem")).unwrap();
+    server.end();
+    server.again();
+    answers(&store, "the rotation is complete").await;
 }
 
 #[tokio::test]
