@@ -17,6 +17,7 @@ pub mod pick;
 pub mod retry;
 #[cfg(feature = "source")]
 pub mod source;
+pub mod text;
 
 #[cfg(feature = "dir")]
 pub mod dir;

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Text that others wrote (in the store, in an annotation, in a file), made fit for a log or a terminal.
+//!
+//! A peer may write what it likes: megabytes, escape sequences that rewrite the screen, line breaks that fake a log line. Every such
+//! text passes through here before it is kept, logged or printed.
+
+use std::fmt::{self, Write};
+
+/// The most characters of a foreign text that people ever see, the mark [`CUT`] included.
+pub const MOST: usize = 100;
+
+/// Stands at the end of a text that was longer.
+pub const CUT: &str = " [cut]";
+
+/// Displays a foreign text as [`shown`] returns it, without a string in between.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown<'a>(pub &'a str);
+
+/// A foreign text for people: at most [`MOST`] characters, [`CUT`] at its end if there were more. Control characters, line breaks
+/// and everything else that a terminal does not print as itself (also marks that change the direction of writing) appear as `\n` or
+/// `\u{1b}`. Quotes and backslashes stay, so that a text which was shown before does not change.
+///
+/// ```
+/// assert_eq!(weft_subnet::text::shown("vx\u{1b}[2Jlan"), r"vx\u{1b}[2Jlan");
+/// ```
+pub fn shown(text: &str) -> String {
+    Shown(text).to_string()
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Where the text ends if the mark is to follow, and how many characters were seen: never more than a few beyond `MOST`.
+        let (mut room_for_mark, mut width) = (0, 0);
+        let mut fits = true;
+        for c in self.0.chars() {
+            width += escaped(c).count();
+            if width > MOST {
+                fits = false;
+                break;
+            }
+            if width + CUT.len() <= MOST {
+                room_for_mark += c.len_utf8();
+            }
+        }
+        let text = if fits { self.0 } else { self.0.get(..room_for_mark).unwrap_or_default() };
+        text.chars().flat_map(escaped).try_for_each(|c| f.write_char(c))?;
+        if fits { Ok(()) } else { f.write_str(CUT) }
+    }
+}
+
+/// The characters that stand for this one.
+fn escaped(c: char) -> impl Iterator<Item = char> {
+    // `escape_debug` knows what is printable; these three are, and it would escape them nevertheless.
+    let (plain, other) = match c {
+        '"' | '\'' | '\\' => (Some(c), None),
+        _ => (None, Some(c.escape_debug())),
+    };
+    plain.into_iter().chain(other.into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn harmless_text_stays_as_it_is() {
+        for text in ["", "vxlan", r#"{"VNI": 1, "Peer": "C:\x"}"#, "Zürich 北京", "node-1.example.org", "it's"] {
+            assert_eq!(shown(text), text);
+        }
+        let longest = "x".repeat(MOST);
+        assert_eq!(shown(&longest), longest);
+    }
+
+    #[test]
+    fn long_text_is_cut_and_marked() {
+        let text = shown(&"é".repeat(200_000));
+        assert_eq!(text.chars().count(), MOST);
+        assert!(text.starts_with("éé") && text.ends_with("é [cut]"), "{text}");
+        // An escape counts with its full length, and is never cut in half.
+        let text = shown(&"\u{1b}".repeat(50));
+        assert!(text.chars().count() <= MOST && text.ends_with("\\u{1b} [cut]"), "{text}");
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_gets_through() {
+        let table = [
+            ("a\u{1b}]0;title\u{7}b", r"a\u{1b}]0;title\u{7}b"),
+            ("one\ntwo\r\tthree\0", r"one\ntwo\r\tthree\0"),
+            ("\u{9b}2J\u{7f}", r"\u{9b}2J\u{7f}"),
+            ("left\u{202e}thgir\u{2028}\u{200b}\u{feff}", r"left\u{202e}thgir\u{2028}\u{200b}\u{feff}"),
+        ];
+        for (text, wanted) in table {
+            assert_eq!(shown(text), wanted);
+        }
+        for c in (0..=0x10_ffff).filter_map(char::from_u32) {
+            let bad = c.is_control()
+                || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            assert!(!bad || shown(&c.to_string()).is_ascii(), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_shown_before_does_not_change() {
+        for text in ["\u{1b}[31m", "a\\b\"c'", &"x".repeat(300), &"\u{7}".repeat(300), &"\u{301}e".repeat(60)] {
+            let once = shown(text);
+            assert_eq!(shown(&once), once);
+        }
+    }
+}
