@@ -62,7 +62,10 @@ impl Admin {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         }
         if answers(path) {
-            let text = format!("another agent answers on {}: stop it, or give --socket", path.display());
+            let text = format!(
+                "another agent answers on {}: stop it, or give this one a --subnet-file of its own, from which its socket follows",
+                path.display()
+            );
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
         match fs::remove_file(path) {
@@ -147,7 +150,10 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
     let place = socket.display();
     let ask = async {
         let mut stream = UnixStream::connect(socket).await.with_context(|| {
-            format!("no agent answers on {place}: is it running (systemctl status weft), and is this root? else give --socket")
+            format!(
+                "no agent answers on {place}: is it running (systemctl status weft), and is this root? \
+                 Of several agents give the --subnet-file, or the --socket"
+            )
         })?;
         let question = serde_json::to_string(&Question::Status {})? + "\n";
         stream.write_all(question.as_bytes()).await.with_context(|| format!("ask on {place}"))?;

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft cleanup`: removes all that is ours from the kernel, and nothing else.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use weft_backends::diff::Op;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, Name, Observed, Seen};
 use weft_subnet::cidr::Subnets;
 
+use crate::cli;
 use crate::kernel::{Kernel, Outcome};
 
 /// What is to go.
@@ -83,9 +86,35 @@ fn is_flannels(name: &str) -> bool {
     rest.is_some_and(|rest| rest == "ipip" || (!rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())))
 }
 
-/// A flanneld or weft agent in our network namespace: pid and command, for people. Reads /proc.
-pub fn running_agent() -> io::Result<Option<String>> {
+/// An agent that runs in our network namespace: weft or flanneld.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// Command and pid, for people.
+    pub what: String,
+    /// Its subnet file; `None` when its command line cannot be understood.
+    pub subnet_file: Option<PathBuf>,
+    /// Where it runs: a relative subnet file is meant from there.
+    dir: PathBuf,
+}
+
+impl Running {
+    /// True for flannel's own program, or weft under its name.
+    pub fn is_flanneld(&self) -> bool {
+        self.what.starts_with("flanneld")
+    }
+
+    /// False when it is surely the agent of another subnet file: whatever that one wrote is not ours.
+    pub fn may_have(&self, subnet_file: &Path) -> bool {
+        let Some(its) = &self.subnet_file else { return true };
+        let ours = std::path::absolute(subnet_file);
+        its == subnet_file || ours.is_ok_and(|ours| self.dir.join(its) == ours)
+    }
+}
+
+/// All agents in our network namespace, but this process. Reads /proc.
+pub fn running_agents() -> io::Result<Vec<Running>> {
     let ours = fs::read_link("/proc/self/ns/net")?;
+    let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let path = entry?.path();
         let pid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<u32>().ok());
@@ -94,10 +123,30 @@ pub fn running_agent() -> io::Result<Option<String>> {
         let Ok(cmdline) = fs::read(path.join("cmdline")) else { continue };
         let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
         if is_agent(comm.trim_end(), &cmdline) && fs::read_link(path.join("ns/net")).is_ok_and(|ns| ns == ours) {
-            return Ok(Some(format!("{} (pid {pid})", comm.trim_end())));
+            let environ = fs::read(path.join("environ")).unwrap_or_default();
+            found.push(Running {
+                what: format!("{} (pid {pid})", comm.trim_end()),
+                subnet_file: subnet_file_of(&cmdline, &environ),
+                dir: fs::read_link(path.join("cwd")).unwrap_or_default(),
+            });
         }
     }
-    Ok(None)
+    Ok(found)
+}
+
+/// The subnet file of an agent with this command line and environment, each as /proc shows it.
+fn subnet_file_of(cmdline: &[u8], environ: &[u8]) -> Option<PathBuf> {
+    let words = cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|b| *b == 0);
+    let words = words.map(|word| OsStr::from_bytes(word).to_owned());
+    let environ = String::from_utf8_lossy(environ);
+    let env = |name: &str| {
+        let mut values = environ.split('\0').filter_map(|variable| variable.strip_prefix(name)?.strip_prefix('='));
+        values.next().map(str::to_owned)
+    };
+    match cli::parse_from(words, env) {
+        Ok(cli::Task::Agent(task)) => Some(task.options.subnet_file),
+        _ => None,
+    }
 }
 
 fn is_agent(comm: &str, cmdline: &[u8]) -> bool {
@@ -160,5 +209,25 @@ mod tests {
         assert!(is_agent("weft", b"/usr/bin/weft\0agent\0-v\0"));
         assert!(!is_agent("weft", b"/usr/bin/weft\0cleanup\0"));
         assert!(!is_agent("sh", b"sh\0-c\0weft agent\0"));
+    }
+
+    #[test]
+    fn an_agent_is_known_by_its_subnet_file() {
+        let usual = "/run/flannel/subnet.env";
+        for (cmdline, environ, wanted) in [
+            ("weft agent", "", Some(usual)),
+            ("/usr/bin/weft agent --subnet-file=/run/flannel/b.env -v=1", "", Some("/run/flannel/b.env")),
+            ("/opt/bin/flanneld -subnet-file /run/b.env --ip-masq", "PATH=/bin", Some("/run/b.env")),
+            ("weft agent", "PATH=/bin FLANNELD_SUBNET_FILE=/run/c.env", Some("/run/c.env")),
+            ("weft agent --flag-of-another-version", "", None),
+        ] {
+            let zeros = |text: &str| format!("{text}\0").replace(' ', "\0").into_bytes();
+            let file = subnet_file_of(&zeros(cmdline), &zeros(environ));
+            assert_eq!(file.as_deref(), wanted.map(Path::new), "{cmdline} {environ}");
+            let agent = Running { what: "weft (pid 7)".to_owned(), subnet_file: file, dir: "/run".into() };
+            assert_eq!(agent.may_have(Path::new(usual)), wanted.is_none_or(|wanted| wanted == usual), "{cmdline}");
+        }
+        let relative = Running { what: String::new(), subnet_file: Some("b.env".into()), dir: "/run".into() };
+        assert!(relative.may_have(Path::new("/run/b.env")) && !relative.may_have(Path::new("/run/c.env")));
     }
 }

@@ -17,7 +17,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::options::{Options, Store};
 use argv::Flags;
-use flags::{AgentFlags, CniDirFlag, InstallFlags, PlaceFlags, StoreFlags};
+use flags::{AgentFlags, CniDirFlag, InstallFlags, InstanceFlags, PlaceFlags, StoreFlags};
 
 /// Exit code of a failure.
 pub const FAILURE: u8 = 1;
@@ -129,9 +129,9 @@ struct Cli {
 enum Command {
     /// Run the per-node agent (also when called by the name flanneld).
     Agent(Box<AgentFlags>),
-    /// Show what the agent of this machine does.
+    /// Show what an agent of this machine does.
     Status(StatusFlags),
-    /// Remove what weft wrote into the kernel; refuses while an agent runs.
+    /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin of this image; a plugin that runs meanwhile is not disturbed.
     InstallCni(InstallFlags),
@@ -155,17 +155,10 @@ struct StatusFlags {
     #[arg(value_parser = ["rules"], value_name = "rules")]
     part: Option<String>,
     #[command(flatten)]
-    place: SocketFlag,
+    instance: InstanceFlags,
     /// Form of the answer.
     #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
     output: String,
-}
-
-#[derive(Args)]
-struct SocketFlag {
-    /// Socket of the agent.
-    #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE")]
-    socket: PathBuf,
 }
 
 #[derive(Args)]
@@ -258,11 +251,11 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
             Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
         }
         Command::Status(flags) => {
-            Task::Status { socket: flags.place.socket, json: flags.output == "json", rules: flags.part.is_some() }
+            Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
         }
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
-            subnet_file: flags.place.subnet_file,
-            socket: flags.place.socket,
+            socket: flags.place.instance.socket(),
+            subnet_file: flags.place.instance.subnet_file,
             cni_conf_dir: flags.cni.cni_conf_dir,
             state_dir: PathBuf::from(flags.place.state_dir),
             flannel_devices: flags.flannel_devices,
@@ -271,8 +264,8 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         Command::Release(flags) => Task::Release(ReleaseTask {
             state_dir: PathBuf::from(flags.place.state_dir),
             store: build::store(flags.store, env)?,
-            subnet_file: flags.place.subnet_file,
-            socket: flags.place.socket,
+            socket: flags.place.instance.socket(),
+            subnet_file: flags.place.instance.subnet_file,
             public: flags.public_ip.map(Into::into).into_iter().chain(flags.public_ipv6.map(Into::into)).collect(),
         }),
         Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store, env)?),

@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use weft_subnet::env::beside;
 
 use crate::files;
 use crate::options::CniOptions;
 
-/// Name of the configuration in both directories: flannel's, whose file the link replaces.
+/// Name of the configuration in both directories: flannel's, whose file the link replaces. An agent whose subnet file is not called
+/// `subnet.env` has another name, `10-flannel_NAME.conflist`: runtimes take the first in the order of names, which is this one.
 pub const NAME: &str = "10-flannel.conflist";
 /// What others do to link and file is mended within this time.
 const EVERY: Duration = Duration::from_secs(10);
@@ -83,10 +85,11 @@ impl Conflist {
     /// (CRI-O does; containerd reports an error), and before ours in the order of names any runtime does.
     fn others(&self) -> Option<String> {
         let dir = &self.options.as_ref()?.dir;
+        let ours = link(dir, &self.subnet_file);
         let names = fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let is_one = |name: &String| {
             let kind = Path::new(name).extension().and_then(|kind| kind.to_str());
-            name != NAME && matches!(kind, Some("conf" | "conflist" | "json"))
+            Some(name.as_ref()) != ours.file_name() && matches!(kind, Some("conf" | "conflist" | "json"))
         };
         let mut others: Vec<String> = names.filter(is_one).collect();
         others.sort_unstable();
@@ -104,7 +107,7 @@ impl Conflist {
         let remedy = "correct cni-conf.json (ConfigMap kube-flannel-cfg); nothing new is published until then";
         let text = fs::read(conf).map_err(|error| format!("read {}: {error}: {remedy}", conf.display()))?;
         judge(&text).map_err(|why| format!("{} is not a list of CNI plugins: {why}: {remedy}", conf.display()))?;
-        let (file, link) = (published(&self.subnet_file), dir.join(NAME));
+        let (file, link) = (published(&self.subnet_file), link(dir, &self.subnet_file));
         let wrote = files::write(&file, &text).map_err(|error| format!("write {}: {error}", file.display()))?;
         if !wrote && self.linked && leads_to(&link, &file) {
             return Ok(());
@@ -119,7 +122,7 @@ impl Conflist {
 
 /// Takes away the link, if it is the one that an agent with this subnet file makes, and what it leads to. True if there was one.
 pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
-    let (file, link) = (published(subnet_file), dir.join(NAME));
+    let (file, link) = (published(subnet_file), link(dir, subnet_file));
     let ours = leads_to(&link, &file);
     if ours {
         fs::remove_file(&link)?;
@@ -132,8 +135,13 @@ pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
 
 /// Where the link leads: beside subnet.env, so that both go with a boot. Absolute: a link says nothing of where we run.
 fn published(subnet_file: &Path) -> PathBuf {
-    let file = subnet_file.with_file_name(NAME);
+    let file = beside(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
     std::path::absolute(&file).unwrap_or(file)
+}
+
+/// The link, in the runtime's directory: it has the name of the file that it leads to.
+fn link(dir: &Path, subnet_file: &Path) -> PathBuf {
+    dir.join(published(subnet_file).file_name().unwrap_or_default())
 }
 
 fn leads_to(link: &Path, file: &Path) -> bool {
@@ -303,5 +311,34 @@ mod tests {
         fs::write(&link, "{}").unwrap();
         assert!(!remove(&dir, &env).unwrap(), "a file is somebody's");
         assert!(link.exists());
+    }
+
+    #[test]
+    fn two_agents_with_one_directory_do_not_take_each_other_s_place() {
+        let mut first = Place::new();
+        fs::write(first.path("run/subnet.env"), "").unwrap();
+        fs::write(first.path("run/second.env"), "").unwrap();
+        let edited = LIST.replace("cbr0", "cbr1");
+        fs::write(first.path("second.json"), &edited).unwrap();
+        let options = CniOptions { conf: first.path("second.json"), dir: first.path("net.d") };
+        let mut second = Conflist::new(Some(options), &first.path("run/second.env"));
+        first.look();
+        let before = first.seen();
+        second.keep(Instant::now());
+        first.look();
+        assert_eq!(first.seen(), before, "the first one's link and file stay");
+        let link = first.path("net.d/10-flannel_second.env.conflist");
+        assert_eq!(fs::read_to_string(&link).unwrap(), edited);
+        let mut names: Vec<_> =
+            fs::read_dir(first.path("net.d")).unwrap().map(|name| name.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names[0], NAME, "a runtime takes the usual agent's");
+        assert!(
+            first.conflist.problem().unwrap().contains("10-flannel_second.env.conflist"),
+            "and each names the other"
+        );
+        assert!(remove(&first.path("net.d"), &first.path("run/second.env")).unwrap());
+        assert_eq!(first.seen(), before);
+        assert!(!link.is_symlink());
     }
 }

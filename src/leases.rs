@@ -8,6 +8,7 @@ use anyhow::Context;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::Source;
+use weft_subnet::text::{Shown, shown};
 
 /// The record that is this machine's: the subnet of subnet.env, published under one of our addresses.
 pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
@@ -34,7 +35,8 @@ pub async fn release(source: &dyn Source, subnets: &Subnets, ours: &[IpAddr]) ->
     Ok(*subnets)
 }
 
-/// One line for each record; those that could not be read say why.
+/// One line for each record; those that could not be read say why. Ids, types and reasons are text of the store: whoever writes
+/// there may write escape sequences.
 pub fn render(records: &[Record]) -> String {
     let mut out = format!("{:24} {:40} BACKEND\n", "ID", "PUBLIC");
     for record in records {
@@ -42,9 +44,10 @@ pub fn render(records: &[Record]) -> String {
             Ok(lease) => {
                 let (v4, v6) = (lease.attrs.public_ip.map(IpAddr::V4), lease.attrs.public_ipv6.map(IpAddr::V6));
                 let public: Vec<String> = v4.into_iter().chain(v6).map(|ip| ip.to_string()).collect();
-                writeln!(out, "{:24} {:40} {}", record.id, public.join(","), lease.attrs.backend_type)
+                let kind = Shown(&lease.attrs.backend_type);
+                writeln!(out, "{:24} {:40} {kind}", shown(&record.id), public.join(","))
             }
-            Err(reason) => writeln!(out, "{:24} unreadable: {reason}", record.id),
+            Err(reason) => writeln!(out, "{:24} unreadable: {}", shown(&record.id), Shown(reason)),
         };
     }
     out
@@ -81,5 +84,19 @@ mod tests {
     fn the_list_shows_unreadable_records_too() {
         let text = render(&[record(), Record { id: "x".into(), lease: Err("not a key".into()) }]);
         assert!(text.contains("10.5.1.0-24") && text.contains("unreadable: not a key"), "{text}");
+    }
+
+    #[test]
+    fn nothing_of_the_store_reaches_the_terminal_as_a_command() {
+        let mut peer = record();
+        let hostile = format!("vx\u{1b}[2Jlan\n10.5.2.0-24 {}", "x".repeat(5000));
+        if let Ok(lease) = &mut peer.lease {
+            lease.attrs.backend_type.clone_from(&hostile);
+        }
+        let named = Record { id: hostile.clone().into(), lease: Err(hostile.clone()) };
+        let text = render(&[peer, named]);
+        assert_eq!(text.lines().count(), 3, "a record makes no more lines: {text}");
+        assert!(text.lines().all(|line| line.chars().count() < 400 && !line.contains(char::is_control)), "{text}");
+        assert!(text.contains(r"vx\u{1b}[2Jlan\n"), "{text}");
     }
 }

@@ -3,16 +3,20 @@
 
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
+use weft::cleanup::Running;
 use weft::cli::flags::InstallFlags;
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
 use weft::rules::{Instance, around};
+use weft::say::printable;
 use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, saved, status};
+use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
 #[global_allocator]
@@ -35,7 +39,7 @@ fn main() -> ExitCode {
         done
     });
     done.unwrap_or_else(|error| {
-        eprintln!("weft: {error:#}");
+        eprintln!("weft: {}", printable(&format!("{error:#}")));
         ExitCode::from(cli::FAILURE)
     })
 }
@@ -78,7 +82,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         }
         Task::LeaseRemove(store, id) => {
             agent::open_existing_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
-            Ok(show(&format!("removed {id}\n")))
+            Ok(show(&printable(&format!("removed {id}\n"))))
         }
         Task::Version { flag: true } => {
             eprintln!("{version}");
@@ -92,33 +96,47 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
 
 fn doctor_pods(places: &doctor::Places, fix: bool) -> anyhow::Result<ExitCode> {
     let report = doctor::examine(places).context("examine pods")?;
-    let shown = show(&report.render(places));
+    let shown = show(&printable(&report.render(places)));
     let mut left = report.leaks().count();
     if fix {
         let done = doctor::fix(&report, places);
         left = done.iter().filter(|done| done.is_err()).count();
         done.iter().for_each(|done| match done {
-            Ok(text) => drop(show(&format!("{text}\n"))),
-            Err(text) => eprintln!("weft: {text}"),
+            Ok(text) => drop(show(&printable(&format!("{text}\n")))),
+            Err(text) => eprintln!("weft: {}", printable(text)),
         });
     }
     Ok(if left == 0 { shown } else { ExitCode::from(cli::FAILURE) })
 }
 
-fn no_agent(socket: &std::path::Path, why: &str) -> anyhow::Result<()> {
+/// Fails while the agent of this subnet file runs; those of others, which may go on.
+fn others(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Running>> {
     if admin::answers(socket) {
         anyhow::bail!("an agent answers on {}: stop it first, {why}", socket.display());
     }
-    if let Some(agent) = cleanup::running_agent().context("look for running agents")? {
-        anyhow::bail!("{agent} runs in this network namespace: stop it first, {why}");
+    let agents = cleanup::running_agents().context("look for running agents")?;
+    if let Some(agent) = agents.iter().find(|agent| agent.may_have(subnet_file)) {
+        anyhow::bail!("{} runs with the subnet file {}: stop it first, {why}", agent.what, subnet_file.display());
     }
-    Ok(())
+    Ok(agents)
 }
 
 async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
-    no_agent(&task.socket, "it would write everything again")?;
+    let others = others(&task.socket, &task.subnet_file, "it would write everything again")?;
     let env = std::fs::read_to_string(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let networks = env.map(|env| env.networks).unwrap_or_default();
+    if let Some(other) = others.first() {
+        let (file, other) = (task.subnet_file.display(), &other.what);
+        // Without a Network every route of weft would go.
+        if networks == Subnets::default() {
+            anyhow::bail!(
+                "{file} names no network, so the routes of {other} cannot be told from those to remove: stop it first"
+            );
+        }
+        if task.flannel_devices {
+            anyhow::bail!("--flannel-devices would take the devices of {other}: stop it first");
+        }
+    }
     let mut kernel = agent::open_kernel(&task.subnet_file)?;
     let scope = cleanup::Scope { networks, flannel_devices: task.flannel_devices };
     let mut report = cleanup::cleanup(&mut kernel, &scope).context("clean up")?;
@@ -134,9 +152,11 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
         report.failed.push(format!("remove the saved peers: {error}"));
     }
     for name in &report.left {
-        eprintln!("weft: {name} was not made by weft and stays: give --flannel-devices to remove it");
+        eprintln!(
+            "weft: {name} was not made by this agent and stays: give --flannel-devices to remove it if flanneld made it"
+        );
     }
-    report.failed.iter().for_each(|text| eprintln!("weft: {text}"));
+    report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
     let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
     let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
     let shown = show(&format!("removed {} entries{also}\n", report.removed));
@@ -144,7 +164,7 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
 }
 
 async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
-    no_agent(&task.socket, "it would take the lease again")?;
+    others(&task.socket, &task.subnet_file, "it would take the lease again")?;
     let file = task.subnet_file.display();
     let text = std::fs::read_to_string(&task.subnet_file)
         .with_context(|| format!("read {file}, which says what our subnet is (else: weft lease rm)"))?;

@@ -3,6 +3,16 @@
 
 pub use weft_subnet::retry::{Patience, chain};
 
+/// Text that may come from a peer, the store or a file, for a terminal: whatever would not be printed as itself (escape sequences,
+/// marks that change the direction of writing) is shown as `\u{1b}`. Line breaks stay, and nothing is cut.
+pub fn printable(text: &str) -> String {
+    let escaped = |c: char| match c {
+        '\n' | '"' | '\'' | '\\' => (Some(c), None),
+        _ => (None, Some(c.escape_debug())),
+    };
+    text.chars().map(escaped).flat_map(|(plain, other)| plain.into_iter().chain(other.into_iter().flatten())).collect()
+}
+
 /// A time of the wall clock, in seconds since 1970: `2026-11-21 19:05 UTC`.
 pub fn date(seconds: u64) -> String {
     let (days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
@@ -20,6 +30,12 @@ pub fn date(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_reaches_a_terminal_is_no_command_to_it() {
+        let text = "subnet 'a' of \"b\\c\" \u{1b}[2J\u{202e}\u{7f}\r\nnext";
+        assert_eq!(printable(text), "subnet 'a' of \"b\\c\" \\u{1b}[2J\\u{202e}\\u{7f}\\r\nnext");
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

@@ -249,7 +249,7 @@ fn a_second_agent_on_the_same_socket_is_refused() {
         let status = wait_for("the second agent to end", || second.0.try_wait().unwrap());
         assert_eq!(status.code(), Some(1));
         let log = second.log();
-        assert!(log.contains("another agent answers on") && log.contains("give --socket"), "{log}");
+        assert!(log.contains("another agent answers on") && log.contains("a --subnet-file of its own"), "{log}");
         place.wait_status("NOT READY");
         assert_eq!(first.term().code(), Some(0));
     });

@@ -22,7 +22,7 @@ pub struct Conf {
     pub subnet_file: PathBuf,
     /// `dataDir`: directory of the records, see [`crate::record`].
     pub data_dir: PathBuf,
-    /// `socket`: the agent's; `weft.sock` beside `subnetFile`.
+    /// `socket`: the agent's; it follows from `subnetFile` ([`weft_subnet::env::socket`]).
     pub socket: PathBuf,
     /// `waitSeconds`: how long ADD waits for the agent, 0 to 10 s. The default is 10 s.
     pub wait: Duration,
@@ -42,10 +42,10 @@ impl Conf {
     pub fn read(all: &Map<String, Value>) -> Result<Conf, Error> {
         let mut wrong = Vec::new();
         let subnet_file = PathBuf::from(text(all, "subnetFile", &mut wrong).unwrap_or(SUBNET_FILE));
-        let beside = subnet_file.with_file_name("weft.sock");
         let conf = Conf {
             data_dir: PathBuf::from(text(all, "dataDir", &mut wrong).unwrap_or(DATA_DIR)),
-            socket: text(all, "socket", &mut wrong).map_or(beside, PathBuf::from),
+            socket: text(all, "socket", &mut wrong)
+                .map_or_else(|| weft_subnet::env::socket(&subnet_file), PathBuf::from),
             wait: wait(all, &mut wrong),
             delegate: object(all, "delegate", &mut wrong),
             ipam: object(all, "ipam", &mut wrong),
@@ -133,7 +133,7 @@ mod tests {
         assert!(conf.delegate.is_empty() && conf.ipam.is_empty() && conf.runtime_config.is_none());
         let other = read(json!({"SUBNETFILE": "/a/b.env", "waitSeconds": 0.5})).unwrap();
         assert_eq!(other.subnet_file, PathBuf::from("/a/b.env"));
-        assert_eq!((other.socket, other.wait), (PathBuf::from("/a/weft.sock"), Duration::from_millis(500)));
+        assert_eq!((other.socket, other.wait), (PathBuf::from("/a/weft-b.env.sock"), Duration::from_millis(500)));
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
     let options = Options {
         store: store(flags.store, env)?,
         uplink: uplink(flags.uplink)?,
-        subnet_file: flags.place.subnet_file,
-        socket: flags.place.socket,
+        socket: flags.place.instance.socket(),
+        subnet_file: flags.place.instance.subnet_file,
         health,
         resync: run.resync,
         nexthop_objects: !run.no_nexthop_objects,

@@ -77,15 +77,30 @@ pub struct UplinkFlags {
     pub public_ipv6: String,
 }
 
+/// Which agent of this machine.
+#[derive(Debug, Clone, Args)]
+pub struct InstanceFlags {
+    /// File that tells container runtimes the subnet and the MTU; it also names the instance: each agent of a machine has its own.
+    #[arg(long, default_value = USUAL_FILE, value_name = "FILE")]
+    pub subnet_file: PathBuf,
+    /// Socket on which the agent answers `weft status` [default: beside the subnet file, weft.sock for subnet.env, else weft-NAME.sock].
+    #[arg(long, value_name = "FILE", help_heading = OURS)]
+    socket: Option<PathBuf>,
+}
+
+impl InstanceFlags {
+    /// `--socket`, else what follows from `--subnet-file`.
+    pub fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| weft_subnet::env::socket(&self.subnet_file))
+    }
+}
+
 /// Where things of this instance are on the machine.
 #[derive(Debug, Clone, Args)]
 pub struct PlaceFlags {
-    /// File that tells container runtimes the subnet and the MTU; its name also names the instance.
-    #[arg(long, default_value = USUAL_FILE, value_name = "FILE")]
-    pub subnet_file: PathBuf,
-    /// Socket on which the agent answers `weft status`.
-    #[arg(long, default_value = "/run/flannel/weft.sock", value_name = "FILE", help_heading = OURS)]
-    pub socket: PathBuf,
+    /// Which agent.
+    #[command(flatten)]
+    pub instance: InstanceFlags,
     /// Directory where peers are saved for a start while the store is away; empty = they are not.
     #[arg(long, default_value = "/var/lib/weft", value_name = "DIR", help_heading = OURS)]
     pub state_dir: String,

@@ -195,3 +195,25 @@ fn other_commands() {
     assert!(run("weft --help").expect_err("help").help);
     assert_eq!(refusal("weft dance").code, USAGE);
 }
+
+#[test]
+fn the_socket_follows_from_the_subnet_file_unless_it_is_given() {
+    let rows = [
+        ("", "/run/flannel/weft.sock"),
+        ("--subnet-file /run/flannel/second.env", "/run/flannel/weft-second.env.sock"),
+        ("--subnet-file /run/other/subnet.env", "/run/other/weft.sock"),
+        ("--subnet-file /run/flannel/second.env --socket /x", "/x"),
+    ];
+    for (flags, wanted) in rows {
+        for command in ["agent", "status", "cleanup", "release"] {
+            let socket = match run(format!("weft {command} {flags}").trim_end()).unwrap() {
+                Task::Agent(task) => task.options.socket,
+                Task::Status { socket, .. } => socket,
+                Task::Cleanup(task) => task.socket,
+                Task::Release(task) => task.socket,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(socket, PathBuf::from(wanted), "{command} {flags}");
+        }
+    }
+}

@@ -145,10 +145,10 @@ async fn remove_flannels() -> Vec<String> {
     if none && !iptables::has_tables().await {
         return Vec::new();
     }
-    if let Ok(Ok(Some(agent))) = tokio::task::spawn_blocking(cleanup::running_agent).await
-        && agent.starts_with("flanneld")
+    if let Ok(Ok(agents)) = tokio::task::spawn_blocking(cleanup::running_agents).await
+        && let Some(agent) = agents.iter().find(|agent| agent.is_flanneld())
     {
-        return vec![format!("{agent} runs beside weft: its rules stay; stop it")];
+        return vec![format!("{} runs beside weft: its rules stay; stop it", agent.what)];
     }
     let (mut gone, mut left) = (Vec::new(), Vec::new());
     let tables = tokio::task::spawn_blocking(nft::remove_flannels).await;

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use super::{Peer, PeerState, RuleStatus, Status};
+use crate::say::printable;
 
 /// Columns of a terminal that we may count on.
 const WIDTH: usize = 100;
@@ -134,9 +135,9 @@ fn line(out: &mut String, label: &str, text: &str) {
     wrapped(out, &format!("{label:11} "), &" ".repeat(12), text);
 }
 
-/// Text from the store may hold anything: control characters do not reach the terminal.
+/// Text from the store may hold anything: it is shown, and sends no commands to the terminal. A line break would fake a line.
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    printable(&text.replace(['\n', '\r', '\t'], " "))
 }
 
 /// Words of `text` in lines of at most 100 columns; words too long for a line are broken.

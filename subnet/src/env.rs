@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
@@ -11,6 +12,31 @@ use crate::cidr::{Subnets, address, bits, family};
 
 /// Default path. It is flannel's, so that flannel's CNI plugin finds the file.
 pub const USUAL_FILE: &str = "/run/flannel/subnet.env";
+
+/// Name of the file in that place.
+const USUAL_NAME: &str = "subnet.env";
+
+/// The file of an instance that stands beside its subnet file: the place of `usual` for a subnet file called `subnet.env`, else
+/// what `other` makes of the name of the subnet file. Names from `other` must differ from `usual` and from one another.
+pub fn beside(subnet_file: &Path, usual: &str, other: impl Fn(&str) -> String) -> PathBuf {
+    let name = subnet_file.file_name().unwrap_or_default().to_string_lossy();
+    let name = if name == USUAL_NAME { usual.to_owned() } else { other(&name) };
+    subnet_file.with_file_name(name)
+}
+
+/// The socket of the agent that writes this subnet file, unless somebody says otherwise: agent, commands and CNI plugin find one
+/// another by this rule. `weft.sock` beside a file called `subnet.env`; beside any other file `weft-NAME.sock`, so that two subnet
+/// files of one directory have two sockets.
+///
+/// ```
+/// # use std::path::{Path, PathBuf};
+/// # use weft_subnet::env::socket;
+/// assert_eq!(socket(Path::new("/run/flannel/subnet.env")), PathBuf::from("/run/flannel/weft.sock"));
+/// assert_eq!(socket(Path::new("/run/flannel/second.env")), PathBuf::from("/run/flannel/weft-second.env.sock"));
+/// ```
+pub fn socket(subnet_file: &Path) -> PathBuf {
+    beside(subnet_file, "weft.sock", |name| format!("weft-{name}.sock"))
+}
 
 /// The content of subnet.env.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,4 +128,29 @@ fn v4(vars: &HashMap<&str, &str>, key: &str) -> Option<Ipv4Net> {
 
 fn v6(vars: &HashMap<&str, &str>, key: &str) -> Option<Ipv6Net> {
     only(vars.get(key)?.split(',').filter_map(|entry| entry.trim().parse().ok())).map(|net: Ipv6Net| net.trunc())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_subnet_file_has_a_socket_of_its_own() {
+        let names = ["subnet.env", "second.env", "second", "weft", ".env", "-", "subnet.env.env", "SUBNET.ENV"];
+        let files: Vec<PathBuf> =
+            ["/run/flannel", "/run", ""].iter().flat_map(|dir| names.map(|name| Path::new(dir).join(name))).collect();
+        let sockets: BTreeSet<PathBuf> = files.iter().map(|file| socket(file)).collect();
+        assert_eq!(sockets.len(), files.len(), "{sockets:?}");
+        assert!(files.iter().all(|file| !sockets.contains(file)), "no socket takes the place of a subnet file");
+        for (file, wanted) in [
+            (USUAL_FILE, "/run/flannel/weft.sock"),
+            ("/run/flannel/second.env", "/run/flannel/weft-second.env.sock"),
+            ("/run/other/subnet.env", "/run/other/weft.sock"),
+            ("subnet.env", "weft.sock"),
+        ] {
+            assert_eq!(socket(Path::new(file)), Path::new(wanted), "{file}");
+        }
+    }
 }
