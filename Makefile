@@ -26,7 +26,8 @@ help: ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: prepare-demo ## install what is missing, build, run a cluster of three nodes on this machine
-	@$(STEP) 1200 "release build" cargo build --release --locked
+	@$(STEP) 1200 "release build" cargo build --release --locked --bin weft
+	@$(STEP) 600 "release build of the CNI plugin" cargo build --release --locked -p weft-cni --bin weft-cni
 	$(TARGET_DIR)/release/weft lab $(LAB_ARGS)
 
 lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--backend host-gw --ipv6"

@@ -137,3 +137,13 @@ fn there_is_one_cni_configuration() {
         assert!(read(name).contains(&indented), "{name} has another one than deploy/cni");
     }
 }
+
+/// `weft lab --pods cni` looks for the plugin beside the agent that runs it.
+#[test]
+fn make_demo_builds_agent_and_plugin_before_the_lab() {
+    let output = Command::new("make").current_dir(env!("CARGO_MANIFEST_DIR")).args(["-n", "demo"]).output();
+    let recipe = said(&output.expect("run make"));
+    let at = |text: &str| recipe.find(text).unwrap_or_else(|| panic!("{text:?} is not in the recipe:\n{recipe}"));
+    let lab = at("release/weft lab");
+    assert!(at("--release --locked --bin weft\n") < lab && at("-p weft-cni --bin weft-cni\n") < lab, "{recipe}");
+}

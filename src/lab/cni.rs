@@ -90,7 +90,7 @@ impl Cni {
         };
         let plugin = agent.with_file_name(PLUGIN);
         if !plugin.is_file() {
-            bail!("{} is missing: build it with `cargo build -p weft-cni`, or `make static`", plugin.display());
+            bail!("{}", missing(&plugin));
         }
         for needed in ["bridge", "host-local"] {
             if !PLUGINS.iter().any(|dir| Path::new(dir).join(needed).is_file()) {
@@ -137,9 +137,36 @@ impl Cni {
     }
 }
 
+/// The plugin was not built: `cargo build` makes the agent alone. Names the command that puts it beside this very agent.
+fn missing(plugin: &Path) -> String {
+    let release = plugin.parent().is_some_and(|dir| dir.ends_with("release"));
+    let static_build = plugin.components().any(|part| part.as_os_str().to_string_lossy().ends_with("-linux-musl"));
+    let build = match (static_build, release) {
+        (true, _) => "make static",
+        (false, true) => "cargo build --release -p weft-cni",
+        (false, false) => "cargo build -p weft-cni",
+    };
+    format!("the CNI plugin {} is missing: build it with `{build}`", plugin.display())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_missing_plugin_is_named_with_the_command_that_builds_it() {
+        for (dir, build) in [
+            ("target/debug", "cargo build -p weft-cni"),
+            ("target/release", "cargo build --release -p weft-cni"),
+            ("target/x86_64-unknown-linux-musl/release", "make static"),
+        ] {
+            let text = missing(&Path::new(dir).join(PLUGIN));
+            assert!(
+                text.contains(&format!("{dir}/weft-cni is missing")) && text.ends_with(&format!("`{build}`")),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
     fn pods_parse_as_a_number_a_wiring_or_both() {

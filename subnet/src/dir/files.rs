@@ -29,7 +29,7 @@ const LOCK_EVERY: Duration = Duration::from_millis(10);
 const LIMIT: Duration = Duration::from_secs(60);
 const SUFFIX: &str = ".json";
 /// Largest file that is read, bytes: leases have some hundred, a net-conf some thousand, and etcd takes 1.5 MiB.
-const LARGEST: u64 = 1 << 20;
+const LARGEST: usize = 1 << 20;
 
 /// A directory with leases.
 #[derive(Debug)]
@@ -70,23 +70,16 @@ fn regular(meta: &fs::Metadata) -> io::Result<()> {
     Err(io::Error::other(format!("it is a {what} and no regular file: remove it")))
 }
 
-/// Reads a regular file of bounded size. Opening a FIFO would wait for its writer, opening a device may do something, and reading one
-/// may never end: so it is looked at first, and opened without waiting in case it is replaced between look and open.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+/// The content of a regular file, but one byte more than `most` of a larger one. Opening a FIFO would wait for its writer, opening
+/// a device may do something, and reading one may never end: so the file is looked at first, and opened without waiting in case it
+/// is replaced between look and open.
+fn read_at_most(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     regular(&fs::metadata(path)?)?;
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
-    let meta = file.metadata()?;
-    regular(&meta)?;
-    let too_long =
-        |len: u64| io::Error::other(format!("it is {len} bytes long, and at most {LARGEST} are read: remove it"));
-    if meta.len() > LARGEST {
-        return Err(too_long(meta.len()));
-    }
-    let mut text = Vec::new();
-    match file.take(LARGEST + 1).read_to_end(&mut text)? as u64 {
-        len if len > LARGEST => Err(too_long(len)),
-        _ => Ok(text),
-    }
+    regular(&file.metadata()?)?;
+    let mut content = Vec::new();
+    file.take(most as u64 + 1).read_to_end(&mut content)?;
+    Ok(content)
 }
 
 fn record(id: Id, value: &[u8]) -> Record {
@@ -198,7 +191,7 @@ impl Files {
     pub(super) fn config(&self) -> Result<Option<String>, Error> {
         self.make()?;
         let path = self.config_file();
-        match read(&path) {
+        match read_at_most(&path, LARGEST) {
             Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
             Err(error) if error.kind() == ErrorKind::NotFound && self.subnets.is_dir() => Ok(None),
             Err(error) => Err(failed("read", &path, error)),
@@ -208,7 +201,7 @@ impl Files {
     /// One record; `None` when it is not there.
     pub(super) fn read(&self, id: &str) -> Result<Option<Record>, Error> {
         let path = self.file(id);
-        match read(&path) {
+        match read_at_most(&path, LARGEST) {
             Ok(value) => Ok(Some(record(id.into(), &value))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             // A file that cannot be read says nothing about the others.
