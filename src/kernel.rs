@@ -30,6 +30,7 @@ use weft_backends::state::{Key, Mac, Name, Observed, Seen};
 
 /// A link of the host, any link.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct LinkInfo {
     /// Interface index: shell only.
     pub index: u32,
@@ -45,6 +46,8 @@ pub struct LinkInfo {
     pub carrier: bool,
     /// IFF_LOOPBACK.
     pub loopback: bool,
+    /// An agent of this host made it: its alias says so.
+    pub ours: bool,
 }
 
 /// An address of the host.

@@ -104,6 +104,10 @@ pub struct Node<K> {
     pub(crate) snapshot_applied: bool,
     pub(crate) env_problem: Option<String>,
     pub(crate) host_problem: Option<String>,
+    /// Since when the uplink, or an address of it, is not there.
+    uplink_gone: Option<Instant>,
+    /// When another uplink takes its place.
+    uplink_due: Option<Instant>,
     pub(crate) kernel_problem: Option<String>,
     pub(crate) sysctl_problems: Vec<String>,
     pub(crate) store_trouble: Option<String>,
@@ -111,6 +115,8 @@ pub struct Node<K> {
     pub(crate) lease_trouble: Option<String>,
     pub(crate) last_word: Instant,
     pub(crate) ttl: Option<(Instant, Duration)>,
+    /// When our lease ends, as far as it was saved: `Some(None)`, never; `None`, the store has not said it yet.
+    saved_expiry: Option<Option<Instant>>,
     pub(crate) last_pass: Option<Pass>,
     pub(crate) last_error: Option<Failure>,
     /// How often the whole plan was compared with a dump of the kernel, by cause.
@@ -163,12 +169,15 @@ impl<K: Kernel> Node<K> {
             snapshot_applied: false,
             env_problem: None,
             host_problem: None,
+            uplink_gone: None,
+            uplink_due: None,
             kernel_problem: None,
             sysctl_problems: Vec::new(),
             store_trouble: None,
             lease_trouble: None,
             last_word: now,
             ttl: None,
+            saved_expiry: None,
             last_pass: None,
             last_error: None,
             full_passes: BTreeMap::new(),
@@ -203,8 +212,9 @@ impl<K: Kernel> Node<K> {
             self.next_ping,
             self.made.due,
             self.world.notify.next(),
-            self.world.saver.next(now),
+            self.next_saving(now),
             Some(self.next_sysctls),
+            self.uplink_due,
             // Past, while the node is not ready: no reason to wake up.
             self.world.conflist.next().filter(|at| *at > now),
         ];
@@ -233,7 +243,8 @@ impl<K: Kernel> Node<K> {
             // Told of at once, too, unless the host is out of inotify instances.
             self.publish_env();
         }
-        if self.next_audit <= now {
+        let moves = self.uplink_due.take_if(|due| *due <= now).is_some();
+        if self.next_audit <= now || moves {
             self.full(Cause::Audit).await;
             return;
         }

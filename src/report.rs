@@ -4,15 +4,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use weft_backends::host::Host;
 use weft_backends::state::Key;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 
 use crate::guard;
-use crate::kernel::{Kernel, Machine};
+use crate::kernel::Kernel;
 use crate::node::Node;
-use crate::options::UplinkChoice;
 use crate::pass;
 use crate::status::{Failure, Pass, Peer, PeerState, Status};
 use crate::tell::Health;
@@ -20,21 +18,6 @@ use crate::tell::Health;
 /// The host's name, for people.
 pub fn node_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-/// Without flags the uplink stays what it is while it has its address: losing the default route for a moment (carrier, DHCP)
-/// must not move a node to another interface.
-pub fn sticky(choice: &UplinkChoice, machine: &Machine, host: &Host) -> UplinkChoice {
-    let told = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
-    let there = machine.links.iter().find(|link| link.name == host.uplink.name);
-    let addressed =
-        there.is_some_and(|link| machine.addrs.iter().any(|addr| addr.index == link.index && addr.scope == 0));
-    match there {
-        Some(link) if !told && addressed => {
-            UplinkChoice { ifaces: vec![link.name.as_str().to_owned()], ..choice.clone() }
-        }
-        _ => choice.clone(),
-    }
 }
 
 /// Why our own device is not there, if it is not.

@@ -20,6 +20,9 @@ use crate::rules;
 
 /// Between two savings, at least.
 const EVERY: Duration = Duration::from_secs(30);
+/// After this time it is written again although nothing changed: its age tells how long ago the store was heard. A quarter of what
+/// it may be, see `start/resume.rs`.
+const REFRESH: Duration = Duration::from_secs(6 * 3600);
 /// Leases that are written between two looks at the rest of the world: a fraction of a millisecond.
 const SLICE: usize = 128;
 
@@ -44,6 +47,11 @@ impl Shelf {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(unusable(&error)),
         }
+    }
+
+    /// What was saved without the peers: a large file is not taken apart for that. `None` where there is nothing usable.
+    pub fn read_head(&self) -> Option<Head> {
+        cache::read_head(&std::fs::read(&self.file).ok()?, &self.store).ok()
     }
 
     /// The file, for people.
@@ -116,6 +124,11 @@ impl Saver {
     /// Peers, net-conf or our own lease are others than those saved.
     pub fn changed(&mut self) {
         self.dirty = self.shelf.is_some();
+    }
+
+    /// The last saving was long ago.
+    pub fn is_old(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|at| at + REFRESH <= now)
     }
 
     /// When to call [`Saver::step`].
@@ -224,7 +237,8 @@ mod tests {
 
     fn head(shelf: &Shelf) -> Head {
         let (public, chosen) = ((Some([192, 168, 0, 0].into()), None), [None, None]);
-        Head { store: shelf.store().into(), saved: 0, config: "{}".into(), own: lease(0), public, chosen }
+        let (saved, expires) = (0, cache::Expiry::Never);
+        Head { store: shelf.store().into(), saved, expires, config: "{}".into(), own: lease(0), public, chosen }
     }
 
     async fn saved(saver: &mut Saver, now: Instant, peers: &Peers) {
@@ -256,6 +270,7 @@ mod tests {
         saved(&mut saver, now + EVERY, &peers(301)).await;
         assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 301);
         assert_eq!(saver.next(now), None, "nothing new");
+        assert!(!saver.is_old(now + REFRESH) && saver.is_old(now + 2 * EVERY + REFRESH), "unless that lasts");
         std::fs::write(shelf.file(), "damaged").unwrap();
         let reason = shelf.read().unwrap_err();
         assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");

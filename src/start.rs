@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use weft_backends::backend::{self, Backend};
 use weft_backends::host::Host;
 use weft_backends::state::{Key, LinkKind, Mac, Value};
-use weft_backends::vxlan::parse_mac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
+use weft_subnet::evidence::{self, Evidence, Macs};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 use weft_subnet::retry::jitter;
@@ -23,19 +23,22 @@ use weft_subnet::source::{Claim, Error, Source, random};
 
 use crate::guard;
 use crate::health::Readiness;
-use crate::kernel::{Kernel, Machine};
+use crate::kernel::{Kernel, LinkInfo, Machine};
 use crate::notify::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::say::{Patience, chain};
 use crate::tell::{Health, Teller};
-use crate::uplink::{self, Picked};
+use crate::uplink::{self, Ground, Picked};
 
 pub use resume::Memory;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// All nodes of a site start at once after a power cut: while the store is away they ask it ever more rarely, and not together.
 const STORE_AGAIN: Duration = Duration::from_secs(4);
+
+/// A backend is asked for its devices before their MACs are known.
+const NO_MACS: (Mac, Mac) = (Mac([0; 6]), Mac([0; 6]));
 
 /// What a node starts from.
 pub struct Started {
@@ -195,33 +198,51 @@ async fn lease<K: Kernel>(
     let chosen = place.store.chosen().await.map_err(|error| lack("", &error))?;
     let choice = with_chosen(place.choice, chosen);
     let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
-    let picked = pick(&choice, &machine, network).map_err(Lack::Own)?;
-    let who = Attrs { public_ip: picked.public_v4, public_ipv6: picked.public_v6, ..Attrs::default() };
-    let mine = place.store.own(&who, previous).await.map_err(|error| lack("own lease: ", &error))?;
+    let ground = ground(&machine, network, previous.unwrap_or_default());
+    let mut picked = pick(&choice, &ground).map_err(Lack::Own)?;
+    let public = (picked.public_v4, picked.public_v6);
+    let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
+    let evidence = Evidence {
+        identity: None,
+        previous,
+        // Whatever else bears the name of our device says nothing about our lease.
+        macs: device_macs((backend, network), &host(&picked, &machine, NO_MACS), &machine, |link| link.ours),
+        public: vec![public],
+        beside: ground.beside(picked.uplink.name),
+    };
+    let mine = place.store.own(&evidence).await.map_err(|error| lack("own lease: ", &error))?;
+    if let Some(lease) = &mine {
+        // The address that was published so far stays, where the choice leaves it to us.
+        picked = pick(&choice, &ground.preferring(evidence::public(&lease.attrs))).map_err(Lack::Own)?;
+    }
     let host = host_with(&picked, &machine, (backend, network), mine.as_ref());
     let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.0))?;
     if place.guard {
         attrs = guard::stated(attrs, &host);
     }
-    let claim = Claim { network: network.clone(), attrs, previous };
+    let claim = Claim { network: network.clone(), attrs, previous, was: mine.map(|lease| lease.attrs) };
     let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;
     Ok((host, own, choice, chosen))
 }
 
 /// The facts of this machine; its VTEP MACs are those of the lease, else of the devices that there are, else new ones.
 fn host_with(picked: &Picked, machine: &Machine, what: (&dyn Backend, &Network), lease: Option<&Lease>) -> Host {
-    let mut host = host(picked, machine, (Mac([0; 6]), Mac([0; 6])));
-    let existing = device_macs(what.0, &host, machine, what.1);
-    let stored = lease.map(|lease| macs(&lease.attrs)).unwrap_or_default();
-    host.vtep_mac_v4 = stored.0.or(existing.0).unwrap_or_else(random_mac);
-    host.vtep_mac_v6 = stored.1.or(existing.1).unwrap_or_else(random_mac);
+    let mut host = host(picked, machine, NO_MACS);
+    let existing = device_macs(what, &host, machine, |_| true);
+    let stored = lease.map(|lease| evidence::macs(&lease.attrs)).unwrap_or_default();
+    let mac = |at: usize| stored[at].or(existing[at]).map_or_else(random_mac, Mac);
+    (host.vtep_mac_v4, host.vtep_mac_v6) = (mac(0), mac(1));
     host
 }
 
-/// The uplink for the families of this network; the error is a sentence.
-pub fn pick(choice: &UplinkChoice, machine: &Machine, network: &Network) -> Result<Picked, String> {
-    let families = (network.networks.v4.is_some(), network.networks.v6.is_some());
-    uplink::pick(choice, machine, families).map_err(|error| chain(&error))
+/// What the uplink of this network is chosen from; `own` is the subnet of our pods, as far as it is known.
+pub fn ground<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Ground<'a> {
+    Ground::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
+}
+
+/// The uplink; the error is a sentence.
+pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, String> {
+    uplink::pick(choice, ground).map_err(|error| chain(&error))
 }
 
 /// The facts that backends plan with.
@@ -236,29 +257,20 @@ pub fn host(picked: &Picked, machine: &Machine, macs: (Mac, Mac)) -> Host {
     }
 }
 
-/// The VTEP MACs that a lease states, IPv4 and IPv6.
-pub fn macs(attrs: &Attrs) -> (Option<Mac>, Option<Mac>) {
-    let mac = |data: &Option<Box<str>>| -> Option<Mac> {
-        let data: serde_json::Value = serde_json::from_str(data.as_deref()?).ok()?;
-        let mac = parse_mac(data.get("VtepMAC")?.as_str()?)?;
-        (mac != Mac([0; 6]) && mac.0[0] & 1 == 0).then_some(mac)
-    };
-    (mac(&attrs.backend_data), mac(&attrs.backend_v6_data))
-}
-
-/// The MACs that the backend's devices have now, if they exist.
-fn device_macs(backend: &dyn Backend, host: &Host, machine: &Machine, network: &Network) -> (Option<Mac>, Option<Mac>) {
+/// The MACs that the backend's devices have now, where they exist and are of a kind that is wanted.
+fn device_macs(
+    (backend, network): (&dyn Backend, &Network),
+    host: &Host,
+    machine: &Machine,
+    wanted: impl Fn(&LinkInfo) -> bool,
+) -> Macs {
     let own = Lease { id: "".into(), subnets: network.networks, attrs: Attrs::default(), age: Age::default() };
-    let mut macs = (None, None);
+    let mut macs = [None, None];
     for (key, value) in backend.device(host, &own) {
         let (Key::Link(name), Value::Link(link)) = (key, value) else { continue };
         let LinkKind::Vxlan { local, .. } = link.kind else { continue };
-        let there = machine.links.iter().find(|link| link.name == name).and_then(|link| link.mac);
-        if local.is_ipv4() {
-            macs.0 = there;
-        } else {
-            macs.1 = there;
-        }
+        let there = machine.links.iter().find(|link| link.name == name && wanted(link)).and_then(|link| link.mac);
+        macs[usize::from(local.is_ipv6())] = there.map(|mac| mac.0);
     }
     macs
 }

@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of the external interface: a pure pick over a snapshot of links, addresses and routes, in flannel's order
-//! (flannel-compat.md section 6).
+//! Choice of the external interface: pure, over a snapshot of links, addresses and routes. The first choice is made in flannel's
+//! order (flannel-compat.md section 6); after that the interface and its addresses stay while they are there.
+
+mod ground;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
 use regex_lite::Regex;
 use weft_backends::host::Uplink;
 use weft_subnet::cidr::Family;
 
-use crate::kernel::{AddrInfo, LinkInfo, Machine, RouteInfo};
+use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
 
-/// ifa_flags of linux/if_addr.h.
-const TEMPORARY: u32 = 0x01;
-const DAD_FAILED: u32 = 0x08;
-const DEPRECATED: u32 = 0x20;
-const TENTATIVE: u32 = 0x40;
-const PERMANENT: u32 = 0x80;
+pub use ground::Ground;
+use ground::{global, of, word};
 
 /// The interface, and what is published about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,18 +27,19 @@ pub struct Picked {
     pub public_v6: Option<Ipv6Addr>,
 }
 
-impl Picked {
-    /// The address that this pick would give up for a link-local one. For a running node that is an interface that is being set
-    /// up (IPv6 addresses go with a link that is set down), and peers could not use a link-local address: nothing to publish.
-    pub fn gives_up(&self, before: &Uplink) -> Option<IpAddr> {
-        let v4 = |ip: Option<Ipv4Addr>| ip.is_some_and(|ip| ip.is_link_local());
-        let v6 = |ip: Option<Ipv6Addr>| ip.is_some_and(|ip| ip.is_unicast_link_local());
-        let (now, same) = (&self.uplink, self.uplink.name == before.name);
-        if same && v4(now.v4) && !v4(before.v4) {
-            return before.v4.map(IpAddr::V4);
-        }
-        before.v6.filter(|_| same && v6(now.v6) && !v6(before.v6)).map(IpAddr::V6)
-    }
+/// What becomes of an uplink that is in use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// It stays, or has another address that can be used at once.
+    Stay(Picked),
+    /// What was in use is not there. It may come back in a moment, as an address does when its daemon is restarted; if it does not,
+    /// there is another choice.
+    Gone {
+        /// What is not there, in a sentence.
+        lost: String,
+        /// The other choice.
+        next: Picked,
+    },
 }
 
 /// Why there is no external interface. May change by itself: an interface can come, an address too.
@@ -81,6 +79,15 @@ pub enum PickError {
         /// Interfaces with addresses.
         there: String,
     },
+    /// Peers could not use it. For a running node that is an interface that is being set up: IPv6 addresses go with a link that is
+    /// set down.
+    #[error("{link} lost {lost} and has only a link-local address")]
+    LinkLocal {
+        /// The interface.
+        link: String,
+        /// The address in use until now.
+        lost: IpAddr,
+    },
     /// No MTU.
     #[error("interface {0} has MTU 0: set one with `ip link set {0} mtu 1500`")]
     NoMtu(String),
@@ -92,24 +99,70 @@ pub enum PickError {
 /// An interface, and the address by which it was found.
 type Found<'a> = (&'a LinkInfo, Option<IpAddr>);
 
-/// Chooses. `families`: which of IPv4, IPv6 are in use.
-pub fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
+/// Chooses as flannel does at its start.
+pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickError> {
     let asked = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
-    let (link, by) = if asked { explicit(choice, machine, families)? } else { implicit(choice, machine, families)? };
+    let (link, by) = if asked { explicit(choice, ground)? } else { implicit(choice, ground)? };
+    let address = |family: Family| match by {
+        Some(ip) if of(ip) == family => Ok(ip),
+        _ => ground.best(link, family, |_| true).map(|addr| addr.net.addr()).ok_or_else(|| PickError::NoAddress {
+            link: link.name.to_string(),
+            family: word(family),
+            there: ground.there(),
+        }),
+    };
+    let both = [ground.families.0.then_some(Family::V4), ground.families.1.then_some(Family::V6)];
+    let [v4, v6] = both.map(|family| family.map(address).transpose());
+    picked(choice, link, [v4?, v6?])
+}
+
+/// What follows the uplink in use: it stays while it is there with its addresses, whatever the flags would choose now. An address
+/// of the same interface follows at once unless it is of a kind that peers may not reach; anything else only if the loss lasts.
+pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<Next, PickError> {
+    let link = ground.links().find(|link| link.name == now.name);
+    let ground = &ground.clone().preferring((now.v4, now.v6));
+    let both = [ground.families.0.then_some(Family::V4), ground.families.1.then_some(Family::V6)];
+    let mut lost = None;
+    if let Some(link) = link {
+        let kept = both.map(|family| {
+            let before = now.address(family?);
+            let kept = ground.kept(link, family?, before);
+            lost = lost.or(before.filter(|_| kept.is_none()));
+            kept
+        });
+        if both.iter().zip(kept).all(|(family, kept)| family.is_none() || kept.is_some()) {
+            return picked(choice, link, kept).map(Next::Stay);
+        }
+    }
+    let local = |picked: &Picked, ip: IpAddr| picked.uplink.address(of(ip)).is_some_and(|ip| !global(ip));
+    let chosen = pick(choice, ground).and_then(|next| match lost {
+        Some(lost) if next.uplink.name == now.name && local(&next, lost) => {
+            Err(PickError::LinkLocal { link: now.name.to_string(), lost })
+        }
+        _ => Ok(next),
+    });
+    // Its routes may outlive its addresses, and lead the choice to it again.
+    let next = match (chosen, link) {
+        (Err(error), Some(link)) => pick(choice, &ground.clone().without(link)).map_err(|_| error)?,
+        (chosen, _) => chosen?,
+    };
+    if next.uplink == *now {
+        return Ok(Next::Stay(next));
+    }
+    let lost = match lost {
+        Some(ip) => format!("{} lost {ip}", now.name),
+        None if link.is_some() => format!("{} lost its address", now.name),
+        None => format!("{} is gone", now.name),
+    };
+    Ok(Next::Gone { lost, next })
+}
+
+fn picked(choice: &UplinkChoice, link: &LinkInfo, ips: [Option<IpAddr>; 2]) -> Result<Picked, PickError> {
     if link.mtu == 0 {
         return Err(PickError::NoMtu(link.name.to_string()));
     }
-    let address = |family: Family, used: bool| match by {
-        _ if !used => Ok(None),
-        Some(ip) if of(ip) == family => Ok(Some(ip)),
-        _ => best_address(machine, link, family).map(Some).ok_or_else(|| PickError::NoAddress {
-            link: link.name.to_string(),
-            family: word(family),
-            there: there(machine),
-        }),
-    };
-    let v4 = address(Family::V4, families.0)?.and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None });
-    let v6 = address(Family::V6, families.1)?.and_then(|ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None });
+    let v4 = ips[0].and_then(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None });
+    let v6 = ips[1].and_then(|ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None });
     Ok(Picked {
         uplink: Uplink { name: link.name, mtu: link.mtu, v4, v6 },
         public_v4: v4.map(|ip| choice.public_ip.unwrap_or(ip)),
@@ -118,36 +171,37 @@ pub fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) ->
 }
 
 /// `--iface`, then `--iface-regex`, then `--iface-can-reach`.
-fn explicit<'a>(choice: &UplinkChoice, machine: &'a Machine, families: (bool, bool)) -> Result<Found<'a>, PickError> {
-    if let Some(found) = choice.ifaces.iter().find_map(|wanted| by_name_or_ip(machine, wanted)) {
+fn explicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
+    if let Some(found) = choice.ifaces.iter().find_map(|wanted| by_name_or_ip(ground, wanted)) {
         return Ok(found);
     }
     for text in &choice.regexes {
         let regex = Regex::new(text).map_err(|_| PickError::BadRegex(text.clone()))?;
-        if let Some(found) = by_regex(machine, &regex, families) {
+        if let Some(found) = by_regex(ground, &regex) {
             return Ok(found);
         }
     }
-    if let Some(found) = choice.can_reach.and_then(|ip| reaching(machine, ip)) {
+    if let Some(found) = choice.can_reach.and_then(|ip| reaching(ground, ip)) {
         return Ok((found, None));
     }
     let flags = |flag: &str, values: &[String]| values.iter().map(|v| format!("{flag} {v}")).collect::<Vec<_>>();
     let mut wanted = flags("--iface", &choice.ifaces);
     wanted.extend(flags("--iface-regex", &choice.regexes));
     wanted.extend(choice.can_reach.map(|ip| format!("--iface-can-reach {ip}")));
-    Err(PickError::NoMatch { wanted: wanted.join(", "), there: there(machine) })
+    Err(PickError::NoMatch { wanted: wanted.join(", "), there: ground.there() })
 }
 
 /// The interface that bears the public address, else that of the default routes.
-fn implicit<'a>(choice: &UplinkChoice, machine: &'a Machine, families: (bool, bool)) -> Result<Found<'a>, PickError> {
+fn implicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
+    let families = ground.families;
     let public = choice.public_ip.map(IpAddr::V4).filter(|_| families.0);
     let public = public.or(choice.public_ipv6.map(IpAddr::V6).filter(|_| families.1));
-    if let Some((ip, link)) = public.and_then(|ip| Some((ip, bearing(machine, ip)?))) {
+    if let Some((ip, link)) = public.and_then(|ip| Some((ip, ground.bearing(ip)?))) {
         return Ok((link, Some(ip)));
     }
     let default = |family| {
-        default_link(machine, family)
-            .ok_or_else(|| PickError::NoDefaultRoute { family: word(family), there: there(machine) })
+        default_link(ground, family)
+            .ok_or_else(|| PickError::NoDefaultRoute { family: word(family), there: ground.there() })
     };
     let link = match families {
         (true, true) => {
@@ -163,101 +217,40 @@ fn implicit<'a>(choice: &UplinkChoice, machine: &'a Machine, families: (bool, bo
     Ok((link, None))
 }
 
-fn by_name_or_ip<'a>(machine: &'a Machine, wanted: &str) -> Option<Found<'a>> {
+fn by_name_or_ip<'a>(ground: &Ground<'a>, wanted: &str) -> Option<Found<'a>> {
     match wanted.parse::<IpAddr>() {
-        Ok(ip) => bearing(machine, ip).map(|link| (link, Some(ip))),
-        Err(_) => machine.links.iter().find(|link| link.name.as_str() == wanted).map(|link| (link, None)),
+        Ok(ip) => ground.bearing(ip).map(|link| (link, Some(ip))),
+        Err(_) => ground.links().find(|link| link.name.as_str() == wanted).map(|link| (link, None)),
     }
 }
 
 /// Addresses of all interfaces first, names after.
-fn by_regex<'a>(machine: &'a Machine, regex: &Regex, families: (bool, bool)) -> Option<Found<'a>> {
-    for link in &machine.links {
-        let used = |addr: &&AddrInfo| match of(addr.net.addr()) {
-            Family::V4 => families.0,
-            Family::V6 => families.1,
+fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
+    let used = [(Family::V4, ground.families.0), (Family::V6, ground.families.1)];
+    for link in ground.links() {
+        let best = |(family, used): (Family, bool)| {
+            used.then(|| ground.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr()))
+                .flatten()
         };
-        let usable = |addr: &&AddrInfo| addr.index == link.index && addr.flags & (DEPRECATED | DAD_FAILED) == 0;
-        let mut ips = machine.addrs.iter().filter(usable).filter(used).map(|addr| addr.net.addr());
-        if let Some(ip) = ips.find(|ip| regex.is_match(&ip.to_string())) {
+        if let Some(ip) = used.into_iter().find_map(best) {
             return Some((link, Some(ip)));
         }
     }
-    machine.links.iter().find(|link| regex.is_match(link.name.as_str())).map(|link| (link, None))
+    ground.links().find(|link| regex.is_match(link.name.as_str())).map(|link| (link, None))
 }
 
 /// The interface of the longest prefix that holds this address, as the kernel would route to it.
-fn reaching(machine: &Machine, ip: IpAddr) -> Option<&LinkInfo> {
-    if let Some(link) = bearing(machine, ip) {
+fn reaching<'a>(ground: &Ground<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
+    if let Some(link) = ground.bearing(ip) {
         return Some(link);
     }
-    let holding = machine.routes.iter().filter(|route| route.net.contains(&ip));
-    let best = holding.min_by_key(|route| (u8::MAX - route.net.prefix_len(), route.metric))?;
-    link_of(machine, best)
+    let holding = ground.routes(|route| route.net.contains(&ip));
+    holding.min_by_key(|(route, _)| (u8::MAX - route.net.prefix_len(), route.metric)).map(|(_, link)| link)
 }
 
-fn default_link(machine: &Machine, family: Family) -> Option<&LinkInfo> {
-    let default = |route: &&RouteInfo| route.net.prefix_len() == 0 && of(route.net.addr()) == family;
-    let usable =
-        machine.routes.iter().filter(default).filter_map(|route| Some((route.metric, link_of(machine, route)?)));
-    usable.min_by_key(|(metric, _)| *metric).map(|(_, link)| link)
-}
-
-fn link_of<'a>(machine: &'a Machine, route: &RouteInfo) -> Option<&'a LinkInfo> {
-    let dev = route.dev?;
-    machine.links.iter().find(|link| link.name == dev)
-}
-
-fn bearing(machine: &Machine, ip: IpAddr) -> Option<&LinkInfo> {
-    let addr = machine.addrs.iter().find(|addr| addr.net.addr() == ip)?;
-    machine.links.iter().find(|link| link.index == addr.index)
-}
-
-/// Global before link-local, settled before tentative, permanent before dynamic, lasting before temporary; deprecated never.
-fn best_address(machine: &Machine, link: &LinkInfo, family: Family) -> Option<IpAddr> {
-    let usable = |addr: &&AddrInfo| {
-        addr.index == link.index && of(addr.net.addr()) == family && addr.flags & (DEPRECATED | DAD_FAILED) == 0
-    };
-    let rank = |addr: &&AddrInfo| {
-        // The same bit says "secondary" for IPv4, which is no defect.
-        let temporary = addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_));
-        (!global(addr.net.addr()), addr.flags & TENTATIVE != 0, addr.flags & PERMANENT == 0, temporary)
-    };
-    machine.addrs.iter().filter(usable).min_by_key(rank).map(|addr| addr.net.addr())
-}
-
-fn global(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => !ip.is_link_local() && !ip.is_loopback(),
-        IpAddr::V6(ip) => !ip.is_unicast_link_local() && !ip.is_loopback(),
-    }
-}
-
-fn of(ip: IpAddr) -> Family {
-    if ip.is_ipv4() { Family::V4 } else { Family::V6 }
-}
-
-fn word(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
-}
-
-/// `eth0 (10.0.0.1), eth1 (no address)`.
-fn there(machine: &Machine) -> String {
-    let one = |link: &LinkInfo| {
-        let ips = machine.addrs.iter().filter(|addr| addr.index == link.index);
-        let ips: Vec<String> = ips.map(|addr| addr.net.addr().to_string()).collect();
-        let ips = if ips.is_empty() { "no address".to_owned() } else { ips.join(" ") };
-        format!("{} ({ips})", link.name)
-    };
-    // A node has a veth for every pod: the first dozen is enough to see what is wrong.
-    let mut list: Vec<String> = machine.links.iter().filter(|link| !link.loopback).take(12).map(one).collect();
-    if list.is_empty() {
-        list.push("none but loopback".to_owned());
-    }
-    list.join(", ")
+fn default_link<'a>(ground: &Ground<'a>, family: Family) -> Option<&'a LinkInfo> {
+    let usable = ground.routes(|route| route.net.prefix_len() == 0 && of(route.net.addr()) == family);
+    usable.min_by_key(|(route, _)| route.metric).map(|(_, link)| link)
 }
 
 #[cfg(test)]

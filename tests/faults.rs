@@ -15,6 +15,8 @@ mod conflist;
 mod entries;
 #[path = "common/exe.rs"]
 mod exe;
+#[path = "faults/identity.rs"]
+mod identity;
 #[path = "faults/instances.rs"]
 mod instances;
 #[path = "common/namespace.rs"]

@@ -181,20 +181,7 @@ fn device_name(vni: u32, family: Family) -> Result<Name, String> {
 
 /// Six bytes of two hexadecimal digits, with colons or hyphens, or three groups of four with dots (Go's net.ParseMAC).
 pub fn parse_mac(text: &str) -> Option<Mac> {
-    let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
-    let width = match separator {
-        ':' | '-' => 2,
-        '.' => 4,
-        _ => return None,
-    };
-    let groups: Vec<&str> = text.split(separator).collect();
-    let whole = |group: &&str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
-    if groups.len() * width != 12 || !groups.iter().all(whole) {
-        return None;
-    }
-    let number = u64::from_str_radix(&groups.concat(), 16).ok()?;
-    let [_, _, mac @ ..] = number.to_be_bytes();
-    Some(Mac(mac))
+    weft_subnet::evidence::parse_mac(text).map(Mac)
 }
 
 impl Backend for Vxlan {

@@ -113,6 +113,7 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
         up: flag(libc::IFF_UP),
         carrier: flag(libc::IFF_LOWER_UP),
         loopback: flag(libc::IFF_LOOPBACK),
+        ours: alias.starts_with("weft "),
     };
     Some(LinkFacts { info, tunnel, learning, alias })
 }

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the plan is made with besides leases: net-conf and the facts of the machine. A change of either plans everything again.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::Node;
-use crate::kernel::Kernel;
-use crate::{report, start, sysctls};
+use crate::kernel::{Kernel, Machine};
+use crate::say::chain;
+use crate::uplink::{self, Next, Picked};
+use crate::{start, sysctls};
+
+/// So long an uplink that is gone is waited for before the node moves to another one: a daemon that is restarted, or a DHCP client
+/// that renews, gives the address back within seconds, and a move costs every peer an update.
+pub(super) const UPLINK_AWAY: Duration = Duration::from_secs(10);
 
 /// Between two looks at the sysctls.
 const SYSCTLS_EVERY: Duration = Duration::from_secs(10);
@@ -61,14 +68,7 @@ impl<K: Kernel> Node<K> {
                 return false;
             }
         };
-        let choice = report::sticky(&self.world.options.uplink, &machine, self.plan.host());
-        let picked = start::pick(&choice, &machine, self.plan.network()).and_then(|picked| {
-            match picked.gives_up(&self.plan.host().uplink) {
-                Some(lost) => Err(format!("{} lost {lost} and has only a link-local address", picked.uplink.name)),
-                None => Ok(picked),
-            }
-        });
-        let picked = match picked {
+        let picked = match self.follow_uplink(&machine) {
             Ok(picked) => picked,
             Err(problem) => {
                 if self.host_problem.as_ref() != Some(&problem) {
@@ -94,5 +94,31 @@ impl<K: Kernel> Node<K> {
         }
         self.republish();
         true
+    }
+
+    /// The uplink as it is now. One that is gone is waited for: other choices count only when it stays away.
+    fn follow_uplink(&mut self, machine: &Machine) -> Result<Picked, String> {
+        let ground = start::ground(machine, self.plan.network(), self.plan.own().subnets);
+        let next = uplink::next(&self.world.options.uplink, &ground, &self.plan.host().uplink);
+        if let Ok(Next::Stay(picked)) = next {
+            (self.uplink_gone, self.uplink_due) = (None, None);
+            return Ok(picked);
+        }
+        let since = *self.uplink_gone.get_or_insert_with(Instant::now);
+        match next {
+            Ok(Next::Stay(picked)) => Ok(picked),
+            Ok(Next::Gone { next, .. }) if since.elapsed() >= UPLINK_AWAY => {
+                (self.uplink_gone, self.uplink_due) = (None, None);
+                Ok(next)
+            }
+            Ok(Next::Gone { lost, next }) => {
+                self.uplink_due = Some(since + UPLINK_AWAY);
+                let ips = [next.uplink.v4.map(IpAddr::V4), next.uplink.v6.map(IpAddr::V6)];
+                let ips: Vec<String> = ips.into_iter().flatten().map(|ip| ip.to_string()).collect();
+                let (name, ips, away) = (next.uplink.name, ips.join(" "), UPLINK_AWAY.as_secs());
+                Err(format!("{lost}: {name} ({ips}) is used instead if that lasts {away} s"))
+            }
+            Err(error) => Err(chain(&error)),
+        }
     }
 }

@@ -4,7 +4,9 @@
 
 use std::time::Instant;
 
+use weft_backends::state::Mac;
 use weft_subnet::attrs::Attrs;
+use weft_subnet::evidence::{self, Evidence};
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Claim;
 
@@ -53,6 +55,10 @@ impl<K: Kernel> Node<K> {
         let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
         tracing::info!(subnet = %lease.subnets, moved, "own lease held");
         (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
+        if moved {
+            // The time of the old lease.
+            (self.ttl, self.saved_expiry) = (None, None);
+        }
         self.keeper.keep(lease.clone());
         self.world.teller.again();
         self.unsaved();
@@ -82,10 +88,8 @@ impl<K: Kernel> Node<K> {
     /// Someone put our own record: ourselves, an operator, or another node that owns it now.
     pub(super) fn own_put(&mut self, record: &Record) {
         let own = self.plan.own();
-        let ours = |attrs: &Attrs| match own.attrs.public_ip {
-            Some(ip) => attrs.public_ip == Some(ip),
-            None => attrs.public_ipv6 == own.attrs.public_ipv6,
-        };
+        let assigned = self.world.store.capabilities().assigned;
+        let evidence = Evidence { identity: assigned.then(|| own.id.clone()), ..Evidence::of(own.subnets, &own.attrs) };
         let Ok(lease) = &record.lease else { return self.retake() };
         if self.keeper.busy() {
             // The echo of our own write says nothing new.
@@ -96,15 +100,17 @@ impl<K: Kernel> Node<K> {
             (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
             return;
         }
-        let (now, new) = (start::macs(&own.attrs), start::macs(&lease.attrs));
-        let readable = new.0.is_some() == now.0.is_some() && new.1.is_some() == now.1.is_some();
-        if ours(&lease.attrs) && readable && new != now {
+        let ours = evidence.proves(lease);
+        let (now, new) = (evidence::macs(&own.attrs), evidence::macs(&lease.attrs));
+        let readable = new[0].is_some() == now[0].is_some() && new[1].is_some() == now[1].is_some();
+        // Only a store that knows its nodes says that this is still our lease: elsewhere another MAC is another node's.
+        if ours && readable && new != now {
             tracing::warn!("the VTEP MAC in our own lease was changed: the device follows it");
             self.rebase(lease.clone());
             self.next_audit = Instant::now();
             // Whatever else was changed is ours to say.
             self.republish();
-        } else if self.lost.is_none() || ours(&lease.attrs) {
+        } else if self.lost.is_none() || ours {
             // Another owner, or other parameters: the store decides by compare-and-swap.
             self.retake();
         }
@@ -115,12 +121,13 @@ impl<K: Kernel> Node<K> {
         tracing::error!(?action, "own lease lost: {text}");
         self.last_error = Some(crate::report::failure(text.clone()));
         self.lost = Some(text);
+        self.not_ours_any_more();
         match action {
             OnLostLease::Exit => return Verdict::Exit,
             OnLostLease::Reacquire => {
                 let (network, attrs) = (self.plan.network().clone(), self.wanted());
                 self.asked = Some(attrs.clone());
-                self.keeper.acquire(Claim { network, attrs, previous: None });
+                self.keeper.acquire(Claim { network, attrs, previous: None, was: None });
             }
             OnLostLease::Hold => {}
         }
@@ -158,9 +165,9 @@ impl<K: Kernel> Node<K> {
     /// The lease says something else than the plan was made with: plan again.
     fn rebase(&mut self, own: Lease) {
         let mut host = self.plan.host().clone();
-        let (v4, v6) = start::macs(&own.attrs);
-        host.vtep_mac_v4 = v4.unwrap_or(host.vtep_mac_v4);
-        host.vtep_mac_v6 = v6.unwrap_or(host.vtep_mac_v6);
+        let [v4, v6] = evidence::macs(&own.attrs);
+        host.vtep_mac_v4 = v4.map_or(host.vtep_mac_v4, Mac);
+        host.vtep_mac_v6 = v6.map_or(host.vtep_mac_v6, Mac);
         // The text was parsed before: it cannot fail now.
         if let Ok((network, backend)) = start::parse(&self.config) {
             self.plan.rebase(network, backend, host, own);

@@ -2,9 +2,9 @@
 //! A start while the store is away goes on from what was saved: the agent is then as one that ran before the store went. Nothing is
 //! removed until the store has answered, and our own lease is asked for as at any start, so that whoever got it meanwhile keeps it.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use weft_subnet::cache::{Head, Saved};
+use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::lease::Record;
 use weft_subnet::source::Claim;
 
@@ -24,7 +24,8 @@ impl<K: Kernel> Node<K> {
         self.resumed = Some(text);
         let (network, attrs, previous) = (self.plan.network().clone(), self.wanted(), Some(self.plan.own().subnets));
         self.asked = Some(attrs.clone());
-        self.keeper.catch_up(Claim { network, attrs, previous });
+        let was = Some(self.plan.own().attrs.clone());
+        self.keeper.catch_up(Claim { network, attrs, previous, was });
     }
 
     /// The peers are known, by the store or by what was saved.
@@ -46,12 +47,60 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Saves a little more, when it is due.
+    /// The store renewed our lease, which lives so long now. Saved when that is news: a third of its time is over at each renewal.
+    pub(super) fn kept(&mut self, ttl: Option<Duration>) {
+        let now = Instant::now();
+        let ends = ttl.map(|ttl| (now + ttl, ttl));
+        let news = match (self.saved_expiry, ends) {
+            (Some(Some(before)), Some((ends, ttl))) => before + ttl / 4 <= ends,
+            (Some(None), None) => false,
+            _ => true,
+        };
+        if news {
+            self.saved_expiry = Some(ends.map(|(ends, _)| ends));
+            self.unsaved();
+        }
+        self.ttl = ttl.map(|ttl| (now, ttl));
+    }
+
+    /// When [`Node::save`] has something to do.
+    pub(super) fn next_saving(&self, now: Instant) -> Option<Instant> {
+        self.world.saver.next(now).filter(|_| self.knows_expiry())
+    }
+
+    /// The store has said how long our lease lives, if it does not live for ever there.
+    fn knows_expiry(&self) -> bool {
+        self.saved_expiry.is_some() || !self.world.store.capabilities().expires
+    }
+
+    /// Our lease is another node's: a start that finds the store away must not go on with it.
+    pub(super) fn not_ours_any_more(&mut self) {
+        if self.world.store.capabilities().expires {
+            let now = Instant::now();
+            (self.ttl, self.saved_expiry) = (Some((now, Duration::ZERO)), Some(Some(now)));
+            self.unsaved();
+        }
+    }
+
+    /// Saves a little more, when it is due. Not before it is known when our lease ends: a later start relies on that.
     pub(super) fn save(&mut self, now: Instant) {
+        if !self.knows_expiry() {
+            return;
+        }
+        if self.store_trouble.is_none() && self.world.saver.is_old(now) {
+            self.unsaved();
+        }
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let heard = wall.saturating_sub(now - self.last_word).as_secs();
         let (plan, config, chosen) = (&self.plan, &self.config, self.chosen);
+        let expires = match self.ttl {
+            Some((at, ttl)) => Expiry::At((wall + ttl).saturating_sub(now - at).as_secs()),
+            None => Expiry::Never,
+        };
         let head = |shelf: &Shelf| Head {
             store: shelf.store().to_owned(),
-            saved: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            saved: heard,
+            expires,
             config: config.clone(),
             own: plan.own().clone(),
             public: (plan.host().public_v4, plan.host().public_v6),

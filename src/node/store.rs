@@ -24,8 +24,12 @@ impl<K: Kernel> Node<K> {
         }
         let mut changed = Vec::new();
         let mut full = false;
-        self.last_word = Instant::now();
-        self.world.metrics.store_word(self.last_word);
+        let now = Instant::now();
+        // Not every store is asked for what it says of an unlimited lease.
+        if events.iter().any(|event| !matches!(event, Event::Trouble(_) | Event::Kept(None))) {
+            self.last_word = now;
+            self.world.metrics.store_word(now);
+        }
         for event in events {
             if !matches!(event, Event::Trouble(_) | Event::Kept(_)) && self.store_trouble.take().is_some() {
                 tracing::info!("the store answers again");
@@ -39,14 +43,14 @@ impl<K: Kernel> Node<K> {
                 Event::Config(text) => full |= self.configured(&text),
                 Event::Word => {}
                 Event::Trouble(text) => {
-                    if self.trouble_said.due(&text, self.last_word) {
+                    if self.trouble_said.due(&text, now) {
                         tracing::warn!("store: {text}");
                     }
                     self.store_trouble = Some(text);
                 }
                 Event::Kept(ttl) => {
-                    self.ttl = ttl.map(|ttl| (self.last_word, ttl));
-                    self.world.metrics.lease_kept(self.last_word, ttl);
+                    self.kept(ttl);
+                    self.world.metrics.lease_kept(now, ttl);
                 }
             }
         }

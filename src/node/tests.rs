@@ -13,6 +13,7 @@ use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Seen, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
 
@@ -33,9 +34,12 @@ use crate::tell::Teller;
 mod begin;
 mod config;
 mod conflist;
+mod lease;
 mod rules;
+mod uplink;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 const PROTOCOL: u8 = weft_backends::owner::PROTOCOL;
 
 /// A store that answers a call for a lease when the test lets it, and remembers what it was asked.
@@ -68,7 +72,7 @@ impl Source for Script {
     fn config(&self) -> Local<'_, Result<String, Error>> {
         missing()
     }
-    fn own<'a>(&'a self, _: &'a Attrs, _: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
+    fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         missing()
     }
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
@@ -126,7 +130,8 @@ fn machine(ip: &str) -> Machine {
         reach,
         protocol: 2,
     };
-    let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier: true, loopback: false };
+    let link =
+        LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier: true, loopback: false, ours: false };
     Machine {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: format!("{ip}/24").parse().unwrap(), scope: 0, flags: 0x80 }],
@@ -150,6 +155,15 @@ impl Bench {
     }
 
     fn with(on_lost_lease: OnLostLease, rules: RuleOptions) -> Bench {
+        Bench::of((CONFIG, lease("10.5.1.0-24", "192.168.0.1")), on_lost_lease, rules)
+    }
+
+    /// A node of the vxlan backend with this lease.
+    fn of_vxlan(own: Lease, on_lost_lease: OnLostLease) -> Bench {
+        Bench::of((VXLAN, own), on_lost_lease, RuleOptions::default())
+    }
+
+    fn of((config, own): (&str, Lease), on_lost_lease: OnLostLease, rules: RuleOptions) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("subnet.env");
         let options = Options {
@@ -175,14 +189,15 @@ impl Bench {
             taken: RefCell::default(),
         });
         let kernel = FakeKernel::new(machine("192.168.0.1"), PROTOCOL);
-        let (network, backend) = start::parse(CONFIG).unwrap();
-        let picked = start::pick(&options.uplink, &machine("192.168.0.1"), &network).unwrap();
+        let (network, backend) = start::parse(config).unwrap();
+        let there = machine("192.168.0.1");
+        let ground = start::ground(&there, &network, Subnets::default());
+        let picked = start::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
-        let host = start::host(&picked, &machine("192.168.0.1"), (mac, mac));
-        let own = lease("10.5.1.0-24", "192.168.0.1");
+        let host = start::host(&picked, &there, (mac, mac));
         let started = Started {
             network,
-            config: CONFIG.into(),
+            config: config.into(),
             backend,
             host,
             own,

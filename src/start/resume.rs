@@ -1,19 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A start from what was saved, while the store is away. What was saved counts only for this network, this node and the addresses
-//! that it had.
+//! that it had, and only for a time: afterwards another node may have our subnet, or a peer's.
 
-use weft_subnet::cache::{Head, Saved};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use weft_subnet::cache::{Expiry, Head, Saved};
+use weft_subnet::cidr::Subnets;
+use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
+use weft_subnet::source::Capabilities;
 
-use super::{Place, Started, found, host_with, parse, pick, unreadable, with_chosen};
+use super::{Place, Started, found, ground, host_with, parse, pick, unreadable, with_chosen};
 use crate::kernel::Kernel;
 use crate::saved::Shelf;
+use crate::say::date;
+
+/// So long after the store was last heard its leases are believed, in seconds: the time that a lease in etcd lives. A peer that is
+/// silent for longer has lost its subnet there. In Kubernetes no lease ends by time; a Node that is gone for a day may be deleted,
+/// and its pod CIDR be another's.
+const MOST_AGE: u64 = 24 * 3600;
+/// Clocks of one machine before and after a boot differ by less, in seconds. A lease counts as ended so much earlier.
+const SLACK: u64 = 60;
 
 /// What an earlier run saved: read when it is first needed.
 #[derive(Debug, Default)]
 pub struct Memory {
     shelf: Option<Shelf>,
     saved: Option<Saved>,
+    /// All but the peers, once it was looked for.
+    head: Option<Option<Head>>,
     /// Why it is of no use so far.
     said: Option<String>,
 }
@@ -22,6 +37,19 @@ impl Memory {
     /// On this shelf.
     pub fn new(shelf: Option<Shelf>) -> Memory {
         Memory { shelf, ..Memory::default() }
+    }
+
+    /// The subnet that this node had when it had these addresses in this network, for a start that finds no subnet.env: a boot
+    /// takes that away. However old it is: whether the lease is ours is seen in the store. Where subnets are assigned, none is
+    /// needed.
+    pub(super) fn subnet(&mut self, public: Public, network: &Network, store: Capabilities) -> Option<Subnets> {
+        if store.assigned {
+            return None;
+        }
+        let shelf = self.shelf.as_ref();
+        let head = self.head.get_or_insert_with(|| shelf.and_then(Shelf::read_head)).as_ref()?;
+        let same = Network::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
+        (same && head.public == public).then_some(head.own.subnets)
     }
 
     fn look(&mut self) -> Option<&Saved> {
@@ -55,8 +83,32 @@ pub(super) fn from_saved<K: Kernel>(place: &mut Place<'_, K>, config: Option<&st
     }
 }
 
+/// Whether what was saved may still be true; the error is a sentence. `expires`: the store's leases end by time.
+fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), String> {
+    let own = head.own.subnets;
+    if now + SLACK < head.saved {
+        let (now, saved) = (date(now), date(head.saved));
+        return Err(format!("they were saved on {saved}, but the clock says {now}: their age cannot be known"));
+    }
+    if head.saved + MOST_AGE < now {
+        let saved = date(head.saved);
+        return Err(format!("the store was last heard on {saved}, more than {} h ago", MOST_AGE / 3600));
+    }
+    match head.expires {
+        Expiry::At(end) if expires && end <= now + SLACK => {
+            Err(format!("our lease of {own} ended on {}, and another node may have that subnet", date(end)))
+        }
+        Expiry::Unknown if expires => {
+            Err(format!("an older weft saved them, which did not write down when our lease of {own} ends"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// All but the peers, when it is about this node as it is now.
 fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) -> Result<Started, String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    fresh(&head, place.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
     let (network, backend) = parse(&config)?;
     let then = Network::parse(&head.config).map_err(|bad| format!("net-conf: {bad}"))?;
@@ -68,7 +120,8 @@ fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) ->
     }
     let uplink = with_chosen(place.choice, head.chosen);
     let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
-    let picked = pick(&uplink, &machine, &network)?;
+    let ground = ground(&machine, &network, head.own.subnets).preferring(head.public);
+    let picked = pick(&uplink, &ground)?;
     if (picked.public_v4, picked.public_v6) != head.public {
         return Err(format!("this node had other addresses then, not those of {}", picked.uplink.name));
     }
@@ -76,4 +129,52 @@ fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) ->
     let (own, chosen) = (head.own, head.chosen);
     let host = host_with(&picked, &machine, (&*backend, &network), Some(&own));
     Ok(Started { network, config, backend, host, own, flannel_was_here, uplink, chosen, saved: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_subnet::attrs::Attrs;
+    use weft_subnet::lease::{Age, Lease};
+
+    use super::*;
+
+    const DAY: u64 = 24 * 3600;
+    const SAVED: u64 = 20_000 * DAY;
+
+    fn head(expires: Expiry) -> Head {
+        let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
+        let own = Lease { id: "x".into(), subnets, attrs: Attrs::default(), age: Age::default() };
+        let (config, public, chosen) = (String::new(), (None, None), [None, None]);
+        Head { store: String::new(), saved: SAVED, expires, config, own, public, chosen }
+    }
+
+    #[test]
+    fn what_was_saved_counts_for_a_time() {
+        let ends = Expiry::At(SAVED + DAY / 2);
+        // Until when our lease lives, whether leases end by time in this store, the clock, and the reason against it.
+        let table = [
+            (ends, true, SAVED, None),
+            (ends, true, SAVED + DAY / 2 - 61, None),
+            (ends, true, SAVED + DAY / 2 - 60, Some("our lease of 10.5.1.0/24 ended on 2024-10-04 12:00 UTC")),
+            (ends, true, SAVED + DAY / 2, Some("ended on")),
+            (ends, true, SAVED + DAY + 1, Some("more than 24 h ago")),
+            (Expiry::Never, true, SAVED + DAY, None),
+            (Expiry::Never, true, SAVED + DAY + 1, Some("the store was last heard on 2024-10-04 00:00 UTC")),
+            (Expiry::Unknown, true, SAVED + 1, Some("an older weft saved them")),
+            (Expiry::Unknown, false, SAVED + 1, None),
+            (Expiry::Never, false, SAVED + DAY, None),
+            (Expiry::Never, false, SAVED + DAY + 1, Some("more than 24 h ago")),
+            // The clock was set back, or has not been set since the boot.
+            (ends, true, SAVED - 60, None),
+            (ends, true, SAVED - 61, Some("their age cannot be known")),
+            (Expiry::Never, false, 0, Some("but the clock says 1970-01-01 00:00 UTC")),
+        ];
+        for (expires, of_store, now, wanted) in table {
+            let got = fresh(&head(expires), of_store, now);
+            match wanted {
+                None => assert_eq!(got, Ok(()), "{expires:?} {of_store} {now}"),
+                Some(words) => assert!(got.as_ref().is_err_and(|text| text.contains(words)), "{now}: {got:?}"),
+            }
+        }
+    }
 }

@@ -61,15 +61,6 @@ fn text(members: &Members, name: &str) -> Option<Box<str>> {
 }
 
 impl Attrs {
-    /// True when both name the same node: by IPv4 where there is one, else by IPv6.
-    pub fn same_node(&self, other: &Attrs) -> bool {
-        match (self.public_ip, other.public_ip) {
-            (Some(one), Some(other)) => one == other,
-            (None, None) => self.public_ipv6.is_some() && self.public_ipv6 == other.public_ipv6,
-            _ => false,
-        }
-    }
-
     /// The public address by which people know the node.
     pub fn owner(&self) -> String {
         match (self.public_ip, self.public_ipv6) {

@@ -2,8 +2,8 @@
 //! The last state of a store that was known to be good, as the text of a file: own lease, peers, net-conf. An agent that starts
 //! while its store is away goes on from it, and compares when the store answers.
 //!
-//! First line: `weft-peers VERSION CHECKSUM`, of fixed length. Then JSON values: a head, and one for each lease. Invariant:
-//! what is not whole, of this version and of this store is nothing.
+//! First line: `weft-peers VERSION CHECKSUM`, of fixed length. Then JSON values: a head, and one for each lease. A text that is
+//! damaged, of another version or of another store is refused as a whole.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,13 +19,26 @@ use crate::lease::{Age, Lease};
 const VERSION: u32 = 1;
 const MAGIC: &str = "weft-peers";
 
+/// Until when our own lease lives without a renewal, as the store said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expiry {
+    /// It does not end by itself: a reservation, or a store whose leases do not expire.
+    Never,
+    /// It ends then, in seconds since 1970.
+    At(u64),
+    /// The file does not say: an older weft wrote it.
+    Unknown,
+}
+
 /// All but the peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     /// Which store: [`crate::source::Source::identity`].
     pub store: String,
-    /// When, in seconds since 1970.
+    /// When the store was last heard before this was saved, in seconds since 1970.
     pub saved: u64,
+    /// Until when our own lease lives.
+    pub expires: Expiry,
     /// The text of net-conf.
     pub config: String,
     /// Our own lease.
@@ -63,6 +76,9 @@ pub enum Unusable {
 struct WireHead {
     store: String,
     saved: u64,
+    /// Seconds since 1970; 0 = never. A member of later versions that older ones do not read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    expires: Option<u64>,
     config: String,
     own: Entry,
     public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
@@ -118,7 +134,12 @@ impl Writer {
         let mut writer = Writer::default();
         let own = Entry::new(&head.own)?;
         let Head { store, saved, config, public, chosen, .. } = head;
-        writer.push(&WireHead { store, saved, config, own, public, chosen });
+        let expires = match head.expires {
+            Expiry::Never => Some(0),
+            Expiry::At(seconds) => Some(seconds.max(1)),
+            Expiry::Unknown => None,
+        };
+        writer.push(&WireHead { store, saved, expires, config, own, public, chosen });
         Some(writer)
     }
 
@@ -152,6 +173,23 @@ impl Writer {
 /// # Errors
 /// See [`Unusable`].
 pub fn read(text: &[u8], store: &str) -> Result<Saved, Unusable> {
+    let (head, rest) = split(text, store)?;
+    let entries = serde_json::Deserializer::from_slice(rest).into_iter::<Entry>();
+    let entries = entries.collect::<Result<Vec<_>, _>>().map_err(|_| Unusable::Damaged)?;
+    let peers = entries.into_iter().map(Entry::lease).collect::<Option<Vec<_>>>().ok_or(Unusable::Damaged)?;
+    Ok(Saved { head, peers })
+}
+
+/// Reads the head alone.
+///
+/// # Errors
+/// See [`Unusable`].
+pub fn read_head(text: &[u8], store: &str) -> Result<Head, Unusable> {
+    split(text, store).map(|(head, _)| head)
+}
+
+/// The head, and the text of the peers: the whole text was not changed since it was written.
+fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> {
     let end = text.iter().take(64).position(|byte| *byte == b'\n').ok_or(Unusable::Damaged)?;
     let line = std::str::from_utf8(&text[..end]).map_err(|_| Unusable::Damaged)?;
     let mut words = line.split(' ');
@@ -166,16 +204,19 @@ pub fn read(text: &[u8], store: &str) -> Result<Saved, Unusable> {
     if line.as_bytes() != first_line(crc32fast::hash(body)).trim_end().as_bytes() {
         return Err(Unusable::Damaged);
     }
-    let mut values = serde_json::Deserializer::from_slice(body);
-    let head = WireHead::deserialize(&mut values).map_err(|_| Unusable::Damaged)?;
+    let mut values = serde_json::Deserializer::from_slice(body).into_iter::<WireHead>();
+    let head = values.next().and_then(Result::ok).ok_or(Unusable::Damaged)?;
     if head.store != store {
         return Err(Unusable::Store(head.store));
     }
-    let entries = values.into_iter::<Entry>().collect::<Result<Vec<_>, _>>().map_err(|_| Unusable::Damaged)?;
-    let peers = entries.into_iter().map(Entry::lease).collect::<Option<Vec<_>>>().ok_or(Unusable::Damaged)?;
-    let WireHead { store, saved, config, own, public, chosen } = head;
+    let WireHead { store, saved, expires, config, own, public, chosen } = head;
+    let expires = match expires {
+        None => Expiry::Unknown,
+        Some(0) => Expiry::Never,
+        Some(seconds) => Expiry::At(seconds),
+    };
     let own = own.lease().ok_or(Unusable::Damaged)?;
-    Ok(Saved { head: Head { store, saved, config, own, public, chosen }, peers })
+    Ok((Head { store, saved, expires, config, own, public, chosen }, &body[values.byte_offset()..]))
 }
 
 #[cfg(test)]
@@ -206,7 +247,8 @@ mod tests {
         };
         let chosen = [None, Some("2001:db8::7".parse().unwrap())];
         let config = "{\"Network\":\"10.5.0.0/16\"}\n".to_owned();
-        let head = Head { store: STORE.into(), saved: 1_700_000_000, config, own: lease(1), public, chosen };
+        let (saved, expires) = (1_700_000_000, Expiry::At(1_700_086_400));
+        let head = Head { store: STORE.into(), saved, expires, config, own: lease(1), public, chosen };
         Saved { head, peers: vec![lease(2), lease(3), only_v6] }
     }
 
@@ -228,6 +270,19 @@ mod tests {
         assert_eq!(read(&text(&saved()), STORE).unwrap(), saved());
         let alone = Saved { peers: Vec::new(), ..saved() };
         assert_eq!(read(&text(&alone), STORE).unwrap(), alone);
+        for expires in [Expiry::Never, Expiry::Unknown, Expiry::At(7)] {
+            let mut other = saved();
+            other.head.expires = expires;
+            assert_eq!(read(&text(&other), STORE).unwrap(), other);
+            assert_eq!(read_head(&text(&other), STORE).unwrap(), other.head);
+        }
+    }
+
+    #[test]
+    fn a_file_of_an_older_version_does_not_say_when_the_lease_ends() {
+        let mut old = saved();
+        old.head.expires = Expiry::Unknown;
+        assert!(!String::from_utf8(text(&old)).unwrap().contains("expires"), "as the older version wrote it");
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio::time::sleep;
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
 use crate::pick;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source, UNREADABLE};
@@ -80,20 +81,15 @@ impl DirStore {
     }
 }
 
-fn find_own(files: &Files, attrs: &Attrs, previous: Option<Subnets>) -> Result<Option<Lease>, Error> {
-    let leases = files.scan()?.into_iter().filter_map(|record| record.lease.ok());
-    let other = |lease: &Lease| Some(lease.subnets) != previous;
-    let ours = leases.filter(|lease| lease.attrs.same_node(attrs));
-    Ok(ours.min_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age))))
+fn find_own(files: &Files, evidence: &Evidence) -> Result<Option<Lease>, Error> {
+    let records = files.scan()?;
+    let leases = records.iter().filter_map(|record| record.lease.as_ref().ok());
+    Ok(evidence.ours(leases).first().copied().cloned())
 }
 
 fn acquire(files: &Files, claim: &Claim) -> Result<Lease, Error> {
     let records = files.scan()?;
-    let leases: Vec<&Lease> = records.iter().filter_map(|record| record.lease.as_ref().ok()).collect();
-    let mut ours: Vec<&Lease> = leases.iter().copied().filter(|lease| lease.attrs.same_node(&claim.attrs)).collect();
-    // Several leases name this node (a copied file, a node that moved): the one it lives on, else the oldest.
-    let other = |lease: &Lease| Some(lease.subnets) != claim.previous;
-    ours.sort_by(|one, two| (other(one), &one.age).cmp(&(other(two), &two.age)));
+    let ours = claim.evidence().ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
     if let Some(own) = ours.iter().find(|own| pick::compatible(&claim.network, &own.subnets)) {
         return rewrite(files, own, &claim.attrs);
     }
@@ -116,20 +112,22 @@ fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
 
 fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
     let id = subnets.to_key();
-    let mine = |lease: &Lease| lease.attrs.same_node(attrs) || lease.attrs.same_node(was);
+    let evidence = Evidence::of(*subnets, was).or(attrs);
     match files.read(&id)?.map(|record| record.lease) {
-        Some(Ok(own)) if mine(&own) => rewrite(files, &own, attrs),
-        Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
+        Some(Ok(own)) if evidence.proves(&own) => rewrite(files, &own, attrs),
+        Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(&other) }),
         // A value that nobody can read belongs to nobody, and the file was ours.
         Some(Err(_)) => files.replace(&id, attrs, now()),
         None => {
             let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
             let rival = files.scan()?.into_iter().filter_map(|record| record.lease.ok()).find(|lease| {
                 // Only equals: a stray file over a whole range is set aside by every node.
-                lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !mine(lease)
+                lengths(&lease.subnets) == lengths(subnets)
+                    && lease.subnets.overlaps(subnets)
+                    && !evidence.proves(lease)
             });
             match rival {
-                Some(other) => Err(Error::Taken { subnet: *subnets, owner: other.attrs.owner() }),
+                Some(other) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(&other) }),
                 None => files.create(&id, attrs, now()),
             }
         }
@@ -139,7 +137,7 @@ fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Resul
 fn release(files: &Files, lease: &Lease) -> Result<(), Error> {
     match files.read(&lease.id)?.map(|record| record.lease) {
         None => Err(files.missing(&lease.id)),
-        Some(Ok(own)) if own.attrs.same_node(&lease.attrs) => files.delete(&lease.id),
+        Some(Ok(own)) if Evidence::of(lease.subnets, &lease.attrs).proves(&own) => files.delete(&lease.id),
         Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),
         Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: UNREADABLE.to_owned() }),
     }
@@ -167,9 +165,9 @@ impl Source for DirStore {
         Box::pin(self.read_config())
     }
 
-    fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
-        let attrs = attrs.clone();
-        Box::pin(self.files.work(move |files| find_own(files, &attrs, previous)))
+    fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
+        let evidence = evidence.clone();
+        Box::pin(self.files.work(move |files| find_own(files, &evidence)))
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {

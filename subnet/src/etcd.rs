@@ -18,6 +18,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
 
@@ -123,8 +124,8 @@ impl Source for EtcdStore {
         Box::pin(self.read_config())
     }
 
-    fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
-        Box::pin(self.find_own(attrs, previous))
+    fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(self.find_own(evidence))
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {

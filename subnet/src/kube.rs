@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
 use crate::network::Network;
 use crate::retry::Patience;
@@ -184,7 +185,7 @@ impl Source for KubeStore {
         Box::pin(async { self.conf.read() })
     }
 
-    fn own<'a>(&'a self, _attrs: &'a Attrs, _previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>> {
+    fn own<'a>(&'a self, _evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         Box::pin(self.find_own())
     }
 
@@ -197,7 +198,7 @@ impl Source for KubeStore {
     }
 
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
-        Box::pin(self.withdraw(&lease.id, Some(&lease.attrs)))
+        Box::pin(self.withdraw(&lease.id, Some(lease)))
     }
 
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {

@@ -8,6 +8,7 @@ pub mod attrs;
 pub mod cache;
 pub mod cidr;
 pub mod env;
+pub mod evidence;
 pub mod hold;
 pub mod lease;
 pub mod network;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::network::Network;
 use crate::pick;
@@ -78,15 +79,24 @@ pub enum Error {
 pub struct Claim {
     /// The validated net-conf.
     pub network: Network,
-    /// What the lease shall say. `public_ip` (v4; v6 where there is no v4) identifies the node.
+    /// What the lease shall say.
     pub attrs: Attrs,
-    /// What subnet.env said before this start: taken again when free and compatible.
+    /// The subnet that our pods use, as far as we know: taken again when it is free and compatible.
     pub previous: Option<Subnets>,
+    /// What the lease says that [`Source::own`] found, or that we held until now.
+    pub was: Option<Attrs>,
 }
 
 // Kubernetes alone assigns subnets, and chooses none.
 #[cfg_attr(not(any(feature = "etcd", feature = "dir")), allow(dead_code))]
 impl Claim {
+    /// What tells our leases from those of others. The MAC that we are about to publish is that of our device, or of the lease that
+    /// was found to be ours: a lease with another one is another node's.
+    pub(crate) fn evidence(&self) -> Evidence {
+        let was = self.was.as_ref().unwrap_or(&self.attrs);
+        Evidence { previous: self.previous, ..Evidence::of(Subnets::default(), was).or(&self.attrs) }
+    }
+
     /// The subnet to take: the previous one when it is free and compatible, else a free one by chance.
     pub(crate) fn choose(&self, mut taken: Vec<Subnets>) -> Result<Subnets, Error> {
         // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
@@ -161,15 +171,15 @@ pub trait Source {
     fn capabilities(&self) -> Capabilities;
     /// The raw JSON of net-conf. `Missing` when there is none.
     fn config(&self) -> Local<'_, Result<String, Error>>;
-    /// The lease that the node with this public address holds already, if any: asked before `advertise`, for the VTEP MAC.
-    /// Of several the one on the previous subnet, else the oldest.
-    fn own<'a>(&'a self, attrs: &'a Attrs, previous: Option<Subnets>) -> Local<'a, Result<Option<Lease>, Error>>;
-    /// Takes a lease in flannel's order (flannel-compat.md section 1), every write fenced by what was read.
+    /// The lease that is ours already, if any: asked before `advertise`, for the VTEP MAC. Where there are several, the one with the
+    /// best proof, see [`Evidence`].
+    fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>>;
+    /// Takes a lease: one that is ours already, else the previous subnet, else a free one. Every write is fenced by what was read.
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
-    /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours
-    /// (same public address), else `Taken`. Used when the own lease was deleted, or the store was wiped, and to publish
-    /// changed attributes. `was` is the public identity under which we held it so far. Where subnets are assigned, what is assigned
-    /// now is taken, whatever it was.
+    /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours, else `Taken`. Used
+    /// when the own lease was deleted, or the store was wiped, and to publish changed attributes. `was` is what our lease said so
+    /// far: together with the subnet and the new attributes it is the evidence. Where subnets are assigned, what is assigned now is
+    /// taken, whatever it was.
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>>;
     /// Gives our lease back: deletes it if it is still ours, else `Taken` or `Missing`.
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>>;
@@ -180,7 +190,7 @@ pub trait Source {
     /// Reports everything into `out`, beginning with a snapshot, and re-lists, re-opens and backs off by itself. Ends when `out` closes.
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()>;
     /// Keeps our lease alive until dropped: re-reads which store lease the key has now before each renewal. Reports `Event::Kept`.
-    /// A lease that is gone or another's is not its business: the watch shows that to the agent.
+    /// A lease that is gone, or is another node's now, is not renewed: the watch shows that to the agent.
     fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
     /// Public addresses (IPv4, IPv6) by which the store's admin chooses this node's interface: they count more than
     /// `--public-ip`. Asked before the uplink is picked.

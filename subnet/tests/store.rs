@@ -72,6 +72,8 @@ contract!(
     retakes_what_was_deleted,
     retakes_only_what_is_ours,
     releases_only_what_is_ours,
+    one_address_of_two_nodes,
+    a_renumbered_node_keeps_its_lease,
     watch_tells_in_order,
     bad_entries_stand_alone,
     config_change_is_told,

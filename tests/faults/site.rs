@@ -129,6 +129,8 @@ pub struct Site {
     pub mtu: u32,
     pub resync: &'static str,
     pub flags: Vec<String>,
+    /// How the agent is told which uplink to use.
+    pub uplink: String,
     agent: Option<Child>,
 }
 
@@ -139,7 +141,8 @@ impl Site {
         fs::create_dir_all(dir.path().join("store/subnets")).unwrap();
         let peers = (2..22).map(|n| (n, Lease::new(n))).collect();
         let own = Lease::new(1);
-        let site = Site { kind, dir, peers, own, mtu: 1500, resync: "1h", flags: Vec::new(), agent: None };
+        let (flags, uplink) = (Vec::new(), "--iface=up0".to_owned());
+        let site = Site { kind, dir, peers, own, mtu: 1500, resync: "1h", flags, uplink, agent: None };
         let mut config = json!({"Network": "10.5.0.0/16", "Backend": {"Type": kind.name()}});
         if kind.dual() {
             config["EnableIPv6"] = json!(true);
@@ -208,7 +211,7 @@ impl Site {
     pub fn start(&mut self) {
         assert!(self.agent.is_none(), "it runs");
         let mut command = self.weft("agent");
-        command.arg(format!("--store=dir:{}", self.path("store").display())).arg("--iface=up0");
+        command.arg(format!("--store=dir:{}", self.path("store").display())).arg(&self.uplink);
         command.arg(format!("--subnet-file={}", self.env_file().display()));
         command.arg(format!("--resync={}", self.resync)).arg("-v=1").args(&self.flags);
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("log")).unwrap();

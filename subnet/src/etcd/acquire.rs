@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::evidence::Evidence;
 use crate::lease::{Id, Lease};
 use crate::pick;
 use crate::retry::jitter;
@@ -36,11 +37,9 @@ fn contended(what: &str) -> Error {
 }
 
 impl EtcdStore {
-    pub(super) async fn find_own(&self, attrs: &Attrs, previous: Option<Subnets>) -> Result<Option<Lease>, Error> {
+    pub(super) async fn find_own(&self, evidence: &Evidence) -> Result<Option<Lease>, Error> {
         let all = self.read_all().await?;
-        let ours = all.stored.iter().filter(|stored| stored.belongs_to(attrs));
-        let own = ours.min_by_key(|stored| (stored.subnets != previous, stored.created));
-        let own = own.and_then(Stored::lease).cloned();
+        let own = all.ours(evidence).first().and_then(|stored| stored.lease()).cloned();
         self.listed.keep(all);
         Ok(own)
     }
@@ -77,9 +76,9 @@ impl EtcdStore {
     /// `None` = someone was faster: read again.
     async fn acquire_once(&self, claim: &Claim, all: &All, granted: &mut Granted) -> Result<Option<Stored>, Error> {
         let fits = |stored: &Stored| stored.subnets.is_some_and(|subnets| pick::compatible(&claim.network, &subnets));
-        let mut ours: Vec<&Stored> = all.stored.iter().filter(|stored| stored.belongs_to(&claim.attrs)).collect();
-        // Several leases name this node (a copied value, a node that moved): the one it lives on, else the oldest.
-        ours.sort_by_key(|stored| (stored.subnets.is_none() || stored.subnets != claim.previous, stored.created));
+        let evidence = claim.evidence();
+        let ours = all.ours(&evidence);
+        let is_ours = |stored: &Stored| ours.iter().any(|own| own.record.id == stored.record.id);
         // An older lease of another node over the same addresses: ours came second in a race and its deletion was cut off.
         let beaten = |own: &Stored| {
             all.stored.iter().any(|other| {
@@ -87,7 +86,7 @@ impl EtcdStore {
                     && fits(other)
                     && other.lease().is_some()
                     && overlap(own, other)
-                    && !other.belongs_to(&claim.attrs)
+                    && !is_ours(other)
             })
         };
         if let Some(own) = ours.iter().find(|own| fits(own) && !beaten(own)) {
@@ -98,10 +97,9 @@ impl EtcdStore {
                 return Ok(None);
             }
         }
-        let gone = |stored: &Stored| ours.iter().any(|own| own.record.id == stored.record.id);
-        let taken = all.stored.iter().filter(|stored| !gone(stored)).filter_map(|stored| stored.subnets);
+        let taken = all.stored.iter().filter(|stored| !is_ours(stored)).filter_map(|stored| stored.subnets);
         let chosen = claim.choose(taken.collect())?;
-        self.create(&chosen, &claim.attrs, all.revision, granted).await
+        self.create(&chosen, &claim.attrs, (&evidence, all.revision), granted).await
     }
 
     /// Creates the key, unless anyone else did or an older one overlaps it.
@@ -109,7 +107,7 @@ impl EtcdStore {
         &self,
         subnets: &Subnets,
         attrs: &Attrs,
-        listed: i64,
+        (evidence, listed): (&Evidence, i64),
         granted: &mut Granted,
     ) -> Result<Option<Stored>, Error> {
         let id: Id = subnets.to_key().into();
@@ -126,7 +124,7 @@ impl EtcdStore {
             .with_max_create_revision(own.created - 1);
         let older = self.pool.get(&format!("check {key}"), first, Some(between)).await?;
         let rival = older.kvs().iter().filter_map(|kv| self.keys.stored(kv)).any(|other| {
-            other.lease().is_some_and(|lease| lease.subnets.overlaps(subnets)) && !other.belongs_to(attrs)
+            other.lease().is_some_and(|lease| lease.subnets.overlaps(subnets)) && !other.belongs_to(evidence)
         });
         if !rival {
             return Ok(Some(own));
@@ -222,16 +220,17 @@ impl EtcdStore {
         granted: &mut Granted,
     ) -> Result<Lease, Error> {
         let id = subnets.to_key();
+        let evidence = Evidence::of(*subnets, was).or(attrs);
         for attempt in 1..=ATTEMPTS {
             let done = match self.read_one(&id).await? {
                 // A value that nobody can read belongs to nobody, and the key was ours.
-                (Some(own), _) if own.belongs_to(attrs) || own.belongs_to(was) || own.lease().is_none() => {
+                (Some(own), _) if own.belongs_to(&evidence) || own.lease().is_none() => {
                     self.rewrite(&own, attrs, granted).await?
                 }
-                (Some(other), _) => return Err(Error::Taken { subnet: *subnets, owner: other.owner() }),
+                (Some(other), _) => return Err(Error::Taken { subnet: *subnets, owner: other.owner(&evidence) }),
                 (None, revision) => {
-                    self.refuse_overlap(subnets, was, attrs).await?;
-                    self.create(subnets, attrs, revision, granted).await?
+                    self.refuse_overlap(subnets, &evidence).await?;
+                    self.create(subnets, attrs, (&evidence, revision), granted).await?
                 }
             };
             if let Some(lease) = done.as_ref().and_then(Stored::lease) {
@@ -243,28 +242,28 @@ impl EtcdStore {
     }
 
     /// Another key may have taken our addresses while ours was gone.
-    async fn refuse_overlap(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<(), Error> {
+    async fn refuse_overlap(&self, subnets: &Subnets, evidence: &Evidence) -> Result<(), Error> {
         let all = self.read_all().await?;
         let rival = all.stored.iter().filter_map(|stored| Some((stored, stored.lease()?))).find(|(_, lease)| {
             // Only equals: a stray key over a whole range is set aside by every node and must not keep us out.
             let same_length =
                 lease.subnets.iter().map(|net| net.prefix_len()).eq(subnets.iter().map(|net| net.prefix_len()));
-            let mine = lease.attrs.same_node(attrs) || lease.attrs.same_node(was);
-            same_length && !mine && lease.subnets.overlaps(subnets)
+            same_length && !evidence.proves(lease) && lease.subnets.overlaps(subnets)
         });
         match rival {
-            Some((stored, _)) => Err(Error::Taken { subnet: *subnets, owner: stored.owner() }),
+            Some((stored, _)) => Err(Error::Taken { subnet: *subnets, owner: stored.owner(evidence) }),
             None => Ok(()),
         }
     }
 
     pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
+        let evidence = Evidence::of(lease.subnets, &lease.attrs);
         for attempt in 1..=ATTEMPTS {
             let Some(stored) = self.read_one(&lease.id).await?.0 else {
                 return Err(Error::Missing(self.keys.lease(&lease.id)));
             };
-            if !stored.belongs_to(&lease.attrs) {
-                return Err(Error::Taken { subnet: lease.subnets, owner: stored.owner() });
+            if !stored.belongs_to(&evidence) {
+                return Err(Error::Taken { subnet: lease.subnets, owner: stored.owner(&evidence) });
             }
             if self.delete_fenced(&stored).await? {
                 return Ok(());

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
+use crate::evidence::Evidence;
 use crate::lease::Lease;
 use crate::retry::{chain, jitter};
 use crate::source::{Error, Event};
@@ -43,10 +44,10 @@ impl EtcdStore {
         jitter(third.min(margin)).max(SHORTEST)
     }
 
-    /// Looks at the key and renews what it has. `Ok(None)`: nothing of ours is there. Else how long it lives.
+    /// Looks at the key and renews what it has. `Ok(None)`: nothing there is ours. Else how long it lives.
     async fn renew(&self, lease: &Lease) -> Result<Option<Option<Duration>>, Error> {
         let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(None) };
-        if stored.lease().is_some() && !stored.belongs_to(&lease.attrs) {
+        if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(lease.subnets, &lease.attrs)) {
             return Ok(None);
         }
         if stored.etcd_lease == 0 {

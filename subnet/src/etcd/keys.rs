@@ -9,6 +9,7 @@ use etcd_client::{GetOptions, KeyValue};
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::evidence::Evidence;
 use crate::lease::{Age, Id, Lease, Record};
 use crate::source::{Error, UNREADABLE};
 
@@ -97,13 +98,13 @@ impl Stored {
         self.record.lease.as_ref().ok()
     }
 
-    pub(super) fn belongs_to(&self, attrs: &Attrs) -> bool {
-        self.lease().is_some_and(|lease| lease.attrs.same_node(attrs))
+    pub(super) fn belongs_to(&self, evidence: &Evidence) -> bool {
+        self.lease().is_some_and(|lease| evidence.proves(lease))
     }
 
-    /// The owner's public address, for people.
-    pub(super) fn owner(&self) -> String {
-        self.lease().map_or_else(|| UNREADABLE.to_owned(), |lease| lease.attrs.owner())
+    /// The owner, which we are not, for people.
+    pub(super) fn owner(&self, evidence: &Evidence) -> String {
+        self.lease().map_or_else(|| UNREADABLE.to_owned(), |lease| evidence.owner(lease))
     }
 }
 
@@ -116,6 +117,13 @@ pub(super) struct All {
 }
 
 impl All {
+    /// Those that are ours, best first.
+    pub(super) fn ours(&self, evidence: &Evidence) -> Vec<&Stored> {
+        let ours = evidence.ours(self.stored.iter().filter_map(Stored::lease));
+        let stored = |lease: &Lease| self.stored.iter().find(|stored| stored.record.id == lease.id);
+        ours.into_iter().filter_map(stored).collect()
+    }
+
     /// This one in place of what was read of its key.
     pub(super) fn put(&mut self, new: Stored) {
         self.stored.retain(|stored| stored.record.id != new.record.id);

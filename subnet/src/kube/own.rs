@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::attrs::Attrs;
 use crate::cidr::{Family, Subnets};
+use crate::evidence::Evidence;
 use crate::lease::{Age, Lease};
 use crate::network::Network;
 use crate::source::{Claim, Error, UNREADABLE};
@@ -140,7 +141,8 @@ impl KubeStore {
         }
     }
 
-    /// The lease as the annotations say; what backends have said there also before a pod CIDR is assigned, and where another
+    /// The lease of the Node with our name: no other evidence is better, so none is asked for ([`crate::evidence::Proof::Identity`]).
+    /// It is as the annotations say; what backends have said there also before a pod CIDR is assigned, and where another
     /// annotation cannot be read: the VTEP MAC is what is asked for.
     pub(super) async fn find_own(&self) -> Result<Option<Lease>, Error> {
         let node = self.read_own().await?;
@@ -265,8 +267,8 @@ impl KubeStore {
         Error::Unavailable { what, source: None }
     }
 
-    /// Takes the annotations away that make a Node a lease; with `ours`, only when they are ours.
-    pub(super) async fn withdraw(&self, name: &str, ours: Option<&Attrs>) -> Result<(), Error> {
+    /// Takes the annotations away that make a Node a lease; with `ours`, only while they still say what it says.
+    pub(super) async fn withdraw(&self, name: &str, ours: Option<&Lease>) -> Result<(), Error> {
         for tried in 1..=TRIES {
             let node = self.read(name).await?;
             if !node.managed(&self.prefix) {
@@ -275,7 +277,7 @@ impl KubeStore {
             if let Some(ours) = ours {
                 let subnet = node.subnets().unwrap_or_default();
                 match node.lease(&self.prefix) {
-                    Ok(lease) if lease.attrs.same_node(ours) => {}
+                    Ok(lease) if Evidence::of(ours.subnets, &ours.attrs).proves(&lease) => {}
                     Ok(lease) => return Err(Error::Taken { subnet, owner: lease.attrs.owner() }),
                     Err(_) => return Err(Error::Taken { subnet, owner: UNREADABLE.to_owned() }),
                 }

@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::kube::{KubeStore, Who};
 use weft_subnet::source::{Claim, Error, Source};
 
-use super::contract::{attrs, claim, network};
+use super::contract::{attrs, booted, claim, network};
 use super::server::{Cluster, Server};
 
 fn version(node: &Value) -> &str {
@@ -23,7 +23,7 @@ pub fn dual(last: u8) -> Claim {
     network.networks.v6 = Some(net);
     let public_ipv6 = Some(format!("2001:db8::{last}").parse().unwrap());
     let attrs = Attrs { public_ipv6, backend_type: "host-gw".into(), backend_data: None, ..attrs(last) };
-    Claim { network, attrs, previous: None }
+    Claim { network, attrs, previous: None, was: None }
 }
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn nothing_is_written_when_nothing_changed() {
     });
     assert_eq!(node["metadata"]["annotations"], wanted);
     let store = cluster.store(1);
-    let own = store.own(&attrs(1), None).await.unwrap().unwrap();
+    let own = store.own(&booted(1)).await.unwrap().unwrap();
     assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "the VTEP MAC comes back");
     assert_eq!(store.acquire(&claim(1)).await.unwrap(), lease);
     store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
@@ -53,14 +53,14 @@ async fn the_mac_comes_back_whatever_else_is_wrong() {
     let store = cluster.store(1);
     store.acquire(&claim(1)).await.unwrap();
     cluster.annotate(1, "public-ip", &json!("nonsense")).await;
-    let own = store.own(&attrs(1), None).await.unwrap().unwrap();
+    let own = store.own(&booted(1)).await.unwrap().unwrap();
     assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "an annotation beside it cannot be read");
     assert_eq!(store.acquire(&claim(1)).await.unwrap().attrs, attrs(1), "and is mended");
     let managed = cluster.annotation("kube-subnet-manager");
     let data = attrs(3).backend_data.unwrap();
     let annotations = json!({managed: "true", cluster.annotation("backend-data"): &*data});
     cluster.create_as(&cluster.node(3), &[], annotations).await;
-    let own = cluster.store(3).own(&attrs(3), None).await.unwrap().unwrap();
+    let own = cluster.store(3).own(&booted(3)).await.unwrap().unwrap();
     assert_eq!(own.attrs.backend_data, Some(data), "no pod CIDR yet");
 }
 
@@ -226,9 +226,9 @@ async fn the_pod_says_the_node() {
     let store = KubeStore::new(cluster.options(who(&cluster.name), "weft")).unwrap();
     assert_eq!(*store.acquire(&claim(1)).await.unwrap().id, cluster.node(1));
     let store = KubeStore::new(cluster.options(who("nobody"), "weft")).unwrap();
-    assert!(matches!(store.own(&attrs(1), None).await, Err(Error::Missing(what)) if what == "pod default/nobody"));
+    assert!(matches!(store.own(&booted(1)).await, Err(Error::Missing(what)) if what == "pod default/nobody"));
     let store = KubeStore::new(cluster.options(Who::Unknown, "weft")).unwrap();
-    assert!(matches!(store.own(&attrs(1), None).await, Err(Error::Invalid(text)) if text.contains("NODE_NAME")));
+    assert!(matches!(store.own(&booted(1)).await, Err(Error::Invalid(text)) if text.contains("NODE_NAME")));
     store.list().await.unwrap();
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::evidence::Evidence;
+use weft_subnet::lease::Lease;
 use weft_subnet::network::{Network, Range};
 use weft_subnet::source::{Claim, Error, Event, Source};
 
@@ -36,17 +38,24 @@ pub fn network(len: u8, max: &str) -> Network {
     }
 }
 
+/// What the node of this number publishes; the first one's MAC ends with 44.
 pub fn attrs(last: u8) -> Attrs {
+    let data = format!(r#"{{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:{:02x}"}}"#, last.wrapping_add(0x43));
     Attrs {
         public_ip: Some([192, 0, 2, last].into()),
         backend_type: "vxlan".into(),
-        backend_data: Some(r#"{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into()),
+        backend_data: Some(data.into()),
         ..Attrs::default()
     }
 }
 
 pub fn claim(last: u8) -> Claim {
-    Claim { network: network(24, "10.5.255.0"), attrs: attrs(last), previous: None }
+    Claim { network: network(24, "10.5.255.0"), attrs: attrs(last), previous: None, was: None }
+}
+
+/// What the node of this number knows after a boot: its address alone.
+pub fn booted(last: u8) -> Evidence {
+    Evidence { public: vec![(attrs(last).public_ip, None)], ..Evidence::default() }
 }
 
 pub fn subnet(text: &str) -> Subnets {
@@ -75,7 +84,7 @@ pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnO
 
 pub async fn creates_and_takes_over(kind: &impl Place) {
     let store = kind.open();
-    assert!(store.own(&attrs(1), None).await.unwrap().is_none());
+    assert!(store.own(&booted(1)).await.unwrap().is_none());
     let first = store.acquire(&claim(1)).await.unwrap();
     assert_eq!(first.attrs, attrs(1));
     if !store.capabilities().assigned {
@@ -85,7 +94,7 @@ pub async fn creates_and_takes_over(kind: &impl Place) {
     other.attrs.backend_data = Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into());
     let again = kind.open().acquire(&other).await.unwrap();
     assert_eq!((again.subnets, &again.attrs, &again.age), (first.subnets, &other.attrs, &first.age));
-    assert_eq!(store.own(&attrs(1), None).await.unwrap(), Some(again));
+    assert_eq!(store.own(&booted(1)).await.unwrap(), Some(again));
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
@@ -186,10 +195,54 @@ pub async fn releases_only_what_is_ours(kind: &impl Place) {
     let lease = store.acquire(&claim(1)).await.unwrap();
     store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
-    let lease = store.own(&attrs(2), None).await.unwrap().unwrap();
+    let lease = store.own(&booted(2)).await.unwrap().unwrap();
     store.release(&lease).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Missing(_))));
     assert!(store.list().await.unwrap().is_empty());
+}
+
+/// Two nodes publish one address: each keeps its own lease over restarts in any order, whatever is asked for it.
+pub async fn one_address_of_two_nodes(kind: &impl Place) {
+    let store = kind.open();
+    if store.capabilities().assigned {
+        return;
+    }
+    let of = |last: u8| Claim { attrs: Attrs { public_ip: attrs(1).public_ip, ..attrs(last) }, ..claim(last) };
+    let first = store.acquire(&of(1)).await.unwrap();
+    let second = kind.open_for(2).acquire(&of(2)).await.unwrap();
+    assert_ne!(first.subnets, second.subnets, "the second node has a device of its own");
+    let restarted = |lease: &Lease, last| Claim { previous: Some(lease.subnets), ..of(last) };
+    for (lease, last) in [(&second, 2), (&first, 1), (&second, 2)] {
+        let claim = restarted(lease, last);
+        assert_eq!(store.own(&Evidence::of(lease.subnets, &lease.attrs)).await.unwrap().as_ref(), Some(lease));
+        assert_eq!(store.acquire(&claim).await.unwrap(), *lease);
+        assert_eq!(store.retake(&lease.subnets, &lease.attrs, &claim.attrs).await.unwrap(), *lease);
+    }
+    // What is the other one's is neither rewritten nor given back.
+    let error = store.retake(&first.subnets, &second.attrs, &second.attrs).await.unwrap_err();
+    let words =
+        format!("subnet {} belongs to another node that publishes our address 192.0.2.1, too, now", first.subnets);
+    assert_eq!(error.to_string(), words);
+    let theirs = Lease { attrs: second.attrs.clone(), ..first.clone() };
+    assert!(matches!(store.release(&theirs).await, Err(Error::Taken { .. })));
+    // A boot takes away what tells the two apart.
+    let booted = Evidence { public: vec![(attrs(1).public_ip, None)], ..Evidence::default() };
+    assert_eq!(store.own(&booted).await.unwrap(), None, "it may be either one's");
+    store.remove(&second.id).await.unwrap();
+    let again = kind.open().acquire(&restarted(&second, 2)).await.unwrap();
+    assert_eq!(again.subnets, second.subnets, "not the first one's, though it has our address");
+    assert_eq!(store.list().await.unwrap().len(), 2);
+}
+
+/// The address of a node changed while its agent was away.
+pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
+    let store = kind.open();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let moved = Attrs { public_ip: attrs(9).public_ip, ..attrs(1) };
+    let claim = Claim { attrs: moved.clone(), previous: Some(lease.subnets), ..claim(1) };
+    let again = store.acquire(&claim).await.unwrap();
+    assert_eq!((again.subnets, &again.attrs, &again.age), (lease.subnets, &moved, &lease.age));
+    assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
 pub async fn watch_tells_in_order(kind: &impl Place) {

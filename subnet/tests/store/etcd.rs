@@ -25,7 +25,7 @@ async fn bytes_are_flannels() {
     let wanted = Some(subnet("10.5.52.0/24"));
     server.store().acquire(&Claim { previous: wanted, ..claim(3) }).await.unwrap();
     let out = server.etcdctl(&["get", "--prefix", PREFIX]);
-    let value = r#"{"PublicIP":"192.0.2.3","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:44"}}"#;
+    let value = r#"{"PublicIP":"192.0.2.3","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:46"}}"#;
     assert_eq!(String::from_utf8(out).unwrap(), format!("{PREFIX}/subnets/10.5.52.0-24\n{value}\n"));
 }
 

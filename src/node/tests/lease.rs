@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whose is the record under our key? And until when is it ours?
+
+use std::time::{Duration, Instant};
+
+use weft_subnet::lease::{Lease, Record};
+use weft_subnet::source::Event;
+
+use super::{Bench, lease, local};
+use crate::node::Verdict;
+use crate::options::OnLostLease;
+
+const MAC: &str = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#;
+const OTHER: &str = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:02"}"#;
+
+/// Our key with this address and data.
+fn own(ip: &str, data: &str) -> Lease {
+    let mut own = lease("10.5.1.0-24", ip);
+    (own.attrs.backend_type, own.attrs.backend_data) = ("vxlan".into(), Some(data.into()));
+    own
+}
+
+fn put(lease: Lease) -> Vec<Event> {
+    vec![Event::Changes(vec![Ok(Record { id: lease.id.clone(), lease: Ok(lease) })])]
+}
+
+/// A node that holds a lease with a VTEP MAC.
+async fn holding() -> Bench {
+    let mut bench = Bench::of_vxlan(own("192.168.0.1", MAC), OnLostLease::Hold);
+    let records = vec![Record { id: "10.5.1.0-24".into(), lease: Ok(own("192.168.0.1", MAC)) }];
+    bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
+    bench
+}
+
+#[tokio::test]
+async fn a_lease_with_our_address_and_another_mac_is_another_nodes() {
+    local(async {
+        let mut bench = holding().await;
+        *bench.store.taken.borrow_mut() = true;
+        bench.node.stored(put(own("192.168.0.1", OTHER))).await;
+        assert!(bench.asked(1).await, "the store decides");
+        assert_eq!(bench.node.plan.host().vtep_mac_v4.0[5], 1, "the device does not follow");
+        assert_eq!(bench.answer().await, Verdict::Stay);
+        assert!(bench.node.lost.is_some());
+        let (at, ttl) = bench.node.ttl.unwrap();
+        assert!(at + ttl <= Instant::now(), "a start that finds the store away must not go on with it");
+        bench.node.stored(put(own("192.168.0.1", OTHER))).await;
+        assert!(bench.asked(1).await, "and is not asked again while it is another's");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_with_our_mac_is_ours_whatever_its_address_says() {
+    local(async {
+        let mut bench = holding().await;
+        bench.node.stored(put(own("192.168.0.9", MAC))).await;
+        assert!(bench.asked(1).await, "it is written again");
+        bench.answer().await;
+        assert!(bench.node.lost.is_none());
+        assert_eq!(bench.node.plan.own().attrs.public_ip, "192.168.0.1".parse().ok());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_is_saved_before_it_is_known_when_the_lease_ends() {
+    local(async {
+        let mut bench = holding().await;
+        let kept = |seconds| vec![Event::Kept(Some(Duration::from_secs(seconds)))];
+        assert_eq!(bench.node.next_saving(Instant::now()), None);
+        bench.node.stored(kept(900)).await;
+        let first = bench.node.saved_expiry.unwrap().unwrap();
+        // Renewed early, because something touched the key: no news worth a file.
+        bench.node.stored(kept(1000)).await;
+        assert_eq!(bench.node.saved_expiry, Some(Some(first)));
+        bench.node.stored(kept(1300)).await;
+        assert!(bench.node.saved_expiry.unwrap().unwrap() > first);
+        bench.node.stored(vec![Event::Kept(None)]).await;
+        assert_eq!((bench.node.saved_expiry, bench.node.ttl), (Some(None), None), "made a reservation");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn trouble_is_no_word_of_the_store() {
+    local(async {
+        let mut bench = holding().await;
+        let before = bench.node.last_word;
+        bench.node.stored(vec![Event::Trouble("no answer".into())]).await;
+        assert_eq!(bench.node.last_word, before);
+        bench.node.stored(vec![Event::Word]).await;
+        assert!(bench.node.last_word > before);
+    })
+    .await;
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An uplink that goes away for a moment, and for good.
+
+use std::time::Instant;
+
+use weft_backends::state::Name;
+use weft_subnet::source::Event;
+
+use super::{Bench, local, machine};
+use crate::kernel::{AddrInfo, Machine};
+use crate::node::host::UPLINK_AWAY;
+use crate::options::OnLostLease;
+use crate::pass::Cause;
+
+/// eth0 has these addresses; eth1 has 192.168.9.1 and a default route of a higher metric.
+fn two_uplinks(addrs: &[&str]) -> Machine {
+    let mut all = machine("192.168.0.1");
+    all.addrs.clear();
+    let eth1 = Name::new("eth1").unwrap();
+    let mut link = all.links[0].clone();
+    (link.index, link.name) = (3, eth1);
+    all.links.push(link);
+    let addr = |index, net: &str| AddrInfo { index, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
+    all.addrs.extend(addrs.iter().map(|net| addr(2, net)));
+    all.addrs.push(addr(3, "192.168.9.1/24"));
+    let mut route = all.routes[0].clone();
+    (route.dev, route.metric) = (Some(eth1), 500);
+    all.routes.push(route);
+    all
+}
+
+/// Moves the moment of the loss into the past.
+fn wait(bench: &mut Bench) {
+    let since = bench.node.uplink_gone.unwrap() - UPLINK_AWAY;
+    (bench.node.uplink_gone, bench.node.uplink_due) = (Some(since), Some(Instant::now()));
+}
+
+fn uplink(bench: &Bench) -> String {
+    let uplink = &bench.node.plan.host().uplink;
+    format!("{} {}", uplink.name, uplink.v4.unwrap())
+}
+
+#[tokio::test]
+async fn an_uplink_that_is_away_for_a_moment_stays() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        for (addrs, next) in [(vec![], "eth1 (192.168.9.1)"), (vec!["192.168.0.100/32"], "eth0 (192.168.0.100)")] {
+            bench.kernel.set_machine(two_uplinks(&addrs));
+            bench.node.full(Cause::Kernel).await;
+            assert_eq!(uplink(&bench), "eth0 192.168.0.1");
+            let problem = bench.node.host_problem.clone().unwrap();
+            assert_eq!(problem, format!("eth0 lost 192.168.0.1: {next} is used instead if that lasts 10 s"));
+            assert!(bench.node.next_wake().unwrap() <= Instant::now() + UPLINK_AWAY, "it is looked at again");
+            bench.kernel.set_machine(two_uplinks(&["192.168.0.100/32", "192.168.0.1/24"]));
+            bench.node.full(Cause::Kernel).await;
+            assert_eq!((uplink(&bench).as_str(), &bench.node.host_problem), ("eth0 192.168.0.1", &None));
+            assert_eq!((bench.node.uplink_gone, bench.node.uplink_due), (None, None));
+        }
+        assert!(bench.asked(0).await, "nothing was published");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_moves_when_its_uplink_is_gone_for_good() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        bench.kernel.set_machine(two_uplinks(&[]));
+        bench.node.full(Cause::Kernel).await;
+        wait(&mut bench);
+        bench.node.tick().await;
+        assert_eq!(uplink(&bench), "eth1 192.168.9.1");
+        assert!(bench.asked(1).await, "the lease follows");
+        // The old one comes back: the new one stays.
+        bench.kernel.set_machine(two_uplinks(&["192.168.0.1/24"]));
+        bench.node.full(Cause::Kernel).await;
+        assert_eq!((uplink(&bench).as_str(), &bench.node.host_problem), ("eth1 192.168.9.1", &None));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_another_choice_a_node_waits() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mut alone = machine("192.168.0.1");
+        alone.addrs.clear();
+        bench.kernel.set_machine(alone);
+        bench.node.full(Cause::Kernel).await;
+        assert!(bench.node.host_problem.is_some());
+        wait(&mut bench);
+        bench.node.tick().await;
+        assert_eq!(uplink(&bench), "eth0 192.168.0.1");
+        assert_eq!(bench.node.uplink_due, None, "not looked at again without news");
+        bench.node.stored(vec![Event::Word]).await;
+        assert!(bench.asked(0).await);
+    })
+    .await;
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of docs/adr/004-which-lease-is-ours.md, row by row.
+
+use super::*;
+use crate::lease::Age;
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// A lease as a row of the table describes it: its subnet, its address and its MAC are ours (`=`), others (`x`), or not there (`-`).
+fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
+    let key = if subnet == "=" { "10.5.1.0-24" } else { "10.5.2.0-24" };
+    let last = if mac == "=" { 1 } else { 2 };
+    let data = format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:0{last}"}}"#);
+    let attrs = Attrs {
+        public_ip: Some([192, 0, 2, if address == "=" { 1 } else { 2 }].into()),
+        backend_type: "vxlan".into(),
+        backend_data: (mac != "-").then(|| data.into()),
+        ..Attrs::default()
+    };
+    Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap(), attrs, age: Age { stamp: 1, tie: "".into() } }
+}
+
+/// We publish 192.0.2.1.
+fn evidence(subnet_env: bool, device: bool) -> Evidence {
+    Evidence {
+        identity: None,
+        previous: subnet_env.then(|| Subnets::from_key("10.5.1.0-24").unwrap()),
+        macs: [device.then_some(OURS), None],
+        public: vec![(Some([192, 0, 2, 1].into()), None)],
+        beside: Vec::new(),
+    }
+}
+
+#[test]
+fn every_row_of_the_table() {
+    use Proof::{Address, AddressAndMac, SubnetAndAddress, SubnetAndMac};
+    // What we know: subnet.env, a device. What the lease says: subnet, address, MAC. Is it ours?
+    type Row = (bool, bool, &'static str, &'static str, &'static str, Option<Proof>);
+    let table: [Row; 24] = [
+        // The agent starts again on a machine that went on.
+        (true, true, "=", "=", "=", Some(SubnetAndMac)),
+        (true, true, "=", "x", "=", Some(SubnetAndMac)),
+        (true, true, "=", "=", "x", None),
+        (true, true, "=", "x", "x", None),
+        (true, true, "=", "=", "-", Some(SubnetAndAddress)),
+        (true, true, "=", "x", "-", None),
+        (true, true, "x", "=", "=", Some(AddressAndMac)),
+        (true, true, "x", "=", "x", None),
+        (true, true, "x", "=", "-", None),
+        (true, true, "x", "x", "=", None),
+        // subnet.env is there and no device: a backend without one, or a file that outlives a boot.
+        (true, false, "=", "=", "=", Some(SubnetAndAddress)),
+        (true, false, "=", "=", "-", Some(SubnetAndAddress)),
+        (true, false, "=", "x", "=", None),
+        (true, false, "=", "x", "-", None),
+        (true, false, "x", "=", "=", None),
+        (true, false, "x", "=", "-", None),
+        // subnet.env was removed, the device is there.
+        (false, true, "x", "=", "=", Some(AddressAndMac)),
+        (false, true, "x", "=", "x", None),
+        (false, true, "x", "=", "-", Some(Address)),
+        (false, true, "x", "x", "=", None),
+        // The machine was booted, has a new disk, or is new.
+        (false, false, "x", "=", "=", Some(Address)),
+        (false, false, "x", "=", "-", Some(Address)),
+        (false, false, "x", "x", "=", None),
+        (false, false, "x", "x", "-", None),
+    ];
+    for (subnet_env, device, subnet, address, mac, wanted) in table {
+        let got = evidence(subnet_env, device).proof(&lease(subnet, address, mac));
+        assert_eq!(got, wanted, "subnet.env {subnet_env}, device {device}: lease {subnet} {address} {mac}");
+    }
+}
+
+#[test]
+fn a_reservation_is_for_the_address_that_it_names() {
+    let reserved = |address| {
+        let mut lease = lease("x", address, "-");
+        lease.attrs.backend_type.clear();
+        lease
+    };
+    for (subnet_env, device) in [(true, true), (true, false), (false, true), (false, false)] {
+        let ours = evidence(subnet_env, device);
+        assert_eq!(ours.proof(&reserved("=")), Some(Proof::Reservation));
+        assert_eq!(ours.proof(&reserved("x")), None);
+    }
+}
+
+#[test]
+fn another_address_of_our_uplink_counts_with_the_subnet_alone() {
+    let beside = |subnet_env, device| Evidence {
+        beside: vec![(Some([192, 0, 2, 2].into()), None)],
+        ..evidence(subnet_env, device)
+    };
+    assert_eq!(beside(true, false).proof(&lease("=", "x", "-")), Some(Proof::SubnetAndAddress));
+    assert_eq!(beside(true, true).proof(&lease("=", "x", "x")), None);
+    assert_eq!(beside(true, false).proof(&lease("x", "x", "-")), None);
+    assert_eq!(beside(false, true).proof(&lease("x", "x", "=")), None);
+    assert_eq!(beside(false, false).proof(&lease("x", "x", "-")), None);
+}
+
+#[test]
+fn a_store_that_knows_its_nodes_is_believed() {
+    let ours = Evidence { identity: Some("10.5.2.0-24".into()), ..evidence(true, true) };
+    assert_eq!(ours.proof(&lease("x", "x", "x")), Some(Proof::Identity), "whatever else the lease says");
+    assert_eq!(ours.proof(&lease("=", "=", "=")), None, "whatever else the lease says");
+}
+
+#[test]
+fn dual_stack_needs_both_macs() {
+    let mut ours = evidence(true, true);
+    ours.macs[1] = Some([2, 0, 0, 0, 0, 6]);
+    let with_v6 = |last: u8| {
+        let mut lease = lease("=", "x", "=");
+        lease.attrs.backend_v6_data = Some(format!(r#"{{"VtepMAC":"02:00:00:00:00:0{last}"}}"#).into());
+        lease
+    };
+    assert_eq!(ours.proof(&with_v6(6)), Some(Proof::SubnetAndMac));
+    assert_eq!(ours.proof(&with_v6(7)), None);
+    assert_eq!(ours.proof(&lease("=", "x", "=")), Some(Proof::SubnetAndMac), "one half alone can be compared");
+    let only_v6 =
+        |last| Evidence { public: vec![(None, Some([0, 0, 0, 0, 0, 0, 0, last].into()))], ..Evidence::default() };
+    let mut lease = lease("x", "x", "-");
+    (lease.attrs.public_ip, lease.attrs.public_ipv6) = (None, Some([0, 0, 0, 0, 0, 0, 0, 1].into()));
+    assert_eq!((only_v6(1).proof(&lease), only_v6(2).proof(&lease)), (Some(Proof::Address), None));
+}
+
+fn named(mut lease: Lease, id: &str, stamp: u64) -> Lease {
+    (lease.id, lease.subnets, lease.age.stamp) = (id.into(), Subnets::from_key(id).unwrap(), stamp);
+    lease
+}
+
+#[test]
+fn of_several_the_best_proof_counts_and_an_address_alone_cannot_choose() {
+    let all = [
+        named(lease("x", "=", "x"), "10.5.7.0-24", 1),
+        named(lease("x", "=", "="), "10.5.8.0-24", 2),
+        named(lease("=", "=", "="), "10.5.1.0-24", 3),
+    ];
+    let ids = |evidence: &Evidence, leases: &[Lease]| {
+        evidence.ours(leases.iter()).into_iter().map(|lease| lease.id.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&evidence(true, true), &all), ["10.5.1.0-24", "10.5.8.0-24"]);
+    assert_eq!(ids(&evidence(false, true), &all), ["10.5.8.0-24", "10.5.1.0-24"], "the older one");
+    assert_eq!(ids(&evidence(true, false), &all), ["10.5.1.0-24"]);
+    assert!(
+        ids(&evidence(false, false), &all).is_empty(),
+        "two nodes have one address: we must not take the other one's"
+    );
+    assert_eq!(ids(&evidence(false, false), &all[..1]), ["10.5.7.0-24"]);
+}
+
+#[test]
+fn macs_that_no_device_can_have_prove_nothing() {
+    for bad in ["00:00:00:00:00:00", "01:00:00:00:00:01", "no MAC", ""] {
+        let data = format!(r#"{{"VtepMAC":"{bad}"}}"#);
+        assert_eq!(macs(&Attrs { backend_data: Some(data.into()), ..Attrs::default() }), [None, None], "{bad}");
+    }
+    for bad in ["null", "[]", "{", r#"{"VtepMAC":7}"#] {
+        assert_eq!(macs(&Attrs { backend_data: Some(bad.into()), ..Attrs::default() }), [None, None], "{bad}");
+    }
+}
