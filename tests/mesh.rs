@@ -8,6 +8,8 @@ mod cni;
 mod exe;
 #[path = "common/flanneld.rs"]
 mod flanneld;
+#[path = "mesh/identity.rs"]
+mod identity;
 #[path = "mesh/interop.rs"]
 mod interop;
 #[path = "mesh/killed.rs"]

@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use weft::lab::node::Node;
 use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+use weft_subnet::cache::{self, Expiry, Head, Writer};
 
 use crate::{on_this_thread, options};
 
@@ -148,6 +149,63 @@ fn a_subnet_that_another_node_got_meanwhile() {
         let kept = lab.store.etcd()?.ctl(&["get", "--print-value-only", &key((&subnet, ""))]).await?;
         ensure!(kept.contains("192.168.77.99"), "{kept}");
         Ok(())
+    });
+}
+
+/// The head of what was saved is another one now.
+fn alter(node: &Node, change: impl FnOnce(&mut Head)) -> Result<()> {
+    let file = file(node).context("a file")?;
+    let text = fs::read(&file)?;
+    let line = text.split(|byte| *byte == b'\n').nth(1).context("a head")?;
+    let store: serde_json::Value = serde_json::from_slice(line)?;
+    let mut saved = cache::read(&text, store["store"].as_str().context("a store")?)?;
+    change(&mut saved.head);
+    let mut writer = Writer::new(saved.head).context("a head")?;
+    saved.peers.iter().for_each(|peer| writer.peer(peer));
+    let body = writer.take();
+    fs::write(&file, [writer.finish().into_bytes(), body].concat())?;
+    Ok(())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Nodes that were away for longer than their leases live, that were upgraded meanwhile, and whose clocks are wrong.
+#[test]
+fn a_lease_that_may_have_ended_is_no_start() {
+    on_this_thread(async {
+        let mut lab = remembered().await?;
+        let leases = lab.store.etcd()?.leases().await?;
+        lab.store.etcd()?.kill().await?;
+        for node in &lab.nodes {
+            boot(node).await?;
+        }
+        alter(&lab.nodes[0], |head| {
+            // An etcd lease of a day, as it was renewed last.
+            assert!(
+                matches!(head.expires, Expiry::At(end) if end > now() + 80_000 && end <= now() + 86_400),
+                "{head:?}"
+            );
+            (head.saved, head.expires) = (now() - 3600, Expiry::At(now() - 1));
+        })?;
+        alter(&lab.nodes[1], |head| head.expires = Expiry::Unknown)?;
+        alter(&lab.nodes[2], |head| head.saved = now() + 7200)?;
+        let reasons = ["ended on 20", "which did not write down when our lease", "their age cannot be known"];
+        for (node, reason) in lab.nodes.iter_mut().zip(reasons) {
+            node.start()?;
+            problem(node, "waiting: net-conf: read", true).await?;
+            let log = fs::read_to_string(node.log())?;
+            let lines: Vec<&str> = log.lines().filter(|line| line.contains("saved peers: ")).collect();
+            ensure!(lines.len() == 1 && lines[0].contains(reason), "{lines:#?}");
+            ensure!(!node.subnet_file().exists(), "no subnet.env");
+        }
+        lab.store.etcd()?.start().await?;
+        for node in &mut lab.nodes {
+            node.ready().await?;
+        }
+        ensure!(lab.store.etcd()?.leases().await? == leases, "the leases live, and each has its own");
+        lab.reach_all().await.map(drop)
     });
 }
 
