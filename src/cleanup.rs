@@ -44,7 +44,9 @@ pub fn cleanup(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<Report> {
     for outcome in kernel.apply(&ops) {
         match outcome {
             Outcome::Done => report.removed += 1,
-            Outcome::Retry(text) | Outcome::Fatal(text) => report.failed.push(text),
+            Outcome::Retry(text) | Outcome::Fatal(text) | Outcome::Partly { missing: text, .. } => {
+                report.failed.push(text);
+            }
         }
     }
     Ok(report)
@@ -73,7 +75,7 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
 }
 
 fn device(name: Name, seen: &Seen, scope: &Scope, left: &mut Vec<Name>) -> bool {
-    let flannels = is_flannels(name.as_str());
+    let flannels = is_flannels(&name.text());
     if flannels && !seen.mark && !scope.flannel_devices {
         left.push(name);
     }

@@ -100,6 +100,13 @@ pub enum Outcome {
     Retry(String),
     /// Will not work by trying again (permission, not supported): retried only by the audit.
     Fatal(String),
+    /// A link is there and carries entries, but the kernel refused an attribute of it (MTU, MAC, learning, alias, up).
+    Partly {
+        /// What is missing and why, for people.
+        missing: String,
+        /// As [`Outcome::Retry`]; else as [`Outcome::Fatal`].
+        retry: bool,
+    },
 }
 
 /// What the monitor saw. Events carry no work: they only say where to look again.
@@ -121,7 +128,7 @@ pub enum Notice {
 pub trait Kernel {
     /// Links, addresses, foreign routes.
     fn machine(&mut self) -> io::Result<Machine>;
-    /// Entries on the named devices (links, addresses, permanent neighbours, FDB), and every unicast, blackhole and unreachable
+    /// Entries on the named devices and on every device that bears our mark (links, addresses, permanent neighbours, FDB), and every unicast, blackhole and unreachable
     /// route of the main table of both families, whoever wrote it. An incomplete dump (NLM_F_DUMP_INTR, error in DONE) is repeated,
     /// at the end an error: never a partial answer.
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed>;
@@ -130,7 +137,8 @@ pub trait Kernel {
         let all = self.observe(&[])?;
         Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_))).collect())
     }
-    /// Writes in this order; one outcome per operation, in order.
+    /// Writes in this order; one outcome per operation, in order. A device without our mark is altered, re-created or removed only
+    /// when it is the one that the last [`Kernel::observe`] showed, and a device that somebody made anew since then gets no entries.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }
 

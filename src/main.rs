@@ -15,6 +15,7 @@ use weft::cli::{self, CleanupTask, ReleaseTask, Task};
 use weft::kernel::Kernel;
 use weft::rules::{Instance, around};
 use weft::say::printable;
+use weft::sysctls::loosened::Loosened;
 use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, saved, status};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
@@ -148,6 +149,7 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
         report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
         false
     });
+    report.failed.extend(Loosened::beside(&task.subnet_file).ensure(None, true));
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the saved peers: {error}"));
     }

@@ -21,6 +21,7 @@ use weft_backends::index::Changed;
 use weft_backends::state::{Key, Seen};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::hold::Hold;
+use weft_subnet::lease::Id;
 use weft_subnet::source::Source;
 
 use crate::admin;
@@ -39,6 +40,7 @@ use crate::saved::Saver;
 use crate::say::Patience;
 use crate::start::Started;
 use crate::status::{Failure, Pass};
+use crate::sysctls::loosened::Loosened;
 use crate::tell::Teller;
 
 /// More entries than this in one look are a reason to look at everything.
@@ -110,6 +112,9 @@ pub struct Node<K> {
     uplink_due: Option<Instant>,
     pub(crate) kernel_problem: Option<String>,
     pub(crate) sysctl_problems: Vec<String>,
+    loosened: Loosened,
+    /// The lease for which rp_filter is loosened: the one that is named stays the same while it is a reason.
+    loosened_by: Option<Id>,
     pub(crate) store_trouble: Option<String>,
     /// The store refuses what we ask for our lease.
     pub(crate) lease_trouble: Option<String>,
@@ -150,6 +155,7 @@ impl<K: Kernel> Node<K> {
             keeper.keep(own.clone());
         }
         let now = Instant::now();
+        let loosened = Loosened::beside(&world.options.subnet_file);
         let mut node = Node {
             hold: Hold::new(world.options.hold_removals),
             audit_interval: world.options.resync,
@@ -173,6 +179,8 @@ impl<K: Kernel> Node<K> {
             uplink_due: None,
             kernel_problem: None,
             sysctl_problems: Vec::new(),
+            loosened,
+            loosened_by: None,
             store_trouble: None,
             lease_trouble: None,
             last_word: now,
@@ -261,7 +269,15 @@ impl<K: Kernel> Node<K> {
         self.look_at_host();
         // Before the first snapshot nothing says which peers are stale: own devices only.
         self.passer.keep_all(!self.snapshot_applied);
-        match self.passer.full(&self.plan, cause).await {
+        let mut result = self.passer.full(&self.plan, cause).await;
+        // A device that a peer needs has become somebody else's, or is no longer: what is wanted is another now.
+        if self.plan.bar(self.passer.strangers()) {
+            let again = self.passer.full(&self.plan, cause).await;
+            if let Ok(first) = std::mem::replace(&mut result, again) {
+                self.passed(first);
+            }
+        }
+        match result {
             Ok(report) => {
                 self.kernel_problem = None;
                 *self.full_passes.entry(cause.as_str()).or_default() += 1;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pass: observe, diff, apply, report. The only caller of [`Kernel::apply`]; what failed is pending and tried again with back-off.
 
+mod devices;
 mod pending;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -10,11 +11,12 @@ use std::time::{Duration, Instant};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::OnLink;
 use weft_backends::index::Changed;
-use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Seen, Value};
 
 use crate::fights::Fights;
 use crate::kernel::{Kernel, Outcome};
-use crate::plan::Plan;
+use crate::plan::{MOST_DEVICES, Plan};
+use devices::{Devices, on};
 
 pub use pending::{Pending, Pendings};
 
@@ -92,8 +94,8 @@ pub struct Passer<K> {
     keep_all: bool,
     /// subnet.env, as found at start, named this Network.
     pub flannel_was_here: bool,
-    /// Devices that carry our mark: from the last dump.
-    marked: BTreeSet<Name>,
+    /// As the last dump showed them.
+    devices: Devices,
 }
 
 impl<K: Kernel> Passer<K> {
@@ -106,7 +108,7 @@ impl<K: Kernel> Passer<K> {
             keep_stale_until: None,
             keep_all: false,
             flannel_was_here: false,
-            marked: BTreeSet::new(),
+            devices: Devices::default(),
         }
     }
 
@@ -118,6 +120,11 @@ impl<K: Kernel> Passer<K> {
     /// The kernel, for snapshots of the machine.
     pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
+    }
+
+    /// Devices with names that the plan needs, made by somebody else, as the last look at everything showed them.
+    pub fn strangers(&self) -> &BTreeSet<Name> {
+        self.devices.strangers()
     }
 
     /// What failed, by key.
@@ -135,16 +142,21 @@ impl<K: Kernel> Passer<K> {
         let started = Instant::now();
         let mut report = Report::new(cause);
         for _ in 0..ROUNDS {
-            let observed = self.observe(plan)?;
-            let ownership = plan.ownership(self.marked.iter().copied(), self.flannel_was_here);
+            let observed = self.kernel.observe(&plan.watched().collect::<Vec<_>>())?;
+            self.devices = Devices::of(plan, &observed);
+            let ownership = self.devices.ownership(plan, self.flannel_was_here);
             let on_link = &plan.host().routes;
             let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen, on_link));
             drop(observed);
             let ops = self.without_kept(ops, started);
-            let again = ops.iter().any(|op| matches!(op, Op::Recreate(..)));
+            let crowded = self.devices.crowded(plan, &ops);
+            let makes_room = ops.iter().any(|op| matches!(op, Op::Remove(Key::Link(_), _)));
+            let again = ops.iter().any(|op| matches!(op, Op::Recreate(..))) || (makes_room && !crowded.is_empty());
+            let ops = self.permitted(ops, plan, &crowded, &mut report);
             if !self.pending.is_empty() {
                 // What needs no write any more, whoever mended it, is no longer pending.
-                let needed: HashSet<Key> = ops.iter().map(Op::key).collect();
+                let waiting = crowded.iter().copied().map(Key::Link);
+                let needed: HashSet<Key> = ops.iter().map(Op::key).chain(waiting).collect();
                 self.pending.retain(|key| needed.contains(key));
             }
             self.write_in_stages(ops, plan, &mut report).await;
@@ -178,6 +190,7 @@ impl<K: Kernel> Passer<K> {
         ops.sort_unstable_by_key(Op::key);
         remove.sort_unstable_by_key(|op| std::cmp::Reverse(op.key()));
         ops.append(&mut remove);
+        ops.retain(|op| self.devices.permit(op));
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         report
@@ -186,7 +199,7 @@ impl<K: Kernel> Passer<K> {
     /// Compares entries that the kernel announced (`None` = gone) with the plan, and mends them. Returns `None` when all is well.
     pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<Seen>>) -> Option<Report> {
         let started = Instant::now();
-        let ownership = plan.ownership(self.marked.iter().copied(), self.flannel_was_here);
+        let ownership = self.devices.ownership(plan, self.flannel_was_here);
         let mut ops = Vec::new();
         for (key, seen) in seen {
             let ours = seen.is_some_and(|seen| ownership.ours(&key, &seen, &plan.host().routes));
@@ -194,7 +207,7 @@ impl<K: Kernel> Passer<K> {
             if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
                 continue;
             }
-            if self.fights.allow(key, seen, started) {
+            if self.devices.permit(&op) && self.fights.allow(key, seen, started) {
                 ops.push(op);
             }
         }
@@ -225,6 +238,7 @@ impl<K: Kernel> Passer<K> {
                 (_, Some(value)) => ops.push(Op::Ensure(key, value)),
             }
         }
+        ops.retain(|op| self.devices.permit(op));
         ops.sort_unstable_by_key(Op::key);
         let mut report = Report::new(Cause::Retry);
         self.write(&ops, &mut report).await;
@@ -232,23 +246,27 @@ impl<K: Kernel> Passer<K> {
         Some(Ok(report))
     }
 
-    fn observe(&mut self, plan: &Plan) -> io::Result<Observed> {
-        let mut devices: BTreeSet<Name> = plan.devices().collect();
-        devices.extend(self.marked.iter());
-        let observed = self.kernel.observe(&devices.iter().copied().collect::<Vec<_>>())?;
-        let marked = |(key, seen): (&Key, &Seen)| match key {
-            Key::Link(name) if seen.mark => Some(*name),
-            _ => None,
-        };
-        let now: BTreeSet<Name> = observed.iter().filter_map(marked).collect();
-        let unseen = now.iter().any(|name| !devices.contains(name));
-        self.marked = now;
-        // A device of ours that nobody wants any more was not in the list asked for: look at its entries too.
-        if unseen {
-            devices.extend(self.marked.iter());
-            return self.kernel.observe(&devices.iter().copied().collect::<Vec<_>>());
+    /// Leaves out what would be done to somebody else's devices, and new devices that there is no room for. An operation on our own
+    /// device stays: when another agent has it, the kernel's side says so, and status shows why.
+    fn permitted(&mut self, mut ops: Vec<Op>, plan: &Plan, crowded: &BTreeSet<Name>, report: &mut Report) -> Vec<Op> {
+        if crowded.is_empty() && self.devices.strangers().is_empty() {
+            return ops;
         }
-        Ok(observed)
+        let (now, ours) = (Instant::now(), self.devices.len());
+        ops.retain(|op| {
+            let key = op.key();
+            if !self.devices.permit(op) {
+                return matches!(key, Key::Link(_)) && plan.is_own_device(&key);
+            }
+            let makes = !matches!(op, Op::Remove(..)) && on(op).is_some_and(|name| crowded.contains(&name));
+            if makes && matches!(key, Key::Link(_)) {
+                let reason =
+                    format!("{ours} devices of this agent are in the kernel already, and {MOST_DEVICES} is the limit");
+                self.note(op, Outcome::Retry(reason), now, report);
+            }
+            !makes
+        });
+        ops
     }
 
     fn without_kept(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
@@ -261,7 +279,8 @@ impl<K: Kernel> Passer<K> {
         ops
     }
 
-    /// Links and addresses first; entries on a device that could not be made are left out: the retry of the link brings them.
+    /// Links and addresses first; entries on a device that could not be made are left out: the retry of the link brings them. One that
+    /// is there and only lacks an attribute carries entries as well as any.
     async fn write_in_stages(&mut self, ops: Vec<Op>, plan: &Plan, report: &mut Report) {
         let on_device = |op: &Op| matches!(op.key(), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
         let (devices, entries) = ops.split_at(ops.partition_point(on_device));
@@ -269,7 +288,7 @@ impl<K: Kernel> Passer<K> {
         let broken: BTreeSet<Name> = devices
             .iter()
             .filter_map(|op| match op.key() {
-                Key::Link(name) if self.pending.get(&Key::Link(name)).is_some() => Some(name),
+                Key::Link(name) if self.pending.get(&op.key()).is_some_and(|pending| !pending.stands) => Some(name),
                 _ => None,
             })
             .filter(|name| plan.desired(&Key::Link(*name)).is_some())
@@ -277,7 +296,7 @@ impl<K: Kernel> Passer<K> {
         if broken.is_empty() {
             return self.write(entries, report).await;
         }
-        let stands = |op: &Op| matches!(op, Op::Remove(..)) || device(op).is_none_or(|name| !broken.contains(&name));
+        let stands = |op: &Op| matches!(op, Op::Remove(..)) || on(op).is_none_or(|name| !broken.contains(&name));
         let entries: Vec<Op> = entries.iter().filter(|op| stands(op)).copied().collect();
         self.write(&entries, report).await;
     }
@@ -299,6 +318,7 @@ impl<K: Kernel> Passer<K> {
         let key = op.key();
         let done = outcome == Outcome::Done;
         *report.operations.entry((kind(&key), done)).or_default() += 1;
+        let stands = matches!(outcome, Outcome::Partly { .. });
         let (retry, reason) = match outcome {
             Outcome::Done => {
                 self.pending.remove(&key);
@@ -307,9 +327,13 @@ impl<K: Kernel> Passer<K> {
             }
             Outcome::Retry(reason) => (true, reason),
             Outcome::Fatal(reason) => (false, reason),
+            Outcome::Partly { missing, retry } => (retry, missing),
         };
         report.error = Some(reason.clone());
         let first = self.pending.failed(key, reason, retry, now);
+        if stands {
+            self.pending.stands(&key);
+        }
         // A device that vanished fails every peer's entries: a few lines say it as well as 50,000.
         if let (true, Some(reason)) = (first && report.failed() <= FAILURES_SAID, &report.error) {
             tracing::warn!(%op, retry, reason, "kernel refused");
@@ -320,11 +344,6 @@ impl<K: Kernel> Passer<K> {
 /// A pending entry can only be mended by a full pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeedsFull;
-
-fn device(op: &Op) -> Option<Name> {
-    let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
-    diff::device(key, value)
-}
 
 /// Kind of an entry, as in metrics.
 pub fn kind(key: &Key) -> &'static str {
@@ -342,3 +361,6 @@ pub fn kind(key: &Key) -> &'static str {
 pub fn on_link(machine: &crate::kernel::Machine) -> OnLink {
     OnLink::new(machine.routes.iter().map(|route| (route.net, route.metric, route.reach)))
 }
+
+#[cfg(test)]
+mod tests;

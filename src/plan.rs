@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this node wants in its kernel, kept up to date lease by lease. No effects: leases and host facts in, keys to look at out.
 
+mod devices;
 mod fence;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -20,14 +21,12 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
+pub use devices::MOST_DEVICES;
 use fence::Fence;
 
 use crate::guard::{self, Roster};
 use crate::nodes::Nodes;
 use crate::options::Fences;
-
-/// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
-const MOST_DEVICES: usize = 18;
 
 /// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
 const GUARD: &str = "/guard";
@@ -52,6 +51,12 @@ pub struct Plan {
     nodes: Nodes,
     /// Believed leases that wait until a device of another type or VNI goes.
     no_room: BTreeSet<Id>,
+    /// Devices of names that peers need, made by somebody else.
+    strangers: BTreeSet<Name>,
+    /// Believed leases that need one of them, with all that each needs.
+    barred: BTreeMap<Id, Vec<Name>>,
+    /// What this node does otherwise than net-conf says, for people.
+    remark: Option<String>,
 }
 
 impl Plan {
@@ -73,6 +78,9 @@ impl Plan {
             guard: None,
             nodes: Nodes::default(),
             no_room: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            barred: BTreeMap::new(),
+            remark: None,
         };
         plan.plan_devices();
         plan
@@ -97,8 +105,8 @@ impl Plan {
     }
 
     /// What is asked for and left out, for people.
-    pub fn problem(&self) -> Option<String> {
-        self.fence.problem(&self.network.networks)
+    pub fn problem(&self) -> Vec<String> {
+        self.fence.problem(&self.network.networks).into_iter().chain(self.remark.clone()).collect()
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -111,6 +119,7 @@ impl Plan {
         self.devices.clear();
         self.guard.iter_mut().for_each(Roster::forget_all);
         self.no_room.clear();
+        self.barred.clear();
         self.fence.forget_all();
         // What was said of a lease is not said again.
         let peers = &self.peers;
@@ -155,16 +164,6 @@ impl Plan {
         diff::difference(self.index.iter(), |key| self.index.desired(key).is_some(), observed, ours)
     }
 
-    /// The devices in the plan.
-    pub fn devices(&self) -> impl Iterator<Item = Name> {
-        self.devices.iter().copied()
-    }
-
-    /// True for the entries of our own device, without which the node is not ready.
-    pub fn is_own_device(&self, key: &Key) -> bool {
-        self.index.owner(key).is_some_and(|id| &**id == OWN)
-    }
-
     /// The leases, judged.
     pub fn peers(&self) -> &Peers {
         &self.peers
@@ -200,9 +199,14 @@ impl Plan {
         self.peers.set_aside_len() + self.skipped.len()
     }
 
-    /// True while peers of another backend type are reached: paths may be asymmetric.
-    pub fn is_mixed(&self) -> bool {
-        !self.foreign.is_empty()
+    /// Planned peers of another backend type than ours: paths to them may be asymmetric.
+    pub fn all_foreign(&self) -> impl Iterator<Item = &Id> {
+        self.foreign.keys()
+    }
+
+    /// The backend type of such a peer.
+    pub fn foreign(&self, id: &Id) -> Option<&str> {
+        self.foreign.get(id).map(String::as_str)
     }
 
     /// Our lease.
@@ -271,6 +275,7 @@ impl Plan {
                     self.foreign.remove(&change.id);
                     self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     self.no_room.remove(&change.id);
+                    self.barred.remove(&change.id);
                     changed.extend(self.mind_fence(&change.id, None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
@@ -294,16 +299,15 @@ impl Plan {
         self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
-    /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
-    fn use_room(&mut self) -> Vec<Changed> {
-        let waiting: Vec<Rc<Lease>> = self.no_room.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
-        waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
-    }
-
     fn plan_devices(&mut self) -> Vec<Changed> {
         let ours = [self.host.public_v4, self.host.uplink.v4].map(|ip| ip.map(IpAddr::V4));
         let ours_v6 = [self.host.public_v6, self.host.uplink.v6].map(|ip| ip.map(IpAddr::V6));
         self.fence.see(&Id::from(OWN), ours.into_iter().chain(ours_v6).flatten(), &self.network.networks);
+        let remark = self.backend.remark(&self.host);
+        if let Some(remark) = remark.as_ref().filter(|now| self.remark.as_ref() != Some(*now)) {
+            tracing::warn!("{remark}");
+        }
+        self.remark = remark;
         let mut state = self.backend.device(&self.host, &self.own);
         state.extend(self.fence.routes(&self.network.networks, &self.own.subnets));
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
@@ -323,21 +327,11 @@ impl Plan {
         };
         let mut state = State::new();
         let mut reasons: Vec<String> = Vec::new();
-        let brings = |state: &State| {
-            let new = |key: &&Key| matches!(key, Key::Link(name) if !self.devices.contains(name));
-            state.keys().filter(new).count()
-        };
         match backend {
             Ok(backend) => {
                 let planned = backend.plan(&self.host, &self.own, lease);
                 state = planned.state;
-                let new = brings(&state);
-                self.no_room.remove(&lease.id);
-                if new > 0 && self.devices.len() + new > MOST_DEVICES {
-                    self.no_room.insert(lease.id.clone());
-                    state.clear();
-                    reasons.push(format!("needs a device of its own, and there are {} already", self.devices.len()));
-                }
+                reasons = self.admit(lease, &mut state);
                 reasons.extend(planned.skipped.into_iter().map(|skip| skip.0));
             }
             Err(bad) => reasons.push(bad.0.clone()),
@@ -366,17 +360,6 @@ impl Plan {
         self.note_devices(&changed);
         changed.extend(self.mind_fence(&lease.id, Some(&lease.attrs)));
         changed
-    }
-
-    fn note_devices(&mut self, changed: &[Changed]) {
-        for (key, _, after) in changed {
-            if let Key::Link(name) = key {
-                match after {
-                    Some(_) => self.devices.insert(*name),
-                    None => self.devices.remove(name),
-                };
-            }
-        }
     }
 }
 

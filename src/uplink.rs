@@ -220,7 +220,7 @@ fn implicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>,
 fn by_name_or_ip<'a>(ground: &Ground<'a>, wanted: &str) -> Option<Found<'a>> {
     match wanted.parse::<IpAddr>() {
         Ok(ip) => ground.bearing(ip).map(|link| (link, Some(ip))),
-        Err(_) => ground.links().find(|link| link.name.as_str() == wanted).map(|link| (link, None)),
+        Err(_) => ground.links().find(|link| link.name.is(wanted)).map(|link| (link, None)),
     }
 }
 
@@ -236,7 +236,7 @@ fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
             return Some((link, Some(ip)));
         }
     }
-    ground.links().find(|link| regex.is_match(link.name.as_str())).map(|link| (link, None))
+    ground.links().find(|link| regex.is_match(&link.name.text())).map(|link| (link, None))
 }
 
 /// The interface of the longest prefix that holds this address, as the kernel would route to it.

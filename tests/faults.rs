@@ -11,6 +11,8 @@
 
 #[path = "faults/conflist.rs"]
 mod conflist;
+#[path = "faults/devices.rs"]
+mod devices;
 #[path = "faults/entries.rs"]
 mod entries;
 #[path = "common/exe.rs"]

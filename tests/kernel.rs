@@ -9,6 +9,8 @@
 
 #[path = "kernel/adapter.rs"]
 mod adapter;
+#[path = "kernel/adapter_devices.rs"]
+mod adapter_devices;
 #[path = "kernel/adapter_monitor.rs"]
 mod adapter_monitor;
 #[path = "kernel/adapter_net.rs"]

@@ -55,6 +55,10 @@ pub trait Backend {
     fn kind(&self) -> &'static str;
     /// Bytes that a pod may send in one packet of this family over this backend.
     fn mtu(&self, host: &Host, family: Family) -> u32;
+    /// What net-conf asks for and this host cannot do, with what is done instead, for people.
+    fn remark(&self, _host: &Host) -> Option<String> {
+        None
+    }
     /// What our lease will say; known before the device exists. Fails when the host cannot serve this backend
     /// (host-gw with a PublicIP that is not the interface's).
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Names here, interface indexes only in the shell.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::net::IpAddr;
@@ -13,7 +14,8 @@ use crate::entries::Entries;
 /// Metric of blackhole and unreachable routes: any connected or peer route wins over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
 
-/// Name of a network interface: at most 15 bytes, stored inline so that keys are small and `Copy`.
+/// Name of a network interface: 1 to 15 bytes, stored inline so that keys are small and `Copy`. Linux lets a name have nearly any
+/// bytes, so it need not be UTF-8; [`Name::text`] is the form for people and for paths that are text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Name([u8; 16]);
 
@@ -34,32 +36,66 @@ impl Name {
     /// A valid interface name (1 to 15 bytes, no `/`, no white space, not `.` or `..`), else `None`.
     /// Rule: Linux `dev_valid_name` in net/core/dev.c.
     pub fn new(name: &str) -> Option<Name> {
-        let bytes = name.as_bytes();
-        let bad = |b: &u8| *b == b'/' || *b == b':' || *b == 0 || b.is_ascii_whitespace();
-        if bytes.is_empty() || bytes.len() > 15 || name == "." || name == ".." || bytes.iter().any(bad) {
+        let bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
+        if name == "." || name == ".." || name.bytes().any(bad) {
             return None;
         }
+        Name::of_kernel(name.as_bytes())
+    }
+
+    /// The name of an interface that exists, as the kernel says it: what the kernel let somebody choose is not judged again.
+    /// Ends before the first zero byte; `None` when nothing is left, or more than 15 bytes.
+    pub fn of_kernel(bytes: &[u8]) -> Option<Name> {
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         let mut inline = [0; 16];
-        inline[..bytes.len()].copy_from_slice(bytes);
+        inline.get_mut(..end).filter(|place| (1..=15).contains(&place.len()))?.copy_from_slice(&bytes[..end]);
         Some(Name(inline))
     }
 
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
+    /// The name as the kernel has it.
+    pub fn as_bytes(&self) -> &[u8] {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(16);
-        std::str::from_utf8(&self.0[..end]).unwrap_or("?")
+        &self.0[..end]
+    }
+
+    /// The name as text, nearly always as it is. What is not UTF-8, control characters (they could be commands to a terminal) and
+    /// the backslash are escaped: `\xff`, `\\`. Two names never have the same text.
+    pub fn text(&self) -> Cow<'_, str> {
+        let bytes = self.as_bytes();
+        let plain = |text: &&str| !text.chars().any(|c| c.is_control() || c == '\\');
+        if let Some(text) = std::str::from_utf8(bytes).ok().filter(plain) {
+            return Cow::Borrowed(text);
+        }
+        let mut text = String::new();
+        let escape = |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|b| text.push_str(&format!("\\x{b:02x}")));
+        for chunk in bytes.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                match c {
+                    '\\' => text.push_str("\\\\"),
+                    c if c.is_control() => escape(&mut text, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                    c => text.push(c),
+                }
+            }
+            escape(&mut text, chunk.invalid());
+        }
+        Cow::Owned(text)
+    }
+
+    /// True when somebody means this interface by `text`: its name, or the name as [`Name::text`] shows it.
+    pub fn is(&self, text: &str) -> bool {
+        self.as_bytes() == text.as_bytes() || self.text() == text
     }
 }
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        f.write_str(&self.text())
     }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        f.write_str(&self.text())
     }
 }
 
@@ -207,14 +243,15 @@ impl Route {
 /// What is wanted in the kernel. One lease brings a handful of entries, tens of thousands of times in a row.
 pub type State = Entries<Value>;
 
-/// An observed entry: its value and, for routes, the protocol number that wrote it.
+/// An observed entry: its value and who wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     /// What it says.
     pub value: Value,
-    /// `rtm_protocol` of a route; 0 for other entries.
+    /// `rtm_protocol` of a route. For links [`crate::owner::PROTOCOL`] when the ifalias says that a weft agent of this host made it,
+    /// this one or another. 0 for other entries.
     pub protocol: u8,
-    /// For links: the ifalias says that weft made it. For routes: a plain route (false) or through a nexthop object (true).
+    /// For links: the ifalias says that this agent made it. For routes: a plain route (false) or through a nexthop object (true).
     pub mark: bool,
 }
 
@@ -281,5 +318,32 @@ impl fmt::Display for Route {
             Route::Unreachable => f.write_str("unreachable"),
             Route::Other => f.write_str("of another form"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Name;
+
+    #[test]
+    fn any_name_of_the_kernel_is_a_name_and_has_a_text_of_its_own() {
+        let text = |bytes: &[u8]| Name::of_kernel(bytes).map(|name| name.text().into_owned());
+        for (bytes, wanted) in [
+            (&b"eth0"[..], "eth0"),
+            (b"eth0\0", "eth0"),
+            ("größe0".as_bytes(), "größe0"),
+            (b"od\xff\x1b0", r"od\xff\x1b0"),
+            (br"od\xff", r"od\\xff"),
+            (b"\xc3", r"\xc3"),
+            (b"fifteen-bytes-0", "fifteen-bytes-0"),
+        ] {
+            assert_eq!(text(bytes).as_deref(), Some(wanted));
+            let name = Name::of_kernel(bytes).unwrap();
+            assert!(name.is(wanted) && name.to_string() == wanted && !name.is("eth1"));
+            assert_eq!(name.as_bytes(), bytes.strip_suffix(b"\0").unwrap_or(bytes));
+        }
+        assert!(Name::of_kernel(br"a\b").unwrap().is(r"a\b"), "as it is typed, too");
+        assert_eq!([&b""[..], b"\0eth0", b"sixteen-bytes-00"].map(Name::of_kernel), [None; 3]);
+        assert_eq!(["", ".", "..", "a b", "a/b", "a:b", "sixteen-bytes-00"].map(Name::new), [None; 7]);
     }
 }

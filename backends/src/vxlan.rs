@@ -33,7 +33,7 @@ pub struct Vxlan {
     families: Vec<Family>,
     vni: u32,
     port: u16,
-    /// MTU of the underlay, bytes; `None` = the uplink's.
+    /// MTU of the underlay, bytes; `None` = the uplink's, which counts also where it is smaller.
     mtu: Option<u32>,
     gbp: bool,
     learning: bool,
@@ -190,7 +190,16 @@ impl Backend for Vxlan {
     }
 
     fn mtu(&self, host: &Host, family: Family) -> u32 {
-        self.mtu.unwrap_or(host.uplink.mtu).saturating_sub(overhead::vxlan(family))
+        let underlay = self.mtu.map_or(host.uplink.mtu, |mtu| mtu.min(host.uplink.mtu));
+        underlay.saturating_sub(overhead::vxlan(family))
+    }
+
+    fn remark(&self, host: &Host) -> Option<String> {
+        let (name, carries) = (host.uplink.name, host.uplink.mtu);
+        let mtu = self.mtu.filter(|mtu| *mtu > carries)?;
+        Some(format!(
+            "Backend.MTU in net-conf is {mtu}, but the uplink {name} carries {carries}: {carries} counts on this node"
+        ))
     }
 
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {

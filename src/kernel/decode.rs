@@ -96,7 +96,7 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
     let (mut tunnel, mut learning) = (Tunnel::None, false);
     for (kind, value) in attrs_after(payload, 16) {
         match kind {
-            libc::IFLA_IFNAME => name = Name::new(text(value)),
+            libc::IFLA_IFNAME => name = Name::of_kernel(value),
             libc::IFLA_MTU => mtu = u32_at(value, 0),
             // ARPHRD_ETHER only: the "address" of an ipip device is its local IP.
             libc::IFLA_ADDRESS if u16_at(payload, 2) == 1 => mac = value.try_into().ok().map(Mac),

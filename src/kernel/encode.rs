@@ -28,11 +28,14 @@ const RT_SCOPE_NOWHERE: u8 = 255;
 pub const RT_SCOPE_LINK: u8 = 253;
 const ADDR_GEN_MODE_NONE: u8 = 1;
 
-/// RTM_NEWLINK that creates a tunnel device, down. `parent` is the index of the outer device.
+/// RTM_NEWLINK that creates a tunnel device, down. `parent` is the index of the outer device. Without an MTU (0) or a MAC the
+/// kernel chooses.
 pub fn create_link(w: &mut Writer, name: &str, link: &Link, parent: u32) {
     w.begin(libc::RTM_NEWLINK, CREATE, &ifinfomsg(0, 0, 0));
     w.attr_str(libc::IFLA_IFNAME, name);
-    w.attr_u32(libc::IFLA_MTU, link.mtu);
+    if link.mtu != 0 {
+        w.attr_u32(libc::IFLA_MTU, link.mtu);
+    }
     if let Some(mac) = link.mac {
         w.attr(libc::IFLA_ADDRESS, &mac.0);
     }

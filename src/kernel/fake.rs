@@ -8,7 +8,8 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::owner::PROTOCOL;
+use weft_backends::state::{Key, Link, Name, Observed, Seen, Value};
 
 use super::{Kernel, Machine, Monitor, Notice, Outcome};
 
@@ -103,6 +104,42 @@ impl FakeKernel {
     }
 }
 
+impl Inside {
+    /// What Linux, or a test, says against an operation.
+    fn refusal(&mut self, op: &Op) -> Option<Outcome> {
+        let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
+        let there = self.entries.get(&key).copied();
+        if let Some(outcome) = self.failing.get(&key) {
+            if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, there) {
+                // It is there, without what was refused.
+                let value = Value::Link(Link { mtu: 0, ..link });
+                self.entries.insert(key, Seen { value, protocol: 0, mark: true });
+            }
+            return Some(outcome.clone());
+        }
+        if matches!(op, Op::Remove(..)) {
+            return None;
+        }
+        match (key, value, there) {
+            (Key::Link(_), _, Some(Seen { mark: false, protocol: PROTOCOL, .. })) => {
+                Some(Outcome::Fatal("another weft agent of this host made it".to_owned()))
+            }
+            (Key::Link(_), Value::Link(want), Some(Seen { value: Value::Link(have), .. }))
+                if want.kind != have.kind && matches!(op, Op::Ensure(..)) =>
+            {
+                Some(Outcome::Retry("a link of this name exists with other fixed attributes".to_owned()))
+            }
+            (Key::Link(_), ..) => None,
+            _ => {
+                let name = device(&key, &value)?;
+                let is_there = self.entries.contains_key(&Key::Link(name))
+                    || self.machine.links.iter().any(|link| link.name == name);
+                (!is_there).then(|| Outcome::Retry(format!("no link {name}")))
+            }
+        }
+    }
+}
+
 /// The device that an entry stands on.
 fn device(key: &Key, value: &Value) -> Option<Name> {
     use weft_backends::state::Route;
@@ -125,9 +162,10 @@ impl Kernel for FakeKernel {
         if let Some(kind) = inside.broken {
             return Err(kind.into());
         }
+        let marked = |name: &Name| inside.entries.get(&Key::Link(*name)).is_some_and(|seen| seen.mark);
         let wanted = |k: &Key, s: &Seen| {
             matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_))
-                || device(k, &s.value).is_some_and(|name| devices.contains(&name))
+                || device(k, &s.value).is_some_and(|name| devices.contains(&name) || marked(&name))
         };
         Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, *s)).collect())
     }
@@ -138,8 +176,8 @@ impl Kernel for FakeKernel {
         for op in ops {
             inside.ops.push(*op);
             let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
-            if let Some(outcome) = inside.failing.get(&key) {
-                outcomes.push(outcome.clone());
+            if let Some(outcome) = inside.refusal(op) {
+                outcomes.push(outcome);
                 continue;
             }
             if let (Op::Remove(..) | Op::Recreate(..), Key::Link(name)) = (op, key) {
@@ -149,7 +187,8 @@ impl Kernel for FakeKernel {
             if matches!(op, Op::Remove(..)) {
                 inside.entries.remove(&key);
             } else {
-                let (protocol, mark) = (if is_route { self.protocol } else { 0 }, matches!(key, Key::Link(_)));
+                let is_link = matches!(key, Key::Link(_));
+                let (protocol, mark) = (if is_route || is_link { self.protocol } else { 0 }, is_link);
                 inside.entries.insert(key, Seen { value, protocol, mark });
             }
             outcomes.push(Outcome::Done);
@@ -173,7 +212,7 @@ impl Monitor for FakeKernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_backends::state::{Mac, Route};
+    use weft_backends::state::{LinkKind, Mac, Route};
 
     #[tokio::test]
     async fn it_records_fails_loses_and_tells() {
@@ -181,11 +220,15 @@ mod tests {
         let dev = Name::new("flannel.1").unwrap();
         let neigh = (Key::Neigh(dev, "10.1.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
         let route = (Key::Route("10.1.2.0/24".parse().unwrap(), 0), Value::Route(Route::Device { dev }));
+        assert_eq!(fake.apply(&[Op::Ensure(neigh.0, neigh.1)]), [Outcome::Retry("no link flannel.1".into())]);
+        let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
+        assert_eq!(fake.apply(&[Op::Ensure(Key::Link(dev), Value::Link(link))]), [Outcome::Done]);
+        fake.take_ops();
         fake.fail(route.0, Some(Outcome::Retry("not now".into())));
         let ops = [Op::Ensure(neigh.0, neigh.1), Op::Ensure(route.0, route.1)];
         assert_eq!(fake.apply(&ops), [Outcome::Done, Outcome::Retry("not now".into())]);
         assert_eq!(fake.take_ops(), ops);
-        assert_eq!(fake.observe(&[]).unwrap().len(), 0);
+        assert_eq!(fake.observe(&[]).unwrap().len(), 2, "a device with our mark is seen unasked");
         assert_eq!(fake.observe(&[dev]).unwrap().get(&neigh.0).unwrap().value, neigh.1);
         fake.fail(route.0, None);
         fake.apply(&ops);

@@ -10,9 +10,13 @@ use weft_backends::state::{Key, Link, LinkKind, Name, Value};
 use super::decode::{self, LinkFacts, Tunnel};
 use super::encode;
 use super::linux::LinuxKernel;
+use super::observe::is_wefts;
 use super::rt::{PLAIN, ifinfomsg};
 use super::wire::{Writer, messages};
 use super::{Outcome, errno, sysctl};
+
+/// A device was deleted and made again between the last look and an operation on it.
+pub(super) const MADE_ANEW: &str = "somebody else has just made a device of this name";
 
 /// A step that ended the work: with its outcome.
 type Stop = Outcome;
@@ -22,7 +26,7 @@ impl LinuxKernel {
     pub(super) fn find_link(&mut self, name: Name) -> io::Result<Option<LinkFacts>> {
         let answer = self.netlink.request(|w| {
             w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(0, 0, 0));
-            w.attr_str(libc::IFLA_IFNAME, name.as_str());
+            w.attr(libc::IFLA_IFNAME, name.as_bytes());
         })?;
         match answer {
             Ok(data) => {
@@ -57,7 +61,7 @@ impl LinuxKernel {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(refusal)) => match errno::outcome(op, &refusal) {
                 Outcome::Done => Ok(()),
-                stop @ (Outcome::Retry(_) | Outcome::Fatal(_)) => Err(stop),
+                stop => Err(stop),
             },
             Err(e) => Err(errno::retry(op, &e.to_string())),
         }
@@ -68,41 +72,95 @@ impl LinuxKernel {
     }
 
     fn address(&mut self, op: &Op, name: Name, build: impl FnOnce(&mut Writer, u32)) -> Result<(), Stop> {
-        match (self.device(name), op) {
-            (Ok(Some(index)), _) => self.send(op, |w| build(w, index)),
-            (Ok(None), Op::Remove(..)) => Ok(()),
-            (Ok(None), _) => Err(errno::retry(op, &format!("no link {name}"))),
-            (Err(e), _) => Err(errno::retry(op, &e.to_string())),
+        let index = self.resolve(op, name)?;
+        self.send(op, |w| build(w, index))
+    }
+
+    /// May this device be altered or re-created? Ours may. Another agent's may not, and neither may one that somebody made after the
+    /// last look. One without any mark was seen by the caller, who decided that it is to become ours.
+    fn check(&self, op: &Op, name: Name, present: &LinkFacts) -> Result<(), Stop> {
+        if present.alias == self.options.alias {
+            return Ok(());
+        }
+        if is_wefts(&present.alias) {
+            let alias: String = present.alias.escape_debug().take(100).collect();
+            return Err(errno::fatal(
+                op,
+                &format!(
+                    "another weft agent of this host made it (alias \"{alias}\"): give one of the two networks another VNI; \
+                     if that agent runs no more, remove the device: ip link del {name}"
+                ),
+            ));
+        }
+        match self.known.get(&name) == Some(&present.info.index) {
+            true => Ok(()),
+            false => Err(errno::retry(op, MADE_ANEW)),
         }
     }
 
     fn remove_link(&mut self, op: &Op, name: Name) -> Result<(), Stop> {
         let Some(present) = self.present(op, name)? else { return Ok(()) };
         let index = present.info.index;
+        if matches!(op, Op::Remove(..)) && self.known.get(&name).is_some_and(|known| *known != index) {
+            // What was to go has gone, and somebody else's is there now.
+            return Ok(());
+        }
+        self.check(op, name, &present)?;
+        self.known.remove(&name);
         self.send(op, |w| w.begin(libc::RTM_DELLINK, PLAIN, &ifinfomsg(index, 0, 0)))
     }
 
     fn ensure_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
         let Some(present) = self.present(op, name)? else { return self.create_link(op, name, want) };
-        let index = present.info.index;
+        self.check(op, name, &present)?;
         if !self.same_kind(&present, want) {
             return Err(errno::retry(op, "a link of this name exists with other fixed attributes"));
         }
-        if let (LinkKind::Vxlan { vni, .. }, true) = (want.kind, present.learning != want.learning) {
-            self.send(op, |w| encode::vxlan_learning(w, index, vni, want.learning))?;
-        }
-        let mtu = Some(want.mtu).filter(|m| *m != present.info.mtu);
-        let mac = want.mac.filter(|m| Some(*m) != present.info.mac);
-        let up = Some(want.up).filter(|u| *u != present.info.up);
-        if mtu.is_some() || mac.is_some() || up.is_some() {
-            self.send(op, |w| encode::alter_link(w, index, mtu, mac, up))?;
-        }
+        self.alter(op, want, &present)
+    }
+
+    /// Gives a device that is there what it lacks, attribute by attribute: a refused one keeps no other from being set.
+    fn alter(&mut self, op: &Op, want: &Link, present: &LinkFacts) -> Result<(), Stop> {
+        let index = present.info.index;
+        let mut refused = Vec::new();
         // What flannel made is ours from now on: else neither cleanup nor a change of the VNI would know it.
         if present.alias != self.options.alias {
             let alias = self.options.alias.clone();
-            self.send(op, |w| encode::link_alias(w, index, &alias))?;
+            refused.extend(self.attribute(op, "alias", |w| encode::link_alias(w, index, &alias)));
         }
-        Ok(())
+        if let (LinkKind::Vxlan { vni, .. }, true) = (want.kind, present.learning != want.learning) {
+            let what = if want.learning { "learning" } else { "nolearning" };
+            refused.extend(self.attribute(op, what, |w| encode::vxlan_learning(w, index, vni, want.learning)));
+        }
+        if want.mtu != present.info.mtu {
+            let what = format!("mtu {}", want.mtu);
+            refused.extend(self.attribute(op, &what, |w| encode::alter_link(w, index, Some(want.mtu), None, None)));
+        }
+        if let Some(mac) = want.mac.filter(|mac| Some(*mac) != present.info.mac) {
+            let what = format!("address {mac}");
+            refused.extend(self.attribute(op, &what, |w| encode::alter_link(w, index, None, Some(mac), None)));
+        }
+        if want.up != present.info.up {
+            let what = if want.up { "up" } else { "down" };
+            refused.extend(self.attribute(op, what, |w| encode::alter_link(w, index, None, None, Some(want.up))));
+        }
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let retry = refused.iter().any(|(_, retry)| *retry);
+        let missing: Vec<String> = refused.into_iter().map(|(text, _)| text).collect();
+        Err(Outcome::Partly { missing: missing.join("; "), retry })
+    }
+
+    /// One attribute; when it is refused, why, and whether trying again may help.
+    fn attribute(&mut self, op: &Op, what: &str, build: impl FnOnce(&mut Writer)) -> Option<(String, bool)> {
+        match self.send(op, build) {
+            Ok(()) | Err(Outcome::Done) => None,
+            Err(Outcome::Retry(text)) => Some((format!("{what}: {text}"), true)),
+            Err(Outcome::Fatal(text) | Outcome::Partly { missing: text, .. }) => {
+                Some((format!("{what}: {text}"), false))
+            }
+        }
     }
 
     fn same_kind(&mut self, present: &LinkFacts, want: &Link) -> bool {
@@ -128,20 +186,24 @@ impl LinuxKernel {
             Ok(None) => return Err(errno::retry(op, &format!("no link {parent}"))),
             Err(e) => return Err(errno::retry(op, &e.to_string())),
         };
-        self.send(op, |w| encode::create_link(w, name.as_str(), want, parent))?;
-        let Some(made) = self.present(op, name)? else {
+        let whole = self.send(op, |w| encode::create_link(w, &name.text(), want, parent));
+        if let Err(stop @ Outcome::Fatal(_)) = whole {
+            // Perhaps for an attribute that can be set later, too: a device without it is better than none.
+            let plain = Link { mtu: 0, mac: None, ..*want };
+            self.send(op, |w| encode::create_link(w, &name.text(), &plain, parent)).map_err(|_| stop)?;
+        } else {
+            whole?;
+        }
+        let made = self.present(op, name)?.filter(|made| self.same_kind(made, want));
+        let Some(made) = made else {
             return Err(errno::retry(op, "deleted by someone while it was set up"));
         };
         let index = made.info.index;
-        // The kernel takes an alias, and the mode of link-local addresses, only for a link that exists.
-        let alias = self.options.alias.clone();
-        self.send(op, |w| encode::link_alias(w, index, &alias))?;
+        self.known.insert(name, index);
         // Best effort, both: a host without IPv6 refuses them, and needs neither.
         let _ = self.netlink.request(|w| encode::link_no_link_local(w, index));
-        let _ = sysctl::ensure(&format!("net/ipv6/conf/{name}/accept_ra"), "0", true);
-        if want.up {
-            self.send(op, |w| encode::alter_link(w, index, None, None, Some(true)))?;
-        }
-        Ok(())
+        let _ = sysctl::ensure(sysctl::of_interface("ipv6", name, "accept_ra"), "0", true);
+        // The kernel takes an alias only for a link that exists.
+        self.alter(op, want, &made)
     }
 }

@@ -17,6 +17,7 @@ use weft_backends::state::{Key, Name, Observed, Route, Value};
 
 use super::encode::{self, Exit, NewNexthop};
 use super::guard::GuardTable;
+use super::links::MADE_ANEW;
 use super::nexthop::{Index, Shared};
 use super::socket::{NLM_F_ACK, Netlink, Refusal};
 use super::wire::Writer;
@@ -53,6 +54,8 @@ pub struct LinuxKernel {
     /// Routes that were observed more than once under their key: how often.
     pub(super) doubled: HashMap<Key, usize>,
     devices: HashMap<Name, u32>,
+    /// Devices as they were last observed, or made by us since: by name, which index.
+    pub(super) known: HashMap<Name, u32>,
     /// The tunnel guard, in nftables.
     pub(super) guard: GuardTable,
 }
@@ -104,9 +107,9 @@ impl LinuxKernel {
                 Err(e) => return Err(e),
             };
         let index = Rc::new(RefCell::new(Index::new(options.instance)));
-        let (adopted, doubled, devices) = (false, HashMap::new(), HashMap::new());
+        let (adopted, doubled, devices, known) = (false, HashMap::new(), HashMap::new(), HashMap::new());
         let guard = GuardTable::new(&options.alias);
-        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices, guard })
+        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices, known, guard })
     }
 
     /// What the monitor of the same agent needs to know of nexthops.
@@ -120,7 +123,7 @@ impl LinuxKernel {
             return Ok(Some(*index));
         }
         // Not by netlink, whose answer describes the whole link: events would wait for that.
-        match if_nametoindex(name.as_str()) {
+        match if_nametoindex(name.as_bytes()) {
             Ok(index) => {
                 self.devices.insert(name, index);
                 Ok(Some(index))
@@ -130,8 +133,14 @@ impl LinuxKernel {
         }
     }
 
-    fn resolve(&mut self, op: &Op, name: Name) -> Result<u32, Outcome> {
+    /// Index of the device that an entry is to stand on: the one that was observed, not one that somebody made anew since.
+    pub(super) fn resolve(&mut self, op: &Op, name: Name) -> Result<u32, Outcome> {
+        let known = self.known.get(&name).copied();
         match self.device(name) {
+            Ok(Some(index)) if known.is_some_and(|known| known != index) => match op {
+                Op::Remove(..) => Err(Outcome::Done),
+                _ => Err(errno::retry(op, MADE_ANEW)),
+            },
             Ok(Some(index)) => Ok(index),
             // Nothing can be on a device that is not there.
             Ok(None) if matches!(op, Op::Remove(..)) => Err(Outcome::Done),

@@ -16,6 +16,7 @@ use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
 use super::{AddrInfo, Machine, RouteInfo};
+use weft_backends::owner::PROTOCOL;
 
 /// How often a look is repeated while links come and go.
 const TRIES: u32 = 5;
@@ -40,7 +41,7 @@ pub(super) fn addresses(netlink: &mut Netlink) -> io::Result<Vec<AddrInfo>> {
 /// # Errors
 /// No netlink socket, or a failed dump.
 pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
-    let index = match if_nametoindex(link.as_str()) {
+    let index = match if_nametoindex(link.as_bytes()) {
         Err(Errno::ENODEV) => return Ok(false),
         index => index?,
     };
@@ -48,6 +49,11 @@ pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     let data = Netlink::open()?.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of(w, flags, family, index))?;
     let mut news = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
     Ok(news.any(|m| decode::is_advertised(m.payload, index)))
+}
+
+/// The alias of a device that an agent of this host made, this one or another: `weft FILE`.
+pub(super) fn is_wefts(alias: &str) -> bool {
+    alias.starts_with("weft ")
 }
 
 fn seen(value: Value) -> Seen {
@@ -93,11 +99,18 @@ impl LinuxKernel {
         let links = links(&mut self.netlink)?;
         let addrs = addresses(&mut self.netlink)?;
         let wanted: HashSet<Name> = devices.iter().copied().collect();
-        let mut found = Vec::new();
-        for link in links.values().filter(|l| wanted.contains(&l.info.name)) {
-            let (name, index) = (link.info.name, link.info.index);
+        let ours = |l: &LinkFacts| l.alias == self.options.alias;
+        let of_interest: Vec<&LinkFacts> =
+            links.values().filter(|l| wanted.contains(&l.info.name) || ours(l)).collect();
+        let known = of_interest.iter().map(|l| (l.info.name, l.info.index)).collect();
+        let mut found: Vec<(Key, Seen)> = Vec::new();
+        for link in &of_interest {
+            let protocol = if is_wefts(&link.alias) { PROTOCOL } else { 0 };
             let value = Value::Link(link.value(&links, &addrs));
-            found.push((Key::Link(name), Seen { value, protocol: 0, mark: link.alias == self.options.alias }));
+            found.push((Key::Link(link.info.name), Seen { value, protocol, mark: ours(link) }));
+        }
+        for link in of_interest {
+            let (name, index) = (link.info.name, link.info.index);
             let own = addrs.iter().filter(|a| a.index == index);
             found.extend(own.map(|a| (Key::Addr(name, a.net), seen(Value::Addr))));
             self.neighbours(name, index, &mut found)?;
@@ -116,6 +129,7 @@ impl LinuxKernel {
             found.push((Key::Route(r.net, r.metric), Seen { value, protocol: r.protocol, mark: r.nexthop != 0 }));
         }
         self.adopt(&routes)?;
+        self.known = known;
         Ok(Some(self.assemble(found)))
     }
 

@@ -4,9 +4,12 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use weft_subnet::lease::Id;
+
 use super::Node;
 use crate::kernel::{Kernel, Machine};
 use crate::say::chain;
+use crate::sysctls::loosened::Wanted;
 use crate::uplink::{self, Next, Picked};
 use crate::{start, sysctls};
 
@@ -53,10 +56,35 @@ impl<K: Kernel> Node<K> {
 
     /// Brings the sysctls to what packets need, or says what a person has to do.
     pub(super) fn look_at_sysctls(&mut self) {
-        let problems = sysctls::ensure(&self.plan, self.world.options.manage_sysctls);
+        let write = self.world.options.manage_sysctls;
+        let mut problems = sysctls::ensure(&self.plan, write);
+        self.loosened_by = self.mixed();
+        let wanted = self.loosened_by.as_ref().map(|id| self.loosely(id));
+        problems.extend(self.loosened.ensure(wanted.as_ref(), write));
         problems.iter().filter(|text| !self.sysctl_problems.contains(text)).for_each(|text| tracing::warn!("{text}"));
         self.sysctl_problems = problems;
         self.next_sysctls = Instant::now() + SYSCTLS_EVERY;
+    }
+
+    /// Several backends at once make asymmetric paths, which strict reverse path filtering drops. Only a peer whose entries are in the
+    /// kernel is a reason to loosen it, not one that is merely in the store.
+    fn mixed(&self) -> Option<Id> {
+        let pending = self.passer.pending();
+        let programmed = |id: &&Id| {
+            let keys = self.plan.keys(id);
+            keys.iter().any(|key| self.plan.owner(key) == Some(id)) && keys.iter().all(|key| pending.get(key).is_none())
+        };
+        let last = self.loosened_by.as_ref().filter(|id| self.plan.foreign(id).is_some());
+        last.into_iter().chain(self.plan.all_foreign()).find(programmed).cloned()
+    }
+
+    fn loosely(&self, id: &Id) -> Wanted {
+        let names = self.plan.devices().chain([self.plan.host().uplink.name]).collect();
+        let (theirs, ours) = (self.plan.foreign(id).unwrap_or_default(), &self.plan.network().backend_type);
+        Wanted {
+            names,
+            why: format!("lease {id} uses {theirs} and this node {ours}: packets may come back another way"),
+        }
     }
 
     /// Reads links, addresses and foreign routes; plans again and publishes when they matter. True when they did.

@@ -16,6 +16,8 @@ pub struct Pending {
     pub reason: String,
     /// Trying again soon may help; else only the audit tries.
     pub retry: bool,
+    /// It is there all the same, without all of its attributes.
+    pub stands: bool,
     tries: u32,
     due: Instant,
 }
@@ -75,8 +77,15 @@ impl Pendings {
             self.wake(due);
         }
         self.version += 1;
-        self.entries.insert(key, Pending { reason, retry, tries, due });
+        self.entries.insert(key, Pending { reason, retry, stands: false, tries, due });
         tries == 0
+    }
+
+    /// What failed last of this entry is no more than an attribute.
+    pub fn stands(&mut self, key: &Key) {
+        if let Some(pending) = self.entries.get_mut(key) {
+            pending.stands = true;
+        }
     }
 
     /// Not now, and later the next time.

@@ -74,3 +74,51 @@ fn planning_again_changes_nothing_and_keeps_what_was_said() {
     plan.rebase(network, backend, host, own);
     assert_eq!((wanted(&plan), plan.skipped(&id)), (before, Some(said.as_str())));
 }
+
+#[test]
+fn a_device_that_somebody_else_made_sets_its_peers_aside_and_no_others() {
+    let mut plan = plan();
+    for third in 2..6 {
+        plan.put(record(third, if third < 4 { 7 } else { 1 }));
+    }
+    let dev = Name::new("flannel.7").unwrap();
+    let id = |third: u8| Id::from(format!("10.5.{third}.0-24"));
+    let aside = |plan: &Plan| (2..6).map(|third| plan.skipped(&id(third)).is_some()).collect::<Vec<_>>();
+    let strangers = BTreeSet::from([dev, Name::new("flannel.1").unwrap()]);
+    assert!(plan.bar(&strangers), "the plan is another");
+    assert_eq!(aside(&plan), [true, true, false, false], "our own device is no matter of its peers");
+    assert!(plan.skipped(&id(2)).unwrap().contains("flannel.7"), "{:?}", plan.skipped(&id(2)));
+    let wanted = plan.difference(&Observed::new(), |_, _| true);
+    assert!(!wanted.iter().any(|op| op.to_string().contains("flannel.7")), "{wanted:?}");
+    assert!(plan.watched().any(|name| name == dev), "it is looked for, to see when it goes");
+    assert!(!plan.bar(&strangers), "nothing new");
+    // One more peer of that VNI, and everything planned again.
+    assert_eq!(links(&plan.put(record(6, 7))), [""; 0]);
+    let network = plan.network().clone();
+    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(network, backend, host, own);
+    assert_eq!((aside(&plan), plan.devices().count()), (vec![true, true, false, false], 1));
+    assert!(plan.bar(&BTreeSet::new()));
+    assert_eq!((aside(&plan), plan.devices().count()), (vec![false; 4], 2));
+    // Nobody needs it any more: it is not looked for.
+    plan.bar(&strangers);
+    for third in [2, 3, 6] {
+        plan.remove(&id(third));
+    }
+    plan.bar(&BTreeSet::new());
+    assert_eq!(plan.watched().collect::<Vec<_>>(), [Name::new("flannel.1").unwrap()]);
+}
+
+#[test]
+fn an_mtu_above_the_uplinks_is_said_while_it_lasts() {
+    let mut plan = plan();
+    assert_eq!((plan.problem(), plan.mtu()), (vec![], 1450));
+    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
+    let (mut host, own) = (plan.host().clone(), plan.own().clone());
+    plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
+    let said = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: 1500 counts on this node";
+    assert_eq!((plan.problem(), plan.mtu()), (vec![said.to_owned()], 1450));
+    host.uplink.mtu = 9100;
+    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    assert_eq!((plan.problem(), plan.mtu()), (vec![], 8950));
+}

@@ -42,7 +42,7 @@ impl<'a> Ground<'a> {
         for addr in machine.addrs.iter().filter(|addr| others(addr)) {
             inner.remove(&addr.index);
         }
-        let tunnels = machine.links.iter().filter(|link| link.ours || of_pods(link.name.as_str()));
+        let tunnels = machine.links.iter().filter(|link| link.ours || of_pods(&link.name.text()));
         inner.extend(tunnels.map(|link| link.index));
         Ground { machine, families, own, inner, preferred: [None, None] }
     }

@@ -32,7 +32,8 @@ pub fn add_uplink() {
 pub fn run(program: &str, line: &str) -> String {
     let out = Command::new(program).args(line.split_whitespace()).output().unwrap();
     assert!(out.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8(out.stdout).unwrap()
+    // The name of an interface need not be UTF-8.
+    String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
 pub fn ip(line: &str) -> String {

@@ -12,6 +12,7 @@ use nix::sys::socket::{
 use weft::kernel::sysctl::ensure;
 use weft::plan::Plan;
 use weft::sysctls;
+use weft::sysctls::loosened::{Loosened, Wanted};
 use weft_backends::backend::make;
 use weft_backends::host::{Host, OnLink, Uplink};
 use weft_subnet::attrs::Attrs;
@@ -114,5 +115,73 @@ fn routes_that_forwarding_lets_expire_are_told() {
         assert_eq!(sysctls::ensure(&plan, false), [""; 0], "healthy");
         set(ACCEPT_RA, "1");
         assert_eq!(sysctls::ensure(&plan, false), told, "it is there still, until it expires");
+    });
+}
+
+const FILTER: &str = "net/ipv4/conf/up0/rp_filter";
+
+fn filter() -> String {
+    std::fs::read_to_string(format!("/proc/sys/{FILTER}")).unwrap().trim().to_owned()
+}
+
+#[test]
+fn what_rp_filter_was_is_put_back_and_nothing_is_guessed() {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
+        set("net/ipv4/conf/all/rp_filter", "0");
+        set(FILTER, "1");
+        let dir = tempfile::tempdir().unwrap();
+        let (env, file) = (dir.path().join("subnet.env"), dir.path().join("subnet.env.rp_filter"));
+        let wanted = Some(Wanted { names: vec![name("up0"), name("gone0")], why: "lease X uses host-gw".into() });
+
+        let told = Loosened::beside(&env).ensure(wanted.as_ref(), false);
+        assert_eq!((filter().as_str(), file.exists()), ("1", false), "only looked at");
+        assert!(told[0].contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{told:?}");
+
+        let told = Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        let said = "rp_filter is loosened to 2 while lease X uses host-gw; it was, and will be again: up0 1";
+        assert_eq!((told, filter().as_str()), (vec![said.to_owned()], "2"));
+        // Somebody makes it strict again: that is no new finding.
+        set(FILTER, "1");
+        assert_eq!(Loosened::beside(&env).ensure(wanted.as_ref(), true), [said]);
+        assert_eq!(filter(), "2");
+        let told = Loosened::beside(&env).ensure(None, false);
+        assert!(told[0].contains("it is 2; run: sysctl -w net/ipv4/conf/up0/rp_filter=1"), "{told:?}");
+        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!((filter().as_str(), file.exists()), ("1", false));
+
+        // Somebody has chosen another value since: it is theirs.
+        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        set(FILTER, "0");
+        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!((filter().as_str(), file.exists()), ("0", false));
+
+        // An interface that was made anew has a filter of its own.
+        set(FILTER, "1");
+        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        ip("link del up0");
+        ip("link add between0 type veth peer name between1");
+        add_uplink();
+        set(FILTER, "2");
+        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!((filter().as_str(), file.exists()), ("2", false));
+
+        // What a damaged file said is not guessed, and the file stays for a person to see.
+        std::fs::write(&file, "boot of another kind").unwrap();
+        let mut loosened = Loosened::beside(&env);
+        let told = loosened.ensure(None, true);
+        assert!(told.len() == 1 && told[0].contains("it is damaged") && told[0].contains("then remove"), "{told:?}");
+        assert_eq!((filter().as_str(), file.exists()), ("2", true));
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(loosened.ensure(None, true), [""; 0]);
+
+        // A record that cannot be written is said; this agent puts the value back all the same.
+        set(FILTER, "1");
+        let mut loosened = Loosened::beside(std::path::Path::new("/proc/no/subnet.env"));
+        let told = loosened.ensure(wanted.as_ref(), true);
+        assert!(told.len() == 2 && told[1].contains("write /proc/no/subnet.env.rp_filter"), "{told:?}");
+        assert_eq!((filter().as_str(), loosened.ensure(None, true).len()), ("2", 0));
+        assert_eq!(filter(), "1");
     });
 }

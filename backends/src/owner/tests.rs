@@ -66,8 +66,8 @@ fn what_is_on_our_device_is_ours() {
         assert_eq!(plain(&us, Key::Addr(dev, net("10.5.9.0/32")), Value::Addr), ours);
         assert_eq!(plain(&us, Key::Fdb(dev, mac), Value::Fdb(ip)), ours);
         assert_eq!(plain(&us, Key::Neigh(dev, ip), Value::Neigh(mac)), ours);
-        assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", dev.as_str(), 3), ours);
-        assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", dev.as_str(), 3), ours);
+        assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), 3), ours);
+        assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", &dev.text(), 3), ours);
     }
 }
 

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! rp_filter, where it is loosened for peers of another backend type: what it was before is kept in a file beside subnet.env, so that
+//! it can be put back when the last such peer has gone, by the next agent, too. The file counts for one boot: the next one sets all
+//! sysctls anew.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::net::if_::if_nametoindex;
+use weft_backends::state::Name;
+
+use crate::files;
+use crate::kernel::sysctl::{self, Change, NeedsHelp};
+
+/// What a loosened filter says: a packet is accepted when its source is reachable over any interface (RFC 3704 section 2.4).
+const LOOSE: &str = "2";
+const STRICT: &str = "1";
+
+/// Why filters are loosened, and where.
+#[derive(Debug)]
+pub struct Wanted {
+    /// The interfaces over which packets of peers come.
+    pub names: Vec<Name>,
+    /// What makes it necessary, for people.
+    pub why: String,
+}
+
+/// What an interface's filter was when weft loosened it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Found {
+    /// Index of the interface: one that was made anew has a filter of its own.
+    index: u32,
+    value: String,
+}
+
+/// The filters that are loosened now.
+#[derive(Debug)]
+pub struct Loosened {
+    file: PathBuf,
+    found: BTreeMap<Name, Found>,
+    read: bool,
+    /// The file is damaged: what it said is lost, and it stays as it is until somebody removes it.
+    damaged: Option<String>,
+    /// The file could not be written.
+    unsaved: Option<String>,
+}
+
+impl Loosened {
+    /// With the file beside this subnet file.
+    pub fn beside(subnet_file: &Path) -> Loosened {
+        let mut file = subnet_file.as_os_str().to_owned();
+        file.push(".rp_filter");
+        Loosened { file: file.into(), found: BTreeMap::new(), read: false, damaged: None, unsaved: None }
+    }
+
+    /// Loosens what is strict where that is wanted, and puts back what it was everywhere else; with `write` false only looks.
+    /// Returns what a person should know or do.
+    pub fn ensure(&mut self, wanted: Option<&Wanted>, write: bool) -> Vec<String> {
+        self.look();
+        let names: &[Name] = wanted.map_or(&[], |wanted| &wanted.names);
+        let before = self.found.clone();
+        let strict: Vec<Name> = names.iter().copied().filter(|name| is_strict(*name)).collect();
+        if write {
+            // Written down before anything is changed: a crash in between leaves a true record.
+            strict.iter().for_each(|name| self.remember(*name));
+            self.save(&before);
+        }
+        let mut problems: Vec<String> = strict.iter().filter_map(|name| set(*name, LOOSE, write)).collect();
+        let before = self.found.clone();
+        self.found.retain(|name, found| names.contains(name) || !put_back(*name, found, write, &mut problems));
+        self.save(&before);
+        problems.extend(wanted.and_then(|wanted| self.say(wanted)));
+        problems.extend(self.damaged.clone());
+        problems.extend(self.unsaved.clone().filter(|_| !self.found.is_empty()));
+        problems
+    }
+
+    fn remember(&mut self, name: Name) {
+        let (Ok(index), Ok(value)) = (if_nametoindex(name.as_bytes()), sysctl::read(path(name))) else { return };
+        // What somebody made strict again while it is loosened is no other finding.
+        if self.found.get(&name).is_none_or(|found| found.index != index) {
+            self.found.insert(name, Found { index, value });
+        }
+    }
+
+    fn say(&self, wanted: &Wanted) -> Option<String> {
+        if self.found.is_empty() {
+            return None;
+        }
+        let was: Vec<String> = self.found.iter().map(|(name, found)| format!("{name} {}", found.value)).collect();
+        Some(format!(
+            "rp_filter is loosened to {LOOSE} while {}; it was, and will be again: {}",
+            wanted.why,
+            was.join(", ")
+        ))
+    }
+
+    /// Reads the file once, and again while it is damaged.
+    fn look(&mut self) {
+        if self.read && self.damaged.is_none() {
+            return;
+        }
+        self.read = true;
+        let file = self.file.display();
+        let parsed = match fs::read(&self.file) {
+            Ok(text) => parse(&text, &boot()).ok_or_else(|| "it is damaged".to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(error.to_string()),
+        };
+        self.damaged = match parsed {
+            Ok(found) => {
+                for (name, one) in found {
+                    self.found.entry(name).or_insert(one);
+                }
+                None
+            }
+            Err(why) => Some(format!(
+                "{file}: {why}: it is not known where an earlier run loosened rp_filter from {STRICT} to {LOOSE}; \
+                 look at `sysctl -ar rp_filter`, set what should be strict, then remove {file}"
+            )),
+        };
+    }
+
+    fn save(&mut self, before: &BTreeMap<Name, Found>) {
+        if self.damaged.is_some() || (*before == self.found && self.unsaved.is_none()) {
+            return;
+        }
+        let done = if self.found.is_empty() {
+            fs::remove_file(&self.file).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })
+        } else {
+            files::replace(&self.file, &text(&self.found, &boot()), 0o644)
+        };
+        let file = self.file.display();
+        self.unsaved = done.err().map(|error| {
+            format!("write {file}: {error}: after a restart of the agent nobody knows what rp_filter was, and it stays {LOOSE}")
+        });
+    }
+}
+
+/// One line for the boot, one for each interface: index, value, name.
+fn text(found: &BTreeMap<Name, Found>, boot: &str) -> Vec<u8> {
+    let mut text = format!("boot {boot}\n").into_bytes();
+    for (name, Found { index, value }) in found {
+        text.extend_from_slice(format!("{index} {value} ").as_bytes());
+        text.extend_from_slice(name.as_bytes());
+        text.push(b'\n');
+    }
+    text
+}
+
+/// `None`: damaged. What another boot left says nothing.
+fn parse(text: &[u8], boot: &str) -> Option<BTreeMap<Name, Found>> {
+    let mut lines = text.strip_suffix(b"\n")?.split(|b| *b == b'\n');
+    let then = lines.next()?.strip_prefix(b"boot ")?;
+    let line = |line: &[u8]| {
+        let mut words = line.splitn(3, |b| *b == b' ');
+        let mut word = || std::str::from_utf8(words.next()?).ok();
+        let (index, value) = (word()?.parse().ok()?, word()?.to_owned());
+        // These are all that the kernel takes, and what is read is written to it one day.
+        let known = ["0", STRICT, LOOSE].contains(&value.as_str());
+        Some((Name::of_kernel(words.next()?)?, Found { index, value })).filter(|_| known)
+    };
+    let found = lines.map(line).collect::<Option<_>>()?;
+    Some(if then == boot.as_bytes() { found } else { BTreeMap::new() })
+}
+
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+fn path(name: Name) -> PathBuf {
+    sysctl::of_interface("ipv4", name, "rp_filter")
+}
+
+/// The kernel takes the larger of "all" and the interface's own value, and 1 is the strict one.
+fn is_strict(name: Name) -> bool {
+    let says = |name: Name| sysctl::read(path(name)).unwrap_or_default();
+    let all = Name::new("all").map(says).unwrap_or_default();
+    let own = says(name);
+    own == STRICT || (all == STRICT && !own.is_empty() && own != LOOSE)
+}
+
+fn set(name: Name, value: &str, write: bool) -> Option<String> {
+    let path = path(name);
+    match sysctl::ensure(&path, value, write) {
+        Ok(Change::Changed) => {
+            tracing::info!(sysctl = sysctl::shown(&path), value, "sysctl written");
+            None
+        }
+        Ok(Change::Same) => None,
+        Err(NeedsHelp { name, cause, command }) => Some(format!("sysctl {name}: {cause}; run: {command}")),
+    }
+}
+
+/// True when there is nothing left to put back: it is done, the interface is another, or somebody has chosen a value since.
+fn put_back(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -> bool {
+    let same = if_nametoindex(name.as_bytes()).is_ok_and(|index| index == found.index);
+    if !same || sysctl::read(path(name)).is_ok_and(|now| now != LOOSE) {
+        return true;
+    }
+    let problem = set(name, &found.value, write);
+    problems.extend(problem.clone());
+    problem.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_counts_for_one_boot() {
+        let found = |index, value: &str| Found { index, value: value.to_owned() };
+        let name = |bytes: &[u8]| Name::of_kernel(bytes).unwrap();
+        let all = BTreeMap::from([(name(b"eth0"), found(2, "1")), (name(b"od\xff"), found(70, "0"))]);
+        let text = text(&all, "b1");
+        assert_eq!(parse(&text, "b1"), Some(all));
+        assert_eq!(parse(&text, "b2"), Some(BTreeMap::new()));
+        for damaged in ["", "boot b1", "2 1 eth0\n", "boot b1\n2 1\n", "boot b1\nx 1 eth0\n", "boot b1\n2 9 eth0\n"] {
+            assert_eq!(parse(damaged.as_bytes(), "b1"), None, "{damaged:?}");
+        }
+    }
+}

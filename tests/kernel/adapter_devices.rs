@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Devices on the real kernel: attributes that are refused, devices of others, and interface names of any bytes.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
+
+use weft::kernel::{Kernel, Outcome};
+use weft_backends::diff::Op;
+use weft_backends::host::Reach;
+use weft_backends::state::{Key, Name, Route, Value};
+
+use super::adapter_net::{
+    ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove, via, vxlan,
+};
+
+fn alias(dev: &str, text: &str) {
+    assert!(Command::new("ip").args(["link", "set", dev, "alias", text]).status().unwrap().success());
+}
+
+/// flannel.1 as somebody else makes it.
+fn foreign() {
+    ip(
+        "link add flannel.1 address 02:00:00:00:09:09 mtu 1400 type vxlan id 1 dev up0 local 10.0.0.1 dstport 8472 nolearning gbp",
+    );
+    ip("link set flannel.1 up");
+}
+
+fn index() -> u64 {
+    json("ip", "-j link show dev flannel.1")[0]["ifindex"].as_u64().unwrap()
+}
+
+#[test]
+fn a_refused_attribute_keeps_no_other_from_being_set() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, Value::Link(mut link)) = vxlan(false) else { panic!() };
+        put(&mut k, &[(key, Value::Link(link))]);
+        ip("link set flannel.1 down");
+        (link.mtu, link.mac, link.learning) = (70_000, Some(mac(9)), true);
+        let outcome = k.apply(&[Op::Ensure(key, Value::Link(link))]).remove(0);
+        let Outcome::Partly { missing, retry: false } = outcome else { panic!("{outcome:?}") };
+        assert!(missing.starts_with("mtu 70000: ") && missing.contains("EINVAL"), "{missing}");
+        let Value::Link(now) = k.observe(&[]).unwrap().get(&key).unwrap().value else { panic!() };
+        assert_eq!((now.mtu, now.mac, now.learning, now.up), (1450, link.mac, true, true));
+    });
+}
+
+#[test]
+fn a_device_is_made_without_what_the_kernel_refuses() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, Value::Link(mut link)) = vxlan(false) else { panic!() };
+        link.mtu = 20;
+        let outcome = k.apply(&[Op::Ensure(key, Value::Link(link))]).remove(0);
+        assert!(matches!(&outcome, Outcome::Partly { missing, .. } if missing.contains("mtu 20")), "{outcome:?}");
+        let seen = *k.observe(&[]).unwrap().get(&key).unwrap();
+        let Value::Link(now) = seen.value else { panic!() };
+        assert_eq!((now.mac, now.up, seen.mark), (link.mac, true, true));
+        put(&mut k, &[fdb("flannel.1", 7, "10.0.0.7")]);
+    });
+}
+
+#[test]
+fn every_device_with_our_mark_is_seen_whatever_its_name() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false), fdb("flannel.1", 7, "10.0.0.7"), neigh("flannel.1", "10.1.2.0", 7)]);
+        ip("link set flannel.1 down");
+        ip("link set flannel.1 name renamed0");
+        ip("link add flannel.9 type vxlan id 9 dev up0 dstport 8472");
+        alias("flannel.9", "weft of another kind");
+        let seen = k.observe(&[]).unwrap();
+        let dev = name("renamed0");
+        assert!(seen.get(&Key::Link(dev)).is_some_and(|seen| seen.mark && seen.protocol == PROTOCOL), "{seen:?}");
+        assert!(seen.contains_key(&Key::Fdb(dev, mac(7))));
+        assert!(!seen.contains_key(&Key::Link(name("flannel.9"))), "not asked for, and not ours");
+        let other = *k.observe(&[name("flannel.9")]).unwrap().get(&Key::Link(name("flannel.9"))).unwrap();
+        assert_eq!((other.mark, other.protocol), (false, PROTOCOL), "another agent's");
+        let value = seen.get(&Key::Link(dev)).unwrap().value;
+        remove(&mut k, &[(Key::Link(dev), value)]);
+        assert_eq!(k.observe(&[dev]).unwrap().get(&Key::Link(dev)), None);
+    });
+}
+
+#[test]
+fn another_agents_device_is_neither_altered_nor_removed() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        foreign();
+        alias("flannel.1", "weft /run/other/subnet.env");
+        let (key, value) = vxlan(false);
+        k.observe(&[name("flannel.1")]).unwrap();
+        for op in [Op::Ensure(key, value), Op::Recreate(key, value), Op::Remove(key, value)] {
+            let outcome = k.apply(&[op]).remove(0);
+            let told = |text: &str| text.contains("another weft agent") && text.contains("/run/other/subnet.env");
+            assert!(matches!(&outcome, Outcome::Fatal(text) if told(text)), "{outcome:?}");
+        }
+        assert!(
+            ip("link show flannel.1").contains("02:00:00:00:09:09") && ip("link show flannel.1").contains("mtu 1400")
+        );
+    });
+}
+
+#[test]
+fn a_device_without_mark_is_taken_over_only_if_it_was_seen() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        foreign();
+        let before = index();
+        let (key, value) = vxlan(false);
+        for op in [Op::Ensure(key, value), Op::Recreate(key, value)] {
+            let outcome = k.apply(&[op]).remove(0);
+            assert!(matches!(&outcome, Outcome::Retry(text) if text.contains("somebody else")), "{outcome:?}");
+        }
+        assert!(ip("link show flannel.1").contains("02:00:00:00:09:09"));
+        k.observe(&[name("flannel.1")]).unwrap();
+        put(&mut k, &[(key, value)]);
+        assert_eq!((index(), &json("ip", "-j link show dev flannel.1")[0]["ifalias"]), (before, &ALIAS.into()));
+    });
+}
+
+#[test]
+fn nothing_is_written_on_a_device_that_was_made_anew_by_somebody_else() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        k.observe(&[]).unwrap();
+        ip("link del flannel.1");
+        foreign();
+        let host = (Key::Addr(name("flannel.1"), "10.1.0.0/32".parse().unwrap()), Value::Addr);
+        let all = [
+            host,
+            fdb("flannel.1", 7, "10.0.0.7"),
+            neigh("flannel.1", "10.1.2.0", 7),
+            via("10.1.2.0/24", "10.1.2.0", "flannel.1"),
+        ];
+        let put: Vec<Op> = all.iter().map(|(key, value)| Op::Ensure(*key, *value)).collect();
+        let outcomes = k.apply(&put);
+        let waits = |outcome: &Outcome| matches!(outcome, Outcome::Retry(text) if text.contains("somebody else"));
+        assert!(outcomes.iter().all(waits), "{outcomes:?}");
+        // What stood on ours went with it; what stands on theirs is not ours to remove.
+        bridge("fdb replace 02:00:00:00:00:07 dev flannel.1 dst 10.0.0.66 self permanent");
+        let (key, value) = fdb("flannel.1", 7, "10.0.0.66");
+        let ops = [Op::Remove(key, value), Op::Remove(vxlan(false).0, vxlan(false).1)];
+        all_done(&ops, k.apply(&ops));
+        assert!(bridge("fdb show dev flannel.1").contains("10.0.0.66"));
+        assert_eq!(ip("-4 route show dev flannel.1"), "");
+        assert_eq!(ip("neigh show dev flannel.1"), "");
+    });
+}
+
+#[test]
+fn an_interface_name_of_any_bytes_is_seen_and_used() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let odd = b"od\xff\x1b0";
+        let ip_bytes = |words: &[&[u8]]| {
+            let out = Command::new("ip").args(words.iter().map(|word| OsStr::from_bytes(word))).output().unwrap();
+            assert!(out.status.success(), "{out:?}");
+        };
+        ip_bytes(&[b"link", b"add", odd, b"type", b"bridge"]);
+        ip_bytes(&[b"link", b"set", odd, b"up"]);
+        ip_bytes(&[b"addr", b"add", b"10.99.0.1/24", b"dev", odd]);
+        let dev = Name::of_kernel(odd).unwrap();
+        let machine = k.machine().unwrap();
+        let link = machine.links.iter().find(|link| link.name == dev).unwrap();
+        assert!(machine.addrs.iter().any(|addr| addr.index == link.index));
+        let connected = machine.routes.iter().find(|route| route.net == "10.99.0.0/24".parse().unwrap()).unwrap();
+        assert_eq!((connected.dev, connected.reach), (Some(dev), Reach::Link(dev)));
+        let route = Route::Unicast { via: "10.99.0.7".parse().unwrap(), dev, onlink: true };
+        let entry = (Key::Route("10.1.7.0/24".parse().unwrap(), 0), Value::Route(route));
+        // A bridge without ports has no carrier and takes no nexthop object: the route is written without one.
+        let mut plain = kernel(false);
+        put(&mut plain, &[entry]);
+        assert_eq!(k.observe(&[]).unwrap().get(&entry.0).unwrap().value, entry.1);
+        remove(&mut plain, &[entry]);
+        assert_eq!(dev.to_string(), r"od\xff\x1b0");
+    });
+}
