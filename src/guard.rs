@@ -29,7 +29,8 @@ impl Roster {
         self.listed = true;
     }
 
-    /// The addresses from which this peer's packets come.
+    /// The addresses from which this peer's packets may come. That of its tunnel device, and its public one: where an address
+    /// translation of 1:1 stands between us they come from the public one, and inside of it from the device's.
     pub fn peer(&mut self, lease: &Lease) -> State {
         let Attrs { public_ip, public_ipv6, tunnel_ip, tunnel_ipv6, .. } = &lease.attrs;
         let says = (public_ip.is_none() || tunnel_ip.is_some()) && (public_ipv6.is_none() || tunnel_ipv6.is_some());
@@ -39,9 +40,9 @@ impl Roster {
         } else {
             self.silent.insert(lease.id.clone())
         };
-        let v4 = tunnel_ip.or(*public_ip).map(IpAddr::V4);
-        let v6 = tunnel_ipv6.or(*public_ipv6).map(IpAddr::V6);
-        v4.into_iter().chain(v6).map(|ip| (Key::Peer(ip), Value::Peer)).collect()
+        let v4 = [tunnel_ip, public_ip].into_iter().flatten().copied().map(IpAddr::V4);
+        let v6 = [tunnel_ipv6, public_ipv6].into_iter().flatten().copied().map(IpAddr::V6);
+        v4.chain(v6).map(|ip| (Key::Peer(ip), Value::Peer)).collect()
     }
 
     /// This peer is gone.
@@ -163,8 +164,8 @@ mod tests {
         Value::Link(Link { kind, mtu: 1450, mac: None, up: true, learning: false })
     }
 
-    fn peer(ip: &str) -> State {
-        State::from([(Key::Peer(ip.parse().unwrap()), Value::Peer)])
+    fn peers(ips: &[&str]) -> State {
+        ips.iter().map(|ip| (Key::Peer(ip.parse().unwrap()), Value::Peer)).collect()
     }
 
     #[test]
@@ -174,8 +175,10 @@ mod tests {
         assert_eq!(chains(&roster), State::new(), "before the list");
         roster.listed();
         assert_eq!(chains(&roster).len(), 1);
-        assert_eq!(roster.peer(&lease("a", "198.51.100.1", Some("10.0.0.2"))), peer("10.0.0.2"));
-        assert_eq!(roster.peer(&lease("b", "198.51.100.2", None)), peer("198.51.100.2"));
+        // Beyond its address translation the packets come from the public address.
+        let both = peers(&["10.0.0.2", "198.51.100.1"]);
+        assert_eq!(roster.peer(&lease("a", "198.51.100.1", Some("10.0.0.2"))), both);
+        assert_eq!(roster.peer(&lease("b", "198.51.100.2", None)), peers(&["198.51.100.2"]));
         assert_eq!(chains(&roster), State::new());
         assert!(roster.to_string().starts_with("off: 1 of 2 leases"), "{roster}");
         roster.peer(&lease("b", "198.51.100.2", Some("198.51.100.2")));

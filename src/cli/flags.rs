@@ -232,7 +232,7 @@ pub struct FenceFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub fail_closed: Option<bool>,
-    /// Take tunnel packets from the addresses alone that the peers' tunnels send from; works once every node has it.
+    /// Take tunnel packets from the peers' tunnel and public addresses alone; works once every node has it.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub guard_tunnel: bool,

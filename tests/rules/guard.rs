@@ -217,16 +217,20 @@ fn looked_at(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
 }
 
 /// n2 is known by addresses that none of its interfaces sends from, as behind an address translation of 1:1.
-async fn behind_other_addresses(guard: &[&str]) -> Site {
+async fn behind_other_addresses(guard: &[&str], before: impl AsyncFnOnce(&Site)) -> Site {
     let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--guard-tunnel"]).await;
     site.run("n2", &["sh", "-ec", "ip addr add 192.168.77.112/32 dev lo; ip addr add fd77::112/128 dev lo nodad"])
         .await;
     let routes = "ip route add 192.168.77.112/32 via 192.168.77.12; ip route add fd77::112/128 via fd77::12";
     site.run("n1", &["sh", "-ec", routes]).await;
     flags(&mut site, 1, &[&["--ip-masq", "--public-ip=192.168.77.112", "--public-ipv6=fd77::112"], guard].concat());
+    before(&site).await;
     site.start().await;
     site
 }
+
+/// Changes nothing.
+async fn as_it_is(_: &Site) {}
 
 /// The only lease that names this address.
 fn lease(site: &Site, public: &str) -> serde_json::Value {
@@ -239,7 +243,7 @@ fn lease(site: &Site, public: &str) -> serde_json::Value {
 #[test]
 fn a_node_with_another_public_address_says_where_its_packets_come_from() {
     on_this_thread(async {
-        let site = behind_other_addresses(&["--guard-tunnel"]).await;
+        let site = behind_other_addresses(&["--guard-tunnel"], as_it_is).await;
         let lease = lease(&site, "192.168.77.112");
         let stated = ["PublicIPv6", "TunnelIP", "TunnelIPv6"].map(|name| lease[name].as_str().unwrap_or("-"));
         assert_eq!(stated, ["fd77::112", "192.168.77.12", "fd77::12"], "{lease}");
@@ -252,11 +256,38 @@ fn a_node_with_another_public_address_says_where_its_packets_come_from() {
     });
 }
 
+/// What n2's tunnel sends leaves with the public addresses, as by an address translation of 1:1 at the border of its site.
+async fn translate(site: &Site) {
+    let rule = |l3: &str, from: &str, to: &str| {
+        let table = format!("{l3} border");
+        format!(
+            "add table {table}; add chain {table} post {{ type nat hook postrouting priority srcnat; }}; \
+             add rule {table} post {l3} saddr {from} udp dport {VXLAN} snat to {to};"
+        )
+    };
+    let both = [("ip", "192.168.77.12", "192.168.77.112"), ("ip6", "fd77::12", "fd77::112")];
+    site.nft("n2", &both.map(|(l3, from, to)| rule(l3, from, to)).concat()).await;
+}
+
+#[test]
+fn a_node_behind_an_address_translation_is_heard() {
+    on_this_thread(async {
+        let site = behind_other_addresses(&["--guard-tunnel"], translate).await;
+        assert!(said(&site, 0).await.starts_with("on: "), "{}", said(&site, 0).await);
+        for family in Family::BOTH {
+            site.until_seen(&straight("n2-p1", "n1-p1"), family, "n2-p1");
+            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+        }
+        let sent = site.nft("n2", "list ruleset").await;
+        assert!(sent.contains("snat to 192.168.77.112"), "{sent}");
+    });
+}
+
 /// Its packets would be dropped as a stranger's: the guard stays off, and says why.
 #[test]
 fn a_node_that_does_not_say_it_keeps_the_guard_off() {
     on_this_thread(async {
-        let site = behind_other_addresses(&[]).await;
+        let site = behind_other_addresses(&[], as_it_is).await;
         assert!(lease(&site, "192.168.77.112").get("TunnelIP").is_none());
         assert!(said(&site, 0).await.starts_with("off: 1 of 1 leases do not say"), "{}", said(&site, 0).await);
         for family in Family::BOTH {

@@ -193,16 +193,16 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
             said("10.5.2.0-24", "192.168.0.2", Some("192.168.0.22")),
         ];
         bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-        assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
+        assert_eq!(peers(&bench), ["tunnel peer 192.168.0.2", "tunnel peer 192.168.0.22"]);
         // host-gw has no tunnel to guard.
         let chains = bench.kernel.entries().keys().filter(|key| matches!(key, Key::Guard(_))).count();
         assert_eq!(chains, 0);
         assert_eq!(bench.node.plan.guard().unwrap(), "on: tunnel packets are taken from peers alone (1 of them)");
         bench.node.stored(vec![Event::Changes(vec![Ok(said("10.5.3.0-24", "192.168.0.3", None))])]).await;
-        assert_eq!(peers(&bench).len(), 2);
+        assert_eq!(peers(&bench).len(), 3);
         assert!(bench.node.plan.guard().unwrap().starts_with("off: 1 of 2 leases"));
         bench.node.stored(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
-        assert_eq!(peers(&bench), ["tunnel peer 192.168.0.22"]);
+        assert_eq!(peers(&bench), ["tunnel peer 192.168.0.2", "tunnel peer 192.168.0.22"]);
         // Someone empties the table: the news of it lead to a look at the guard alone.
         let (peer, value) = (Key::Peer("192.168.0.22".parse().unwrap()), Value::Peer);
         bench.kernel.disturb(peer, None, false);
@@ -233,6 +233,29 @@ async fn a_guard_that_the_kernel_refuses_is_a_problem_and_no_peers() {
         bench.node.full(Cause::Start).await;
         let status = report::status(&bench.node);
         assert!(!status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
+    })
+    .await;
+}
+
+/// Two leases that name one address: it is let in while one of them is there.
+#[tokio::test]
+async fn an_address_of_two_peers_is_let_in_until_both_are_gone() {
+    local(async {
+        let (mut bench, _) = bench(RuleOptions { guard: true, ..RuleOptions::default() });
+        start(&mut bench).await;
+        let stated = |key: &str, public: &str| {
+            let mut lease = lease(key, public);
+            lease.attrs.tunnel_ip = "192.168.0.30".parse().ok();
+            Ok(Record { id: lease.id.clone(), lease: Ok(lease) })
+        };
+        let there = |bench: &Bench, ip: &str| bench.kernel.entries().get(&Key::Peer(ip.parse().unwrap())).is_some();
+        bench.node.stored(vec![Event::Changes(vec![stated("10.5.3.0-24", "192.168.0.30")])]).await;
+        bench.node.stored(vec![Event::Changes(vec![stated("10.5.4.0-24", "192.168.0.40")])]).await;
+        assert!(there(&bench, "192.168.0.30") && there(&bench, "192.168.0.40"));
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
+        assert!(there(&bench, "192.168.0.30"), "the other one still sends from there");
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.4.0-24".into())])]).await;
+        assert!(!there(&bench, "192.168.0.30") && !there(&bench, "192.168.0.40"));
     })
     .await;
 }
