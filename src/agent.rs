@@ -31,6 +31,7 @@ use crate::notify::Notify;
 use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
 use crate::pass::Passer;
+use crate::plan::old_routes;
 use crate::rules::keeper::Desk;
 use crate::rules::{self, Carrier, Instance};
 use crate::saved::{Saver, Shelf};
@@ -78,7 +79,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow
     let kernel_options = kernel_options(&options.subnet_file, options.nexthop_objects);
     let alias = kernel_options.alias.clone();
     let kernel = LinuxKernel::open(kernel_options).context("open netlink (are you root?)")?;
-    let watched = MonitorOptions::new(PROTOCOL, kernel.shared());
+    let watched = MonitorOptions::new(PROTOCOL, kernel.shared()).watch_fence(&alias);
     let watched = if options.rules.guard { watched.watch_guard(&alias) } else { watched };
     let monitor = LinuxMonitor::open(watched).context("open the netlink monitor")?;
     LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
@@ -109,6 +110,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let mut notify = Notify::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
+    old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let teller = Teller::new(store.clone(), options.unwell_after);
     let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, store.identity().await);
     // Programs are asked while the lease is waited for.

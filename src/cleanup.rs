@@ -64,6 +64,8 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
                 seen.protocol == PROTOCOL && (inside || scope.networks == Subnets::default())
             }
             Key::Link(name) => device(*name, seen, scope, &mut left),
+            // They stand in tables of this agent alone.
+            Key::Open(_) | Key::Fence(_) => true,
             // The guard's table goes with the rules.
             Key::Addr(..) | Key::Fdb(..) | Key::Neigh(..) | Key::Peer(_) | Key::Guard(_) => false,
         };

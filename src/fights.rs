@@ -12,6 +12,8 @@ use weft_backends::state::{Key, Seen};
 const WINDOW: Duration = Duration::from_secs(60);
 /// Number of repairs within the window that are made at once.
 const MAX_REPAIRS: usize = 3;
+/// Number of rules and routes of a fence. A program that flushes rules and routes deletes them one after the other.
+const PARTS_OF_A_FENCE: usize = 6;
 /// Minimum time between two removals of old records.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -36,11 +38,12 @@ impl Fights {
         while times.front().is_some_and(|first| now - *first >= WINDOW) {
             times.pop_front();
         }
-        if times.len() < MAX_REPAIRS {
+        let max = if matches!(key, Key::Fence(_)) { MAX_REPAIRS * PARTS_OF_A_FENCE } else { MAX_REPAIRS };
+        if times.len() < max {
             times.push_back(now);
             return true;
         }
-        if times.len() == MAX_REPAIRS {
+        if times.len() == max {
             // This extra time limits the message to one a minute. It leaves the window together with the others.
             times.push_back(now);
             let protocol = seen.map(|seen| seen.protocol);

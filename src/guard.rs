@@ -117,9 +117,9 @@ pub fn trouble(pending: &Pendings) -> Option<String> {
     Some(format!("incomplete: tunnel packets from {count} addresses of peers may be dropped: {reason}"))
 }
 
-/// Whether this entry is the guard's: what becomes of it says nothing of a peer's routes.
-pub fn is_guards(key: &Key) -> bool {
-    matches!(key, Key::Guard(_) | Key::Peer(_))
+/// Whether this entry is the guard's or the fence's: what becomes of it says nothing of a peer's routes.
+pub fn is_no_peers(key: &Key) -> bool {
+    matches!(key, Key::Guard(_) | Key::Peer(_) | Key::Fence(_) | Key::Open(_))
 }
 
 /// What our lease says, with the source of our tunnel packets.

@@ -5,6 +5,7 @@ pub mod decode;
 pub mod encode;
 pub mod errno;
 pub mod fake;
+pub mod fence;
 pub mod forward;
 pub mod guard;
 pub mod iptables;
@@ -118,6 +119,8 @@ pub enum Notice {
     Links,
     /// A foreign route changed: the on-link table may have.
     Routes,
+    /// The rules or the tables of the fence changed: re-check the fence.
+    Fence,
     /// The tunnel guard's table changed otherwise than by an element: re-check the guard.
     Guard,
     /// Notifications were lost (ENOBUFS): re-check everything.
@@ -136,6 +139,11 @@ pub trait Kernel {
     fn guard(&mut self) -> io::Result<Observed> {
         let all = self.observe(&[])?;
         Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_))).collect())
+    }
+    /// The fence and its exceptions alone, as [`Kernel::observe`] shows them.
+    fn fence(&mut self) -> io::Result<Observed> {
+        let all = self.observe(&[])?;
+        Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Open(_) | Key::Fence(_))).collect())
     }
     /// Writes in this order; one outcome per operation, in order. A device without our mark is altered, re-created or removed only
     /// when it is the one that the last [`Kernel::observe`] showed, and a device that somebody made anew since then gets no entries.

@@ -314,6 +314,7 @@ impl<K: Kernel> Node<K> {
                 }
                 Notice::Links | Notice::Lost => all = true,
                 Notice::Guard => self.look_at_guard(&mut entries),
+                Notice::Fence => self.look_at_fence(&mut entries),
                 Notice::Routes => routes = true,
             }
         }

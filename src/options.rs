@@ -36,7 +36,7 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// So long a fault of this node lasts before it is told to the store.
     pub unwell_after: Duration,
-    /// Traffic rules and the routes that drop.
+    /// Traffic rules and the fences.
     pub rules: RuleOptions,
     /// `--cni-conf`, `--cni-conf-dir`: none = the CNI configuration is somebody else's.
     pub cni: Option<CniOptions>,
@@ -51,7 +51,7 @@ pub struct CniOptions {
     pub dir: PathBuf,
 }
 
-/// Traffic rules and the routes that drop.
+/// Traffic rules and the fences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleOptions {
     /// `--firewall`.
@@ -82,12 +82,12 @@ impl Default for RuleOptions {
     }
 }
 
-/// Routes that drop what no other route takes.
+/// What this host does not forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fences {
-    /// The whole Network is unreachable: nothing for a missing peer leaves by the default route.
+    /// Packets for a missing peer, which only the default route would take.
     pub fail_closed: bool,
-    /// Packets to unused addresses of our own subnet are dropped.
+    /// Packets to unused addresses of our own subnet.
     pub blackhole: bool,
 }
 

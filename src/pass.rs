@@ -354,6 +354,7 @@ pub fn kind(key: &Key) -> &'static str {
         Key::Neigh(..) => "neighbour",
         Key::Route(..) => "route",
         Key::Peer(_) | Key::Guard(_) => "guard",
+        Key::Open(_) | Key::Fence(_) => "fence",
     }
 }
 

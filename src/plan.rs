@@ -2,7 +2,8 @@
 //! What this node wants in its kernel, kept up to date lease by lease. No effects: leases and host facts in, keys to look at out.
 
 mod devices;
-mod fence;
+pub mod fence;
+pub mod old_routes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -86,7 +87,7 @@ impl Plan {
         plan
     }
 
-    /// With these routes that drop, and a tunnel guard if `guard`. Look at everything afterwards.
+    /// With these fences, and a tunnel guard if `guard`. Look at everything afterwards.
     pub fn fence(mut self, fences: Fences, guard: bool) -> Plan {
         self.fence = Fence::new(fences);
         self.guard = guard.then(Roster::default);
@@ -106,7 +107,7 @@ impl Plan {
 
     /// What is asked for and left out, for people.
     pub fn problem(&self) -> Vec<String> {
-        self.fence.problem(&self.network.networks).into_iter().chain(self.remark.clone()).collect()
+        self.fence.problem().into_iter().chain(self.remark.clone()).collect()
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
@@ -276,7 +277,7 @@ impl Plan {
                     self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
                     self.no_room.remove(&change.id);
                     self.barred.remove(&change.id);
-                    changed.extend(self.mind_fence(&change.id, None));
+                    changed.extend(self.mind_fence(&change.id, &Age::default(), None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
                     changed.extend(self.index.set(&change.id, &age, State::new()));
                 }
@@ -299,20 +300,16 @@ impl Plan {
         self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
-    fn plan_devices(&mut self) -> Vec<Changed> {
-        let ours = [self.host.public_v4, self.host.uplink.v4].map(|ip| ip.map(IpAddr::V4));
-        let ours_v6 = [self.host.public_v6, self.host.uplink.v6].map(|ip| ip.map(IpAddr::V6));
-        self.fence.see(&Id::from(OWN), ours.into_iter().chain(ours_v6).flatten(), &self.network.networks);
+    fn plan_devices(&mut self) {
         let remark = self.backend.remark(&self.host);
         if let Some(remark) = remark.as_ref().filter(|now| self.remark.as_ref() != Some(*now)) {
             tracing::warn!("{remark}");
         }
         self.remark = remark;
-        let mut state = self.backend.device(&self.host, &self.own);
-        state.extend(self.fence.routes(&self.network.networks, &self.own.subnets));
+        let state = self.backend.device(&self.host, &self.own);
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.note_devices(&changed);
-        changed
+        self.plan_fence();
     }
 
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
@@ -358,7 +355,7 @@ impl Plan {
         }
         let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.note_devices(&changed);
-        changed.extend(self.mind_fence(&lease.id, Some(&lease.attrs)));
+        changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
         changed
     }
 }

@@ -114,7 +114,7 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
 /// Peers with an entry that waits, and peers with one that the kernel refused.
 fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
     let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
-    for (key, entry) in node.passer.pending().iter().filter(|(key, _)| !guard::is_guards(key)) {
+    for (key, entry) in node.passer.pending().iter().filter(|(key, _)| !guard::is_no_peers(key)) {
         let Some(id) = node.plan.owner(key) else { continue };
         if entry.retry {
             pending.insert(id.clone());
@@ -161,6 +161,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     problems.extend(node.sysctl_problems.iter().cloned());
     problems.extend(node.rules_remarks());
     problems.extend(node.plan.problem());
+    problems.extend(node.fence_trouble());
     problems.extend(node.guard_trouble().map(|text| format!("tunnel guard: {text}")));
     let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
         .into_iter()
@@ -210,7 +211,7 @@ fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {
                 .plan
                 .keys(&lease.id)
                 .into_iter()
-                .filter(|key| !guard::is_guards(key))
+                .filter(|key| !guard::is_no_peers(key))
                 .find_map(|key| node.passer.pending().get(&key));
             (PeerState::Pending, first.map(|pending| pending.reason.clone()))
         } else if held.contains(&lease.id) {

@@ -74,6 +74,9 @@ pub struct RuleStatus {
     pub mended: u64,
     /// The tunnel guard: what it does or why it does not; `None` = not asked for.
     pub guard: Option<String>,
+    /// What this host does not forward, or what the kernel refused of it; `None` = not asked for.
+    #[serde(default)]
+    pub fence: Option<String>,
 }
 
 /// One peer.

@@ -17,6 +17,8 @@ mod devices;
 mod entries;
 #[path = "common/exe.rs"]
 mod exe;
+#[path = "faults/fences.rs"]
+mod fences;
 #[path = "faults/identity.rs"]
 mod identity;
 #[path = "faults/instances.rs"]

@@ -17,6 +17,8 @@ mod adapter_monitor;
 mod adapter_net;
 #[path = "kernel/agent.rs"]
 mod agent;
+#[path = "kernel/fence.rs"]
+mod fence;
 #[path = "kernel/guard.rs"]
 mod guard;
 #[path = "common/namespace.rs"]

@@ -36,7 +36,7 @@ impl fmt::Display for Op {
             Op::Remove(key, value) => ("remove", key, value),
         };
         match value {
-            Value::Addr | Value::Peer => write!(f, "{verb} {key}"),
+            Value::Addr | Value::Peer | Value::Open => write!(f, "{verb} {key}"),
             value => write!(f, "{verb} {key} {value}"),
         }
     }
@@ -129,7 +129,7 @@ pub fn device(key: &Key, value: &Value) -> Option<Name> {
     match (key, value) {
         (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
         (Key::Route(..), Value::Route(route)) => route.dev(),
-        (Key::Route(..) | Key::Peer(_) | Key::Guard(_), _) => None,
+        (Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => None,
     }
 }
 

@@ -43,8 +43,8 @@ impl Ownership {
             Key::Addr(name, net) => self.devices.contains(name) && !kernel_made(net),
             Key::Fdb(name, mac) => self.devices.contains(name) && mac.0[0] & 1 == 0,
             Key::Neigh(name, ip) => self.devices.contains(name) && !kernel_made(&IpNet::from(*ip)),
-            // Read from a table of our own.
-            Key::Peer(_) | Key::Guard(_) => true,
+            // Read from tables of our own.
+            Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_) => true,
             Key::Route(net, priority) => self.route(net, *priority, seen, on_link),
         }
     }

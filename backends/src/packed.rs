@@ -41,6 +41,9 @@ impl Names {
             Key::Peer(ip) => PackedKey::net(PEER, &IpNet::from(*ip), 0),
             Key::Guard(Family::V4) => PackedKey { tag: GUARD, ..PackedKey::default() },
             Key::Guard(Family::V6) => PackedKey { tag: GUARD | V6, ..PackedKey::default() },
+            Key::Open(ip) => PackedKey::net(OPEN, &IpNet::from(*ip), 0),
+            Key::Fence(Family::V4) => PackedKey { tag: FENCE, ..PackedKey::default() },
+            Key::Fence(Family::V6) => PackedKey { tag: FENCE | V6, ..PackedKey::default() },
         })
     }
 
@@ -64,7 +67,9 @@ impl Names {
             }
             NEIGH => Key::Neigh(name()?, packed.ip()),
             PEER => Key::Peer(packed.ip()),
-            GUARD => Key::Guard(if packed.tag & V6 == 0 { Family::V4 } else { Family::V6 }),
+            GUARD => Key::Guard(packed.family()),
+            OPEN => Key::Open(packed.ip()),
+            FENCE => Key::Fence(packed.family()),
             _ => Key::Route(packed.to_net()?, packed.extra),
         })
     }
@@ -103,6 +108,8 @@ const NEIGH: u8 = 3;
 const ROUTE: u8 = 4;
 const PEER: u8 = 5;
 const GUARD: u8 = 6;
+const OPEN: u8 = 7;
+const FENCE: u8 = 8;
 /// Added to a tag.
 const V6: u8 = 0x80;
 
@@ -134,6 +141,10 @@ impl PackedKey {
     fn ip(&self) -> IpAddr {
         let [a, b, c, d, ..] = self.bytes;
         if self.tag & V6 == 0 { Ipv4Addr::new(a, b, c, d).into() } else { Ipv6Addr::from(self.bytes).into() }
+    }
+
+    fn family(&self) -> Family {
+        if self.tag & V6 == 0 { Family::V4 } else { Family::V6 }
     }
 
     fn to_net(self) -> Option<IpNet> {
@@ -213,6 +224,10 @@ mod tests {
             Key::Peer("fd00::1".parse().unwrap()),
             Key::Guard(Family::V4),
             Key::Guard(Family::V6),
+            Key::Open("192.0.2.1".parse().unwrap()),
+            Key::Open("fd00::1".parse().unwrap()),
+            Key::Fence(Family::V4),
+            Key::Fence(Family::V6),
         ] {
             let packed = names.key(&key).unwrap();
             assert_eq!(names.unpack(&packed), Some(key));

@@ -11,7 +11,7 @@ use weft_subnet::cidr::{Family, family};
 
 use crate::entries::Entries;
 
-/// Metric of blackhole and unreachable routes: any connected or peer route wins over them.
+/// Metric of the blackhole and unreachable routes that earlier versions put into the main table: any other route won over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
 
 /// Name of a network interface: 1 to 15 bytes, stored inline so that keys are small and `Copy`. Linux lets a name have nearly any
@@ -131,6 +131,10 @@ pub enum Key {
     Neigh(Name, IpAddr),
     /// A route in the main table: truncated prefix and metric (IPv4 0 = none; IPv6 as in the kernel, 1024 by default).
     Route(IpNet, u32),
+    /// A node inside Network that forwarded packets reach though no route of the main table but the default leads there.
+    Open(IpAddr),
+    /// What is forwarded into Network or our own subnet needs a route of its own. After the exceptions, so that they are in force first.
+    Fence(Family),
     /// The tunnel guard over one family: drops tunnel packets from anyone but the peers. Last, so that they are known by then.
     Guard(Family),
 }
@@ -152,6 +156,22 @@ pub enum Value {
     Peer,
     /// See [`Guard`].
     Guard(Guard),
+    /// An exception from the fence has no value but its being there.
+    Open,
+    /// See [`Fence`].
+    Fence(Fence),
+}
+
+/// Which packets that this host forwards go nowhere unless the main table has a route for them that is at least as long as the prefix.
+/// The host's own packets are never concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Fence {
+    /// Answered with an ICMP error when they go here: Network.
+    pub unreachable: Option<IpNet>,
+    /// Dropped silently when they go here: our own subnet.
+    pub blackhole: Option<IpNet>,
+    /// Always true of what is wanted. False of what was observed: something is missing, or something else stands among it.
+    pub whole: bool,
 }
 
 /// Which packets the tunnel guard looks at.
@@ -271,6 +291,9 @@ impl fmt::Display for Key {
             Key::Peer(ip) => write!(f, "tunnel peer {ip}"),
             Key::Guard(Family::V4) => f.write_str("tunnel guard over IPv4"),
             Key::Guard(Family::V6) => f.write_str("tunnel guard over IPv6"),
+            Key::Open(ip) => write!(f, "way of forwarded packets to node {ip}"),
+            Key::Fence(Family::V4) => f.write_str("fence for forwarded IPv4 packets"),
+            Key::Fence(Family::V6) => f.write_str("fence for forwarded IPv6 packets"),
         }
     }
 }
@@ -279,12 +302,25 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Link(link) => link.fmt(f),
-            Value::Addr | Value::Peer => Ok(()),
+            Value::Addr | Value::Peer | Value::Open => Ok(()),
+            Value::Fence(fence) => fence.fmt(f),
             Value::Guard(Guard { ports: [a, b], ipip }) => write!(f, "udp {a} {b}{}", if *ipip { " ipip" } else { "" }),
             Value::Fdb(to) => write!(f, "dst {to}"),
             Value::Neigh(mac) => write!(f, "lladdr {mac}"),
             Value::Route(route) => route.fmt(f),
         }
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [self.unreachable.map(|net| ("unreachable", net)), self.blackhole.map(|net| ("blackhole", net))];
+        let mut before = "";
+        for (what, net) in parts.into_iter().flatten() {
+            write!(f, "{before}{what} {net}")?;
+            before = ", ";
+        }
+        f.write_str(if self.whole { "" } else { " (damaged)" })
     }
 }
 

@@ -221,14 +221,14 @@ pub struct MasqFlags {
     pub ip_masq_fully_random_disable: bool,
 }
 
-/// Routes that drop, and who may tunnel.
+/// What is not forwarded, and who may tunnel.
 #[derive(Debug, Clone, Args)]
 pub struct FenceFlags {
-    /// Drop traffic to unused addresses of the own subnet.
+    /// Drop forwarded traffic to unused addresses of the own subnet.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub ip_blackhole_route: bool,
-    /// Answer traffic for a missing peer with an ICMP error instead of sending it by the default route; false when called flanneld
+    /// Answer pods' traffic for a missing peer with an ICMP error instead of sending it by the default route; false when called flanneld
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub fail_closed: Option<bool>,

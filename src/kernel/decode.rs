@@ -221,7 +221,7 @@ pub fn neighbour(payload: &[u8]) -> Option<Neighbour> {
     Some(Neighbour { fdb, index: u32_at(payload, 4), lasting: u16_at(payload, 8) & LASTING != 0, dst, mac })
 }
 
-/// A route of the main table, its interface still an index.
+/// A route, its interface still an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteFacts {
     /// Truncated prefix.
@@ -261,6 +261,12 @@ impl RouteFacts {
 
 /// RTM_NEWROUTE and RTM_DELROUTE; `None` for what is not a lasting route of the main table for all traffic classes.
 pub fn route(payload: &[u8]) -> Option<RouteFacts> {
+    let (table, route) = route_of_any_table(payload)?;
+    (table == u32::from(libc::RT_TABLE_MAIN)).then_some(route)
+}
+
+/// The same for a route of any table; its table.
+pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
     let (family, len, kind, flags) = (u8_at(payload, 0), u8_at(payload, 1), u8_at(payload, 7), u32_at(payload, 8));
     let known = matches!(kind, libc::RTN_UNICAST | libc::RTN_BLACKHOLE..=libc::RTN_THROW);
     // RTM_F_CLONED: the kernel's cache. Protocol 1: an ICMP redirect. Source or TOS routes are other keys than ours.
@@ -287,10 +293,9 @@ pub fn route(payload: &[u8]) -> Option<RouteFacts> {
             _ => {}
         }
     }
-    (table == u32::from(libc::RT_TABLE_MAIN)).then_some(())?;
     let net = IpNet::new(dst, len).ok()?.trunc();
     let (protocol, onlink) = (u8_at(payload, 5), flags & 4 != 0);
-    Some(RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, strange })
+    Some((table, RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, strange }))
 }
 
 /// Whether a route over this link is the kernel's own and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of RTA_CACHEINFO

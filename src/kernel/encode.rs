@@ -263,6 +263,12 @@ pub mod dump {
         w.begin(libc::RTM_GETROUTE, flags, &[family, 0, 0, 0, libc::RT_TABLE_MAIN, 0, 0, 0, 0, 0, 0, 0]);
     }
 
+    /// Routes of another table, or of any where the kernel does not filter (before 4.20).
+    pub fn routes_of_table(w: &mut Writer, flags: u16, family: u8, table: u32) {
+        w.begin(libc::RTM_GETROUTE, flags, &[family, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        w.attr_u32(libc::RTA_TABLE, table);
+    }
+
     /// The same of one device.
     pub fn routes_of(w: &mut Writer, flags: u16, family: u8, index: u32) {
         routes(w, flags, family);

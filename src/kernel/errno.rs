@@ -82,7 +82,7 @@ pub fn describe(op: &Op) -> String {
         (Key::Neigh(name, ip), Value::Neigh(mac)) => format!("{verb} neighbour {ip} lladdr {mac} dev {name}"),
         (Key::Neigh(name, ip), _) => format!("{verb} neighbour {ip} dev {name}"),
         (Key::Route(net, metric), value) => format!("{verb} {}", route(*net, *metric, value)),
-        (Key::Peer(_) | Key::Guard(_), _) => format!("{verb} {key}"),
+        (Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => format!("{verb} {key}"),
     }
 }
 

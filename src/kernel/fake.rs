@@ -146,7 +146,7 @@ fn device(key: &Key, value: &Value) -> Option<Name> {
     match (key, value) {
         (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
         (Key::Route(..), Value::Route(Route::Unicast { dev, .. } | Route::Device { dev })) => Some(*dev),
-        (Key::Route(..) | Key::Peer(_) | Key::Guard(_), _) => None,
+        (Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => None,
     }
 }
 
@@ -164,7 +164,7 @@ impl Kernel for FakeKernel {
         }
         let marked = |name: &Name| inside.entries.get(&Key::Link(*name)).is_some_and(|seen| seen.mark);
         let wanted = |k: &Key, s: &Seen| {
-            matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_))
+            matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_))
                 || device(k, &s.value).is_some_and(|name| devices.contains(&name) || marked(&name))
         };
         Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, *s)).collect())

@@ -51,6 +51,9 @@ impl LinuxKernel {
             Op::Remove(Key::Addr(name, net), _) => {
                 self.address(op, name, |w, index| encode::address(w, false, index, net))
             }
+            Op::Ensure(Key::Fence(_), _) | Op::Recreate(Key::Fence(_), _) | Op::Remove(Key::Fence(_), _) => {
+                return self.fence.apply(&mut self.netlink, op);
+            }
             _ => Err(errno::fatal(op, "the value does not fit the key")),
         };
         done.err().unwrap_or(Outcome::Done)

@@ -16,6 +16,7 @@ use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, Route, Value};
 
 use super::encode::{self, Exit, NewNexthop};
+use super::fence::FenceTable;
 use super::guard::GuardTable;
 use super::links::MADE_ANEW;
 use super::nexthop::{Index, Shared};
@@ -58,6 +59,8 @@ pub struct LinuxKernel {
     pub(super) known: HashMap<Name, u32>,
     /// The tunnel guard, in nftables.
     pub(super) guard: GuardTable,
+    /// The fence for forwarded packets, in policy rules.
+    pub(super) fence: FenceTable,
 }
 
 /// Which message of an operation.
@@ -109,7 +112,8 @@ impl LinuxKernel {
         let index = Rc::new(RefCell::new(Index::new(options.instance)));
         let (adopted, doubled, devices, known) = (false, HashMap::new(), HashMap::new(), HashMap::new());
         let guard = GuardTable::new(&options.alias);
-        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices, known, guard })
+        let fence = FenceTable::new(&options.alias, options.protocol);
+        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices, known, guard, fence })
     }
 
     /// What the monitor of the same agent needs to know of nexthops.
@@ -170,6 +174,7 @@ impl LinuxKernel {
                 let index = self.resolve(op, name)?;
                 encode::neighbour(&mut run.writer, index, ip, add.then_some(*mac));
             }
+            (Key::Open(ip), _) => self.fence.open(&mut run.writer, ip, add),
             (Key::Route(..), Value::Route(route)) if add => return self.put_route(run, i, *route),
             (Key::Route(..), Value::Route(route)) => return self.remove_route(run, i, *route),
             _ => return Err(errno::fatal(op, "the value does not fit the key")),
@@ -323,7 +328,7 @@ impl LinuxKernel {
                 run.outcomes[i..guarded].clone_from_slice(&self.guard.apply(several));
                 continue;
             }
-            if matches!(key, Key::Link(_) | Key::Addr(..)) {
+            if matches!(key, Key::Link(_) | Key::Addr(..) | Key::Fence(_)) {
                 self.flush(&mut run);
                 run.outcomes[i] = self.apply_one(op);
                 if matches!(key, Key::Link(_)) {
@@ -381,6 +386,10 @@ impl Kernel for LinuxKernel {
 
     fn guard(&mut self) -> io::Result<Observed> {
         Ok(self.guard.observe()?.into_iter().collect())
+    }
+
+    fn fence(&mut self) -> io::Result<Observed> {
+        Ok(self.fence.observe(&mut self.netlink)?.into_iter().collect())
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {

@@ -19,6 +19,7 @@ use ipnet::IpNet;
 
 use super::decode::{self, LinkFacts, Links, Tunnel};
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
+use super::fence::Numbers;
 use super::guard::GuardNews;
 use super::nexthop::Shared;
 use super::observe;
@@ -26,8 +27,8 @@ use super::socket::{Netlink, force_buffer};
 use super::wire::{Message, messages};
 use super::{Monitor, Notice};
 
-/// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV6_IFADDR, IPV6_ROUTE.
-const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
+/// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE.
+const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 /// RTNLGRP_NEXTHOP (Linux 5.3).
 const GROUP_NEXTHOP: u32 = 32;
 /// One notification is small, a link's perhaps a page or two.
@@ -49,17 +50,24 @@ pub struct MonitorOptions {
     pub shared: Shared,
     /// ifalias of the agent's links, when its tunnel guard is to be watched.
     pub guard: Option<String>,
+    /// The agent's fence.
+    pub fence: Option<Numbers>,
 }
 
 impl MonitorOptions {
     /// The usual ones.
     pub fn new(protocol: u8, shared: Shared) -> MonitorOptions {
-        MonitorOptions { protocol, buffer: 2 << 20, shared, guard: None }
+        MonitorOptions { protocol, buffer: 2 << 20, shared, guard: None, fence: None }
     }
 
     /// With the tunnel guard of the agent whose links bear this alias.
     pub fn watch_guard(self, alias: &str) -> MonitorOptions {
         MonitorOptions { guard: Some(alias.to_owned()), ..self }
+    }
+
+    /// With the fence of the agent whose links bear this alias.
+    pub fn watch_fence(self, alias: &str) -> MonitorOptions {
+        MonitorOptions { fence: Some(Numbers::of_alias(alias)), ..self }
     }
 }
 
@@ -82,8 +90,16 @@ struct Batch {
     entries: Vec<(Key, Option<Seen>)>,
     at: HashMap<Key, usize>,
     links: bool,
-    routes: bool,
+    tables: Tables,
     lost: bool,
+}
+
+/// Which routing tables changed, but for entries that are told one by one.
+#[derive(Debug, Default)]
+struct Tables {
+    /// Foreign routes of the main table.
+    main: bool,
+    fence: bool,
 }
 
 impl LinuxMonitor {
@@ -174,7 +190,7 @@ impl LinuxMonitor {
                     batch.put(key, None);
                 }
             }
-            _ => {}
+            _ => batch.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_rule(m)),
         }
     }
 
@@ -240,10 +256,14 @@ impl LinuxMonitor {
     }
 
     fn hear_route(&mut self, m: &Message<'_>, batch: &mut Batch) {
-        let Some(r) = decode::route(m.payload) else { return };
+        let Some((table, r)) = decode::route_of_any_table(m.payload) else { return };
+        if table != u32::from(libc::RT_TABLE_MAIN) {
+            batch.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_table(table));
+            return;
+        }
         let key = Key::Route(r.net, r.metric);
         let foreign = r.protocol != self.options.protocol && r.protocol != POD_ROUTES;
-        batch.routes |= foreign && !is_local(&r.net);
+        batch.tables.main |= foreign && !is_local(&r.net);
         if m.kind == libc::RTM_DELROUTE {
             return batch.put(key, None);
         }
@@ -315,8 +335,11 @@ impl Batch {
         if self.links {
             notices.push(Notice::Links);
         }
-        if self.routes {
+        if self.tables.main {
             notices.push(Notice::Routes);
+        }
+        if self.tables.fence {
+            notices.push(Notice::Fence);
         }
         notices.extend(self.entries.into_iter().map(|(key, now)| Notice::Entry(key, now)));
         notices

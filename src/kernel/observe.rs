@@ -119,6 +119,7 @@ impl LinuxKernel {
             }
         }
         found.extend(self.guard.observe()?);
+        found.extend(self.fence.observe(&mut self.netlink)?);
         let routes = self.dump_routes()?;
         for r in &routes {
             let dev = links.get(&r.index).map(|l| l.info.name);

@@ -12,6 +12,7 @@ use weft_subnet::network::Masquerading;
 use super::Node;
 use crate::guard;
 use crate::kernel::Kernel;
+use crate::plan::fence;
 use crate::rules::keeper::Desk;
 use crate::status::RuleStatus;
 
@@ -104,6 +105,17 @@ impl<K: Kernel> Node<K> {
         }
     }
 
+    /// Adds to what the kernel announced the fence as it is now.
+    pub(super) fn look_at_fence(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+        match self.passer.kernel().fence() {
+            Ok(there) => {
+                entries.extend(self.plan.fence_keys().into_iter().map(|key| (key, None)));
+                entries.extend(there.into_iter().map(|(key, seen)| (key, Some(seen))));
+            }
+            Err(error) => tracing::warn!(%error, "read the fence: left to the audit"),
+        }
+    }
+
     /// The keeper has news. subnet.env may wait for them.
     pub fn ruled(&mut self) {
         let Some(desk) = &mut self.rules else { return };
@@ -149,9 +161,15 @@ impl<K: Kernel> Node<K> {
         self.plan.guard().and_then(|_| guard::trouble(self.passer.pending()))
     }
 
+    /// What the kernel has not of the fence.
+    pub(crate) fn fence_trouble(&self) -> Option<String> {
+        fence::trouble(self.passer.pending())
+    }
+
     /// For `weft status rules`.
     pub(crate) fn rules_status(&self) -> RuleStatus {
-        let Some(desk) = &self.rules else { return RuleStatus::default() };
+        let fence = self.fence_trouble().or_else(|| self.plan.fence_text().map(|text| text.to_string()));
+        let Some(desk) = &self.rules else { return RuleStatus { fence, ..RuleStatus::default() } };
         let (state, wanted) = (desk.state.borrow(), desk.wanted.borrow());
         let text = wanted.as_ref().map(Rules::to_string).unwrap_or_default();
         RuleStatus {
@@ -160,6 +178,7 @@ impl<K: Kernel> Node<K> {
             rules: text.lines().map(str::to_owned).collect(),
             writes: state.writes,
             mended: state.mended,
+            fence,
             guard: self.guard_trouble().or_else(|| self.plan.guard()),
         }
     }

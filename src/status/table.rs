@@ -91,6 +91,9 @@ fn rules_line(out: &mut String, rules: &RuleStatus) {
     if let Some(guard) = &rules.guard {
         line(out, "guard", guard);
     }
+    if let Some(fence) = &rules.fence {
+        line(out, "fence", fence);
+    }
 }
 
 fn peers(out: &mut String, peers: &[Peer]) {

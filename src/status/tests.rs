@@ -61,6 +61,7 @@ fn rules_in_one_line_and_one_by_one() {
         writes: 3,
         mended: 2,
         guard: None,
+        fence: None,
     };
     let mut status = Status { rules, ..status() };
     let line = "rules       2 in place by nftables, table weft, mended 2 times after others changed them\n";

@@ -156,8 +156,9 @@ fn health_answers(kind: Kind) {
     site.healed("the start");
     site.until("/readyz", answers("/readyz", " 200 ", "\r\n\r\nflanneld is ready"));
     let metrics = get("/metrics").unwrap();
-    for line in ["weft_peers{state=\"programmed\"} 20", "weft_operations_total{kind=\"route\",result=\"done\"} 21"] {
-        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    let done = |kind: &str, count| format!("weft_operations_total{{kind=\"{kind}\",result=\"done\"}} {count}");
+    for line in ["weft_peers{state=\"programmed\"} 20".to_owned(), done("route", 20), done("fence", 1)] {
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
     }
     ip("link del up0");
     site.until("/readyz to turn", answers("/readyz", " 503 ", "flanneld is not ready yet\n"));

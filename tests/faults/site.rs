@@ -260,7 +260,7 @@ impl Site {
         let families: &[bool] = if self.kind.dual() { &[false, true] } else { &[false] };
         for v6 in families.iter().copied() {
             let network = if v6 { "fd05::/48" } else { "10.5.0.0/16" };
-            lines.insert(format!("route unreachable {network} metric 4294967294"));
+            lines.extend(fence(network));
             let device = self.kind.devices().get(usize::from(v6));
             if let Some((dev, overhead)) = device {
                 let (mtu, mac, local) = (self.mtu - overhead, self.own.mac(v6), self.own.public(v6));
@@ -367,9 +367,48 @@ impl Drop for Site {
     }
 }
 
-/// What is in the kernel on flannel's devices, and which routes bear our number.
-pub fn observed() -> BTreeSet<String> {
+/// The lines of a fence around this network. The numbers of preferences and tables are each agent's own.
+pub fn fence(network: &str) -> [String; 3] {
+    let length: u32 = network.split_once('/').unwrap().1.parse().unwrap();
+    [
+        format!("fence: what main has for {network}, longer than {}", length - 1),
+        format!("fence: then, not iif lo, the table of {network}"),
+        format!("fence: unreachable {network}"),
+    ]
+}
+
+/// The rules that bear our number, and the routes of the tables that they name.
+fn fences() -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
+    for family in ["-4", "-6"] {
+        let routes = array(&run("ip", &format!("{family} -j route show table all")));
+        let tables = |route: &&Json| route["protocol"] == "90" && route["table"].is_string();
+        let routes: Vec<&Json> = routes.iter().filter(tables).collect();
+        lines.extend(routes.iter().map(|route| format!("fence: {} {}", word(&route["type"]), word(&route["dst"]))));
+        let rules = array(&run("ip", &format!("{family} -j rule")));
+        let rules: Vec<&Json> = rules.iter().filter(|rule| rule["protocol"] == "90").collect();
+        let to = |rule: &Json| format!("{}/{}", word(&rule["dst"]), rule["dstlen"]);
+        for rule in &rules {
+            if rule["table"] == "main" {
+                let longer = &rule["suppress_prefixlen"];
+                lines.insert(format!("fence: what main has for {}, longer than {longer}", to(rule)));
+                continue;
+            }
+            let fenced = |route: &&&Json| route["table"] == rule["table"] && route["type"] != "throw";
+            let net = routes.iter().find(fenced).map_or("nothing".to_owned(), |route| word(&route["dst"]).to_owned());
+            let first =
+                rules.iter().find(|first| first["priority"].as_u64() == rule["priority"].as_u64().map(|n| n - 1));
+            let then = if first.is_some_and(|first| to(first) == net) { "then" } else { "without a rule before it" };
+            let not = if rule.get("not").is_some() { "not " } else { "" };
+            lines.insert(format!("fence: {then}, {not}iif {}, the table of {net}", word(&rule["iif"])));
+        }
+    }
+    lines
+}
+
+/// What is in the kernel on flannel's devices, and which routes and rules bear our number.
+pub fn observed() -> BTreeSet<String> {
+    let mut lines = fences();
     for link in array(&run("ip", "-j -d link show type vxlan")).iter().filter(|link| is_ours(&link["ifname"])) {
         let data = &link["linkinfo"]["info_data"];
         let local = data["local"].as_str().or(data["local6"].as_str()).unwrap_or("-");
@@ -393,7 +432,7 @@ pub fn observed() -> BTreeSet<String> {
         for route in array(&run("ip", &format!("{family} -j route"))) {
             let protocol = word(&route["protocol"]);
             if route["type"] == "unreachable" && protocol == "90" {
-                lines.insert(format!("route unreachable {} metric {}", word(&route["dst"]), route["metric"]));
+                lines.insert(format!("route unreachable {} of the main table", word(&route["dst"])));
             } else if protocol == "90" || (is_ours(&route["dev"]) && protocol != "kernel") {
                 let via = route["gateway"].as_str().unwrap_or("-");
                 let odd = if protocol == "90" { "" } else { " of another protocol" };

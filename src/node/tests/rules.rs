@@ -2,7 +2,6 @@
 //! Rules and subnet.env: the container runtime hears of masquerading when it is there, never before and never falsely.
 
 use weft_backends::masq::Masquerade;
-use weft_backends::state::LAST_METRIC;
 
 use super::{Bench, CONFIG, local, put};
 use crate::kernel::{Notice, Outcome};
@@ -13,7 +12,8 @@ use crate::report;
 use crate::rules::fake::FakeFirewall;
 use crate::rules::keeper::{Alone, Desk, keep};
 use crate::status::PeerState;
-use weft_backends::state::{Key, Route, Value};
+use weft_backends::state::{Fence, Key, Route, Seen, Value};
+use weft_subnet::cidr::Family;
 use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
 
@@ -159,17 +159,58 @@ async fn a_burst_of_nodes_makes_the_rules_but_few_times() {
     .await;
 }
 
+/// A fence for each family, exceptions for nodes inside Network, and not a single route in the main table.
 #[tokio::test]
-async fn fences_have_the_last_metric() {
+async fn fences_are_no_routes_and_nodes_inside_network_are_exceptions() {
     local(async {
         let fences = Fences { fail_closed: true, blackhole: true };
         let (mut bench, _) = bench(RuleOptions { fences, ..RuleOptions::default() });
         start(&mut bench).await;
-        let entries = bench.kernel.entries();
-        for (net, route) in [("10.5.0.0/16", Route::Unreachable), ("10.5.1.0/24", Route::Blackhole)] {
-            let key = Key::Route(net.parse().unwrap(), LAST_METRIC);
-            assert_eq!(entries.get(&key).map(|seen| seen.value), Some(Value::Route(route)), "{net}");
-        }
+        let key = Key::Fence(Family::V4);
+        let net = |text: &str| Some(text.parse().unwrap());
+        let fence = Fence { unreachable: net("10.5.0.0/16"), blackhole: net("10.5.1.0/24"), whole: true };
+        let seen = |bench: &Bench, key: &Key| bench.kernel.entries().get(key).map(|seen| seen.value);
+        assert_eq!(seen(&bench, &key), Some(Value::Fence(fence)));
+        let drops = |seen: &Seen| matches!(seen.value, Value::Route(Route::Unreachable | Route::Blackhole));
+        assert!(!bench.kernel.entries().iter().any(|(_, seen)| drops(seen)));
+        // A lease that says that its node is at an address of a pod: that address is open, all else is as before.
+        let open = Key::Open("10.5.77.9".parse().unwrap());
+        bench.node.stored(vec![Event::Changes(vec![put("10.5.7.0-24", "10.5.77.9")])]).await;
+        assert_eq!((seen(&bench, &open), seen(&bench, &key)), (Some(Value::Open), Some(Value::Fence(fence))));
+        // Two leases with one address: it stays while one of them is there.
+        bench.node.stored(vec![Event::Changes(vec![put("10.5.8.0-24", "10.5.77.9")])]).await;
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.7.0-24".into())])]).await;
+        assert_eq!(seen(&bench, &open), Some(Value::Open));
+        bench.node.stored(vec![Event::Changes(vec![put("10.5.8.0-24", "192.168.0.8")])]).await;
+        assert_eq!(seen(&bench, &open), None);
+        // Somebody takes the fence, or lets an address through: the news of it lead to a look at the fence alone.
+        bench.kernel.disturb(key, None, false);
+        bench.kernel.disturb(open, Some(Seen { value: Value::Open, protocol: 0, mark: false }), false);
+        bench.node.noticed(vec![Notice::Fence]).await;
+        assert_eq!((seen(&bench, &open), seen(&bench, &key)), (None, Some(Value::Fence(fence))));
+        let status = report::status(&bench.node);
+        let text = "forwarded packets without a route of their own: unreachable 10.5.0.0/16, blackhole 10.5.1.0/24";
+        assert_eq!(status.rules.fence.as_deref(), Some(text));
+    })
+    .await;
+}
+
+/// A kernel without policy routing: the node works, and says that it has no fence.
+#[tokio::test]
+async fn a_fence_that_the_kernel_refuses_is_a_problem_and_no_obstacle() {
+    local(async {
+        let fences = Fences { fail_closed: true, blackhole: false };
+        let (mut bench, _) = bench(RuleOptions { fences, ..RuleOptions::default() });
+        let key = Key::Fence(Family::V4);
+        bench.kernel.fail(key, Some(Outcome::Fatal("not supported".into())));
+        start(&mut bench).await;
+        report::publish(&mut bench.node);
+        let status = report::status(&bench.node);
+        let text = "--fail-closed, --ip-blackhole-route: fence for forwarded IPv4 packets: not supported";
+        assert!(status.problems.iter().any(|problem| problem == text), "{:?}", status.problems);
+        assert_eq!(status.rules.fence.as_deref(), Some(text));
+        let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
+        assert_eq!((states, bench.node.troubled.1), (vec![PeerState::Programmed], 0));
     })
     .await;
 }

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Routes of the main table by which earlier versions kept packets inside Network: `unreachable Network` and `blackhole` of our own
+//! subnet. They cut off the host, too: perhaps from its store, when that is reached by an address inside Network. So they are
+//! replaced before the store is asked for anything.
+
+use std::path::Path;
+
+use weft_backends::diff::Op;
+use weft_backends::owner::PROTOCOL;
+use weft_backends::state::{Fence, Key, Route, Value};
+use weft_subnet::cidr::{Family, family};
+use weft_subnet::env::SubnetEnv;
+
+use crate::kernel::{Kernel, Outcome};
+use crate::options::Fences;
+
+/// Puts fences in the place of the routes that an agent with this subnet file left. What does not work is left to the first pass.
+pub fn replace(kernel: &mut impl Kernel, subnet_file: &Path, wanted: Fences) {
+    let Some(env) = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text)) else { return };
+    let ops = match kernel.observe(&[]) {
+        Ok(observed) => {
+            let routes = observed.iter().filter(|(_, seen)| seen.protocol == PROTOCOL);
+            operations(routes.map(|(key, seen)| (*key, seen.value)), &env, wanted)
+        }
+        Err(error) => return tracing::warn!(%error, "look for routes of an earlier version: left to the first pass"),
+    };
+    if ops.is_empty() {
+        return;
+    }
+    for (op, outcome) in ops.iter().zip(kernel.apply(&ops)) {
+        match outcome {
+            Outcome::Done => tracing::info!(%op, "what an earlier version kept inside Network by routes is fenced now"),
+            Outcome::Retry(reason) | Outcome::Fatal(reason) | Outcome::Partly { missing: reason, .. } => {
+                tracing::warn!(reason, "left to the first pass");
+            }
+        }
+    }
+}
+
+/// The fence first, then the removals: the fence of a route that is there, if it is still wanted.
+fn operations(routes: impl Iterator<Item = (Key, Value)>, env: &SubnetEnv, wanted: Fences) -> Vec<Op> {
+    let mut removals = Vec::new();
+    let mut fences = [Family::V4, Family::V6].map(|family| (family, Fence { whole: true, ..Fence::default() }));
+    for (key, value) in routes {
+        let (Key::Route(net, _), Value::Route(route)) = (key, value) else { continue };
+        let own = env.subnets.of(family(&net)).map(|own| own.trunc());
+        let Some((_, fence)) = fences.iter_mut().find(|(of, _)| *of == family(&net)) else { continue };
+        match route {
+            Route::Unreachable if env.networks.of(family(&net)) == Some(net) => {
+                fence.unreachable = Some(net).filter(|_| wanted.fail_closed);
+            }
+            Route::Blackhole if own == Some(net) => fence.blackhole = Some(net).filter(|_| wanted.blackhole),
+            _ => continue,
+        }
+        removals.push(Op::Remove(key, value));
+    }
+    let fences = fences.into_iter().filter(|(_, fence)| fence.unreachable.is_some() || fence.blackhole.is_some());
+    fences.map(|(family, fence)| Op::Ensure(Key::Fence(family), Value::Fence(fence))).chain(removals).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_backends::state::LAST_METRIC;
+    use weft_subnet::cidr::Subnets;
+
+    use super::*;
+
+    #[test]
+    fn routes_of_this_agent_become_fences_and_others_stay() {
+        let route = |net: &str, route| (Key::Route(net.parse().unwrap(), LAST_METRIC), Value::Route(route));
+        let subnets = |v4: &str| Subnets { v4: v4.parse().ok(), v6: None };
+        let env =
+            SubnetEnv { networks: subnets("10.5.0.0/16"), subnets: subnets("10.5.1.0/24"), mtu: 1450, ipmasq: false };
+        let unreachable = route("10.5.0.0/16", Route::Unreachable);
+        let blackhole = route("10.5.1.0/24", Route::Blackhole);
+        let routes = [
+            unreachable,
+            blackhole,
+            route("10.6.0.0/16", Route::Unreachable),
+            route("10.5.2.0/24", Route::Unreachable),
+            route("10.5.0.0/16", Route::Other),
+        ];
+        let text = |fail_closed, blackhole| {
+            let ops = operations(routes.into_iter(), &env, Fences { fail_closed, blackhole });
+            ops.iter().map(Op::to_string).collect::<Vec<_>>()
+        };
+        let removals =
+            [Op::Remove(unreachable.0, unreachable.1), Op::Remove(blackhole.0, blackhole.1)].map(|op| op.to_string());
+        let fenced = |what: &str| [&[format!("add fence for forwarded IPv4 packets {what}")][..], &removals].concat();
+        assert_eq!(text(true, false), fenced("unreachable 10.5.0.0/16"));
+        assert_eq!(text(true, true), fenced("unreachable 10.5.0.0/16, blackhole 10.5.1.0/24"));
+        assert_eq!(text(false, false), removals);
+        assert_eq!(operations(std::iter::empty(), &env, Fences { fail_closed: true, blackhole: true }), []);
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The fence for forwarded packets (`--fail-closed`): who takes it down, what an earlier version left, and what goes with it.
+
+use std::collections::BTreeSet;
+
+use nix::sys::signal::Signal;
+use serde_json::Value as Json;
+
+use crate::site::{Kind, Site, array, each, fence, ip, observed, run};
+
+each! {
+    deleted_rules_and_routes_come_back: Vxlan VxlanDual HostGwDual;
+    what_others_put_among_it_goes: VxlanDual;
+    rules_of_others_stay: VxlanDual;
+    routes_of_an_earlier_version_are_replaced: VxlanDual HostGw;
+    routes_of_an_earlier_version_do_not_wait_for_the_store: VxlanDual;
+    it_holds_without_an_agent_and_goes_with_cleanup: VxlanDual;
+    it_goes_when_it_is_not_wanted: VxlanDual;
+    another_own_subnet_moves_its_fence: Vxlan;
+}
+
+fn families(kind: Kind) -> &'static [&'static str] {
+    if kind.dual() { &["-4", "-6"] } else { &["-4"] }
+}
+
+/// Preference of the first rule, and the table.
+fn numbers(family: &str) -> (u64, String) {
+    let rules = array(&run("ip", &format!("{family} -j rule")));
+    let ours: Vec<&Json> = rules.iter().filter(|rule| rule["protocol"] == "90").collect();
+    let [first, second] = ours[..] else { panic!("{rules:#?}") };
+    (first["priority"].as_u64().unwrap(), second["table"].as_str().unwrap().to_owned())
+}
+
+fn network(family: &str) -> &'static str {
+    if family == "-4" { "10.5.0.0/16" } else { "fd05::/48" }
+}
+
+fn fences(lines: &BTreeSet<String>) -> Vec<&String> {
+    lines.iter().filter(|line| line.starts_with("fence: ")).collect()
+}
+
+fn deleted_rules_and_routes_come_back(kind: Kind) {
+    let mut site = Site::running(kind);
+    for family in families(kind) {
+        let (pref, table) = numbers(family);
+        ip(&format!("{family} rule del pref {pref}"));
+        site.healed("a deleted first rule");
+        ip(&format!("{family} rule del pref {}", pref + 1));
+        site.healed("a deleted second rule");
+        ip(&format!("{family} route flush table {table}"));
+        site.healed("a flushed table");
+        ip(&format!("{family} rule del pref {pref}"));
+        ip(&format!("{family} rule del pref {}", pref + 1));
+        ip(&format!("{family} route flush table {table}"));
+        site.healed("all of it deleted");
+    }
+}
+
+fn what_others_put_among_it_goes(kind: Kind) {
+    let mut site = Site::running(kind);
+    for family in families(kind) {
+        let (pref, table) = numbers(family);
+        let (addr, net) =
+            if *family == "-4" { ("10.5.200.9", "10.5.128.0/17") } else { ("fd05::99", "fd05:0:0:8000::/49") };
+        ip(&format!("{family} route add throw {addr} table {table}"));
+        site.healed("an exception for somebody");
+        ip(&format!("{family} route add throw {net} table {table} proto 90"));
+        site.healed("an exception for many");
+        ip(&format!("{family} rule add pref {pref} to {net} lookup main proto 90"));
+        site.healed("another rule under our number");
+    }
+}
+
+fn rules_of_others_stay(kind: Kind) {
+    let mut site = Site::running(kind);
+    for family in families(kind) {
+        let (pref, _) = numbers(family);
+        let words = |pref| format!("to {} lookup 77 pref {pref} proto static", network(family));
+        ip(&format!("{family} rule add {}", words(pref)));
+        ip(&format!("{family} rule add {}", words(100)));
+        ip(&format!("{family} route add unreachable {} table 77 proto static", network(family)));
+        ip(&format!("{family} rule del pref {}", pref + 1));
+        site.healed("rules of others");
+        let rules = ip(&format!("{family} rule"));
+        assert_eq!(rules.matches("lookup 77").count(), 2, "{rules}");
+        assert!(ip(&format!("{family} route show table 77")).contains("unreachable"));
+        ip(&format!("{family} rule del {}", words(pref)));
+    }
+}
+
+fn routes_of_an_earlier_version_are_replaced(kind: Kind) {
+    let mut site = Site::new(kind);
+    for family in families(kind) {
+        let metric = if *family == "-4" { "4294967294" } else { "2147483647" };
+        let own = if *family == "-4" { site.own.net(false) } else { site.own.net(true) };
+        ip(&format!("{family} route add unreachable {} metric {metric} proto 90", network(family)));
+        ip(&format!("{family} route add blackhole {own} metric {metric} proto 90"));
+    }
+    site.start();
+    site.healed("the start");
+}
+
+/// The store may be behind them.
+fn routes_of_an_earlier_version_do_not_wait_for_the_store(kind: Kind) {
+    let mut site = Site::new(kind);
+    std::fs::create_dir_all(site.path("run")).unwrap();
+    std::fs::write(site.env_file(), site.expected_env()).unwrap();
+    let config = std::fs::read(site.path("store/config.json")).unwrap();
+    std::fs::remove_file(site.path("store/config.json")).unwrap();
+    for family in families(kind) {
+        ip(&format!("{family} route add unreachable {} metric 4294967294 proto 90", network(family)));
+    }
+    site.start();
+    let fenced: BTreeSet<String> = families(kind).iter().flat_map(|family| fence(network(family))).collect();
+    site.until("the fences alone", |_| observed() == fenced);
+    std::fs::write(site.path("store/config.json"), config).unwrap();
+    site.healed("a store that answers late");
+}
+
+fn it_holds_without_an_agent_and_goes_with_cleanup(kind: Kind) {
+    let mut site = Site::running(kind);
+    let before = observed();
+    assert_eq!(fences(&before).len(), 6);
+    site.stop(Signal::SIGKILL);
+    assert_eq!(fences(&observed()), fences(&before));
+    site.start();
+    site.healed("a restart");
+    site.stop(Signal::SIGTERM);
+    assert_eq!(fences(&observed()), fences(&before));
+    let out = site.cleanup();
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(observed(), BTreeSet::new());
+}
+
+fn it_goes_when_it_is_not_wanted(kind: Kind) {
+    let mut site = Site::running(kind);
+    site.stop(Signal::SIGTERM);
+    site.flags.push("--fail-closed=false".to_owned());
+    site.start();
+    site.until("the fence to go", |_| fences(&observed()).is_empty());
+    let rules = ip("rule") + &ip("-6 rule");
+    assert!(!rules.contains("proto 90"), "{rules}");
+}
+
+/// The same agent, another prefix to fence: nothing of the former one is left.
+fn another_own_subnet_moves_its_fence(kind: Kind) {
+    let mut site = Site::new(kind);
+    site.flags.push("--ip-blackhole-route".to_owned());
+    let fenced = |own: &str| {
+        let own = fence(own).map(|line| line.replace("unreachable", "blackhole"));
+        let all: BTreeSet<String> = own.into_iter().chain(fence("10.5.0.0/16")).collect();
+        move |_: &Site| fences(&observed()).into_iter().eq(&all)
+    };
+    site.start();
+    site.until("both fences", fenced("10.5.1.0/24"));
+    site.stop(Signal::SIGTERM);
+    let (old, new) = (site.own.clone(), crate::site::Lease { number: 60, ..site.own.clone() });
+    std::fs::remove_file(site.lease_file(&old.key(kind))).unwrap();
+    std::fs::remove_file(site.env_file()).unwrap();
+    site.put(&new.key(kind), &new.value(kind).to_string());
+    site.start();
+    site.until("the fences of the new subnet", fenced("10.5.60.0/24"));
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The fence in the real kernel: which route the kernel chooses for forwarded packets and for the host's own, and what is told of
+//! changes.
+
+use std::time::Duration;
+
+use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice};
+use weft_backends::state::{Fence, Key, Observed, Value};
+use weft_subnet::cidr::Family;
+
+use super::adapter_net::{PROTOCOL, in_namespace, ip, put, remove};
+
+const ALIAS: &str = "weft /run/flannel/subnet.env";
+
+fn kernel() -> LinuxKernel {
+    let options = LinuxOptions { nexthop_objects: true, instance: 7, protocol: PROTOCOL, alias: ALIAS.to_owned() };
+    LinuxKernel::open(options).unwrap()
+}
+
+fn fence(family: Family, unreachable: Option<&str>, blackhole: Option<&str>) -> (Key, Value) {
+    let net = |text: Option<&str>| text.map(|text| text.parse().unwrap());
+    (Key::Fence(family), Value::Fence(Fence { unreachable: net(unreachable), blackhole: net(blackhole), whole: true }))
+}
+
+fn open(ip: &str) -> (Key, Value) {
+    (Key::Open(ip.parse().unwrap()), Value::Open)
+}
+
+fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
+    let all: Observed = kernel.observe(&[]).unwrap();
+    let ours = all.into_iter().filter(|(key, _)| matches!(key, Key::Open(_) | Key::Fence(_)));
+    ours.map(|(key, seen)| (key, seen.value)).collect()
+}
+
+/// A default route, a pod's link, and a peer's route in both families.
+fn prepare() {
+    for line in [
+        "link set lo up",
+        "link add dev pod0 type veth peer name pod1",
+        "link set pod0 up",
+        "link set pod1 up",
+        "addr add 100.100.1.1/24 dev pod0",
+        "-6 addr add fd00:100:0:1::1/64 dev pod0 nodad",
+        "route add default via 10.0.0.99 dev up0 onlink",
+        "-6 route add default via fd00::99 dev up0",
+        "route add 100.100.2.0/24 via 10.0.0.9 dev up0 onlink",
+        "-6 route add fd00:100:0:2::/64 via fd00::9 dev up0",
+    ] {
+        ip(line);
+    }
+    for knob in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        std::fs::write(format!("/proc/sys/net/{knob}"), "1").unwrap();
+    }
+}
+
+/// Where the kernel would send what a pod sends (`true`), or what the host does.
+fn goes(to: &str, forwarded: bool) -> String {
+    let from = if to.contains(':') { "fd00:100:0:1::5" } else { "100.100.1.5" };
+    let words = if forwarded { format!("route get {to} from {from} iif pod0") } else { format!("route get {to}") };
+    let out = std::process::Command::new("ip").args(words.split(' ')).output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    let known = [
+        "100.100.1.5 dev pod0",
+        "10.0.0.99",
+        "10.0.0.9 ",
+        "fd00::99",
+        "fd00::9 ",
+        "No route to host",
+        "Invalid argument",
+    ];
+    let found = known.iter().find(|part| text.contains(**part));
+    found.map_or_else(|| text.clone(), |part| part.trim().to_owned())
+}
+
+#[test]
+fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
+    in_namespace(|| async {
+        prepare();
+        let mut k = kernel();
+        let fences = [fence(Family::V4, Some("100.64.0.0/10"), None), fence(Family::V6, Some("fd00:100::/32"), None)];
+        let exceptions = [open("100.70.0.5"), open("fd00:100:9::5")];
+        put(&mut k, &[&exceptions[..], &fences[..]].concat());
+        assert_eq!(observed(&mut k), [exceptions[0], exceptions[1], fences[0], fences[1]]);
+        for (to, forwarded, own) in [
+            ("100.100.2.7", "10.0.0.9", "10.0.0.9"),
+            ("100.100.3.7", "No route to host", "10.0.0.99"),
+            ("100.70.0.5", "10.0.0.99", "10.0.0.99"),
+            ("198.51.100.1", "10.0.0.99", "10.0.0.99"),
+            ("fd00:100:0:2::7", "fd00::9", "fd00::9"),
+            ("fd00:100:0:3::7", "No route to host", "fd00::99"),
+            ("fd00:100:9::5", "fd00::99", "fd00::99"),
+            ("2001:db8::1", "fd00::99", "fd00::99"),
+        ] {
+            assert_eq!((goes(to, true).as_str(), goes(to, false).as_str()), (forwarded, own), "{to}");
+        }
+        // Another fence over the first one, then none.
+        let both = fence(Family::V4, Some("100.96.0.0/11"), Some("100.100.1.0/24"));
+        put(&mut k, &[both]);
+        assert_eq!(observed(&mut k), [exceptions[0], exceptions[1], both, fences[1]]);
+        assert_eq!(goes("100.70.0.9", true), "10.0.0.99", "no longer inside");
+        assert_eq!(goes("100.100.3.7", true), "No route to host");
+        ip("addr del 100.100.1.1/24 dev pod0");
+        assert_eq!(goes("100.100.1.77", true), "Invalid argument", "an unused address is dropped silently");
+        assert_eq!(goes("100.100.1.77", false), "10.0.0.99");
+        remove(&mut k, &[both, fences[1], exceptions[0], exceptions[1]]);
+        assert_eq!(observed(&mut k), []);
+        let left = ip("rule") + &ip("-6 rule");
+        assert!(!left.contains("proto"), "{left}");
+    });
+}
+
+#[test]
+fn what_is_missing_or_too_much_is_seen_and_told() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let wanted = fence(Family::V4, Some("10.5.0.0/16"), Some("10.5.1.0/24"));
+        let mut m = LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared()).watch_fence(ALIAS)).unwrap();
+        for damage in [
+            "rule del pref 30200",
+            "rule del pref 30201",
+            "rule del pref 30202",
+            "rule del pref 30203",
+            "route del unreachable 10.5.0.0/16 table 90000",
+            "route del blackhole 10.5.1.0/24 table 90001",
+            "route add unreachable 10.5.0.0/17 table 90000",
+            "rule add pref 30202 to 10.5.0.0/16 fwmark 7 lookup main suppress_prefixlength 15 proto 90",
+        ] {
+            put(&mut k, &[wanted]);
+            assert_eq!(observed(&mut k), [wanted], "{damage}");
+            told(&mut m).await;
+            ip(damage);
+            told(&mut m).await;
+            let [(_, Value::Fence(seen))] = observed(&mut k)[..] else { panic!("{damage}: {:?}", observed(&mut k)) };
+            assert!(Value::Fence(seen) != wanted.1, "{damage}");
+        }
+    });
+}
+
+/// Waits until the fence is said to have changed, and then for the end of that news.
+async fn told(m: &mut LinuxMonitor) {
+    let mut heard = false;
+    while let Ok(notices) =
+        tokio::time::timeout(if heard { Duration::from_millis(50) } else { Duration::from_secs(10) }, m.next()).await
+    {
+        heard |= notices.unwrap().contains(&Notice::Fence);
+    }
+    assert!(heard, "nothing was told");
+}
