@@ -21,6 +21,7 @@ use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
+use weft_subnet::text::Shown;
 
 pub use devices::MOST_DEVICES;
 use fence::Fence;
@@ -36,14 +37,14 @@ const GUARD: &str = "/guard";
 pub struct Plan {
     network: Network,
     backend: Box<dyn Backend>,
-    /// Backends of peers of another type, with that type's defaults; `Err` says why there is none.
-    others: BTreeMap<String, Result<Box<dyn Backend>, BadOption>>,
+    /// Backends of peers of another type, with that type's defaults, by their own names: what a peer calls a type is not kept.
+    others: BTreeMap<&'static str, Box<dyn Backend>>,
     host: Host,
     own: Lease,
     peers: Peers,
     index: Index,
     /// Backend type of each planned peer that uses another than ours: for the MTU.
-    foreign: HashMap<Id, String>,
+    foreign: HashMap<Id, &'static str>,
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
     fence: Fence,
@@ -207,7 +208,7 @@ impl Plan {
 
     /// The backend type of such a peer.
     pub fn foreign(&self, id: &Id) -> Option<&str> {
-        self.foreign.get(id).map(String::as_str)
+        self.foreign.get(id).copied()
     }
 
     /// Our lease.
@@ -244,8 +245,8 @@ impl Plan {
     /// The smallest MTU over the families and backends in use, bytes.
     pub fn mtu(&self) -> u32 {
         let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
-        let kinds: BTreeSet<&String> = self.foreign.values().collect();
-        let others = kinds.into_iter().filter_map(|kind| self.others.get(kind)?.as_ref().ok());
+        let kinds: BTreeSet<&'static str> = self.foreign.values().copied().collect();
+        let others = kinds.into_iter().filter_map(|kind| self.others.get(kind));
         let backends = std::iter::once(&self.backend).chain(others);
         backends
             .flat_map(|backend| families.iter().map(|family| backend.mtu(&self.host, *family)))
@@ -313,15 +314,10 @@ impl Plan {
     }
 
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
-        let kind = &lease.attrs.backend_type;
+        let kind = lease.attrs.backend_type.as_str();
         let own_kind = kind == self.backend.kind();
-        let backend = if own_kind {
-            Ok(&self.backend)
-        } else {
-            let network = &self.network;
-            let other = self.others.entry(kind.clone());
-            other.or_insert_with(|| backend::make_kind(kind, "{}", network)).as_ref()
-        };
+        let backend = if own_kind { Ok(&self.backend) } else { other(&mut self.others, kind, &self.network) };
+        let kind = backend.as_ref().map_or("", |backend| backend.kind());
         let mut state = State::new();
         let mut reasons: Vec<String> = Vec::new();
         match backend {
@@ -351,13 +347,26 @@ impl Plan {
         if own_kind || state.is_empty() {
             self.foreign.remove(&lease.id);
         } else {
-            self.foreign.insert(lease.id.clone(), kind.clone());
+            self.foreign.insert(lease.id.clone(), kind);
         }
         let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.note_devices(&changed);
         changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
         changed
     }
+}
+
+/// The backend of a peer's type. A type that there is not fails anew each time: that costs little, and keeps nothing.
+fn other<'a>(
+    others: &'a mut BTreeMap<&'static str, Box<dyn Backend>>,
+    kind: &str,
+    network: &Network,
+) -> Result<&'a Box<dyn Backend>, BadOption> {
+    if !others.contains_key(kind) {
+        let made = backend::make_kind(kind, "{}", network)?;
+        others.insert(made.kind(), made);
+    }
+    others.get(kind).ok_or_else(|| BadOption(format!("backend type {} has another name", Shown(kind))))
 }
 
 fn say_aside(id: &Id, reason: &str) {

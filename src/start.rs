@@ -20,6 +20,7 @@ use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 use weft_subnet::retry::jitter;
 use weft_subnet::source::{Claim, Error, Source, random};
+use weft_subnet::text::sentence;
 
 use crate::guard;
 use crate::health::Readiness;
@@ -171,8 +172,10 @@ fn found(subnet_file: &Path, network: &Network) -> (bool, Option<Subnets>) {
 
 /// Reads net-conf and makes its backend; the error is a sentence.
 pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), String> {
-    let network = Network::parse(text).map_err(|bad| format!("net-conf: {bad}"))?;
-    let backend = backend::make(&network).map_err(|bad| format!("net-conf: {bad}"))?;
+    // In etcd every node may write it, and the reason quotes it.
+    let named = |bad: &dyn std::fmt::Display| sentence(&format!("net-conf: {bad}"));
+    let network = Network::parse(text).map_err(|bad| named(&bad))?;
+    let backend = backend::make(&network).map_err(|bad| named(&bad))?;
     Ok((network, backend))
 }
 

@@ -19,6 +19,8 @@ mod entries;
 mod exe;
 #[path = "faults/fences.rs"]
 mod fences;
+#[path = "faults/hostile.rs"]
+mod hostile;
 #[path = "faults/identity.rs"]
 mod identity;
 #[path = "faults/instances.rs"]

@@ -5,6 +5,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
+use weft_subnet::text::Shown;
 
 use crate::host::Host;
 use crate::host_gw::HostGw;
@@ -105,7 +106,7 @@ pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn
         _ if NOT_YET.contains(&kind) => {
             Err(BadOption(format!("backend type {kind} is not supported by weft yet; {SUPPORTED}")))
         }
-        _ => Err(BadOption(format!("unknown backend type {kind:?}; {SUPPORTED}"))),
+        _ => Err(BadOption(format!("unknown backend type \"{}\"; {SUPPORTED}", Shown(kind)))),
     }
 }
 
@@ -119,5 +120,5 @@ pub(crate) fn of_kind(kind: &str, peer: &Lease) -> Result<(), String> {
     if peer.attrs.backend_type == kind {
         return Ok(());
     }
-    Err(format!("BackendType is {:?}, not {kind:?}", peer.attrs.backend_type))
+    Err(format!("BackendType is \"{}\", not {kind:?}", Shown(&peer.attrs.backend_type)))
 }

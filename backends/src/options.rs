@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
+use weft_subnet::text::{Shown, shown};
 
 use crate::backend::BadOption;
 
@@ -56,6 +57,7 @@ impl Options {
             return Ok(Options(Members::default()));
         }
         let members = serde_json::from_str(raw)
+            .map_err(|e| shown(&e.to_string()))
             .map_err(|e| BadOption(format!("Backend in net-conf cannot be read ({e}): write it as a JSON object")))?;
         Ok(Options(members))
     }
@@ -67,7 +69,8 @@ impl Options {
         number.filter(|n| range.contains(n)).ok_or_else(|| {
             let (low, high) = range.into_inner();
             BadOption(format!(
-                "Backend.{name} in net-conf is {value}: give a whole number from {low} to {high}, without quotes"
+                "Backend.{name} in net-conf is {}: give a whole number from {low} to {high}, without quotes",
+                Shown(&value.to_string())
             ))
         })
     }
@@ -76,6 +79,7 @@ impl Options {
     pub fn flag(&self, name: &str) -> Result<bool, BadOption> {
         let Some(value) = self.0.get(name) else { return Ok(false) };
         value.as_bool().ok_or_else(|| {
+            let value = shown(&value.to_string());
             BadOption(format!("Backend.{name} in net-conf is {value}: give true or false, without quotes"))
         })
     }

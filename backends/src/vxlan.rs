@@ -8,6 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
+use weft_subnet::text::Shown;
 
 use crate::backend::{Backend, BadOption, Planned, Skip, families, of_kind};
 use crate::family::{
@@ -138,20 +139,21 @@ impl Vxlan {
     fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, String> {
         let member = data_member(family);
         let raw = data(attrs, family).ok_or_else(|| format!("the lease has no {member}, which vxlan needs"))?;
-        let members: Members = serde_json::from_str(raw).map_err(|e| format!("{member} is not a JSON object ({e})"))?;
+        let members: Members = serde_json::from_str(raw)
+            .map_err(|e| format!("{member} is not a JSON object ({})", Shown(&e.to_string())))?;
         let vni = match members.get("VNI") {
             None => self.vni,
             Some(vni) => vni
                 .as_u64()
                 .and_then(|n| u32::try_from(n).ok())
                 .filter(|n| *n <= MAX_VNI)
-                .ok_or_else(|| format!("VNI {vni} in {member} is not a number of 24 bits"))?,
+                .ok_or_else(|| format!("VNI {} in {member} is not a number of 24 bits", Shown(&vni.to_string())))?,
         };
         let mac = members.get("VtepMAC").ok_or_else(|| format!("{member} has no VtepMAC"))?;
         let mac = mac
             .as_str()
             .and_then(parse_mac)
-            .ok_or_else(|| format!("VtepMAC {mac} in {member} is not an Ethernet address"))?;
+            .ok_or_else(|| format!("VtepMAC {} in {member} is not an Ethernet address", Shown(&mac.to_string())))?;
         if mac == Mac([0; 6]) {
             return Err(format!("VtepMAC {mac} in {member} is zero"));
         }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use weft_subnet::lease::Id;
+use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::{Kernel, Machine};
@@ -46,7 +47,7 @@ impl<K: Kernel> Node<K> {
             self.restart_wanted = Some(text);
             return false;
         }
-        tracing::info!(keys = %changed.join(" "), "net-conf changed: applied");
+        tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
         (self.restart_wanted, self.config) = (None, text.to_owned());
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
         self.plan.rebase(network, backend, host, own);

@@ -7,6 +7,12 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::network::members::Members;
+use crate::text;
+
+/// The largest value of a lease, bytes; in Kubernetes the annotations that make up a lease together. flannel's longest value (vxlan
+/// with IPv4 and IPv6) has 330. etcd takes 1.5 MB by default, and a Node 256 KiB of annotations: whoever writes that much wants to
+/// fill the memory of all others, where each lease stays as long as it is in the store.
+pub const MOST_OF_A_VALUE: usize = 4096;
 
 /// What a node publishes about itself in its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,7 +21,7 @@ pub struct Attrs {
     pub public_ip: Option<Ipv4Addr>,
     /// `PublicIPv6`: where peers reach this node over IPv6.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// `BackendType`, lower case; empty when the wire has none.
+    /// `BackendType`, lower case; empty when the wire has none. A type longer than [`text::MOST`] is cut: it is unknown anyway.
     pub backend_type: String,
     /// `BackendData`: raw JSON, exactly as on the wire.
     pub backend_data: Option<Box<str>>,
@@ -29,8 +35,14 @@ pub struct Attrs {
 
 /// Why a lease value could not be read.
 #[derive(Debug, thiserror::Error)]
-#[error("value is not a lease: {0}")]
-pub struct BadAttrs(#[from] serde_json::Error);
+pub enum BadAttrs {
+    /// It is not JSON, or a member has another type.
+    #[error("value is not a lease: {0}")]
+    Json(#[from] serde_json::Error),
+    /// It is larger than any lease.
+    #[error("value is not a lease: it is larger than {MOST_OF_A_VALUE} bytes")]
+    TooLarge,
+}
 
 /// Field order, and which fields are left out when empty, are flannel's.
 #[derive(Serialize)]
@@ -50,6 +62,11 @@ struct Wire<'a> {
     tunnel_ip: Option<Ipv4Addr>,
     #[serde(rename = "TunnelIPv6", skip_serializing_if = "Option::is_none")]
     tunnel_ipv6: Option<Ipv6Addr>,
+}
+
+/// A backend type as it is kept.
+pub(crate) fn kind_of(text: &str) -> String {
+    text::shown(&text.to_lowercase())
 }
 
 fn raw(text: &Option<Box<str>>) -> Option<&RawValue> {
@@ -86,16 +103,48 @@ impl Attrs {
     }
 
     /// Reads a wire value; unknown members are ignored, names compared without regard to case (as flannel does).
+    ///
+    /// # Errors
+    /// When it is not a lease, or larger than [`MOST_OF_A_VALUE`].
     pub fn from_wire(value: &[u8]) -> Result<Attrs, BadAttrs> {
+        if value.len() > MOST_OF_A_VALUE {
+            return Err(BadAttrs::TooLarge);
+        }
         let wire: Members = serde_json::from_slice(value)?;
         Ok(Attrs {
             public_ip: wire.get("PublicIP")?.filter(|ip: &Ipv4Addr| !ip.is_unspecified()),
             public_ipv6: wire.get("PublicIPv6")?,
-            backend_type: wire.get("BackendType")?.map(|kind: String| kind.to_lowercase()).unwrap_or_default(),
+            backend_type: wire.get("BackendType")?.map(|kind: String| kind_of(&kind)).unwrap_or_default(),
             backend_data: text(&wire, "BackendData"),
             backend_v6_data: text(&wire, "BackendV6Data"),
             tunnel_ip: wire.get("TunnelIP")?,
             tunnel_ipv6: wire.get("TunnelIPv6")?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_larger_than_any_lease_is_refused_unread() {
+        let value = |bytes: usize| format!("{:bytes$}", r#"{"PublicIP":"192.0.2.1"}"#).into_bytes();
+        assert!(Attrs::from_wire(&value(MOST_OF_A_VALUE)).is_ok());
+        let error = Attrs::from_wire(&value(MOST_OF_A_VALUE + 1)).unwrap_err();
+        assert_eq!(error.to_string(), "value is not a lease: it is larger than 4096 bytes");
+    }
+
+    #[test]
+    fn foreign_text_is_bounded_where_it_enters() {
+        let attrs = Attrs::from_wire(format!(r#"{{"BackendType":"{}\\u001b"}}"#, "X".repeat(3000)).as_bytes()).unwrap();
+        assert!(attrs.backend_type.starts_with("xxx") && attrs.backend_type.ends_with(text::CUT));
+        assert!(attrs.backend_type.len() <= text::MOST);
+        let error = Attrs::from_wire(format!(r#"{{"PublicIP":"{}"}}"#, "x".repeat(3000)).as_bytes()).unwrap_err();
+        assert!(error.to_string().len() < 300, "{error}");
+        assert!(
+            error.to_string().contains("PublicIP = \"xxx") && error.to_string().contains("invalid IPv4"),
+            "{error}"
+        );
     }
 }

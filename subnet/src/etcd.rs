@@ -20,6 +20,7 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
+use crate::network::net_conf_text;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
 
 use client::Pool;
@@ -86,7 +87,7 @@ impl EtcdStore {
         let what = format!("read {key}");
         let answer = self.pool.get(&what, &key, None).await?;
         let Some(kv) = answer.kvs().first() else { return Err(Error::Missing(key)) };
-        let text = String::from_utf8_lossy(kv.value()).into_owned();
+        let text = net_conf_text(kv.value());
         *self.config_seen.borrow_mut() = Some(text.clone());
         Ok(text)
     }

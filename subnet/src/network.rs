@@ -136,6 +136,9 @@ pub enum BadNetwork {
         /// The configured value or the default.
         max: IpAddr,
     },
+    /// Larger than [`MOST_OF_A_NET_CONF`].
+    #[error("net-conf is not valid: it is larger than {MOST_OF_A_NET_CONF} bytes")]
+    TooLarge,
     /// `Backend` has no `Type`.
     #[error("unknown backend type: set Backend.Type in net-conf, e.g. {{\"Type\": \"vxlan\"}}")]
     NoBackendType,
@@ -143,8 +146,16 @@ pub enum BadNetwork {
 
 impl From<serde_json::Error> for BadNetwork {
     fn from(cause: serde_json::Error) -> BadNetwork {
-        BadNetwork::Json(cause.to_string())
+        BadNetwork::Json(crate::text::sentence(&cause.to_string()))
     }
+}
+
+/// The largest net-conf, bytes. The longest that makes sense has a few hundred, and some room for `MasqueradeExcept`.
+pub const MOST_OF_A_NET_CONF: usize = 64 << 10;
+
+/// The text of net-conf as a store holds it. What is too large is cut, so that it takes no memory, and refused by [`Network::parse`].
+pub fn net_conf_text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.get(..=MOST_OF_A_NET_CONF).unwrap_or(value)).into_owned()
 }
 
 /// The keys and defaults of one family.
@@ -182,6 +193,9 @@ const V6: Keys = Keys {
 impl Network {
     /// Parses a net-conf, fills in the defaults, and validates it as flannel does in etcd mode.
     pub fn parse(text: &str) -> Result<Network, BadNetwork> {
+        if text.len() > MOST_OF_A_NET_CONF {
+            return Err(BadNetwork::TooLarge);
+        }
         let conf: Members = serde_json::from_str(text)?;
         let flag = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
         let (v4_enabled, v6_enabled) = (flag("EnableIPv4", true)?, flag("EnableIPv6", false)?);
@@ -246,7 +260,7 @@ fn read_backend(conf: &Members) -> Result<(String, Box<str>), BadNetwork> {
         None => Ok(("udp".to_owned(), "{}".into())),
         Some("null") => Ok((String::new(), "{}".into())),
         Some(raw) => {
-            let named = |cause| BadNetwork::Json(format!("Backend: {cause}"));
+            let named = |cause| BadNetwork::Json(crate::text::sentence(&format!("Backend: {cause}")));
             let options: Members = serde_json::from_str(raw).map_err(named)?;
             let kind: Option<String> = options.get("Type").map_err(named)?;
             Ok((kind.unwrap_or_default().to_lowercase(), raw.into()))

@@ -12,6 +12,9 @@ pub const MOST: usize = 100;
 /// Stands at the end of a text that was longer.
 pub const CUT: &str = " [cut]";
 
+/// The most characters of a whole sentence that contains foreign texts, e.g. why a lease is set aside.
+pub const MOST_OF_A_SENTENCE: usize = 400;
+
 /// Displays a foreign text as [`shown`] returns it, without a string in between.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<'a>(pub &'a str);
@@ -27,25 +30,45 @@ pub fn shown(text: &str) -> String {
     Shown(text).to_string()
 }
 
+/// A sentence of ours that may quote foreign texts: as [`shown`], but up to [`MOST_OF_A_SENTENCE`] characters, so that the remedy at
+/// its end is still there. A second net for what was quoted whole.
+pub fn sentence(text: &str) -> String {
+    let mut sentence = String::new();
+    // Writing to a string does not fail.
+    let _ = write_bounded(text, MOST_OF_A_SENTENCE, &mut sentence);
+    sentence
+}
+
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Where the text ends if the mark is to follow, and how many characters were seen: never more than a few beyond `MOST`.
-        let (mut room_for_mark, mut width) = (0, 0);
-        let mut fits = true;
-        for c in self.0.chars() {
-            width += escaped(c).count();
-            if width > MOST {
-                fits = false;
-                break;
-            }
-            if width + CUT.len() <= MOST {
-                room_for_mark += c.len_utf8();
-            }
-        }
-        let text = if fits { self.0 } else { self.0.get(..room_for_mark).unwrap_or_default() };
-        text.chars().flat_map(escaped).try_for_each(|c| f.write_char(c))?;
-        if fits { Ok(()) } else { f.write_str(CUT) }
+        write_bounded(self.0, MOST, f)
     }
+}
+
+/// Reads no more than a few characters beyond `most`, however long the text is.
+fn write_bounded(text: &str, most: usize, out: &mut impl Write) -> fmt::Result {
+    // How many bytes of the text there is room for when the mark has to follow them.
+    let (mut room_beside_mark, mut width) = (0, 0);
+    let mut fits = true;
+    for c in text.chars() {
+        width += escaped(c).count();
+        if width > most {
+            fits = false;
+            break;
+        }
+        if width + CUT.len() <= most {
+            room_beside_mark += c.len_utf8();
+        }
+    }
+    let kept = if fits { text } else { text.get(..room_beside_mark).unwrap_or_default() };
+    kept.chars().flat_map(escaped).try_for_each(|c| out.write_char(c))?;
+    if fits { Ok(()) } else { out.write_str(CUT) }
+}
+
+/// True for a character that a terminal prints as itself.
+pub fn is_printable(c: char) -> bool {
+    let mut stands_for = escaped(c);
+    stands_for.next() == Some(c) && stands_for.next().is_none()
 }
 
 /// The characters that stand for this one.
@@ -97,6 +120,13 @@ mod tests {
                 || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
             assert!(!bad || shown(&c.to_string()).is_ascii(), "{c:?}");
         }
+    }
+
+    #[test]
+    fn a_sentence_keeps_its_end_unless_it_is_enormous() {
+        let usual = format!("node {}: annotation is no address: restart its agent", shown(&"n".repeat(300)));
+        assert_eq!(sentence(&usual), usual);
+        assert_eq!(sentence(&"\u{1b}x".repeat(1000)).chars().count(), 392 + CUT.len());
     }
 
     #[test]

@@ -18,18 +18,18 @@ use tempfile::NamedTempFile;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::attrs::Attrs;
+use crate::attrs::{Attrs, MOST_OF_A_VALUE};
 use crate::cidr::Subnets;
-use crate::lease::{Age, Id, Lease, Record};
+use crate::lease::{self, Age, Id, Lease, Record};
+use crate::network::{MOST_OF_A_NET_CONF, net_conf_text};
 use crate::source::{Error, random};
+use crate::text::Shown;
 
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_EVERY: Duration = Duration::from_millis(10);
 /// One piece of work waits so long for its turn and its end: 50,000 files at 1 ms each are less.
 const LIMIT: Duration = Duration::from_secs(60);
 const SUFFIX: &str = ".json";
-/// Largest file that is read, bytes: leases have some hundred, a net-conf some thousand, and etcd takes 1.5 MiB.
-const LARGEST: usize = 1 << 20;
 
 /// A directory with leases.
 #[derive(Debug)]
@@ -52,9 +52,10 @@ struct Created {
     created: Option<u64>,
 }
 
-/// The id that a file name stands for; `None` for temporary, hidden and foreign files.
+/// The id that a file name stands for; `None` for temporary, hidden and foreign files, and names that no lease can have
+/// ([`lease::id`]).
 pub(super) fn id(name: &str) -> Option<Id> {
-    if name.starts_with('.') { None } else { name.strip_suffix(SUFFIX).map(Id::from) }
+    if name.starts_with('.') { None } else { name.strip_suffix(SUFFIX).and_then(lease::id) }
 }
 
 /// Fails unless this is a regular file, and says what it is instead.
@@ -84,7 +85,7 @@ fn read_at_most(path: &Path, most: usize) -> io::Result<Vec<u8>> {
 
 fn record(id: Id, value: &[u8]) -> Record {
     let lease = match Subnets::from_key(&id) {
-        None => Err(format!("file {id}{SUFFIX} is not named after a subnet")),
+        None => Err(format!("file {}{SUFFIX} is not named after a subnet", Shown(&id))),
         Some(subnets) => Attrs::from_wire(value).map_err(|error| error.to_string()).map(|attrs| {
             let created = serde_json::from_slice::<Created>(value).ok().and_then(|file| file.created);
             // Of unknown age = the youngest: it must not push older leases aside.
@@ -95,7 +96,7 @@ fn record(id: Id, value: &[u8]) -> Record {
             Lease { id: id.clone(), subnets, attrs, age }
         }),
     };
-    Record { id, lease }
+    Record::new(id, lease)
 }
 
 impl Files {
@@ -191,8 +192,8 @@ impl Files {
     pub(super) fn config(&self) -> Result<Option<String>, Error> {
         self.make()?;
         let path = self.config_file();
-        match read_at_most(&path, LARGEST) {
-            Ok(value) => Ok(Some(String::from_utf8_lossy(&value).into_owned())),
+        match read_at_most(&path, MOST_OF_A_NET_CONF) {
+            Ok(value) => Ok(Some(net_conf_text(&value))),
             Err(error) if error.kind() == ErrorKind::NotFound && self.subnets.is_dir() => Ok(None),
             Err(error) => Err(failed("read", &path, error)),
         }
@@ -201,12 +202,13 @@ impl Files {
     /// One record; `None` when it is not there.
     pub(super) fn read(&self, id: &str) -> Result<Option<Record>, Error> {
         let path = self.file(id);
-        match read_at_most(&path, LARGEST) {
+        match read_at_most(&path, MOST_OF_A_VALUE) {
             Ok(value) => Ok(Some(record(id.into(), &value))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             // A file that cannot be read says nothing about the others.
             Err(error) => {
-                Ok(Some(Record { id: id.into(), lease: Err(format!("cannot read {}: {error}", path.display())) }))
+                let reason = format!("cannot read {}: {error}", path.display());
+                Ok(Some(Record::new(id.into(), Err::<Lease, _>(reason))))
             }
         }
     }

@@ -20,13 +20,15 @@ pub(super) const CALL_LIMIT: Duration = Duration::from_secs(3);
 /// Files that changed but do not work are tried again so often while the connection that there is works.
 const TRY_FILES_EVERY: Duration = Duration::from_secs(60);
 
-/// 4 MiB, the default, is less than 25,000 leases; values may be 1.5 MiB each.
-pub(super) const MESSAGE_LIMIT: usize = 256 << 20;
+/// The largest answer that is taken into memory. A page of 8,000 leases has 4 MB; whoever may write values may make them so large
+/// (etcd takes 1.5 MB each) that a page has gigabytes, and is then asked for in smaller ones.
+pub(super) const MESSAGE_LIMIT: usize = 16 << 20;
 
 /// gRPC status codes (the client gives them as numbers).
 const CANCELLED: i32 = 1;
 const UNKNOWN: i32 = 2;
 const DEADLINE_EXCEEDED: i32 = 4;
+const OUT_OF_RANGE: i32 = 11;
 const INTERNAL: i32 = 13;
 const UNAVAILABLE: i32 = 14;
 
@@ -316,6 +318,18 @@ impl Pool {
         })
         .await
     }
+}
+
+/// The answer was larger than [`MESSAGE_LIMIT`]: nothing of it was taken into memory, and another endpoint would say the same.
+pub(super) fn too_large(error: &Error) -> bool {
+    let Error::Unavailable { source: Some(source), .. } = error else { return false };
+    matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))
+}
+
+/// As [`too_large`], of a call or a stream. The code is also etcd's for a revision that was compacted.
+pub(super) fn message_too_large(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    status.code() as i32 == OUT_OF_RANGE && status.message().contains("message length too large")
 }
 
 /// The store cannot be reached, or refuses who we are.

@@ -5,20 +5,24 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use etcd_client::{GetOptions, KeyValue};
+use etcd_client::{GetOptions, GetResponse, KeyValue};
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
-use crate::lease::{Age, Id, Lease, Record};
+use crate::lease::{self, Age, Id, Lease, Record};
 use crate::source::{Error, UNREADABLE};
+use crate::text::Shown;
 
 use super::EtcdStore;
+use super::client::too_large;
 
 /// Keys in the first answer; each next one may have twice as many, up to [`LARGEST_PAGE`]. Short pages let reading overlap
 /// with etcd's work, but etcd walks the index to the end of the range for each of them.
 const FIRST_PAGE: i64 = 1_000;
 const LARGEST_PAGE: i64 = 8_000;
+/// A page that is larger than a message is asked for again with so many times fewer keys.
+const SMALLER: i64 = 8;
 /// So many records are read before the runtime may look at the connection.
 const READ_AT_ONCE: usize = 128;
 /// So long a list is as good as a new one.
@@ -54,10 +58,10 @@ impl Keys {
         (&self.subnets, format!("{}/subnets0", self.prefix))
     }
 
-    /// The record's id; `None` for keys that are no lease's.
+    /// The record's id; `None` for keys that are no lease's, also those that no lease can have ([`lease::id`]).
     pub(super) fn id(&self, key: &[u8]) -> Option<Id> {
         let rest = key.strip_prefix(self.subnets.as_bytes())?;
-        Some(String::from_utf8_lossy(rest).into())
+        lease::id(std::str::from_utf8(rest).ok()?)
     }
 
     /// What stands under a key.
@@ -66,13 +70,13 @@ impl Keys {
         let subnets = Subnets::from_key(&id);
         let age = Age { stamp: u64::try_from(kv.create_revision()).unwrap_or(0), tie: Arc::default() };
         let lease = match subnets {
-            None => Err(format!("key {id} is not a subnet")),
+            None => Err(format!("key {} is not a subnet", Shown(&id))),
             Some(subnets) => Attrs::from_wire(kv.value())
                 .map(|attrs| Lease { id: id.clone(), subnets, attrs, age })
                 .map_err(|error| error.to_string()),
         };
         Some(Stored {
-            record: Record { id, lease },
+            record: Record::new(id, lease),
             subnets,
             created: kv.create_revision(),
             modified: kv.mod_revision(),
@@ -155,7 +159,7 @@ impl EtcdStore {
         let mut all = All { stored: Vec::new(), revision: 0, cluster: 0 };
         let range = GetOptions::new().with_range(end);
         let mut limit = FIRST_PAGE;
-        let mut page = self.pool.get(&what, first, Some(range.clone().with_limit(limit))).await?;
+        let mut page = self.page(&what, first.into(), &range, &mut limit).await?;
         loop {
             let header = page.header().map_or((0, 0), |header| (header.revision(), header.cluster_id()));
             if all.revision == 0 {
@@ -172,15 +176,29 @@ impl EtcdStore {
                 return Ok(all);
             };
             limit = LARGEST_PAGE.min(2 * limit);
-            let options = range.clone().with_limit(limit).with_revision(all.revision);
+            let range = range.clone().with_revision(all.revision);
             let read = async {
                 while unread.len() > 0 {
                     tokio::task::yield_now().await;
                     all.stored.extend(unread.by_ref().take(READ_AT_ONCE).filter_map(|kv| self.keys.stored(&kv)));
                 }
             };
-            let (next, ()) = tokio::join!(self.pool.get(&what, from, Some(options)), read);
+            let (next, ()) = tokio::join!(self.page(&what, from, &range, &mut limit), read);
             page = next?;
+        }
+    }
+
+    /// At most `limit` keys from this one on; fewer, and `limit` says how many, where the values are so large that the answer is.
+    async fn page(&self, what: &str, from: Vec<u8>, range: &GetOptions, limit: &mut i64) -> Result<GetResponse, Error> {
+        loop {
+            match self.pool.get(what, &from, Some(range.clone().with_limit(*limit))).await {
+                Err(error) if *limit > 1 && too_large(&error) => *limit = (*limit / SMALLER).max(1),
+                // One value that is larger than any answer: its key alone says that something is there.
+                Err(error) if too_large(&error) => {
+                    return self.pool.get(what, &from, Some(range.clone().with_limit(1).with_keys_only())).await;
+                }
+                answer => return answer,
+            }
         }
     }
 

@@ -11,14 +11,17 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::lease::{Id, Record};
+use crate::network::net_conf_text;
 use crate::retry::Trouble;
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
-use super::client::{Connected, Fault, MESSAGE_LIMIT, failure, kv, limited};
+use super::client::{Connected, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
 
 /// After this long without a word the server is asked for one: a stopped process keeps its connections open.
 const IDLE: Duration = Duration::from_secs(5);
+/// A message of so many bytes may be a part of a larger one.
+const PERHAPS_DIVIDED: usize = 128 << 10;
 
 /// Up to where the store is known, and how it is told from another one.
 #[derive(Debug, Clone, Default)]
@@ -107,7 +110,7 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
 
 /// Reports net-conf when it is another than the one handed out. False = nobody listens.
 async fn config(store: &EtcdStore, out: &mpsc::Sender<Event>, value: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(value).into_owned();
+    let text = net_conf_text(value);
     let before = store.config_seen.borrow_mut().replace(text.clone());
     match before {
         Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
@@ -150,6 +153,8 @@ async fn watch_on(
         let message = match timeout(IDLE, stream.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return End::Broken { what, fault: Fault::Stream("the server closed the watch".into()) },
+            // It would be as large again; a list comes in smaller parts.
+            Ok(Err(error)) if message_too_large(&error) => return End::Relist { reset: false },
             Ok(Err(error)) => return End::Broken { what, fault: Fault::Etcd(error) },
             Err(_) => {
                 if let Err(fault) = probe(store, &to).await {
@@ -216,18 +221,28 @@ async fn probe(store: &EtcdStore, to: &Connected) -> Result<(), Fault> {
 
 async fn open(store: &EtcdStore, to: &Connected, from: i64) -> Result<WatchStream, Fault> {
     let (_, end) = store.keys.leases();
-    let options = WatchOptions::new().with_range(end).with_start_revision(from).with_progress_notify();
+    // After a break etcd has everything since then in one answer, unless it may be divided.
+    let options = WatchOptions::new().with_range(end).with_start_revision(from).with_progress_notify().with_fragment();
     let mut client = to.client.watch_client().max_decoding_message_size(MESSAGE_LIMIT);
     limited(client.watch(store.keys.config(), Some(options))).await
+}
+
+/// How far behind the last revision of this message the watch has to be resumed. etcd divides an answer of more than 512 KiB: what
+/// belongs to its last revision may then come with the next message only, and is told of twice rather than never.
+fn behind(message: &WatchResponse) -> i64 {
+    let size = |kv: &etcd_client::KeyValue| kv.key().len() + kv.value().len() + 32;
+    let bytes: usize = message.events().iter().filter_map(|event| event.kv()).map(size).sum();
+    i64::from(bytes > PERHAPS_DIVIDED)
 }
 
 /// Hands one response on. False = nobody listens.
 async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position, message: &WatchResponse) -> bool {
     let mut changes: Vec<Result<Record, Id>> = Vec::new();
     let mut net_conf = None;
+    let behind = behind(message);
     for event in message.events() {
         let Some(kv) = event.kv() else { continue };
-        at.revision = at.revision.max(kv.mod_revision());
+        at.revision = at.revision.max(kv.mod_revision() - behind);
         let deleted = event.event_type() == EventType::Delete;
         if let Some(id) = store.keys.id(kv.key()) {
             if store.kept.borrow().as_ref() == Some(&id) {

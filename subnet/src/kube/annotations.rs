@@ -32,6 +32,9 @@ pub(super) const CHOSEN_V6: &str = "node-public-ipv6";
 pub(super) const ALL: [&str; 12] =
     [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, OVERWRITE, OVERWRITE_V6, CHOSEN, CHOSEN_V6];
 
+/// Ends of the names whose texts make up a lease.
+pub(super) const PUBLISHED: [&str; 7] = [TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6];
+
 /// What stands before every name: ends in `/` or `-`.
 #[derive(Debug, Clone)]
 pub(super) struct Prefix(String);

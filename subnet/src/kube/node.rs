@@ -13,11 +13,12 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::attrs::Attrs;
+use crate::attrs::{Attrs, MOST_OF_A_VALUE, kind_of};
 use crate::cidr::Subnets;
 use crate::lease::{Age, Lease, Record};
+use crate::text::Shown;
 
-use super::annotations::{self, ALL, Prefix};
+use super::annotations::{self, ALL, PUBLISHED, Prefix};
 use super::proto;
 
 /// A Node, everything that is not ours left out while it is read.
@@ -125,7 +126,8 @@ impl Node {
         match self.get(prefix, end).filter(|text| !text.is_empty()) {
             None => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|_| {
-                format!("node {}: annotation {} = {text:?} is no such address", self.metadata.name, prefix.name(end))
+                let (name, annotation) = (Shown(&self.metadata.name), prefix.name(end));
+                format!("node {name}: annotation {annotation} = \"{}\" is no such address", Shown(text))
             }),
         }
     }
@@ -142,19 +144,20 @@ impl Node {
 
     /// The pod CIDRs, host bits cut off.
     pub(super) fn subnets(&self) -> Result<Subnets, String> {
-        let name = &self.metadata.name;
+        let name = Shown(&self.metadata.name);
         let single = std::slice::from_ref(&self.spec.pod_cidr);
         let texts = if self.spec.pod_cidrs.is_empty() { single } else { &self.spec.pod_cidrs };
         let mut subnets = Subnets::default();
         for text in texts.iter().filter(|text| !text.is_empty()) {
-            let net: IpNet = text.parse().map_err(|_| format!("node {name}: pod CIDR {text} is no network"))?;
+            let net: IpNet =
+                text.parse().map_err(|_| format!("node {name}: pod CIDR {} is no network", Shown(text)))?;
             let twice = match net.trunc() {
                 IpNet::V4(v4) => subnets.v4.replace(v4).is_some(),
                 IpNet::V6(v6) => subnets.v6.replace(v6).is_some(),
             };
             if twice {
                 let list = texts.join(", ");
-                return Err(format!("node {name} has several pod CIDRs of one family: {list}"));
+                return Err(format!("node {name} has several pod CIDRs of one family: {}", Shown(&list)));
             }
         }
         if subnets == Subnets::default() {
@@ -168,18 +171,31 @@ impl Node {
             return Ok(None);
         };
         let raw: Result<Box<RawValue>, _> = serde_json::from_str(text);
-        raw.map(|_| Some(text.into()))
-            .map_err(|_| format!("node {}: annotation {} = {text:?} is no JSON", self.metadata.name, prefix.name(end)))
+        raw.map(|_| Some(text.into())).map_err(|_| {
+            let (name, annotation) = (Shown(&self.metadata.name), prefix.name(end));
+            format!("node {name}: annotation {annotation} = \"{}\" is no JSON", Shown(text))
+        })
+    }
+
+    /// Annotations that are larger than any lease are not looked at: a Node may have 256 KiB of them.
+    fn small(&self, prefix: &Prefix) -> Result<(), String> {
+        let bytes: usize = PUBLISHED.iter().filter_map(|end| self.get(prefix, end)).map(str::len).sum();
+        if bytes <= MOST_OF_A_VALUE {
+            return Ok(());
+        }
+        let (name, annotations) = (Shown(&self.metadata.name), prefix.name("*"));
+        Err(format!("node {name}: annotations {annotations} are larger than {MOST_OF_A_VALUE} bytes together"))
     }
 
     /// What the node says of itself.
     fn attrs(&self, prefix: &Prefix) -> Result<Attrs, String> {
+        self.small(prefix)?;
         Ok(Attrs {
             public_ip: self
                 .address(prefix, annotations::PUBLIC)?
                 .filter(|ip: &std::net::Ipv4Addr| !ip.is_unspecified()),
             public_ipv6: self.address(prefix, annotations::PUBLIC_V6)?,
-            backend_type: self.get(prefix, annotations::TYPE).unwrap_or_default().to_lowercase(),
+            backend_type: kind_of(self.get(prefix, annotations::TYPE).unwrap_or_default()),
             backend_data: self.data(prefix, annotations::DATA)?,
             backend_v6_data: self.data(prefix, annotations::DATA_V6)?,
             tunnel_ip: self.address(prefix, annotations::TUNNEL)?,
@@ -196,7 +212,7 @@ impl Node {
 
     /// As an entry of the store; none for a node that no agent has published.
     pub(super) fn record(&self, prefix: &Prefix) -> Option<Record> {
-        self.managed(prefix).then(|| Record { id: self.metadata.name.clone(), lease: self.lease(prefix) })
+        self.managed(prefix).then(|| Record::new(self.metadata.name.clone(), self.lease(prefix)))
     }
 
     /// The addresses by which the admin chooses our interface.

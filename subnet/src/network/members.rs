@@ -8,6 +8,8 @@ use std::fmt;
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::text::{Shown, shown};
+
 /// The members of an object in the order of the text. The values are not parsed yet.
 pub(crate) struct Members(Vec<(String, Box<RawValue>)>);
 
@@ -46,7 +48,10 @@ impl Members {
         match self.raw(name) {
             None | Some("null") => Ok(None),
             Some(text) => {
-                let named = |cause| serde_json::Error::custom(format_args!("{name} = {text}: {cause}"));
+                // The cause may quote the text, too.
+                let named = |cause: serde_json::Error| {
+                    serde_json::Error::custom(format_args!("{name} = {}: {}", Shown(text), shown(&cause.to_string())))
+                };
                 serde_json::from_str(text).map(Some).map_err(named)
             }
         }
@@ -57,8 +62,8 @@ impl Members {
         self.0.iter().map(|(key, value)| (key.to_ascii_lowercase(), value.get())).collect()
     }
 
-    /// Returns a member's name as it is written in the text.
-    pub(crate) fn spelling(&self, lower: &str) -> Option<&str> {
-        self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(lower)).map(|(key, _)| key.as_str())
+    /// Returns a member's name as it is written in the text, fit for people.
+    pub(crate) fn spelling(&self, lower: &str) -> Option<String> {
+        self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(lower)).map(|(key, _)| shown(key))
     }
 }

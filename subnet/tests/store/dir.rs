@@ -46,6 +46,26 @@ async fn hidden_and_foreign_files_are_not_leases() {
 }
 
 #[tokio::test]
+async fn a_file_larger_than_the_memory_is_set_aside_unread() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into());
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    // Holes take no space on the disk; who reads them whole takes a terabyte of memory.
+    let sparse = |name: &str| fs::File::create(dir.path().join(name)).unwrap().set_len(1 << 40).unwrap();
+    sparse("subnets/10.5.200.0-24.json");
+    sparse("subnets/two\nlines.json");
+    let records = store.list().await.unwrap();
+    let (good, bad): (Vec<_>, Vec<_>) = records.into_iter().partition(|record| record.lease.is_ok());
+    assert_eq!(good.len(), 1);
+    assert_eq!(good[0].id, lease.id);
+    assert_eq!(bad.len(), 1, "a name of two lines is no lease's");
+    assert_eq!(bad[0].lease.as_ref().unwrap_err(), "value is not a lease: it is larger than 4096 bytes");
+    sparse("config.json");
+    let config = store.config().await.unwrap();
+    assert!(weft_subnet::network::Network::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes"));
+}
+
+#[tokio::test]
 async fn vanished_directory_is_followed_and_not_made_again() {
     let dir = tempfile::tempdir().unwrap();
     let (path, away) = (dir.path().join("store"), dir.path().join("away"));

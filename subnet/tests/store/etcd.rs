@@ -225,7 +225,7 @@ async fn lists_fifty_thousand() {
         let address = std::net::Ipv4Addr::from(0x0a00_0000 + (n << 8));
         (key(&format!("{address}-24")).into_bytes(), attrs(1).to_wire())
     });
-    // The first page ends within these.
+    // The first page ends within these, which no lease can be called.
     let foreign = (0..1_500_u16).map(|n| {
         let name = [&[1, 0xff], &n.to_be_bytes()[..]].concat();
         ([key("").into_bytes(), name].concat(), "not a lease".into())
@@ -236,7 +236,53 @@ async fn lists_fifty_thousand() {
         client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
     }
     let records = server.store().list().await.unwrap();
-    assert_eq!(records.len(), 51_500);
+    assert_eq!(records.len(), 50_000);
     let leases: HashSet<_> = records.iter().filter_map(|record| record.lease.as_ref().ok()?.subnets.v4).collect();
     assert_eq!(leases.len(), 50_000, "each of them once");
+}
+
+#[tokio::test]
+async fn values_larger_than_any_message_are_set_aside_and_the_others_read() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+    client.put(key("10.5.250.0-24"), attrs(250).to_wire(), None).await.unwrap();
+    // A hundred megabytes: more than six times what one answer may have.
+    let huge = format!("{{\"BackendType\":\"{}\"}}", "x".repeat(1_000_000));
+    for n in 100..200 {
+        client.put(key(&format!("10.5.{n}.0-24")), huge.as_str(), None).await.unwrap();
+    }
+    let store = server.store();
+    let read = |records: &[weft_subnet::lease::Record]| {
+        let (good, bad): (Vec<_>, Vec<_>) = records.iter().partition(|record| record.lease.is_ok());
+        assert!(
+            bad.iter().all(|record| record.lease.as_ref().unwrap_err().contains("larger than 4096 bytes")),
+            "{bad:?}"
+        );
+        (good.len(), bad.len())
+    };
+    assert_eq!(read(&store.list().await.unwrap()), (2, 100));
+    let (out, mut events) = mpsc::channel(1);
+    let body = async {
+        let Event::Snapshot { records, .. } = next(&mut events).await else { panic!("a list comes first") };
+        assert_eq!(read(&records), (2, 100));
+        // Meanwhile the watch stands still, and so has as much to tell.
+        for n in 100..130 {
+            client.put(key(&format!("10.5.{n}.0-24")), huge.as_str(), None).await.unwrap();
+        }
+        client.put(key("10.5.251.0-24"), attrs(251).to_wire(), None).await.unwrap();
+        loop {
+            let good = |id: &str| id == "10.5.251.0-24";
+            match next(&mut events).await {
+                Event::Changes(changes) if changes.iter().flatten().any(|record| good(&record.id)) => break,
+                Event::Snapshot { records, .. } if records.iter().any(|record| good(&record.id)) => break,
+                Event::Changes(_) | Event::Snapshot { .. } | Event::Word => {}
+                event => panic!("{event:?}"),
+            }
+        }
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Somebody with the rights of one node writes huge and ever changing leases. The others' memory, logs and devices stay bounded, and
+//! the changes of honest leases get through meanwhile.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::site::{Kind, Lease, Site, in_namespace, ip, run};
+
+/// Updates of the hostile leases, each of which is followed by one of an honest lease.
+const ROUNDS: u32 = 150;
+/// Bytes of each text.
+const HUGE: usize = 200_000;
+
+/// The most memory that the agent ever had, in kB.
+fn peak(site: &Site) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", site.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The number that the namespace gives to its next device: every device takes one, for good.
+fn next_device(name: &str) -> u64 {
+    ip(&format!("link add {name} type bridge"));
+    let links: serde_json::Value = serde_json::from_str(&run("ip", &format!("-j link show dev {name}"))).unwrap();
+    links[0]["ifindex"].as_u64().unwrap()
+}
+
+#[test]
+fn a_lease_that_is_huge_and_never_the_same() {
+    in_namespace(|| {
+        let mut site = Site::running(Kind::Vxlan);
+        let (memory, log, device) = (peak(&site), site.log().len(), next_device("probe0"));
+        let (shouting, restless) = (Lease::new(200), Lease::new(201));
+        for round in 0..ROUNDS {
+            // Each one has another type, of which nothing is the same as before.
+            let kind = format!("\u{1b}[2J{round}").repeat(HUGE / 5);
+            let mut value = shouting.value(site.kind);
+            value["BackendType"] = json!(kind);
+            site.put(&shouting.key(site.kind), &value.to_string());
+            let mut value = restless.value(site.kind);
+            value["BackendData"]["VNI"] = json!(1000 + round);
+            site.put(&restless.key(site.kind), &value.to_string());
+            let honest = Lease { mac: 0x60 + round, ..Lease::new(2 + round % 20) };
+            let mac = honest.mac(false);
+            site.put_peer(honest);
+            site.until("the change of an honest lease", |_| run("bridge", "fdb show dev flannel.1").contains(&mac));
+        }
+        let (memory, device) = (peak(&site) - memory, next_device("probe1") - device);
+        let log = &site.log()[log..];
+        assert!(memory < 12_000, "{memory} kB of memory more than before");
+        assert!(log.len() < 200_000, "{} bytes of log", log.len());
+        assert!(!log.contains('\u{1b}'), "an escape sequence is in the log");
+        assert!(device < 40, "{device} devices were made");
+        // What the hostile leases leave behind is gone with them.
+        for lease in [&shouting, &restless] {
+            fs::remove_file(site.lease_file(&lease.key(site.kind))).unwrap();
+        }
+        site.healed("hostile leases that are gone");
+    });
+}
