@@ -73,6 +73,9 @@ impl Index {
     /// Replaces what this contributor wants (empty = removes it) and returns the keys whose winning value changed,
     /// with the value before and after.
     pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<Changed> {
+        if self.names.is_crowded() {
+            self.names.keep(&self.slots.devices());
+        }
         let rank = (**id != *OWN, age.clone(), id.clone());
         let Some(row) = self.contributors.row(id) else { return self.add(rank, state) };
         let old_keys = row.keys.clone();

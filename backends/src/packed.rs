@@ -2,7 +2,7 @@
 //! Keys and values of the index in half the space: device names are numbered, rare values boxed.
 //! Invariant: packing and unpacking gives the same back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -10,23 +10,59 @@ use weft_subnet::cidr::Family;
 
 use crate::state::{Key, Mac, Name, Route, Value};
 
-/// Device names, numbered; a handful, so they are never forgotten.
+/// So many names are kept without a look at which of them are in use: twice as many as devices are wanted at once.
+const FEW: usize = 64;
+
+/// Device names, numbered. A handful are in use, but a lease that changes its VNI brings a new one each time.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     numbers: HashMap<Name, u32>,
-    names: Vec<Name>,
+    names: Vec<Option<Name>>,
+    free: Vec<u32>,
+    /// Names that were in use when that was looked at last.
+    in_use: usize,
 }
 
 impl Names {
     fn number(&mut self, name: Name) -> u32 {
-        *self.numbers.entry(name).or_insert_with(|| {
-            self.names.push(name);
-            self.names.len() as u32 - 1
-        })
+        if let Some(number) = self.numbers.get(&name) {
+            return *number;
+        }
+        let number = self.free.pop().unwrap_or(self.names.len() as u32);
+        match self.names.get_mut(number as usize) {
+            Some(place) => *place = Some(name),
+            None => self.names.push(Some(name)),
+        }
+        self.numbers.insert(name, number);
+        number
     }
 
     fn name(&self, number: u32) -> Option<Name> {
-        self.names.get(number as usize).copied()
+        self.names.get(number as usize).copied().flatten()
+    }
+
+    /// True when there are so many names that it is worth to forget those that nothing uses: each such look at all entries is paid
+    /// for by as many new names as are in use, [`FEW`] at least.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.numbers.len() > FEW.max(2 * self.in_use)
+    }
+
+    /// Forgets all names but these numbers'.
+    pub(crate) fn keep(&mut self, used: &HashSet<u32>) {
+        self.numbers.retain(|_, number| used.contains(number));
+        for (number, place) in self.names.iter_mut().enumerate() {
+            let number = number as u32;
+            if !used.contains(&number) && place.take().is_some() {
+                self.free.push(number);
+            }
+        }
+        self.in_use = self.numbers.len();
+    }
+
+    /// How many are known.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.len()
     }
 
     /// The packed key; `None` when its device was never seen, so that nothing can be stored under it.
@@ -138,6 +174,11 @@ impl PackedKey {
         }
     }
 
+    /// The number of the device in the key, if it has one.
+    pub(crate) fn device(&self) -> Option<u32> {
+        matches!(self.tag & !V6, LINK | ADDR | FDB | NEIGH).then_some(self.extra)
+    }
+
     fn ip(&self) -> IpAddr {
         let [a, b, c, d, ..] = self.bytes;
         if self.tag & V6 == 0 { Ipv4Addr::new(a, b, c, d).into() } else { Ipv6Addr::from(self.bytes).into() }
@@ -196,6 +237,16 @@ pub(crate) enum PackedValue {
     /// Gateway, onlink, number of the device.
     Via(IpAddr, bool, u32),
     Rare(Box<Value>),
+}
+
+impl PackedValue {
+    /// The number of the device in the value, if it has one.
+    pub(crate) fn device(&self) -> Option<u32> {
+        match self {
+            PackedValue::Via(_, _, number) => Some(*number),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

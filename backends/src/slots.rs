@@ -2,7 +2,7 @@
 //! The table of the index: who wants what under which key. Nearly every key has one contributor, and nothing longer than an IPv4
 //! or Ethernet address in key and value: such an entry takes 24 bytes, any other 56. Invariant: a key is in one of the two maps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 
 use weft_subnet::lease::{Age, Id};
@@ -75,6 +75,19 @@ impl Slots {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PackedKey, PackedValue)> {
         let narrow = self.narrow.iter().map(|(key, narrow)| (key.wide(), narrow.wide().1));
         narrow.chain(self.wide.iter().filter_map(|(key, slot)| Some((*key, slot.winner(key)?.1))))
+    }
+
+    /// The numbers of all devices in keys and values, also in those that do not count now.
+    pub(crate) fn devices(&self) -> HashSet<u32> {
+        let narrow = self.narrow.iter().flat_map(|(key, narrow)| [key.wide().device(), narrow.wide().1.device()]);
+        let values = |slot: &Slot| -> Vec<Option<u32>> {
+            match slot {
+                Slot::One(_, value) => vec![value.device()],
+                Slot::Many(all) => all.values().map(|(_, value)| value.device()).collect(),
+            }
+        };
+        let wide = self.wide.iter().flat_map(|(key, slot)| values(slot).into_iter().chain([key.device()]));
+        narrow.chain(wide).flatten().collect()
     }
 
     /// Bytes that the tables take.

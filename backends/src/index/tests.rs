@@ -42,6 +42,33 @@ fn newest_wins_the_link_layer_oldest_the_route() {
 }
 
 #[test]
+fn names_of_devices_that_went_are_forgotten() {
+    let subnet = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+    let state = |dev: Name| {
+        let route = Value::Route(Route::Unicast { via: [10, 5, 2, 0].into(), dev, onlink: true });
+        State::from([(Key::Link(dev), link(1450)), (subnet, route)])
+    };
+    let mut index = Index::default();
+    let stays = State::from([(Key::Link(name("flannel.1")), link(1450))]);
+    index.set(&id(OWN), &age(0), stays.clone());
+    // An older lease for the same route: the changing one's counts for nothing and is still somebody's.
+    let loser = name("flannel.2");
+    index.set(&id("older"), &age(1), state(name("flannel.3")));
+    index.set(&id("younger"), &age(2), state(loser));
+    for vni in 0..10_000 {
+        let dev = name(&format!("flannel.{}", 1000 + vni));
+        index.set(&id("restless"), &age(3), state(dev));
+        assert!(index.names.len() <= 66, "{} names are known", index.names.len());
+        assert_eq!(index.desired(&Key::Link(dev)), Some(link(1450)));
+    }
+    index.set(&id("restless"), &age(3), State::new());
+    index.set(&id("older"), &age(1), State::new());
+    let mut wanted = state(loser);
+    wanted.extend(stays);
+    assert_eq!(index.state(), wanted);
+}
+
+#[test]
 fn our_own_device_wins_a_link() {
     let key = Key::Link(name("flannel.1"));
     let mut index = Index::default();

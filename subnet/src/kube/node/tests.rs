@@ -54,6 +54,22 @@ fn only_what_is_ours_is_held() {
 }
 
 #[test]
+fn annotations_larger_than_any_lease_are_set_aside() {
+    let managed = ("kube-subnet-manager", "true");
+    let huge = "x".repeat(200_000);
+    for end in ["backend-type", "backend-data", "public-ip", "tunnel-ipv6"] {
+        let node = node(&ours(&[managed, (end, &huge)]), r#""podCIDR":"10.5.1.0/24""#);
+        let reason = node.record(&prefix()).unwrap().lease.unwrap_err();
+        let wanted = "node n1: annotations flannel.alpha.coreos.com/* are larger than 4096 bytes together";
+        assert_eq!(reason, wanted, "{end}");
+    }
+    // What is not a peer's to say is not counted, and still cut where it is quoted.
+    let node = node(&ours(&[managed, ("node-public-ip", &huge)]), r#""podCIDR":"10.5.1.0/24""#);
+    assert!(node.record(&prefix()).unwrap().lease.is_ok());
+    assert!(node.chosen(&prefix()).unwrap_err().len() < 300);
+}
+
+#[test]
 fn what_cannot_be_believed_is_named() {
     let managed = ("kube-subnet-manager", "true");
     let cidr = r#""podCIDR":"10.5.1.0/24""#;
