@@ -2,6 +2,7 @@
 //! One node: what it knows (plan, held removals, own lease) and how each kind of news leads to a pass.
 
 mod audit;
+mod churn;
 mod env;
 mod host;
 mod lease;
@@ -23,6 +24,8 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::hold::Hold;
 use weft_subnet::lease::Id;
 use weft_subnet::source::Source;
+
+use churn::Churn;
 
 use crate::admin;
 use crate::conflist::Conflist;
@@ -137,6 +140,8 @@ pub struct Node<K> {
     /// News of the kernel that ask for a look at everything wait until then.
     quiet_until: Instant,
     next_ping: Option<Instant>,
+    /// What leases that change all the time may cost.
+    churn: Churn,
     trouble_said: Patience,
     /// Traffic rules, where they are looked after.
     rules: Option<Desk>,
@@ -194,6 +199,7 @@ impl<K: Kernel> Node<K> {
             next_sysctls: now,
             looks: VecDeque::new(),
             quiet_until: now,
+            churn: Churn::new(now),
             trouble_said: Patience::default(),
             rules: None,
             made: rules::Made::default(),
@@ -218,6 +224,8 @@ impl<K: Kernel> Node<K> {
             self.passer.next_retry(),
             self.hold.next(),
             self.next_ping,
+            self.churn.next(now),
+            self.plan.lines.next(),
             self.made.due,
             self.world.notify.next(),
             self.next_saving(now),
@@ -244,6 +252,8 @@ impl<K: Kernel> Node<K> {
             let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
             self.write(changed).await;
         }
+        self.plan.lines.say_left_out(now);
+        self.let_in(now).await;
         self.want_rules();
         self.save(now);
         if self.next_sysctls <= now {
@@ -266,6 +276,7 @@ impl<K: Kernel> Node<K> {
     /// Looks at the host and at everything we want in the kernel, and writes the difference; then subnet.env.
     pub async fn full(&mut self, cause: Cause) {
         let (started, cost) = (Instant::now(), audit::Cost::begin());
+        self.churn.nothing_is_late();
         self.look_at_host();
         // Before the first snapshot nothing says which peers are stale: own devices only.
         self.passer.keep_all(!self.snapshot_applied);
@@ -373,9 +384,14 @@ impl<K: Kernel> Node<K> {
         if changed.is_empty() || !self.snapshot_applied {
             return;
         }
+        let now = Instant::now();
         let mtu_or_links = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
-        if mtu_or_links {
-            return self.full(Cause::Lease).await;
+        if mtu_or_links && self.churn.may_look(now) {
+            return self.look_for_devices(now).await;
+        }
+        let changed = self.churn.leave_late(changed);
+        if changed.is_empty() {
+            return;
         }
         let report = self.passer.changed(changed).await;
         self.passed(report);

@@ -29,6 +29,7 @@ use fence::Fence;
 use crate::guard::{self, Roster};
 use crate::nodes::Nodes;
 use crate::options::Fences;
+use crate::say::Lines;
 
 /// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
 const GUARD: &str = "/guard";
@@ -59,6 +60,8 @@ pub struct Plan {
     barred: BTreeMap<Id, Vec<Name>>,
     /// What this node does otherwise than net-conf says, for people.
     remark: Option<String>,
+    /// What is said of leases, and how often.
+    pub(crate) lines: Lines,
 }
 
 impl Plan {
@@ -83,6 +86,7 @@ impl Plan {
             strangers: BTreeSet::new(),
             barred: BTreeMap::new(),
             remark: None,
+            lines: Lines::default(),
         };
         plan.plan_devices();
         plan
@@ -145,7 +149,7 @@ impl Plan {
         // One that was believed is told of where the change is followed.
         let known = changes.iter().any(|change| change.id == id);
         if let Some(reason) = self.peers.reason(&id).filter(|reason| !known && before.as_deref() != Some(*reason)) {
-            say_aside(&id, reason);
+            self.lines.say_aside(&id, reason);
         }
         self.follow(changes)
     }
@@ -271,7 +275,7 @@ impl Plan {
                 Some(lease) => changed.extend(self.plan_peer(lease)),
                 None => {
                     if let Some(reason) = self.peers.reason(&change.id) {
-                        say_aside(&change.id, reason);
+                        self.lines.say_aside(&change.id, reason);
                     }
                     self.skipped.remove(&change.id);
                     self.foreign.remove(&change.id);
@@ -334,7 +338,7 @@ impl Plan {
         } else {
             let reason = reasons.join("; ");
             if self.skipped.get(&lease.id) != Some(&reason) {
-                tracing::warn!(subnet = %lease.subnets, lease = %lease.id, reason, "lease set aside");
+                self.lines.say_aside(&lease.id, &reason);
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
@@ -367,10 +371,6 @@ fn other<'a>(
         others.insert(made.kind(), made);
     }
     others.get(kind).ok_or_else(|| BadOption(format!("backend type {} has another name", Shown(kind))))
-}
-
-fn say_aside(id: &Id, reason: &str) {
-    tracing::warn!(lease = %id, reason, "lease set aside");
 }
 
 fn us(network: &Network, host: &Host, own: &Lease) -> Us {

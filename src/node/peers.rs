@@ -10,6 +10,7 @@ use weft_subnet::lease::{Id, Record};
 
 use super::Node;
 use crate::kernel::Kernel;
+use crate::pass::Cause;
 
 impl<K: Kernel> Node<K> {
     pub(super) fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
@@ -32,15 +33,36 @@ impl<K: Kernel> Node<K> {
         if !own_there {
             self.own_gone(&own);
         }
+        self.churn.only(|id| there.contains(id));
         let mut changed = self.remove(gone);
         for record in records {
-            let put = self.put(record);
-            // The first one leads to a look at everything: what it brings need not be listed.
-            if !first {
-                changed.extend(put);
+            // The first one leads to a look at everything: what it brings need not be listed, and costs nothing by itself.
+            if first {
+                self.put_now(record);
+            } else {
+                changed.extend(self.put(record));
             }
         }
         changed
+    }
+
+    /// Records that waited because their leases change too often, and devices that waited for a look.
+    pub(super) async fn let_in(&mut self, now: Instant) {
+        let due = self.churn.due(now);
+        if !due.is_empty() {
+            let changed: Vec<Changed> = due.into_iter().flat_map(|record| self.put(record)).collect();
+            self.unsaved();
+            self.write(changed).await;
+        }
+        if self.churn.look_due().is_some_and(|at| at <= now) {
+            self.look_for_devices(now).await;
+        }
+    }
+
+    /// Looks at everything because of a device of a peer.
+    pub(super) async fn look_for_devices(&mut self, now: Instant) {
+        self.full(Cause::Lease).await;
+        self.churn.looked(now.elapsed(), now);
     }
 
     pub(super) fn changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
@@ -54,6 +76,7 @@ impl<K: Kernel> Node<K> {
                 }
                 Err(id) if id == self.plan.own().id => self.own_gone(&id),
                 Err(id) => {
+                    self.churn.gone(&id);
                     gone.insert(id);
                 }
             }
@@ -62,12 +85,32 @@ impl<K: Kernel> Node<K> {
         changed
     }
 
+    /// A record, or nothing yet when its lease changes too often.
     fn put(&mut self, record: Record) -> Vec<Changed> {
+        let (id, now) = (record.id.clone(), Instant::now());
+        if id == self.plan.own().id {
+            return self.put_now(record);
+        }
+        let Some(record) = self.churn.admit(record, now) else {
+            // It is there, whatever it says.
+            self.hold.back(&id);
+            if self.plan.lines.due(&id, now) {
+                tracing::warn!(lease = %id, "lease changes too often: what it says last is looked at later");
+            }
+            return Vec::new();
+        };
+        let changed = self.put_now(record);
+        self.churn.charge(&id, &changed, now);
+        changed
+    }
+
+    fn put_now(&mut self, record: Record) -> Vec<Changed> {
         if record.id == self.plan.own().id {
             // Known to the plan, too: it becomes a peer's when we move to another subnet.
             self.own_put(&record);
         }
-        if self.hold.back(&record.id) {
+        let now = Instant::now();
+        if self.hold.back(&record.id) && self.plan.lines.due(&record.id, now) {
             tracing::info!(lease = %record.id, "held lease is back");
         }
         let id = record.id.clone();
@@ -77,7 +120,9 @@ impl<K: Kernel> Node<K> {
             if !self.hold.back(&winner) {
                 break;
             }
-            tracing::info!(lease = %winner, by = %id, "held lease gives way");
+            if self.plan.lines.due(&winner, now) {
+                tracing::info!(lease = %winner, by = %id, "held lease gives way");
+            }
             changed.extend(self.plan.remove(&winner));
         }
         changed
