@@ -32,6 +32,7 @@ use crate::start::{self, Started};
 use crate::tell::Teller;
 
 mod begin;
+mod churn;
 mod config;
 mod conflist;
 mod lease;

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Leases that change all the time: how often everything is looked at for them, and whether honest leases wait.
+
+use weft_backends::state::{Key, Name};
+use weft_subnet::lease::{Id, Record};
+use weft_subnet::source::Event;
+
+use super::{Bench, lease, local, put};
+use crate::options::OnLostLease;
+
+/// A lease of a vxlan node: in a host-gw network it brings a device of its own.
+fn vxlan(key: &str, vni: u32) -> Record {
+    let mut lease = lease(key, "192.168.0.77");
+    lease.attrs.backend_type = "vxlan".into();
+    lease.attrs.backend_data = Some(format!(r#"{{"VNI":{vni},"VtepMAC":"02:00:00:00:00:77"}}"#).into());
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+async fn tell(bench: &mut Bench, change: Result<Record, Id>) {
+    bench.node.stored(vec![Event::Changes(vec![change])]).await;
+}
+
+/// An honest lease changes, and its route is there at once.
+async fn honest(bench: &mut Bench, n: usize) {
+    let (third, last) = (2 + n % 20, 100 + n % 100);
+    tell(bench, put(&format!("10.5.{third}.0-24"), &format!("192.168.0.{last}"))).await;
+    let net = format!("10.5.{third}.0/24");
+    assert_eq!(bench.via(&net), format!("192.168.0.{last}").parse().ok(), "change {n}");
+}
+
+#[tokio::test]
+async fn a_lease_of_ever_another_vni_costs_a_few_looks_and_nobody_waits_for_it() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let before = bench.kernel.looks();
+        for n in 0..500 {
+            tell(&mut bench, Ok(vxlan("10.5.77.0-24", 1000 + n as u32))).await;
+            honest(&mut bench, n).await;
+        }
+        let looks = bench.kernel.looks() - before;
+        assert!(looks <= 30, "{looks} looks at everything");
+        // A lease that is gone waits for nothing.
+        tell(&mut bench, Err("10.5.77.0-24".into())).await;
+        assert_eq!(bench.node.churn.next(std::time::Instant::now()), None);
+        assert_eq!(bench.node.plan.devices().count(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn many_leases_of_ever_another_vni_share_one_allowance() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let before = bench.kernel.looks();
+        // None of them for itself changes too often.
+        for n in 0..15 * 9 {
+            let key = format!("10.5.{}.0-24", 50 + n % 15);
+            tell(&mut bench, Ok(vxlan(&key, 1000 + n as u32))).await;
+            honest(&mut bench, n).await;
+        }
+        let looks = bench.kernel.looks() - before;
+        assert!(looks <= 60, "{looks} looks at everything");
+        // A device that had to wait is made when its time has come.
+        tell(&mut bench, Ok(vxlan("10.5.99.0-24", 7))).await;
+        let due = bench.node.churn.look_due().expect("the look waits");
+        bench.node.let_in(due).await;
+        assert!(bench.kernel.entries().contains_key(&Key::Link(Name::new("flannel.7").unwrap())));
+        assert_eq!(bench.node.churn.look_due(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_that_changes_its_vni_once_is_followed_at_once() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        for vni in [1, 2] {
+            for third in 10..250 {
+                tell(&mut bench, Ok(vxlan(&format!("10.5.{third}.0-24"), vni))).await;
+            }
+            assert_eq!(bench.node.churn.next(std::time::Instant::now()), None, "nothing waits");
+            assert!(bench.kernel.entries().contains_key(&Key::Link(Name::new(&format!("flannel.{vni}")).unwrap())));
+            assert!(bench.via("10.5.249.0/24").is_some());
+        }
+    })
+    .await;
+}
