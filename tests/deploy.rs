@@ -129,6 +129,15 @@ fn manifests_name_the_image_of_this_version() {
 }
 
 #[test]
+fn the_agent_has_one_memory_limit() {
+    for name in ["kube/weft.yml", "helm/weft/values.yaml"] {
+        let text = fs::read_to_string(file("..").join(name)).expect(name);
+        let limits: Vec<&str> = text.lines().skip_while(|line| line.trim() != "limits:").skip(1).take(1).collect();
+        assert_eq!(limits.iter().map(|line| line.trim()).collect::<Vec<_>>(), ["memory: 128Mi"], "{name}");
+    }
+}
+
+#[test]
 fn there_is_one_cni_configuration() {
     let read = |name: &str| fs::read_to_string(file("..").join(name)).expect(name);
     let list = read("cni/10-flannel.conflist");
