@@ -4,12 +4,13 @@
 mod devices;
 pub mod fence;
 pub mod old_routes;
+mod others;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use weft_backends::backend::{self, Backend, BadOption, Skip};
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::index::{Changed, Index, OWN};
@@ -21,10 +22,10 @@ use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
-use weft_subnet::text::Shown;
 
 pub use devices::MOST_DEVICES;
 use fence::Fence;
+use others::Others;
 
 use crate::guard::{self, Roster};
 use crate::nodes::Nodes;
@@ -38,8 +39,7 @@ const GUARD: &str = "/guard";
 pub struct Plan {
     network: Network,
     backend: Box<dyn Backend>,
-    /// Backends of peers of another type, with that type's defaults, by their own names: what a peer calls a type is not kept.
-    others: BTreeMap<&'static str, Box<dyn Backend>>,
+    others: Others,
     host: Host,
     own: Lease,
     peers: Peers,
@@ -71,7 +71,7 @@ impl Plan {
         let mut plan = Plan {
             network,
             backend,
-            others: BTreeMap::new(),
+            others: Others::default(),
             host,
             own,
             peers,
@@ -250,8 +250,8 @@ impl Plan {
     pub fn mtu(&self) -> u32 {
         let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
         let kinds: BTreeSet<&'static str> = self.foreign.values().copied().collect();
-        let others = kinds.into_iter().filter_map(|kind| self.others.get(kind));
-        let backends = std::iter::once(&self.backend).chain(others);
+        let others = kinds.into_iter().filter_map(|kind| self.others.made(kind));
+        let backends = std::iter::once(&*self.backend).chain(others);
         backends
             .flat_map(|backend| families.iter().map(|family| backend.mtu(&self.host, *family)))
             .min()
@@ -320,7 +320,7 @@ impl Plan {
     fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
         let kind = lease.attrs.backend_type.as_str();
         let own_kind = kind == self.backend.kind();
-        let backend = if own_kind { Ok(&self.backend) } else { other(&mut self.others, kind, &self.network) };
+        let backend = if own_kind { Ok(&*self.backend) } else { self.others.of(kind, &self.network) };
         let kind = backend.as_ref().map_or("", |backend| backend.kind());
         let mut state = State::new();
         let mut reasons: Vec<String> = Vec::new();
@@ -358,19 +358,6 @@ impl Plan {
         changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
         changed
     }
-}
-
-/// The backend of a peer's type. A type that there is not fails anew each time: that costs little, and keeps nothing.
-fn other<'a>(
-    others: &'a mut BTreeMap<&'static str, Box<dyn Backend>>,
-    kind: &str,
-    network: &Network,
-) -> Result<&'a Box<dyn Backend>, BadOption> {
-    if !others.contains_key(kind) {
-        let made = backend::make_kind(kind, "{}", network)?;
-        others.insert(made.kind(), made);
-    }
-    others.get(kind).ok_or_else(|| BadOption(format!("backend type {} has another name", Shown(kind))))
 }
 
 fn us(network: &Network, host: &Host, own: &Lease) -> Us {

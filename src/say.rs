@@ -144,6 +144,7 @@ mod tests {
         assert_eq!(printable(text), "subnet 'a' of \"b\\c\" \\u{1b}[2J\\u{202e}\\u{7f}\\r\nnext");
     }
 
+    #[test]
     fn a_lease_has_one_line_a_minute_and_the_others_are_counted() {
         let (mut lines, start) = (Lines::default(), Instant::now());
         let id: Id = "restless".into();

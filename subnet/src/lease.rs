@@ -17,7 +17,7 @@ pub const MOST_OF_AN_ID: usize = 253;
 /// The id that a key, a file or a Node of this name has. `None` for a name that no lease can have because it is too long or has
 /// characters that are not printable: a store may hold a million of them, and each would be kept and printed.
 pub fn id(name: &str) -> Option<Id> {
-    let printable = || name.chars().all(|c| text::is_printable(c));
+    let printable = || name.chars().all(text::is_printable);
     (!name.is_empty() && name.len() <= MOST_OF_AN_ID && printable()).then(|| name.into())
 }
 
