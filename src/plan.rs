@@ -52,8 +52,8 @@ pub struct Plan {
     guard: Option<Roster>,
     /// Counted only where they are exceptions from masquerading.
     nodes: Nodes,
-    /// Believed leases that wait until a device of another type or VNI goes.
-    no_room: BTreeSet<Id>,
+    /// Believed leases that wait until a device of another type or VNI goes, with the devices that each needs.
+    no_room: BTreeMap<Id, Vec<Name>>,
     /// Devices of names that peers need, made by somebody else.
     strangers: BTreeSet<Name>,
     /// Believed leases that need one of them, with all that each needs.
@@ -82,7 +82,7 @@ impl Plan {
             fence: Fence::default(),
             guard: None,
             nodes: Nodes::default(),
-            no_room: BTreeSet::new(),
+            no_room: BTreeMap::new(),
             strangers: BTreeSet::new(),
             barred: BTreeMap::new(),
             remark: None,

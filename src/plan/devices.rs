@@ -7,7 +7,7 @@ use std::rc::Rc;
 use weft_backends::diff;
 use weft_backends::index::{Changed, OWN};
 use weft_backends::state::{Key, Name, State, Value};
-use weft_subnet::lease::Lease;
+use weft_subnet::lease::{Id, Lease};
 
 use super::Plan;
 
@@ -76,19 +76,34 @@ impl Plan {
             }));
             self.barred.insert(lease.id.clone(), taken);
         }
-        let new = links(state).into_iter().filter(|name| !self.devices.contains(name)).count();
-        if new > 0 && self.devices.len() + new > MOST_DEVICES {
-            self.no_room.insert(lease.id.clone());
+        let new: Vec<Name> = links(state).into_iter().filter(|name| !self.devices.contains(name)).collect();
+        if !self.has_room(&new) {
+            self.no_room.insert(lease.id.clone(), new);
             state.clear();
             reasons.push(format!("needs a device of its own, and there are {} already", self.devices.len()));
         }
         reasons
     }
 
-    /// A device went: leases that found no room for theirs are planned again, by id until the room is used up.
+    /// A device went: leases that found no room for theirs are planned again, by id until the room is used up. The others are only
+    /// looked at, because anybody who writes leases can make thousands of them wait.
     pub(super) fn use_room(&mut self) -> Vec<Changed> {
-        let waiting: Vec<Rc<Lease>> = self.no_room.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
-        waiting.iter().flat_map(|lease| self.plan_peer(lease)).collect()
+        let waiting: Vec<Id> = self.no_room.keys().cloned().collect();
+        let mut changed = Vec::new();
+        for id in waiting {
+            if self.no_room.get(&id).is_some_and(|needed| self.has_room(needed))
+                && let Some(lease) = self.peers.get(&id).cloned()
+            {
+                changed.extend(self.plan_peer(&lease));
+            }
+        }
+        changed
+    }
+
+    /// Whether those of these devices that are not in the plan yet may be added to it.
+    fn has_room(&self, needed: &[Name]) -> bool {
+        let new = needed.iter().filter(|name| !self.devices.contains(name)).count();
+        new == 0 || self.devices.len() + new <= MOST_DEVICES
     }
 
     pub(super) fn note_devices(&mut self, changed: &[Changed]) {
