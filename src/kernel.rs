@@ -15,6 +15,8 @@ pub mod monitor;
 pub mod nexthop;
 pub mod nft;
 pub(crate) mod observe;
+mod run;
+mod standing;
 pub mod sysctl;
 
 pub use linux::{LinuxKernel, LinuxOptions};

@@ -15,6 +15,8 @@ mod adapter_devices;
 mod adapter_monitor;
 #[path = "kernel/adapter_net.rs"]
 mod adapter_net;
+#[path = "kernel/adapter_standing.rs"]
+mod adapter_standing;
 #[path = "kernel/agent.rs"]
 mod agent;
 #[path = "kernel/fence.rs"]

@@ -18,7 +18,7 @@ pub const PROTOCOL: u8 = 90;
 /// RTPROT_UNSPEC and RTPROT_BOOT: what flannel's routes carry.
 const FLANNEL_PROTOCOLS: [u8; 2] = [0, 3];
 /// RTPROT_KERNEL: connected routes come and go with an address.
-const KERNEL_PROTOCOL: u8 = 2;
+pub const KERNEL_PROTOCOL: u8 = 2;
 
 /// What tells our leftovers from other people's entries.
 #[derive(Debug, Clone, Default)]

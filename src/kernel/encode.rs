@@ -190,9 +190,24 @@ pub enum Exit {
     Any,
 }
 
-/// RTM_NEWROUTE (with a protocol) or RTM_DELROUTE (`None`: whoever wrote it), main table.
+/// RTM_NEWROUTE that is refused when there is a route to this prefix with this metric, main table.
+pub fn new_route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: u8) {
+    put_route(w, (net, metric), exit, (libc::RTM_NEWROUTE, CREATE), protocol);
+}
+
+/// RTM_NEWROUTE (with a protocol) in the place of whatever stands there, or RTM_DELROUTE (`None`: whoever wrote it), main table.
 pub fn route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: Option<u8>) {
-    let add = protocol.is_some();
+    let message = if protocol.is_some() { (libc::RTM_NEWROUTE, REPLACE) } else { (libc::RTM_DELROUTE, PLAIN) };
+    put_route(w, (net, metric), exit, message, protocol.unwrap_or(0));
+}
+
+/// RTM_DELROUTE of a route that this protocol wrote, and no other.
+pub fn delete_route_of(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: u8) {
+    put_route(w, (net, metric), exit, (libc::RTM_DELROUTE, PLAIN), protocol);
+}
+
+fn put_route(w: &mut Writer, (net, metric): (IpNet, u32), exit: Exit, message: (u16, u16), protocol: u8) {
+    let add = message.0 == libc::RTM_NEWROUTE;
     let scope = match (add, exit, net) {
         (false, _, _) => RT_SCOPE_NOWHERE,
         (true, Exit::Device(_), IpNet::V4(_)) => RT_SCOPE_LINK,
@@ -208,11 +223,11 @@ pub fn route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: Opti
     h[0] = family(net.addr());
     h[1] = net.prefix_len();
     h[4] = libc::RT_TABLE_MAIN;
-    h[5] = protocol.unwrap_or(0);
+    h[5] = protocol;
     h[6] = scope;
     h[7] = kind;
     h[8..].copy_from_slice(&flags.to_ne_bytes());
-    w.begin(if add { libc::RTM_NEWROUTE } else { libc::RTM_DELROUTE }, if add { REPLACE } else { PLAIN }, &h);
+    w.begin(message.0, message.1, &h);
     w.attr_ip(libc::RTA_DST, net.network());
     if metric != 0 {
         w.attr_u32(libc::RTA_PRIORITY, metric);
@@ -267,6 +282,11 @@ pub mod dump {
     pub fn routes_of_table(w: &mut Writer, flags: u16, family: u8, table: u32) {
         w.begin(libc::RTM_GETROUTE, flags, &[family, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         w.attr_u32(libc::RTA_TABLE, table);
+    }
+
+    /// Routes of the main table that bear this protocol number. Before Linux 4.20 the kernel does not filter and shows all.
+    pub fn routes_by(w: &mut Writer, flags: u16, family: u8, protocol: u8) {
+        w.begin(libc::RTM_GETROUTE, flags, &[family, 0, 0, 0, libc::RT_TABLE_MAIN, protocol, 0, 0, 0, 0, 0, 0]);
     }
 
     /// The same of one device.

@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 use weft_backends::diff::Op;
-use weft_backends::owner::PROTOCOL;
+use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Link, Name, Observed, Seen, Value};
 
-use super::{Kernel, Machine, Monitor, Notice, Outcome};
+use super::{Kernel, Machine, Monitor, Notice, Outcome, errno};
 
 /// The contents, shared by all handles.
 #[derive(Debug, Default)]
@@ -178,6 +178,11 @@ impl Kernel for FakeKernel {
             let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
             if let Some(outcome) = inside.refusal(op) {
                 outcomes.push(outcome);
+                continue;
+            }
+            let kernels = |seen: &Seen| matches!(key, Key::Route(..)) && seen.protocol == KERNEL_PROTOCOL;
+            if !matches!(op, Op::Remove(..)) && inside.entries.get(&key).is_some_and(kernels) {
+                outcomes.push(errno::kernels_own(op));
                 continue;
             }
             if let (Op::Remove(..) | Op::Recreate(..), Key::Link(name)) = (op, key) {

@@ -3,9 +3,12 @@
 //!
 //! Invariant: an old nexthop is deleted only after its route was seen to have moved, since the kernel takes the routes of a
 //! deleted nexthop along.
+//!
+//! A route is first created, which is refused where one stands already; only then is that one looked at, and replaced unless the
+//! kernel made it for an address of this host.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::rc::Rc;
 
@@ -20,7 +23,8 @@ use super::fence::FenceTable;
 use super::guard::GuardTable;
 use super::links::MADE_ANEW;
 use super::nexthop::{Index, Shared};
-use super::socket::{NLM_F_ACK, Netlink, Refusal};
+use super::run::{Move, Run, Step};
+use super::socket::{NLM_F_ACK, Netlink};
 use super::wire::Writer;
 use super::{Kernel, Machine, Outcome, errno};
 
@@ -54,6 +58,8 @@ pub struct LinuxKernel {
     pub(super) adopted: bool,
     /// Routes that were observed more than once under their key: how often.
     pub(super) doubled: HashMap<Key, usize>,
+    /// Routes that were observed under their key together with one of the kernel's own, which must stay.
+    pub(super) beside_kernels: HashSet<Key>,
     devices: HashMap<Name, u32>,
     /// Devices as they were last observed, or made by us since: by name, which index.
     pub(super) known: HashMap<Name, u32>,
@@ -61,39 +67,6 @@ pub struct LinuxKernel {
     pub(super) guard: GuardTable,
     /// The fence for forwarded packets, in policy rules.
     pub(super) fence: FenceTable,
-}
-
-/// Which message of an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    /// Clears the way; its refusal means nothing.
-    Clear,
-    /// Creates the nexthop.
-    Nexthop,
-    /// The operation itself.
-    Main,
-}
-
-/// A route that changes its nexthop: what to delete afterwards.
-#[derive(Debug, Clone, Copy)]
-struct Move {
-    op: usize,
-    key: Key,
-    new: Option<u32>,
-    old: Option<u32>,
-}
-
-/// One call of `apply` on its way.
-#[derive(Debug)]
-struct Run<'a> {
-    ops: &'a [Op],
-    outcomes: Vec<Outcome>,
-    moves: Vec<Move>,
-    /// Operations whose nexthop id turned out to be taken.
-    taken: Vec<usize>,
-    writer: Writer,
-    /// Of each message in the datagram: its number, operation and step.
-    owners: Vec<(u32, usize, Step)>,
 }
 
 impl LinuxKernel {
@@ -110,10 +83,23 @@ impl LinuxKernel {
                 Err(e) => return Err(e),
             };
         let index = Rc::new(RefCell::new(Index::new(options.instance)));
-        let (adopted, doubled, devices, known) = (false, HashMap::new(), HashMap::new(), HashMap::new());
+        let (adopted, doubled, beside_kernels) = (false, HashMap::new(), HashSet::new());
+        let (devices, known) = (HashMap::new(), HashMap::new());
         let guard = GuardTable::new(&options.alias);
         let fence = FenceTable::new(&options.alias, options.protocol);
-        Ok(LinuxKernel { netlink, options, index, nexthops, adopted, doubled, devices, known, guard, fence })
+        Ok(LinuxKernel {
+            netlink,
+            options,
+            index,
+            nexthops,
+            adopted,
+            doubled,
+            beside_kernels,
+            devices,
+            known,
+            guard,
+            fence,
+        })
     }
 
     /// What the monitor of the same agent needs to know of nexthops.
@@ -183,7 +169,7 @@ impl LinuxKernel {
         Ok(())
     }
 
-    fn exit(&mut self, op: &Op, route: Route) -> Result<Exit, Outcome> {
+    pub(super) fn exit(&mut self, op: &Op, route: Route) -> Result<Exit, Outcome> {
         Ok(match route {
             Route::Unicast { via, dev, onlink } => Exit::Gateway(via, self.resolve(op, dev)?, onlink),
             Route::Device { dev } => Exit::Device(self.resolve(op, dev)?),
@@ -201,7 +187,8 @@ impl LinuxKernel {
         if matches!(exit, Exit::Any) {
             return Err(errno::fatal(op, "not a route that weft writes"));
         }
-        for _ in 0..self.doubled.remove(key).unwrap_or(0).min(PER_OP - 2) {
+        let doubled = self.doubled.remove(key).unwrap_or(0);
+        for _ in 0..doubled.min(PER_OP - 2) {
             encode::route(&mut run.writer, net, metric, Exit::Any, None);
             run.push(&mut self.netlink, i, Step::Clear);
         }
@@ -215,7 +202,7 @@ impl LinuxKernel {
             exit = Exit::Nexthop(id);
             (new, old) = (Some(id), before);
         }
-        encode::route(&mut run.writer, net, metric, exit, Some(protocol));
+        encode::new_route(&mut run.writer, net, metric, exit, protocol);
         run.push(&mut self.netlink, i, Step::Main);
         if new.is_some() || old.is_some() {
             run.moves.push(Move { op: i, key: *key, new, old });
@@ -233,7 +220,11 @@ impl LinuxKernel {
             Some(id) => Exit::Nexthop(id),
             None => self.exit(op, route)?,
         };
-        encode::route(&mut run.writer, net, metric, exit, None);
+        if self.beside_kernels.contains(key) {
+            encode::delete_route_of(&mut run.writer, net, metric, exit, self.options.protocol);
+        } else {
+            encode::route(&mut run.writer, net, metric, exit, None);
+        }
         run.push(&mut self.netlink, i, Step::Main);
         if old.is_some() {
             run.moves.push(Move { op: i, key: *key, new: None, old });
@@ -241,7 +232,7 @@ impl LinuxKernel {
         Ok(())
     }
 
-    fn flush(&mut self, run: &mut Run<'_>) {
+    pub(super) fn flush(&mut self, run: &mut Run<'_>) {
         let Some((last, _, _)) = run.owners.last().copied() else { return };
         run.writer.flag_last(NLM_F_ACK);
         let answer = self.netlink.exchange(run.writer.bytes(), last);
@@ -266,6 +257,9 @@ impl LinuxKernel {
                 // The route may stand on the old nexthop or on the new one: both stay, the next look clears the orphan.
                 run.moves.retain(|m| m.op != op);
             }
+        }
+        if !run.standing.is_empty() {
+            self.replace_standing(run);
         }
     }
 
@@ -311,7 +305,9 @@ impl LinuxKernel {
 
     fn run(&mut self, ops: &[Op]) -> (Vec<Outcome>, Vec<usize>) {
         let (writer, outcomes) = (Writer::default(), vec![Outcome::Done; ops.len()]);
-        let mut run = Run { ops, outcomes, moves: Vec::new(), taken: Vec::new(), writer, owners: Vec::new() };
+        let (taken, standing) = (Vec::new(), Vec::new());
+        let mut run =
+            Run { ops, outcomes, moves: Vec::new(), taken, standing, kernels: None, writer, owners: Vec::new() };
         self.devices.clear();
         let mut guarded = 0;
         for (i, op) in ops.iter().enumerate() {
@@ -353,26 +349,6 @@ impl LinuxKernel {
 fn is_guard(op: &Op) -> bool {
     let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
     matches!(key, Key::Peer(_) | Key::Guard(_))
-}
-
-impl Run<'_> {
-    /// Ends the message begun last and notes whose it is.
-    fn push(&mut self, netlink: &mut Netlink, op: usize, step: Step) {
-        let seq = netlink.next_seq();
-        self.writer.end(seq);
-        self.owners.push((seq, op, step));
-    }
-
-    /// The first refusal of an operation is its cause; the others follow from it.
-    fn refuse(&mut self, op: usize, step: Step, refusal: &Refusal) {
-        if step == Step::Clear || self.outcomes[op] != Outcome::Done {
-            return;
-        }
-        if step == Step::Nexthop && refusal.errno == Errno::EEXIST {
-            self.taken.push(op);
-        }
-        self.outcomes[op] = errno::outcome(&self.ops[op], refusal);
-    }
 }
 
 impl Kernel for LinuxKernel {

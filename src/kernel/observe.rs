@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 use weft_backends::host::Reach;
+use weft_backends::owner::KERNEL_PROTOCOL;
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
 use super::decode::{self, LinkFacts, Links, Nexthop, RouteFacts};
@@ -135,19 +136,26 @@ impl LinuxKernel {
     }
 
     /// One value per key. A key that the kernel has more than once gets a value that equals no desired one, and is cleared
-    /// before it is written again.
+    /// before it is written again; but nothing is cleared where one of its routes is the kernel's own. What is ours beside that one
+    /// (the address came after our route) is shown, so that it can be removed.
     fn assemble(&mut self, mut found: Vec<(Key, Seen)>) -> Observed {
         found.sort_by_key(|f| f.0);
-        self.doubled.clear();
-        for pair in 1..found.len() {
-            let (key, before) = (found[pair].0, found[pair - 1].0);
-            if key != before {
-                continue;
+        (self.doubled, self.beside_kernels) = (HashMap::new(), HashSet::new());
+        for several in found.chunk_by_mut(|one, other| one.0 == other.0) {
+            let (key @ Key::Route(..), 2..) = (several[0].0, several.len()) else { continue };
+            let by = |protocol| several.iter().any(|(_, seen)| seen.protocol == protocol);
+            let kernels = by(KERNEL_PROTOCOL);
+            let protocol = if kernels && !by(self.options.protocol) { KERNEL_PROTOCOL } else { self.options.protocol };
+            for (_, seen) in several.iter_mut() {
+                seen.value = Value::Route(weft_backends::state::Route::Other);
+                if kernels {
+                    seen.protocol = protocol;
+                }
             }
-            if let Key::Route(..) = key {
-                *self.doubled.entry(key).or_insert(1) += 1;
-                let other = Value::Route(weft_backends::state::Route::Other);
-                (found[pair].1.value, found[pair - 1].1.value) = (other, other);
+            if kernels {
+                self.beside_kernels.insert(key);
+            } else {
+                self.doubled.insert(key, several.len());
             }
         }
         found.into_iter().collect()

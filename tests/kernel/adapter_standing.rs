@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Another route stands where ours should be: it is replaced in place, unless the kernel made it for an address of this host.
+
+use weft::kernel::{Kernel, Outcome};
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Route, Value};
+
+use super::adapter_net::{PROTOCOL, all_done, in_namespace, ip, kernel, name, nexthops, put, remove, via, vxlan};
+
+fn shown(net: &str) -> String {
+    ip(&format!("-4 route show {net}")).trim_end().to_owned()
+}
+
+/// The connected route of up0, on which everything in the LAN stands.
+const LAN: &str = "10.0.0.0/24";
+
+#[test]
+fn the_kernels_own_route_is_never_replaced() {
+    for with_nexthops in [true, false] {
+        in_namespace(|| async move {
+            let mut k = kernel(with_nexthops);
+            put(&mut k, &[vxlan(false)]);
+            let before = shown(LAN);
+            assert!(before.contains("proto kernel"), "{before}");
+            let free = via("10.1.3.0/24", "10.1.3.0", "flannel.1");
+            let over = [
+                via(LAN, "10.1.2.0", "flannel.1"),
+                free,
+                (via(LAN, "10.1.2.0", "up0").0, Value::Route(Route::Device { dev: name("up0") })),
+                (via(LAN, "10.1.2.0", "up0").0, Value::Route(Route::Blackhole)),
+            ];
+            let ops = over.map(|(key, value)| Op::Ensure(key, value));
+            for look_first in [false, true] {
+                if look_first {
+                    k.observe(&[]).unwrap();
+                }
+                for (op, outcome) in ops.iter().zip(k.apply(&ops)) {
+                    match outcome {
+                        Outcome::Done => assert_eq!(op.key(), free.0),
+                        Outcome::Fatal(text) => {
+                            assert!(text.contains(LAN) && text.contains("the kernel's own route"), "{text}");
+                        }
+                        other @ (Outcome::Retry(_) | Outcome::Partly { .. }) => panic!("{other:?}"),
+                    }
+                }
+                assert_eq!(shown(LAN), before);
+                let ours = usize::from(with_nexthops);
+                assert_eq!(nexthops(), ours, "no nexthop is left behind");
+            }
+            ip("addr del 10.0.0.1/24 dev up0");
+            assert_eq!(shown(LAN), "");
+            all_done(&ops[..1], k.apply(&ops[..1]));
+            assert!(shown(LAN).contains("proto 90"), "the kernel's route is gone: {}", shown(LAN));
+        });
+    }
+}
+
+/// The address came after our route: the kernel put its own one behind ours.
+#[test]
+fn our_route_goes_and_the_kernels_own_one_stays() {
+    for with_nexthops in [true, false] {
+        in_namespace(|| async move {
+            let mut k = kernel(with_nexthops);
+            let ours = via("10.9.1.0/24", "10.1.2.0", "flannel.1");
+            put(&mut k, &[vxlan(false), ours]);
+            ip("addr add 10.9.1.1/24 dev up0");
+            assert_eq!(shown("10.9.1.0/24").lines().count(), 2);
+            let seen = *k.observe(&[]).unwrap().get(&ours.0).unwrap();
+            assert_eq!((seen.value, seen.protocol), (Value::Route(Route::Other), PROTOCOL), "it can be removed");
+            assert!(matches!(&k.apply(&[Op::Ensure(ours.0, ours.1)])[..], [Outcome::Fatal(_)]));
+            assert_eq!(shown("10.9.1.0/24").lines().count(), 2, "nothing is cleared");
+            remove(&mut k, &[(ours.0, seen.value)]);
+            let left = shown("10.9.1.0/24");
+            assert!(left.contains("proto kernel") && left.lines().count() == 1, "{left}");
+            // Nobody's, beside the kernel's: nothing of it is ours.
+            ip("route append 10.9.1.0/24 via 10.0.0.9 dev up0 proto static");
+            assert_eq!(k.observe(&[]).unwrap().get(&ours.0).unwrap().protocol, 2);
+        });
+    }
+}
+
+#[test]
+fn routes_of_others_are_replaced_in_place() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false), vxlan(true)]);
+        let many: Vec<(Key, Value)> =
+            (0..300).map(|n| via(&format!("10.{}.{}.0/24", 2 + n / 200, n % 200), "10.1.2.0", "flannel.1")).collect();
+        for (key, _) in &many {
+            let Key::Route(net, _) = key else { panic!() };
+            ip(&format!("route add {net} via 10.0.0.9 dev up0 proto static"));
+        }
+        ip("-6 route add fd00:2::/64 via fd00::9 dev up0 proto static");
+        let six = via("fd00:2::/64", "fd00:3::", "flannel-v6.1");
+        let all: Vec<_> = many.iter().copied().chain([six]).collect();
+        put(&mut k, &all);
+        let seen = k.observe(&[]).unwrap();
+        for (key, value) in all {
+            let seen = seen.get(&key).unwrap();
+            assert_eq!((seen.value, seen.protocol), (value, PROTOCOL));
+        }
+        assert_eq!((ip("-4 route show proto static"), nexthops()), (String::new(), 300));
+        assert_eq!(ip("-6 route show proto static"), "");
+    });
+}
