@@ -34,7 +34,7 @@ pub fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
 /// The same, with what this writes; its error leaves everything as it was.
 pub fn replace_with(path: &Path, mode: u32, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let dir = directory(path);
-    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    make_directory(path)?;
     let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
     write(aside.as_file_mut())?;
     aside.as_file().set_permissions(Permissions::from_mode(mode))?;
@@ -42,6 +42,11 @@ pub fn replace_with(path: &Path, mode: u32, write: impl FnOnce(&mut File) -> io:
     aside.persist(path).map_err(|failed| failed.error)?;
     // The rename itself is on disk only when the directory is.
     File::open(dir)?.sync_all()
+}
+
+/// Makes the directory of this file with 0755 when it is missing.
+pub fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(directory(path))
 }
 
 /// What to do where even root may not write into a directory; empty for other errors.

@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod claims;
 pub mod cleanup;
 pub mod cli;
 pub mod conflist;
@@ -31,5 +32,6 @@ pub mod say;
 pub mod start;
 pub mod status;
 pub mod sysctls;
+pub mod takeover;
 pub mod tell;
 pub mod uplink;

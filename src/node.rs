@@ -44,6 +44,7 @@ use crate::say::Patience;
 use crate::start::Started;
 use crate::status::{Failure, Pass};
 use crate::sysctls::loosened::Loosened;
+use crate::takeover::Takeover;
 use crate::tell::Teller;
 
 /// More entries than this in one look are a reason to look at everything.
@@ -154,7 +155,7 @@ impl<K: Kernel> Node<K> {
     /// A node that has just got its lease; nothing is written yet.
     pub fn new(world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
         let Started { network, config, backend, host, own, flannel_was_here, chosen, saved, .. } = started;
-        passer.flannel_was_here = flannel_was_here;
+        passer.takeover = Takeover::new(flannel_was_here);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
             keeper.keep(own.clone());
@@ -165,7 +166,9 @@ impl<K: Kernel> Node<K> {
             hold: Hold::new(world.options.hold_removals),
             audit_interval: world.options.resync,
             next_ping: world.notify.watchdog_interval().map(|_| now),
-            plan: Plan::new(network, backend, host, own).fence(world.options.rules.fences, world.options.rules.guard),
+            plan: Plan::new(network, backend, host, own)
+                .assigned(world.store.capabilities().assigned)
+                .fence(world.options.rules.fences, world.options.rules.guard),
             world,
             passer,
             keeper,

@@ -8,14 +8,19 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use weft_backends::diff::{self, Op};
-use weft_backends::host::OnLink;
+use weft_backends::host::{OnLink, Reach};
 use weft_backends::index::Changed;
+use weft_backends::owner::KERNEL_PROTOCOL;
 use weft_backends::state::{Key, Name, Seen, Value};
+use weft_subnet::cidr::Subnets;
+use weft_subnet::connected::Connected;
 
 use crate::fights::Fights;
-use crate::kernel::{Kernel, Outcome};
+use crate::kernel::{Kernel, Machine, Outcome};
 use crate::plan::{MOST_DEVICES, Plan};
+use crate::takeover::Takeover;
 use devices::{Devices, on};
 
 pub use pending::{Pending, Pendings};
@@ -92,8 +97,8 @@ pub struct Passer<K> {
     /// Removals of peers' leftovers wait until then: the store came up empty.
     pub keep_stale_until: Option<Instant>,
     keep_all: bool,
-    /// subnet.env, as found at start, named this Network.
-    pub flannel_was_here: bool,
+    /// What flannel left on this node.
+    pub takeover: Takeover,
     /// As the last dump showed them.
     devices: Devices,
 }
@@ -107,7 +112,7 @@ impl<K: Kernel> Passer<K> {
             fights: Fights::default(),
             keep_stale_until: None,
             keep_all: false,
-            flannel_was_here: false,
+            takeover: Takeover::default(),
             devices: Devices::default(),
         }
     }
@@ -144,9 +149,9 @@ impl<K: Kernel> Passer<K> {
         for _ in 0..ROUNDS {
             let observed = self.kernel.observe(&plan.watched().collect::<Vec<_>>())?;
             self.devices = Devices::of(plan, &observed);
-            let ownership = self.devices.ownership(plan, self.flannel_was_here);
-            let on_link = &plan.host().routes;
-            let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen, on_link));
+            self.takeover.look(&observed, plan);
+            let (ownership, takeover) = (self.devices.ownership(plan), &self.takeover);
+            let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen) || takeover.left(key, seen));
             drop(observed);
             let ops = self.without_kept(ops, started);
             let crowded = self.devices.crowded(plan, &ops);
@@ -199,10 +204,10 @@ impl<K: Kernel> Passer<K> {
     /// Compares entries that the kernel announced (`None` = gone) with the plan, and mends them. Returns `None` when all is well.
     pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<Seen>>) -> Option<Report> {
         let started = Instant::now();
-        let ownership = self.devices.ownership(plan, self.flannel_was_here);
+        let ownership = self.devices.ownership(plan);
         let mut ops = Vec::new();
         for (key, seen) in seen {
-            let ours = seen.is_some_and(|seen| ownership.ours(&key, &seen, &plan.host().routes));
+            let ours = seen.is_some_and(|seen| ownership.ours(&key, &seen));
             let Some(op) = diff::change(key, plan.desired(&key), seen, ours) else { continue };
             if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
                 continue;
@@ -275,6 +280,8 @@ impl<K: Kernel> Passer<K> {
         }
         if self.keep_all || self.keep_stale_until.is_some() {
             ops.retain(|op| !matches!(op, Op::Remove(..)));
+        } else {
+            self.takeover.removed(&ops);
         }
         ops
     }
@@ -358,8 +365,21 @@ pub fn kind(key: &Key) -> &'static str {
     }
 }
 
+/// The addresses and the directly connected networks of a machine, as far as they lie inside Network.
+pub fn connected(machine: &Machine, networks: &Subnets) -> Connected {
+    let name = |index: u32| machine.links.iter().find(|link| link.index == index).map(|link| link.name);
+    let addrs = machine.addrs.iter().filter(|addr| networks.iter().any(|all| all.contains(&addr.net.addr())));
+    let addrs = addrs.filter_map(|addr| Some((addr.net, name(addr.index)?)));
+    let of_addrs = addrs.flat_map(|(net, link)| [(net, link), (IpNet::from(net.addr()), link)]);
+    let of_routes = machine.routes.iter().filter_map(|route| match route.reach {
+        Reach::Link(link) if route.protocol == KERNEL_PROTOCOL => Some((route.net, link)),
+        Reach::Link(_) | Reach::Gateway => None,
+    });
+    Connected::new(networks, of_addrs.chain(of_routes).map(|(net, link)| (net, link.text().into())))
+}
+
 /// The table of what is on the link, from a machine's routes.
-pub fn on_link(machine: &crate::kernel::Machine) -> OnLink {
+pub fn on_link(machine: &Machine) -> OnLink {
     OnLink::new(machine.routes.iter().map(|route| (route.net, route.metric, route.reach)))
 }
 

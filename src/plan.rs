@@ -5,6 +5,7 @@ mod devices;
 pub mod fence;
 pub mod old_routes;
 mod others;
+mod peer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,7 +18,8 @@ use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, Seen, State, Value};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::{Family, Subnets, family};
+use weft_subnet::cidr::{Family, family};
+use weft_subnet::connected::Connected;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
@@ -62,12 +64,16 @@ pub struct Plan {
     remark: Option<String>,
     /// What is said of leases, and how often.
     pub(crate) lines: Lines,
+    /// The store assigns subnets: of leases that claim one VtepMAC the oldest counts.
+    assigned: bool,
+    /// How often it was said that two leases share a public address.
+    shared_said: usize,
 }
 
 impl Plan {
     /// A plan without peers.
     pub fn new(network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) -> Plan {
-        let peers = Peers::new(us(&network, &host, &own));
+        let peers = Peers::default();
         let mut plan = Plan {
             network,
             backend,
@@ -87,9 +93,21 @@ impl Plan {
             barred: BTreeMap::new(),
             remark: None,
             lines: Lines::default(),
+            assigned: false,
+            shared_said: 0,
         };
         plan.plan_devices();
+        plan.peers.judge_for(plan.us());
         plan
+    }
+
+    /// For a store that assigns subnets, or does not. To be said before any lease is put.
+    pub fn assigned(mut self, assigned: bool) -> Plan {
+        self.assigned = assigned;
+        self.index = Index::new(assigned);
+        self.plan_devices();
+        self.peers.judge_for(self.us());
+        self
     }
 
     /// With these fences, and a tunnel guard if `guard`. Look at everything afterwards.
@@ -119,8 +137,8 @@ impl Plan {
     pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) {
         (self.network, self.backend, self.host, self.own) = (network, backend, host, own);
         self.others.clear();
-        self.peers.judge_for(us(&self.network, &self.host, &self.own));
-        self.index = Index::default();
+        self.peers.judge_for(self.us());
+        self.index = Index::new(self.assigned);
         self.foreign.clear();
         self.devices.clear();
         self.guard.iter_mut().for_each(Roster::forget_all);
@@ -185,6 +203,16 @@ impl Plan {
         self.skipped.get(id).map(String::as_str)
     }
 
+    /// This host's addresses and networks where no other node may have a subnet.
+    pub fn connected(&self) -> Connected {
+        let own = self.backend.device(&self.host, &self.own);
+        let is_own = |name: &str| {
+            own.keys().any(|key| matches!(key, Key::Link(link) if link.text() == name))
+                || self.devices.iter().any(|link| link.text() == name)
+        };
+        self.host.connected.without(&self.own.subnets, &self.host.uplink.name.text(), is_own)
+    }
+
     /// The keys of one peer.
     pub fn keys(&self, id: &Id) -> Vec<Key> {
         self.index.keys(id)
@@ -237,12 +265,11 @@ impl Plan {
     }
 
     /// What tells our leftovers from other people's entries.
-    pub fn ownership(&self, marked: impl IntoIterator<Item = Name>, flannel_was_here: bool) -> Ownership {
+    pub fn ownership(&self, marked: impl IntoIterator<Item = Name>) -> Ownership {
         Ownership {
             devices: self.devices.iter().copied().chain(marked).collect(),
             networks: self.network.networks,
             own: self.own.subnets,
-            flannel_was_here,
         }
     }
 
@@ -270,9 +297,15 @@ impl Plan {
                 self.nodes.follow(change.before.as_deref(), change.after.as_deref());
             }
             match &change.after {
-                // Nearly always the only one: not copied.
-                Some(lease) if changed.is_empty() => changed = self.plan_peer(lease),
-                Some(lease) => changed.extend(self.plan_peer(lease)),
+                Some(lease) => {
+                    self.say_shared(change.before.as_deref(), lease);
+                    // Nearly always the only one: not copied.
+                    if changed.is_empty() {
+                        changed = self.plan_peer(lease);
+                    } else {
+                        changed.extend(self.plan_peer(lease));
+                    }
+                }
                 None => {
                     if let Some(reason) = self.peers.reason(&change.id) {
                         self.lines.say_aside(&change.id, reason);
@@ -284,7 +317,9 @@ impl Plan {
                     self.barred.remove(&change.id);
                     changed.extend(self.mind_fence(&change.id, &Age::default(), None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
-                    changed.extend(self.index.set(&change.id, &age, State::new()));
+                    let gone = self.index.set(&change.id, &age, State::new());
+                    let turned = self.rematch(&change.id, &gone);
+                    changed.extend(gone.into_iter().chain(turned));
                 }
             }
         }
@@ -317,54 +352,20 @@ impl Plan {
         self.plan_fence();
     }
 
-    fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
-        let kind = lease.attrs.backend_type.as_str();
-        let own_kind = kind == self.backend.kind();
-        let backend = if own_kind { Ok(&*self.backend) } else { self.others.of(kind, &self.network) };
-        let kind = backend.as_ref().map_or("", |backend| backend.kind());
-        let mut state = State::new();
-        let mut reasons: Vec<String> = Vec::new();
-        match backend {
-            Ok(backend) => {
-                let planned = backend.plan(&self.host, &self.own, lease);
-                state = planned.state;
-                reasons = self.admit(lease, &mut state);
-                reasons.extend(planned.skipped.into_iter().map(|skip| skip.0));
-            }
-            Err(bad) => reasons.push(bad.0.clone()),
+    /// Against what leases are judged now.
+    fn us(&self) -> Us {
+        let host = &self.host;
+        let v4 = [host.public_v4, host.uplink.v4].into_iter().flatten().map(IpAddr::V4);
+        let v6 = [host.public_v6, host.uplink.v6].into_iter().flatten().map(IpAddr::V6);
+        Us {
+            networks: self.network.networks,
+            id: Some(self.own.id.clone()),
+            own: self.own.subnets,
+            public: v4.chain(v6).collect(),
+            connected: self.connected(),
+            assigned: self.assigned,
         }
-        if reasons.is_empty() {
-            self.skipped.remove(&lease.id);
-        } else {
-            let reason = reasons.join("; ");
-            if self.skipped.get(&lease.id) != Some(&reason) {
-                self.lines.say_aside(&lease.id, &reason);
-            }
-            self.skipped.insert(lease.id.clone(), reason);
-        }
-        match &mut self.guard {
-            Some(guard) if state.is_empty() => guard.forget(&lease.id),
-            Some(guard) => state.extend(guard.peer(lease)),
-            None => {}
-        }
-        // A lease that could not be planned must not lower the MTU.
-        if own_kind || state.is_empty() {
-            self.foreign.remove(&lease.id);
-        } else {
-            self.foreign.insert(lease.id.clone(), kind);
-        }
-        let mut changed = self.index.set(&lease.id, &lease.age, state);
-        self.note_devices(&changed);
-        changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
-        changed
     }
-}
-
-fn us(network: &Network, host: &Host, own: &Lease) -> Us {
-    let v4 = [host.public_v4, host.uplink.v4].into_iter().flatten().map(IpAddr::V4);
-    let v6 = [host.public_v6, host.uplink.v6].into_iter().flatten().map(IpAddr::V6);
-    let networks: Subnets = network.networks;
-    Us { networks, id: Some(own.id.clone()), own: own.subnets, public: v4.chain(v6).collect() }
 }
 
 #[cfg(test)]

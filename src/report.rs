@@ -8,6 +8,7 @@ use weft_backends::state::Key;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 
+use crate::claims;
 use crate::guard;
 use crate::kernel::Kernel;
 use crate::node::Node;
@@ -162,6 +163,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     problems.extend(node.rules_remarks());
     problems.extend(node.plan.problem());
     problems.extend(node.fence_trouble());
+    problems.extend(claims::problems(&node.plan));
     problems.extend(node.guard_trouble().map(|text| format!("tunnel guard: {text}")));
     let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
         .into_iter()
@@ -219,7 +221,7 @@ fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {
         } else if let Some(reason) = node.plan.skipped(&lease.id) {
             (PeerState::SetAside, Some(reason.to_owned()))
         } else {
-            (PeerState::Programmed, None)
+            (PeerState::Programmed, claims::remark(&node.plan, lease))
         }
     };
     let mut rows: BTreeMap<_, Peer> = BTreeMap::new();

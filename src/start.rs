@@ -14,6 +14,7 @@ use weft_backends::state::{Key, LinkKind, Mac, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::connected::Connected;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence, Macs};
 use weft_subnet::lease::{Age, Lease};
@@ -29,6 +30,7 @@ use crate::notify::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::say::{Patience, chain};
+use crate::takeover;
 use crate::tell::{Health, Teller};
 use crate::uplink::{self, Ground, Picked};
 
@@ -53,7 +55,7 @@ pub struct Started {
     pub host: Host,
     /// Our lease.
     pub own: Lease,
-    /// subnet.env as found named this Network.
+    /// subnet.env as found names this Network, and weft did not write it.
     pub flannel_was_here: bool,
     /// How the uplink was chosen: as we were told, by the store's admin before all.
     pub uplink: UplinkChoice,
@@ -163,11 +165,11 @@ async fn attempt<K: Kernel>(place: &mut Place<'_, K>) -> Result<Started, Lack> {
     Ok(Started { network, config, backend, host, own, flannel_was_here, uplink, chosen, saved: None })
 }
 
-/// Whether subnet.env as it is names this Network, and which subnet it names then.
+/// Whether flannel wrote subnet.env for this Network (else weft did), and which subnet it names.
 fn found(subnet_file: &Path, network: &Network) -> (bool, Option<Subnets>) {
     let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let subnets = found.filter(|env| env.networks == network.networks).map(|env| env.subnets);
-    (subnets.is_some(), subnets)
+    (subnets.is_some() && !takeover::is_marked(subnet_file), subnets)
 }
 
 /// Reads net-conf and makes its backend; the error is a sentence.
@@ -209,7 +211,7 @@ async fn lease<K: Kernel>(
         identity: None,
         previous,
         // Whatever else bears the name of our device says nothing about our lease.
-        macs: device_macs((backend, network), &host(&picked, &machine, NO_MACS), &machine, |link| link.ours),
+        macs: device_macs((backend, network), &host(&picked, &machine, network, NO_MACS), &machine, |link| link.ours),
         public: vec![public],
         beside: ground.beside(picked.uplink.name),
     };
@@ -223,14 +225,25 @@ async fn lease<K: Kernel>(
     if place.guard {
         attrs = guard::stated(attrs, &host);
     }
-    let claim = Claim { network: network.clone(), attrs, previous, was: mine.map(|lease| lease.attrs) };
+    let connected = connected(&host, backend, mine.as_ref().map(|lease| lease.subnets).or(previous));
+    let was = mine.map(|lease| lease.attrs);
+    let claim = Claim { network: network.clone(), attrs, previous, was, connected };
     let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;
     Ok((host, own, choice, chosen))
 }
 
+/// This host's addresses and networks where it must not take a subnet: those of the subnet that it had are its own (cni0).
+fn connected(host: &Host, backend: &dyn Backend, had: Option<Subnets>) -> Connected {
+    let had = had.unwrap_or_default();
+    let own = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
+    let devices = backend.device(host, &own);
+    let is_own = |name: &str| devices.keys().any(|key| matches!(key, Key::Link(link) if link.text() == name));
+    host.connected.without(&had, &host.uplink.name.text(), is_own)
+}
+
 /// The facts of this machine; its VTEP MACs are those of the lease, else of the devices that there are, else new ones.
 fn host_with(picked: &Picked, machine: &Machine, what: (&dyn Backend, &Network), lease: Option<&Lease>) -> Host {
-    let mut host = host(picked, machine, NO_MACS);
+    let mut host = host(picked, machine, what.1, NO_MACS);
     let existing = device_macs(what, &host, machine, |_| true);
     let stored = lease.map(|lease| evidence::macs(&lease.attrs)).unwrap_or_default();
     let mac = |at: usize| stored[at].or(existing[at]).map_or_else(random_mac, Mac);
@@ -249,7 +262,7 @@ pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, String
 }
 
 /// The facts that backends plan with.
-pub fn host(picked: &Picked, machine: &Machine, macs: (Mac, Mac)) -> Host {
+pub fn host(picked: &Picked, machine: &Machine, network: &Network, macs: (Mac, Mac)) -> Host {
     Host {
         uplink: picked.uplink.clone(),
         public_v4: picked.public_v4,
@@ -257,6 +270,7 @@ pub fn host(picked: &Picked, machine: &Machine, macs: (Mac, Mac)) -> Host {
         vtep_mac_v4: macs.0,
         vtep_mac_v6: macs.1,
         routes: pass::on_link(machine),
+        connected: pass::connected(machine, &network.networks),
     }
 }
 

@@ -90,7 +90,7 @@ pub struct Peer {
     pub backend: String,
     /// State.
     pub state: PeerState,
-    /// Why, for all but `programmed`.
+    /// Why, for all but `programmed`; there, what others claim of it.
     pub reason: Option<String>,
 }
 

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use weft_subnet::cidr::Family;
+use weft_subnet::connected::Connected;
 
 use crate::state::{Mac, Name};
 
@@ -47,6 +48,8 @@ pub struct Host {
     pub vtep_mac_v6: Mac,
     /// Who is on the link.
     pub routes: OnLink,
+    /// Its addresses and networks inside Network: no peer may have a subnet over them.
+    pub connected: Connected,
 }
 
 /// How the kernel would reach a prefix.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The desired state, as contributions of leases to keys: adding or removing one lease re-evaluates its keys only.
-//! Law: add A, add B, remove B = add A. Newest lease wins a link-layer entry (FDB, neighbour), oldest wins a route.
+//! Law: add A, add B, remove B = add A. The newest lease wins a link-layer entry (FDB, neighbour), since a node that came back
+//! has a newer lease; the oldest wins a route. Where the store assigns subnets, a node that comes back has the lease that it had:
+//! there the oldest wins everything.
 //!
 //! 50,000 peers of three keys each are what the layout is made for.
 
@@ -70,6 +72,13 @@ impl Contributors {
 }
 
 impl Index {
+    /// An empty index; `oldest_wins` = the oldest lease wins link-layer entries, too.
+    pub fn new(oldest_wins: bool) -> Index {
+        let mut index = Index::default();
+        index.slots.oldest_wins = oldest_wins;
+        index
+    }
+
     /// Replaces what this contributor wants (empty = removes it) and returns the keys whose winning value changed,
     /// with the value before and after.
     pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<Changed> {
@@ -169,6 +178,32 @@ impl Index {
         let key = self.names.find(key)?;
         let (number, _) = self.slots.winner(&key)?;
         self.contributors.rank(number).map(|(_, _, id)| id)
+    }
+
+    /// Who keeps such a contribution of `id` from being the one that counts: another contributor who counts before it, and wants
+    /// another value. Asked before or after it was made.
+    pub fn beaten_by(&self, (key, value): (&Key, Value), id: &Id, age: &Age) -> Option<&Id> {
+        let key = self.names.find(key)?;
+        for (number, theirs) in self.slots.best_two(&key).into_iter().flatten() {
+            let rank = self.contributors.rank(number)?;
+            if rank.2 == *id {
+                continue;
+            }
+            let ours = (**id != *OWN, age, id);
+            let older = (rank.0, &rank.1, &rank.2) < ours;
+            let counts = older != self.slots.newest_wins(&key);
+            return (counts && self.names.unpack_value(&theirs)? != value).then_some(&rank.2);
+        }
+        None
+    }
+
+    /// Who else than `id` contributes one of these two values to a key; asked when the value that counts has changed.
+    pub fn holders(&self, key: &Key, values: [Value; 2], id: &Id) -> Vec<Id> {
+        let Some(key) = self.names.find(key) else { return Vec::new() };
+        let packed = values.map(|value| self.names.find_value(value));
+        let [Some(one), Some(two)] = &packed else { return Vec::new() };
+        let ids = self.slots.holders(&key, [one, two]).into_iter().filter_map(|n| Some(&self.contributors.rank(n)?.2));
+        ids.filter(|other| *other != id).cloned().collect()
     }
 
     /// All keys that this contributor wants.

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use weft_subnet::cidr::{Subnets, family};
+use weft_subnet::network::Network;
+use weft_subnet::pick;
 
 use crate::family::metric;
 use crate::host::OnLink;
@@ -29,14 +31,11 @@ pub struct Ownership {
     pub networks: Subnets,
     /// Our own subnet: never a leftover (cni0's connected route).
     pub own: Subnets,
-    /// subnet.env, as found at start, named this same Network: then routes without protocol (0, or boot 3) whose gateway is
-    /// on-link are an earlier flannel host-gw's.
-    pub flannel_was_here: bool,
 }
 
 impl Ownership {
     /// True when an entry that is not desired may be removed.
-    pub fn ours(&self, key: &Key, seen: &Seen, on_link: &OnLink) -> bool {
+    pub fn ours(&self, key: &Key, seen: &Seen) -> bool {
         match key {
             // flannel's device, or another agent's, bears no mark of ours: it stays.
             Key::Link(name) => seen.mark && self.devices.contains(name),
@@ -45,17 +44,18 @@ impl Ownership {
             Key::Neigh(name, ip) => self.devices.contains(name) && !kernel_made(&IpNet::from(*ip)),
             // Read from tables of our own.
             Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_) => true,
-            Key::Route(net, priority) => self.route(net, *priority, seen, on_link),
+            Key::Route(net, _) => self.route(net, seen),
         }
     }
 
-    fn route(&self, net: &IpNet, priority: u32, seen: &Seen, on_link: &OnLink) -> bool {
+    fn route(&self, net: &IpNet, seen: &Seen) -> bool {
         let Seen { value: Value::Route(route), protocol, .. } = *seen else { return false };
         if protocol == KERNEL_PROTOCOL || kernel_made(net) {
             return false;
         }
         if route.dev().is_some_and(|dev| self.devices.contains(&dev)) {
-            return true;
+            // Others may send their own traffic through the overlay (Kilo does): what they reach outside Network is their business.
+            return protocol == PROTOCOL || self.inside(net);
         }
         if !self.inside(net) {
             return false;
@@ -65,21 +65,29 @@ impl Ownership {
             // Our number on a route that delivers nothing: nobody's connected route, even in our own subnet.
             Route::Blackhole | Route::Unreachable => protocol == PROTOCOL,
             _ if in_own => false,
-            _ if protocol == PROTOCOL => true,
-            Route::Unicast { via, .. } => {
-                self.flannel_was_here
-                    && FLANNEL_PROTOCOLS.contains(&protocol)
-                    && priority == metric(family(net))
-                    && self.networks.of(family(net)) != Some(*net)
-                    && on_link.on_link(via).is_some()
-            }
-            Route::Device { .. } | Route::Other => false,
+            _ => protocol == PROTOCOL,
         }
     }
 
     fn inside(&self, net: &IpNet) -> bool {
         self.networks.of(family(net)).is_some_and(|network| network.contains(net))
     }
+}
+
+/// True for a route of exactly the form in which flannel writes those of its host-gw backend and of DirectRouting: a subnet of this
+/// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Others write such
+/// routes, too: ask only where flannel ran, and weft did not.
+pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &Seen)) -> bool {
+    let (Key::Route(net, priority), Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, seen.value)
+    else {
+        return false;
+    };
+    FLANNEL_PROTOCOLS.contains(&seen.protocol)
+        && !seen.mark
+        && *priority == metric(family(net))
+        && pick::fits(network, *net)
+        && !own.of(family(net)).is_some_and(|own| own.contains(net))
+        && on_link.on_link(via) == Some(dev)
 }
 
 /// Link-local and multicast: the kernel and its helpers put them on every interface.

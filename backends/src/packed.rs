@@ -110,16 +110,26 @@ impl Names {
         })
     }
 
-    /// The packed value.
+    /// The packed value; numbers its device.
     pub(crate) fn value(&mut self, value: Value) -> PackedValue {
-        match value {
+        if let Value::Route(Route::Unicast { dev, .. }) = value {
+            self.number(dev);
+        }
+        self.find_value(value).unwrap_or_else(|| PackedValue::Rare(Box::new(value)))
+    }
+
+    /// The packed value; `None` when its device was never seen, so that nobody can have contributed it.
+    pub(crate) fn find_value(&self, value: Value) -> Option<PackedValue> {
+        Some(match value {
             Value::Addr => PackedValue::Addr,
             Value::Peer => PackedValue::Peer,
             Value::Fdb(ip) => PackedValue::Fdb(ip),
             Value::Neigh(mac) => PackedValue::Neigh(mac),
-            Value::Route(Route::Unicast { via, dev, onlink }) => PackedValue::Via(via, onlink, self.number(dev)),
+            Value::Route(Route::Unicast { via, dev, onlink }) => {
+                PackedValue::Via(via, onlink, *self.numbers.get(&dev)?)
+            }
             rare => PackedValue::Rare(Box::new(rare)),
-        }
+        })
     }
 
     /// The value back.
@@ -192,8 +202,8 @@ impl PackedKey {
         IpNet::new(self.ip(), self.len).ok()
     }
 
-    /// True where the newest contribution wins: link-layer entries.
-    pub(crate) fn newest_wins(&self) -> bool {
+    /// True for link-layer entries: FDB and neighbours.
+    pub(crate) fn is_link_layer(&self) -> bool {
         matches!(self.tag & !V6, FDB | NEIGH)
     }
 }

@@ -24,19 +24,29 @@ pub(crate) enum Slot {
 
 impl Slot {
     /// The contribution that counts.
-    fn winner(&self, key: &PackedKey) -> Option<(u32, PackedValue)> {
-        let all = match self {
-            Slot::One(number, value) => return Some((*number, value.clone())),
-            Slot::Many(all) => all,
-        };
-        let best = if key.newest_wins() { all.last_key_value() } else { all.first_key_value() };
-        best.map(|(_, (number, value))| (*number, value.clone()))
+    fn winner(&self, newest: bool) -> Option<(u32, PackedValue)> {
+        self.best_two(newest)[0].clone()
+    }
+
+    /// The two contributions that count before all others.
+    fn best_two(&self, newest: bool) -> [Option<(u32, PackedValue)>; 2] {
+        let mut two = [None, None];
+        match self {
+            Slot::One(number, value) => two[0] = Some((*number, value.clone())),
+            Slot::Many(all) if newest => {
+                two.iter_mut().zip(all.values().rev()).for_each(|(at, one)| *at = Some(one.clone()))
+            }
+            Slot::Many(all) => two.iter_mut().zip(all.values()).for_each(|(at, one)| *at = Some(one.clone())),
+        }
+        two
     }
 }
 
 /// All contributions.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
+    /// The oldest contribution counts everywhere, for link-layer entries, too.
+    pub(crate) oldest_wins: bool,
     narrow: HashMap<NarrowKey, Narrow>,
     wide: HashMap<PackedKey, Slot>,
 }
@@ -45,7 +55,35 @@ impl Slots {
     /// The contribution to this key that counts.
     pub(crate) fn winner(&self, key: &PackedKey) -> Option<(u32, PackedValue)> {
         let narrow = NarrowKey::of(key).and_then(|key| self.narrow.get(&key));
-        narrow.map_or_else(|| self.wide.get(key)?.winner(key), |narrow| Some(narrow.wide()))
+        narrow.map_or_else(|| self.wide.get(key)?.winner(self.newest_wins(key)), |narrow| Some(narrow.wide()))
+    }
+
+    /// True where the newest contribution to this key counts.
+    pub(crate) fn newest_wins(&self, key: &PackedKey) -> bool {
+        !self.oldest_wins && key.is_link_layer()
+    }
+
+    /// The contribution to this key that counts, and the one that would count without it.
+    pub(crate) fn best_two(&self, key: &PackedKey) -> [Option<(u32, PackedValue)>; 2] {
+        match NarrowKey::of(key).and_then(|key| self.narrow.get(&key)) {
+            Some(narrow) => [Some(narrow.wide()), None],
+            None => self.wide.get(key).map(|slot| slot.best_two(self.newest_wins(key))).unwrap_or_default(),
+        }
+    }
+
+    /// Who contributes one of these values to this key.
+    pub(crate) fn holders(&self, key: &PackedKey, values: [&PackedValue; 2]) -> Vec<u32> {
+        match self.wide.get(key) {
+            Some(Slot::Many(all)) => {
+                all.values().filter(|(_, value)| values.contains(&value)).map(|(number, _)| *number).collect()
+            }
+            _ => self
+                .winner(key)
+                .filter(|(_, value)| values.contains(&value))
+                .map(|(number, _)| number)
+                .into_iter()
+                .collect(),
+        }
     }
 
     /// Takes out what is under this key.
@@ -74,7 +112,7 @@ impl Slots {
     /// What counts under every key, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PackedKey, PackedValue)> {
         let narrow = self.narrow.iter().map(|(key, narrow)| (key.wide(), narrow.wide().1));
-        narrow.chain(self.wide.iter().filter_map(|(key, slot)| Some((*key, slot.winner(key)?.1))))
+        narrow.chain(self.wide.iter().filter_map(|(key, slot)| Some((*key, slot.winner(self.newest_wins(key))?.1))))
     }
 
     /// The numbers of all devices in keys and values, also in those that do not count now.

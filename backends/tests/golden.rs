@@ -74,6 +74,7 @@ fn host(case: &Case) -> Host {
         vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
         vtep_mac_v6: Mac([2, 0, 0, 0, 6, 1]),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
+        connected: Default::default(),
     }
 }
 

@@ -12,7 +12,6 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::{prop_assert, prop_assert_eq};
 use weft_backends::diff::{Op, change, device, diff};
-use weft_backends::host::OnLink;
 use weft_backends::index::{Index, OWN};
 use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Link, LinkKind, Mac, Name, Observed, Route, Seen, State, Value};
@@ -105,7 +104,6 @@ fn us() -> Ownership {
         devices: BTreeSet::from([Name::new("flannel.1").unwrap()]),
         networks: Subnets { v4: Some("10.5.0.0/16".parse::<Ipv4Net>().unwrap()), v6: None },
         own: Subnets { v4: Some("10.5.1.0/24".parse::<Ipv4Net>().unwrap()), v6: None },
-        flannel_was_here: false,
     }
 }
 
@@ -119,7 +117,11 @@ fn put(index: &mut Index, id: &str, stamp: u64, state: State) -> Vec<(Key, Optio
 }
 
 fn all(leases: &BTreeMap<String, (u64, State)>) -> Index {
-    let mut index = Index::default();
+    filled(leases, false)
+}
+
+fn filled(leases: &BTreeMap<String, (u64, State)>, oldest_wins: bool) -> Index {
+    let mut index = Index::new(oldest_wins);
     for (id, (stamp, state)) in leases {
         put(&mut index, id, *stamp, state.clone());
     }
@@ -138,7 +140,7 @@ proptest! {
 
     #[test]
     fn two_passes_converge(desired in state(24), mut kernel in observed()) {
-        let ours = |key: &Key, seen: &Seen| us().ours(key, seen, &OnLink::default());
+        let ours = |key: &Key, seen: &Seen| us().ours(key, seen);
         for _ in 0..2 {
             let ops = diff(&desired, &kernel, ours);
             apply(&mut kernel, &ops);
@@ -152,7 +154,7 @@ proptest! {
     #[test]
     fn only_ours_is_removed(desired in state(24), kernel in observed()) {
         let us = us();
-        for op in diff(&desired, &kernel, |key, seen| us.ours(key, seen, &OnLink::default())) {
+        for op in diff(&desired, &kernel, |key, seen| us.ours(key, seen)) {
             let Op::Remove(key, value) = op else { continue };
             let seen = *kernel.get(&key).unwrap();
             prop_assert!(desired.get(&key).is_none() && seen.value == value);
@@ -179,10 +181,26 @@ proptest! {
         prop_assert!(extra);
     }
 
+    /// Who is beaten at a key is who wants another value than the one that counts, and it is the same before and after it is put.
     #[test]
-    fn order_of_arrival_decides_nothing(leases in leases()) {
-        let forward = all(&leases);
-        let mut backward = Index::default();
+    fn who_is_beaten_wants_what_does_not_count(leases in leases(), oldest_wins in any::<bool>()) {
+        let index = filled(&leases, oldest_wins);
+        for (id, (stamp, state)) in &leases {
+            let others: BTreeMap<_, _> = leases.iter().filter(|(other, _)| *other != id).map(|(k, v)| (k.clone(), v.clone())).collect();
+            let before = filled(&others, oldest_wins);
+            let (name, age) = (Id::from(id.as_str()), Age { stamp: *stamp, ..Age::default() });
+            for (key, value) in state.iter() {
+                let beaten = index.beaten_by((key, *value), &name, &age);
+                prop_assert_eq!(beaten.is_some(), index.desired(key) != Some(*value));
+                prop_assert_eq!(beaten, before.beaten_by((key, *value), &name, &age));
+            }
+        }
+    }
+
+    #[test]
+    fn order_of_arrival_decides_nothing(leases in leases(), oldest_wins in any::<bool>()) {
+        let forward = filled(&leases, oldest_wins);
+        let mut backward = Index::new(oldest_wins);
         for (id, (stamp, state)) in leases.iter().rev() {
             put(&mut backward, id, *stamp, state.clone());
         }

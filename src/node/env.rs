@@ -6,7 +6,7 @@ use weft_subnet::env::SubnetEnv;
 use super::Node;
 use crate::files;
 use crate::kernel::Kernel;
-use crate::report;
+use crate::{report, takeover};
 
 impl<K: Kernel> Node<K> {
     /// Writes subnet.env when it does not say what it should: only while our device is up.
@@ -22,7 +22,10 @@ impl<K: Kernel> Node<K> {
         if !self.knows_peers() && std::fs::read_to_string(file).is_ok_and(granted) {
             return;
         }
-        match files::write(file, SubnetEnv { ipmasq, ..self.plan.env() }.render().as_bytes()) {
+        let written = takeover::mark(file);
+        let written =
+            written.and_then(|()| files::write(file, SubnetEnv { ipmasq, ..self.plan.env() }.render().as_bytes()));
+        match written {
             Ok(true) => {
                 tracing::info!(file = %file.display(), mtu = self.plan.mtu(), "subnet.env written");
                 self.env_problem = None;

@@ -109,7 +109,7 @@ impl<K: Kernel> Node<K> {
         };
         self.host_problem = None;
         let now = self.plan.host();
-        let host = start::host(&picked, &machine, (now.vtep_mac_v4, now.vtep_mac_v6));
+        let host = start::host(&picked, &machine, self.plan.network(), (now.vtep_mac_v4, now.vtep_mac_v6));
         if host == *now {
             return false;
         }

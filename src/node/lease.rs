@@ -127,7 +127,8 @@ impl<K: Kernel> Node<K> {
             OnLostLease::Reacquire => {
                 let (network, attrs) = (self.plan.network().clone(), self.wanted());
                 self.asked = Some(attrs.clone());
-                self.keeper.acquire(Claim { network, attrs, previous: None, was: None });
+                let connected = self.plan.connected();
+                self.keeper.acquire(Claim { network, attrs, previous: None, was: None, connected });
             }
             OnLostLease::Hold => {}
         }

@@ -24,8 +24,8 @@ impl<K: Kernel> Node<K> {
         self.resumed = Some(text);
         let (network, attrs, previous) = (self.plan.network().clone(), self.wanted(), Some(self.plan.own().subnets));
         self.asked = Some(attrs.clone());
-        let was = Some(self.plan.own().attrs.clone());
-        self.keeper.catch_up(Claim { network, attrs, previous, was });
+        let (was, connected) = (Some(self.plan.own().attrs.clone()), self.plan.connected());
+        self.keeper.catch_up(Claim { network, attrs, previous, was, connected });
     }
 
     /// The peers are known, by the store or by what was saved.

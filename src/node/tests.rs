@@ -33,6 +33,7 @@ use crate::tell::Teller;
 
 mod begin;
 mod churn;
+mod claims;
 mod config;
 mod conflist;
 mod lease;
@@ -195,7 +196,7 @@ impl Bench {
         let ground = start::ground(&there, &network, Subnets::default());
         let picked = start::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
-        let host = start::host(&picked, &there, (mac, mac));
+        let host = start::host(&picked, &there, &network, (mac, mac));
         let started = Started {
             network,
             config: config.into(),

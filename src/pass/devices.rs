@@ -38,8 +38,8 @@ impl Devices {
     }
 
     /// Whose entries are whose. What stands on somebody else's device is not ours, whatever its name.
-    pub fn ownership(&self, plan: &Plan, flannel_was_here: bool) -> Ownership {
-        let mut ownership = plan.ownership(self.marked.iter().copied(), flannel_was_here);
+    pub fn ownership(&self, plan: &Plan) -> Ownership {
+        let mut ownership = plan.ownership(self.marked.iter().copied());
         ownership.devices.retain(|name| !self.strangers.contains(name));
         ownership
     }

@@ -6,6 +6,7 @@ use weft_backends::host::{Host, Uplink};
 use weft_backends::state::{Link, LinkKind, Mac};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::connected::Connected;
 use weft_subnet::lease::{Age, Lease, Record};
 use weft_subnet::network::Network;
 
@@ -41,7 +42,8 @@ fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
     let uplink = Uplink { name: name("eth0"), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let (public_v4, routes) = (uplink.v4, OnLink::default());
-    let host = Host { uplink, public_v4, public_v6: None, vtep_mac_v4: mac, vtep_mac_v6: mac, routes };
+    let (vtep_mac_v4, vtep_mac_v6, connected) = (mac, mac, Connected::default());
+    let host = Host { uplink, public_v4, public_v6: None, vtep_mac_v4, vtep_mac_v6, routes, connected };
     let backend = make(&network).unwrap();
     let kernel = FakeKernel::new(Machine::default(), PROTOCOL);
     (Plan::new(network, backend, host, lease(1, 1)), Passer::new(kernel.clone()), kernel)

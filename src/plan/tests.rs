@@ -4,6 +4,7 @@
 use weft_backends::backend::make;
 use weft_backends::host::{OnLink, Uplink};
 use weft_backends::state::Mac;
+use weft_subnet::cidr::Subnets;
 
 use super::*;
 
@@ -33,6 +34,7 @@ fn plan() -> Plan {
         vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
         vtep_mac_v6: Mac([2, 0, 0, 0, 0, 1]),
         routes: OnLink::default(),
+        connected: Connected::default(),
     };
     let backend = make(&network).unwrap();
     Plan::new(network, backend, host, lease(1, 1))
@@ -121,4 +123,88 @@ fn an_mtu_above_the_uplinks_is_said_while_it_lasts() {
     host.uplink.mtu = 9100;
     plan.rebase(network.clone(), make(&network).unwrap(), host, own);
     assert_eq!((plan.problem(), plan.mtu()), (vec![], 8950));
+}
+
+/// A lease with the MAC of another one, at this age.
+fn with_mac(third: u8, mac: u8, stamp: u64) -> Record {
+    let mut lease = lease(third, 1);
+    lease.attrs.backend_data = Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{mac:02x}"}}"#).into());
+    lease.age.stamp = stamp;
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+fn entries(plan: &Plan) -> Vec<String> {
+    let ops = plan.difference(&Observed::new(), |_, _| true);
+    ops.iter().filter(|op| !matches!(op.key(), Key::Link(_) | Key::Addr(..))).map(Op::to_string).collect()
+}
+
+/// Whoever has the MAC has it for its own subnet alone; the order in which leases come decides nothing.
+#[test]
+fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_oldest() {
+    for (assigned, winner, loser, age) in [(false, 3, 2, "newer"), (true, 2, 3, "older")] {
+        let mut ends = Vec::new();
+        for order in [[2, 3, 4], [4, 3, 2], [3, 2, 4]] {
+            let mut plan = plan().assigned(assigned);
+            for third in order {
+                plan.put(with_mac(third, if third == 4 { 4 } else { 9 }, third.into()));
+            }
+            let id = |third: u8| Id::from(format!("10.5.{third}.0-24"));
+            let reason = plan.skipped(&id(loser)).unwrap();
+            let said = format!("VtepMAC 02:00:00:00:00:09 is also that of the {age} lease 10.5.{winner}.0-24");
+            assert!(reason.starts_with(&said), "{reason}");
+            assert_eq!((plan.skipped(&id(winner)), plan.skipped(&id(4))), (None, None));
+            let all = entries(&plan);
+            assert!(
+                all.contains(&format!("add fdb 02:00:00:00:00:09 dev flannel.1 dst 192.168.0.{winner}")),
+                "{all:#?}"
+            );
+            assert!(!all.iter().any(|op| op.contains(&format!("10.5.{loser}.0"))), "{all:#?}");
+            let problems = crate::claims::problems(&plan);
+            assert_eq!(problems.len(), 1, "{problems:#?}");
+            assert!(problems[0].contains(&format!("10.5.{loser}.0-24 (subnet 10.5.{loser}.0/24, 192.168.0.{loser})")));
+            ends.push(all);
+            // The winner goes: the other has all its entries.
+            plan.remove(&id(winner));
+            assert_eq!(plan.skipped(&id(loser)), None);
+            assert!(entries(&plan).iter().any(|op| op.contains(&format!("route 10.5.{loser}.0/24"))));
+            assert_eq!(crate::claims::problems(&plan), [""; 0]);
+        }
+        assert!(ends.iter().all(|end| *end == ends[0]), "{ends:#?}");
+    }
+}
+
+/// A node that has a new lease and whose old one is not gone yet is one node: both lead to it.
+#[test]
+fn one_node_with_two_leases_keeps_both() {
+    let mut plan = plan();
+    for third in [2, 3] {
+        let mut record = with_mac(third, 9, third.into());
+        record.lease.as_mut().unwrap().attrs.public_ip = Some([192, 168, 0, 9].into());
+        plan.put(record);
+    }
+    assert_eq!(
+        (plan.skipped_count(), entries(&plan).len()),
+        (0, 5),
+        "one forwarding entry, two neighbours, two routes"
+    );
+    let problems = crate::claims::problems(&plan);
+    assert!(problems[0].starts_with("2 leases publish 192.168.0.9: lease 10.5.2.0-24"), "{problems:#?}");
+    let remark = crate::claims::remark(&plan, plan.peers().get(&"10.5.2.0-24".into()).unwrap()).unwrap();
+    assert!(remark.contains("that of lease 10.5.3.0-24"), "{remark}");
+}
+
+#[test]
+fn our_address_and_our_mac_in_other_leases_are_said() {
+    let mut plan = plan();
+    plan.put(with_mac(2, 1, 2));
+    let mut record = with_mac(3, 3, 3);
+    record.lease.as_mut().unwrap().attrs.public_ip = Some([192, 168, 0, 1].into());
+    plan.put(record);
+    let problems = crate::claims::problems(&plan);
+    let [address, mac] = &problems[..] else { panic!("{problems:#?}") };
+    assert!(
+        address.starts_with("two nodes publish 192.168.0.1: this node, with lease 10.5.1.0-24 (subnet 10.5.1.0/24)")
+    );
+    assert!(address.contains("lease 10.5.3.0-24 (subnet 10.5.3.0/24"), "{address}");
+    assert!(mac.starts_with("two nodes have one VtepMAC: this node") && mac.contains("lease 10.5.2.0-24"), "{mac}");
 }

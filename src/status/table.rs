@@ -106,7 +106,7 @@ fn peers(out: &mut String, peers: &[Peer]) {
         return;
     }
     let mut rows: Vec<&Peer> = peers.iter().collect();
-    rows.sort_by_key(|peer| states.iter().position(|state| *state == peer.state));
+    rows.sort_by_key(|peer| (states.iter().position(|state| *state == peer.state), peer.reason.is_none()));
     let shown = rows.len().min(peers.len() - count(PeerState::Programmed) + HEALTHY);
     let widest = |of: fn(&Peer) -> &str, least: usize, most: usize| {
         rows[..shown].iter().map(|peer| of(peer).chars().count()).max().unwrap_or(0).clamp(least, most)

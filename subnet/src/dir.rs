@@ -96,8 +96,10 @@ fn acquire(files: &Files, claim: &Claim) -> Result<Lease, Error> {
     for own in &ours {
         files.delete(&own.id)?;
     }
-    let others = records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
-    let chosen = claim.choose(others.filter_map(|record| Subnets::from_key(&record.id)).collect())?;
+    let others = || records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
+    let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
+    let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
+    let chosen = claim.choose(taken, nodes)?;
     files.create(&chosen.to_key(), &claim.attrs, now())
 }
 

@@ -7,6 +7,7 @@
 pub mod attrs;
 pub mod cache;
 pub mod cidr;
+pub mod connected;
 pub mod env;
 pub mod evidence;
 pub mod hold;

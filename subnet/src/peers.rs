@@ -2,25 +2,35 @@
 //! Leases from the store are input, not truth: every record is judged alone, and what may not be believed is set aside with its
 //! reason. Incremental: one change costs the logarithm of the number of peers.
 //!
-//! Two questions decide. Is the lease possible at all (`judge.rs`: our Network, our subnet, its addresses)? That depends on the
-//! lease and on us. If so, it has a claim (`claims.rs`), and claims are settled by age: a claim is believed when no older claim
-//! that is believed overlaps it. A change re-judges younger claims that overlap the changed one, oldest first, and goes on
-//! only where a verdict turned. Invariant: between two calls every claim is settled, so the outcome depends on the set of
-//! records alone, never on the order in which they came.
+//! Two questions decide. Is the lease possible at all (`judge.rs`: our Network, our subnet, our LAN, its addresses)? That depends
+//! on the lease and on us. If so, it has a claim (`claims.rs`), and claims are settled by age: a claim is believed when no older
+//! claim that is believed stands against it (their subnets overlap, or one has its public address in the other's subnet). A change
+//! re-judges younger claims that stand against the changed one, oldest first, and goes on only where a verdict turned.
+//! Invariant: between two calls every claim is settled, so the outcome depends on the set of records alone, never on the order
+//! in which they came.
+//!
+//! Where subnets are assigned (Kubernetes), a node chooses its public address but not its subnet. So that an old node cannot push
+//! a younger one aside by publishing an address in its subnet, age does not decide there: who has its public address in the
+//! subnet of another lease is set aside.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::rc::Rc;
 
 use crate::cidr::Subnets;
+use crate::connected::Connected;
 use crate::lease::{Age, Id, Lease, Record};
-use claims::{Claims, Slot};
+use crate::text::Shown;
+use claims::{Claim, Claims, Slot};
 use entry::{Entry, Reason, Verdict};
 
 mod claims;
 mod entry;
 mod judge;
 mod pages;
+mod shared;
+
+pub use shared::Shared;
 
 /// Against what leases are judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,6 +43,10 @@ pub struct Us {
     pub own: Subnets,
     /// Our public addresses: leases that carry one are set aside.
     pub public: Vec<IpAddr>,
+    /// Our other addresses and the networks that we are connected to: leases that overlap one are set aside.
+    pub connected: Connected,
+    /// Subnets are assigned by someone else (Kubernetes): a node cannot choose which one it has.
+    pub assigned: bool,
 }
 
 /// A change of what may be believed.
@@ -207,13 +221,13 @@ impl Peers {
     }
 
     /// The short way for the usual new lease: what it claims, when it is possible and nobody else claims any of it.
-    fn unclaimed(&self, lease: &Lease) -> Option<Subnets> {
+    fn unclaimed(&self, lease: &Lease) -> Option<Claim> {
         let free = self.us.id.as_ref() != Some(&lease.id) && judge::impossible(&self.us, lease).is_none();
-        let claim = judge::enabled(&self.us, &lease.subnets);
-        (free && self.claims.overlapping(&claim).next().is_none()).then_some(claim)
+        let claim = judge::claim(&self.us, lease);
+        (free && self.claims.rivals(&claim).next().is_none()).then_some(claim)
     }
 
-    fn believe(&mut self, id: Id, lease: Result<Lease, String>, claim: &Subnets) -> Change {
+    fn believe(&mut self, id: Id, lease: Result<Lease, String>, claim: &Claim) -> Change {
         let mut entry = Entry::new(lease);
         if let Entry::Read(_, verdict) = &mut entry {
             *verdict = Verdict::Believed;
@@ -240,7 +254,9 @@ impl Peers {
             _ => {}
         }
         let (Entry::Read(old, verdict), Ok(lease)) = (entry, &new) else { return Some(new) };
-        let same_claim = old.subnets == lease.subnets && old.age == lease.age;
+        let same_claim = old.age == lease.age && judge::claim(&self.us, old) == judge::claim(&self.us, lease);
+        // A family that is off here is no part of the claim, but it is shown.
+        let same_claim = same_claim && old.subnets == lease.subnets;
         let possible = matches!(verdict, Verdict::Believed | Verdict::Beaten(_));
         if !same_claim || !possible || judge::impossible(&self.us, lease).is_some() {
             return Some(new);
@@ -260,30 +276,44 @@ impl Peers {
         if !matches!(verdict, Verdict::Believed | Verdict::Beaten(_)) {
             return;
         }
-        let (subnets, believed) = (judge::enabled(&self.us, &lease.subnets), entry.is_believed());
-        self.claims.remove(&subnets, slot);
+        let (claim, believed) = (judge::claim(&self.us, lease), entry.is_believed());
+        self.claims.remove(&claim, slot);
+        let free = |other: Slot, dirty: &mut Dirty| {
+            let entry = &self.entries[other as usize];
+            if entry.beaten_by() == Some(slot) {
+                entry.queue(other, dirty);
+            }
+        };
         if believed {
             self.believed -= 1;
-            for other in self.claims.overlapping(&subnets) {
-                if self.entries[other as usize].beaten_by() == Some(slot) {
-                    self.entries[other as usize].queue(other, dirty);
-                }
-            }
+            self.claims.rivals(&claim).for_each(|other| free(other, dirty));
+        } else if self.us.assigned {
+            // These it had set aside without being believed itself.
+            self.claims.inside(&claim).for_each(|other| free(other, dirty));
         }
     }
 
     /// First judgement of a slot's entry; a possible lease gets its claim.
     fn enter(&mut self, slot: Slot, dirty: &mut Dirty) {
         let Entry::Read(lease, verdict) = &mut self.entries[slot as usize] else { return };
-        *verdict = if self.us.id.as_ref() == Some(&lease.id) {
-            Verdict::Own
-        } else if let Some(reason) = judge::impossible(&self.us, lease) {
-            Verdict::Impossible(Box::new(Reason(reason.into())))
-        } else {
-            self.claims.insert(&judge::enabled(&self.us, &lease.subnets), slot);
-            dirty.insert((lease.age.clone(), lease.id.clone(), slot));
-            Verdict::Beaten(None)
-        };
+        if self.us.id.as_ref() == Some(&lease.id) {
+            *verdict = Verdict::Own;
+            return;
+        }
+        if let Some(reason) = judge::impossible(&self.us, lease) {
+            *verdict = Verdict::Impossible(Box::new(Reason(reason.into())));
+            return;
+        }
+        *verdict = Verdict::Beaten(None);
+        let claim = judge::claim(&self.us, lease);
+        dirty.insert((lease.age.clone(), lease.id.clone(), slot));
+        self.claims.insert(&claim, slot);
+        if self.us.assigned {
+            // Their public addresses lie in a subnet of another lease now, whether this one is believed or not.
+            for other in self.claims.inside(&claim).filter(|other| *other != slot) {
+                self.entries[other as usize].queue(other, dirty);
+            }
+        }
     }
 
     /// Judges what is dirty, oldest first, and whatever turns because of it. A verdict depends on older claims alone, so none
@@ -291,11 +321,13 @@ impl Peers {
     fn settle(&mut self, mut dirty: Dirty, before: &mut Before) {
         while let Some((age, id, slot)) = dirty.pop_first() {
             let Entry::Read(lease, old) = &self.entries[slot as usize] else { continue };
-            let (subnets, was) = (judge::enabled(&self.us, &lease.subnets), *old == Verdict::Believed);
-            let verdict = match self.blocker(&subnets, (&age, &id)) {
+            let (claim, was) = (judge::claim(&self.us, lease), *old == Verdict::Believed);
+            let verdict = match self.blocker(slot, &claim, (&age, &id)) {
                 None => Verdict::Believed,
-                Some((other, lease)) => {
-                    let reason = format!("overlaps {} of the older lease {}", lease.subnets, lease.id);
+                Some((other, winner)) => {
+                    let older = if (&winner.age, &winner.id) < (&age, &id) { "the older " } else { "" };
+                    let whose = format!("{older}lease {}", Shown(&winner.id));
+                    let reason = claim.gives_way(&judge::claim(&self.us, winner), &whose);
                     Verdict::Beaten(Some(Box::new((other, Reason(reason.into())))))
                 }
             };
@@ -308,7 +340,7 @@ impl Peers {
                 continue;
             }
             self.believed = if now { self.believed + 1 } else { self.believed - 1 };
-            for other in self.claims.overlapping(&subnets) {
+            for other in self.claims.rivals(&claim) {
                 let entry = &self.entries[other as usize];
                 let concerned = if now { entry.is_believed() } else { entry.beaten_by() == Some(slot) };
                 if concerned && other != slot {
@@ -318,12 +350,25 @@ impl Peers {
         }
     }
 
-    /// The believed claim that beats this one.
-    fn blocker(&self, subnets: &Subnets, rank: (&Age, &Id)) -> Option<(Slot, &Rc<Lease>)> {
-        self.claims.overlapping(subnets).find_map(|slot| {
+    /// The lease that beats this claim: an older one that is believed, or, where subnets are assigned, any in whose subnet it has
+    /// its public address.
+    fn blocker(&self, asking: Slot, claim: &Claim, rank: (&Age, &Id)) -> Option<(Slot, &Rc<Lease>)> {
+        let older = |slot: Slot| {
             let lease = self.entries[slot as usize].believed()?;
             ((&lease.age, &lease.id) < rank).then_some((slot, lease))
-        })
+        };
+        if !self.us.assigned {
+            return self.claims.rivals(claim).find_map(older);
+        }
+        let around = || {
+            self.claims.around(claim).filter(|slot| *slot != asking).find_map(|slot| {
+                match &self.entries[slot as usize] {
+                    Entry::Read(lease, _) => Some((slot, lease)),
+                    Entry::Free | Entry::Unread(_) => None,
+                }
+            })
+        };
+        self.claims.overlapping(claim).find_map(older).or_else(around)
     }
 
     fn changes(&self, before: Before) -> Vec<Change> {

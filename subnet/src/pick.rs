@@ -20,6 +20,13 @@ struct Span {
     len: u8,
 }
 
+impl Span {
+    fn fits(&self, net: IpNet) -> bool {
+        let first = bits(net.addr());
+        net == net.trunc() && net.prefix_len() == self.len && self.first <= first && first <= self.last
+    }
+}
+
 fn spans(network: &Network) -> impl Iterator<Item = Span> {
     let span = |min: IpAddr, max: IpAddr, len| {
         let family = if min.is_ipv4() { Family::V4 } else { Family::V6 };
@@ -31,7 +38,8 @@ fn spans(network: &Network) -> impl Iterator<Item = Span> {
 }
 
 /// Up to 100 free subnets of each family between SubnetMin and SubnetMax, one of each chosen by `random` (any 64 bits,
-/// called once a family). `None` when a family that is on has none left. `taken`: all subnets leased now, of any length.
+/// called once a family). `None` when a family that is on has none left. `taken`: all subnets leased now, of any length, and
+/// whatever else must not lie in the chosen one.
 /// Costs a sort of `taken`.
 pub fn pick(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
     let mut picked = Subnets::default();
@@ -77,16 +85,17 @@ fn candidates(span: Span, taken: &[Subnets]) -> Vec<u128> {
     free
 }
 
+/// True when this network has the length of a subnet and lies between SubnetMin and SubnetMax of its family.
+pub fn fits(network: &Network, net: IpNet) -> bool {
+    spans(network).any(|span| span.family == family(&net) && span.fits(net))
+}
+
 /// True when this subnet has the right length, lies between SubnetMin and SubnetMax and has exactly the families that are on.
 pub fn compatible(network: &Network, subnets: &Subnets) -> bool {
-    let fits = |span: Span, net: IpNet| {
-        let first = bits(net.addr());
-        net == net.trunc() && net.prefix_len() == span.len && span.first <= first && first <= span.last
-    };
     let mut on = 0;
     let all = spans(network).all(|span| {
         on += 1;
-        subnets.iter().any(|net| family(&net) == span.family && fits(span, net))
+        subnets.iter().any(|net| family(&net) == span.family && span.fits(net))
     });
     all && subnets.iter().count() == on
 }

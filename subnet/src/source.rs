@@ -6,10 +6,12 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::sync::mpsc;
 
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
+use crate::connected::Connected;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::network::Network;
@@ -62,7 +64,7 @@ pub enum Error {
         owner: String,
     },
     /// No free subnet between SubnetMin and SubnetMax.
-    #[error("out of subnets: every subnet between {min} and {max} is leased")]
+    #[error("out of subnets: every subnet between {min} and {max} is leased, or holds addresses of nodes")]
     OutOfSubnets {
         /// First.
         min: String,
@@ -85,6 +87,8 @@ pub struct Claim {
     pub previous: Option<Subnets>,
     /// What the lease says that [`Source::own`] found, or that we held until now.
     pub was: Option<Attrs>,
+    /// This host's own addresses and networks: no subnet is chosen over them.
+    pub connected: Connected,
 }
 
 // Kubernetes alone assigns subnets, and chooses none.
@@ -97,8 +101,20 @@ impl Claim {
         Evidence { previous: self.previous, ..Evidence::of(Subnets::default(), was).or(&self.attrs) }
     }
 
-    /// The subnet to take: the previous one when it is free and compatible, else a free one by chance.
-    pub(crate) fn choose(&self, mut taken: Vec<Subnets>) -> Result<Subnets, Error> {
+    /// The subnet to take: the previous one when it is free and compatible, else a free one by chance. It holds none of the
+    /// public addresses of `nodes`, which are the other leases: they would set ours aside, or we would cut those nodes off.
+    pub(crate) fn choose<'a>(
+        &self,
+        mut taken: Vec<Subnets>,
+        nodes: impl Iterator<Item = &'a Attrs>,
+    ) -> Result<Subnets, Error> {
+        let public =
+            |attrs: &Attrs| Subnets { v4: attrs.public_ip.map(Into::into), v6: attrs.public_ipv6.map(Into::into) };
+        taken.extend(nodes.map(public).chain([public(&self.attrs)]));
+        taken.extend(self.connected.iter().map(|net| match net {
+            IpNet::V4(v4) => Subnets { v4: Some(v4), v6: None },
+            IpNet::V6(v6) => Subnets { v4: None, v6: Some(v6) },
+        }));
         // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
         taken.retain(|subnets| {
             subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))

@@ -11,6 +11,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use proptest::prelude::*;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::connected::Connected;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::peers::{Change, Peers, Us};
 
@@ -35,7 +36,16 @@ fn us() -> Us {
         id: Some("10.5.1.0-24".into()),
         own: Subnets::from_key("10.5.1.0-24").unwrap(),
         public: vec!["192.168.0.1".parse().unwrap()],
+        ..Us::default()
     }
+}
+
+/// A node in a LAN inside Network, with an address of its own elsewhere in it, and one of its nodes' addresses there.
+fn in_lan() -> Us {
+    let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: None };
+    let places = [("10.5.64.0/22", "lan0"), ("10.5.64.7/32", "lan0"), ("10.5.80.9/32", "lo"), ("10.0.0.0/8", "lan1")];
+    let places = places.map(|(net, link)| (net.parse().unwrap(), Arc::from(link)));
+    Us { connected: Connected::new(&networks, places), public: vec!["10.5.64.7".parse().unwrap()], ..us() }
 }
 
 fn dual() -> Us {
@@ -74,7 +84,20 @@ fn reasons_of_a_lease_alone() {
         (dual(), lease("10.5.2.0-24&fd01::-64", "192.168.0.2", 1), "fd01::/64 is outside our Network fd00::/48"),
         (us(), lease("10.5.2.0-24", "", 1), "no public address"),
         (us(), with_v6(lease("10.5.2.0-24", "", 1), "fd99::2"), "no public address of a family in use"),
-        (us(), lease("10.5.2.0-24", "192.168.0.1", 1), "PublicIP 192.168.0.1 is our own address"),
+        (us(), lease("10.5.2.0-24", "192.168.0.1", 1), "PublicIP 192.168.0.1 is our own address: two nodes publish it"),
+        (us(), lease("10.5.2.0-24", "10.5.1.9", 1), "PublicIP 10.5.1.9 lies inside our own subnet 10.5.1.0/24"),
+        (in_lan(), lease("10.5.64.0-24", "192.168.0.2", 1), "subnet 10.5.64.0/24 contains 10.5.64.7, our own address"),
+        (in_lan(), lease("10.5.64.0-22", "192.168.0.2", 1), "subnet 10.5.64.0/22 contains 10.5.64.7, our own address"),
+        (
+            in_lan(),
+            lease("10.5.65.0-24", "192.168.0.2", 1),
+            "subnet 10.5.65.0/24 overlaps 10.5.64.0/22, to which this node is connected by lan0",
+        ),
+        (
+            in_lan(),
+            lease("10.5.80.0-24", "192.168.0.2", 1),
+            "subnet 10.5.80.0/24 contains 10.5.80.9, an address of this node (lo)",
+        ),
         (us(), lease("10.5.2.0-24", "127.0.0.1", 1), "PublicIP 127.0.0.1 is a loopback address"),
         (us(), lease("10.5.2.0-24", "224.0.0.5", 1), "a multicast address"),
         (us(), lease("10.5.2.0-24", "0.0.0.0", 1), "the unspecified address"),
@@ -99,6 +122,8 @@ fn reasons_of_a_lease_alone() {
 fn what_is_fine() {
     for (us, good) in [
         (us(), lease("10.5.2.0-24", "192.168.0.2", 1)),
+        // Its address is in our LAN; its subnet is not.
+        (in_lan(), lease("10.5.2.0-24", "10.5.64.8", 1)),
         (us(), lease("10.5.2.0-24&fd01::-64", "192.168.0.2", 1)),
         (
             us(),
@@ -185,6 +210,64 @@ fn the_older_lease_keeps_the_subnet() {
     assert_eq!(ids(&peers), ["10.5.4.0-23"]);
 }
 
+/// Of a subnet and a public address inside it, the older lease is believed.
+#[test]
+fn a_subnet_over_the_public_address_of_another_node() {
+    let node = || record(lease("10.5.2.0-24", "10.5.64.2", 5));
+    let over_it = |stamp| record(lease("10.5.64.0-22", "192.168.0.9", stamp));
+    let mut peers = Peers::new(us());
+    peers.put(node());
+    assert_eq!(peers.put(over_it(9)), []);
+    assert_eq!(reason(&peers), "subnet 10.5.64.0/22 contains PublicIP 10.5.64.2 of the older lease 10.5.2.0-24");
+    assert_eq!(ids(&peers), ["10.5.2.0-24"]);
+    // An older lease has the addresses, and nobody can take them away by publishing one of them.
+    peers.put(over_it(1));
+    assert_eq!(reason(&peers), "PublicIP 10.5.64.2 lies inside 10.5.64.0/22 of the older lease 10.5.64.0-22");
+    assert_eq!(ids(&peers), ["10.5.64.0-22"]);
+    let moved = lease("10.5.2.0-24", "192.168.0.2", 5);
+    assert_eq!(peers.put(record(moved)).len(), 1, "with another public address it is believed again");
+    assert_eq!(peers.put(node()).len(), 1);
+    assert_eq!(peers.remove(&"10.5.64.0-22".into()).len(), 2, "and without the other lease, too");
+    assert_eq!((ids(&peers), peers.set_aside().count()), (vec!["10.5.2.0-24"], 0));
+}
+
+/// A node of a Kubernetes cluster chooses its public address, not its subnet: an old one pushes nobody aside.
+#[test]
+fn where_subnets_are_assigned_a_public_address_takes_no_subnet_away() {
+    let mut peers = Peers::new(Us { assigned: true, ..us() });
+    peers.put(record(lease("10.5.2.0-24", "192.168.0.2", 5)));
+    let hostile = |ip| record(Lease { subnets: Subnets::from_key("10.5.3.0-24").unwrap(), ..lease("old", ip, 1) });
+    assert_eq!(peers.put(hostile("192.168.0.3")).len(), 1);
+    let changes = peers.put(hostile("10.5.2.9"));
+    assert_eq!((changes.len(), ids(&peers)), (1, vec!["10.5.2.0-24"]));
+    assert_eq!(reason(&peers), "PublicIP 10.5.2.9 lies inside 10.5.2.0/24 of lease 10.5.2.0-24");
+    assert_eq!(peers.remove(&"10.5.2.0-24".into()).len(), 2);
+    assert_eq!(ids(&peers), ["old"]);
+    let changes = peers.put(record(lease("10.5.2.0-24", "192.168.0.2", 9)));
+    let seen: Vec<_> = changes.iter().map(|c| (&*c.id, c.after.is_some())).collect();
+    assert_eq!(seen, [("old", false), ("10.5.2.0-24", true)]);
+}
+
+#[test]
+fn one_public_address_of_several_leases_is_found() {
+    let mut peers = Peers::new(us());
+    for (key, ip) in [("10.5.2.0-24", "192.168.0.2"), ("10.5.3.0-24", "192.168.0.3"), ("10.5.4.0-24", "192.168.0.2")] {
+        peers.put(record(lease(key, ip, 1)));
+    }
+    peers.put(record(lease("10.5.5.0-24", "192.168.0.1", 1)));
+    // Set aside: it takes part in nothing.
+    peers.put(record(lease("10.5.3.0-25", "192.168.0.3", 2)));
+    let shared: Vec<_> =
+        peers.shared().iter().map(|s| (s.ip.to_string(), s.count, s.leases[1].id.to_string())).collect();
+    assert_eq!(shared, [("192.168.0.2".to_owned(), 2, "10.5.4.0-24".to_owned())]);
+    let sharing =
+        |id: &str| peers.get(&id.into()).and_then(|lease| peers.sharing(lease)).map(|other| other.id.to_string());
+    assert_eq!(sharing("10.5.2.0-24").as_deref(), Some("10.5.4.0-24"));
+    assert_eq!(sharing("10.5.4.0-24").as_deref(), Some("10.5.2.0-24"));
+    assert_eq!(sharing("10.5.3.0-24"), None);
+    assert_eq!(peers.naming_us().map(|(_, lease)| &*lease.id).collect::<Vec<_>>(), ["10.5.5.0-24"]);
+}
+
 #[test]
 fn a_dual_stack_lease_stands_or_falls_as_a_whole() {
     let mut peers = Peers::new(dual());
@@ -223,6 +306,29 @@ fn fifty_thousand() {
     assert_eq!(peers.len(), 1);
 }
 
+/// Many nodes in a LAN inside Network, some of which share an address: each event looks at a few leases, not at all.
+#[test]
+fn twenty_thousand_public_addresses_inside_network() {
+    for assigned in [false, true] {
+        let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: None };
+        let mut peers = Peers::new(Us { networks, assigned, ..Us::default() });
+        let lan = |n: u32| Some(Ipv4Addr::from(0x0af0_0000 + n % 16_000));
+        let with =
+            |n: u32, lease: Lease| record(Lease { attrs: Attrs { public_ip: lan(n), ..lease.attrs.clone() }, ..lease });
+        for (n, lease) in (0..20_000).zip(many(20_000)) {
+            peers.put(with(n, lease));
+        }
+        assert_eq!((peers.len(), peers.shared().len()), (20_000, 4_000));
+        // Over the whole LAN, younger than all of them.
+        peers.put(record(lease("10.240.0.0-12", "192.168.0.9", 1_000_000)));
+        for (n, lease) in (0..20_000).zip(many(20_000)) {
+            peers.put(with(n + 1, lease));
+        }
+        // Nothing assigns such a subnet; where it stands all the same, its owner has it.
+        assert_eq!(peers.len(), if assigned { 1 } else { 20_000 });
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Put(Record),
@@ -236,12 +342,14 @@ fn any_record() -> impl Strategy<Value = Record> {
     let v6 = (0u128..16, 58u8..=66)
         .prop_map(|(n, len)| Ipv6Net::new(((0xfd00 << 112) + (n << 63)).into(), len).unwrap().trunc());
     let subnets = (proptest::option::weighted(0.9, v4), proptest::option::weighted(0.3, v6));
-    (0u8..12, subnets, 0u64..4, 0u8..12).prop_map(|(id, (v4, v6), stamp, ip)| {
+    (0u8..12, subnets, 0u64..4, 0u32..24).prop_map(|(id, (v4, v6), stamp, ip)| {
         let id: Id = format!("n{id}").into();
         if ip == 11 {
             return Record { id, lease: Err("unread".into()) };
         }
-        let public_ip = Some(Ipv4Addr::new(192, 168, 0, ip));
+        // The second half lies inside Network, in the subnets of others.
+        let public_ip =
+            Some(if ip < 12 { Ipv4Addr::from(0xc0a8_0000 + ip) } else { Ipv4Addr::from(0x0a05_0000 + ip * 128) });
         let attrs = Attrs { public_ip, ..Attrs::default() };
         let age = Age { stamp, tie: Arc::from("") };
         Record { lease: Ok(Lease { id: id.clone(), subnets: Subnets { v4, v6 }, attrs, age }), id }
@@ -256,22 +364,38 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 fn any_us() -> impl Strategy<Value = Us> {
-    (0u8..3, 0u32..64, 0u8..12, any::<bool>()).prop_map(|(id, own, ip, dual)| Us {
-        networks: Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd00::/60".parse().ok().filter(|_| dual) },
-        id: Some(format!("n{id}").into()),
-        own: Subnets { v4: Some(Ipv4Net::new((0x0a05_0000 + own * 64).into(), 26).unwrap()), v6: None },
-        public: vec![IpAddr::V4(Ipv4Addr::new(192, 168, 0, ip))],
-    })
+    (0u8..3, 0u32..64, 0u8..12, any::<bool>(), 0u32..200, any::<bool>()).prop_map(
+        |(id, own, ip, dual, lan, assigned)| {
+            let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd00::/60".parse().ok().filter(|_| dual) };
+            // Mostly behind the subnets of leases.
+            let lan = Ipv4Net::new((0x0a05_0000 + lan * 64).into(), 27).unwrap();
+            Us {
+                networks,
+                id: Some(format!("n{id}").into()),
+                own: Subnets { v4: Some(Ipv4Net::new((0x0a05_0000 + own * 64).into(), 26).unwrap()), v6: None },
+                public: vec![IpAddr::V4(Ipv4Addr::new(192, 168, 0, ip))],
+                connected: Connected::new(&networks, [(lan.into(), Arc::from("lan0"))]),
+                assigned,
+            }
+        },
+    )
 }
 
-/// The definition, as simple as it can be said: possible leases, oldest first, each taken if nothing taken overlaps it. What
-/// is possible is asked of a set that holds this record alone.
 /// What a lease claims on this node: the families that are on.
 fn claimed(us: &Us, lease: &Lease) -> Subnets {
     let (v4, v6) = (us.networks.v4.is_some(), us.networks.v6.is_some());
     Subnets { v4: lease.subnets.v4.filter(|_| v4), v6: lease.subnets.v6.filter(|_| v6) }
 }
 
+/// True when the first has its public address in the subnet of the second.
+fn stands_in(us: &Us, one: &Lease, other: &Lease) -> bool {
+    let v4 = one.attrs.public_ip.filter(|_| us.networks.v4.is_some());
+    one.id != other.id && v4.zip(claimed(us, other).v4).is_some_and(|(ip, net)| net.contains(&ip))
+}
+
+/// The definition, as simple as it can be said: possible leases, oldest first, each taken if nothing taken overlaps it, and no
+/// public address of the two lies in the subnet of the other. Where subnets are assigned, a public address in the subnet of any
+/// possible lease is set aside instead. What is possible is asked of a set that holds this record alone.
 fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
     let possible = |record: &&Record| {
         let mut alone = Peers::new(us.clone());
@@ -281,8 +405,13 @@ fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
     let mut leases: Vec<&Lease> = records.values().filter(possible).filter_map(|r| r.lease.as_ref().ok()).collect();
     leases.sort_by_key(|lease| (lease.age.clone(), lease.id.clone()));
     let mut taken: Vec<&Lease> = Vec::new();
-    for lease in leases {
-        if taken.iter().all(|other| !claimed(us, other).overlaps(&claimed(us, lease))) {
+    for lease in leases.iter().copied() {
+        let apart = |other: &&Lease| {
+            let overlap = claimed(us, other).overlaps(&claimed(us, lease));
+            !overlap && (us.assigned || !(stands_in(us, lease, other) || stands_in(us, other, lease)))
+        };
+        let lost = us.assigned && leases.iter().any(|other| stands_in(us, lease, other));
+        if !lost && taken.iter().all(apart) {
             taken.push(lease);
         }
     }

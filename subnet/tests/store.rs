@@ -66,6 +66,7 @@ contract!(
     creates_and_takes_over,
     previous_is_taken_again,
     runs_out_of_subnets,
+    no_subnet_over_addresses_of_nodes,
     incompatible_lease_is_deleted,
     racers_get_distinct_subnets,
     dual_stack_racers_share_neither_half,

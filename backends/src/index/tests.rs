@@ -69,6 +69,31 @@ fn names_of_devices_that_went_are_forgotten() {
 }
 
 #[test]
+fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
+    let fdb = Key::Fdb(name("flannel.1"), Mac([2; 6]));
+    let to = |last: u8| Value::Fdb([192, 168, 0, last].into());
+    for (oldest_wins, first, loser, winner) in [(true, 1, "new", "old"), (false, 2, "old", "new")] {
+        for order in [["old", "new"], ["new", "old"]] {
+            let mut index = Index::new(oldest_wins);
+            let stamp = |who: &str| if who == "old" { 1 } else { 2 };
+            for who in order {
+                index.set(&id(who), &age(stamp(who)), State::from([(fdb, to(stamp(who) as u8))]));
+            }
+            assert_eq!((index.desired(&fdb), index.owner(&fdb)), (Some(to(first)), Some(&id(winner))));
+            let beaten_by = |who: &str| index.beaten_by((&fdb, to(stamp(who) as u8)), &id(who), &age(stamp(who)));
+            assert_eq!((beaten_by(loser), beaten_by(winner)), (Some(&id(winner)), None));
+            // One that says the same loses nothing, and one that is still to come is told in advance.
+            assert_eq!(index.beaten_by((&fdb, to(first)), &id("same"), &age(3)), None);
+            let newcomer = index.beaten_by((&fdb, to(9)), &id("third"), &age(3));
+            assert_eq!(newcomer.is_some(), oldest_wins);
+            assert_eq!(index.holders(&fdb, [to(1), to(2)], &id("old")), [id("new")]);
+            index.set(&id(winner), &age(0), State::new());
+            assert_eq!(index.holders(&fdb, [to(1), to(2)], &id(winner)), [id(loser)]);
+        }
+    }
+}
+
+#[test]
 fn our_own_device_wins_a_link() {
     let key = Key::Link(name("flannel.1"));
     let mut index = Index::default();

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::network::Network;
 
-use super::{Ownership, PROTOCOL};
+use super::{Ownership, PROTOCOL, is_flannels};
 use crate::host::{OnLink, Reach};
 use crate::state::{Key, LAST_METRIC, Link, LinkKind, Mac, Name, Route, Seen, Value};
 
@@ -19,29 +20,29 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-fn us(flannel_was_here: bool) -> Ownership {
+fn us() -> Ownership {
     Ownership {
         devices: BTreeSet::from([name("flannel.1"), name("flannel-v6.1")]),
         networks: Subnets::from_key("10.5.0.0-16&fd00:5::-48").unwrap(),
         own: Subnets::from_key("10.5.1.0-24&fd00:5:0:1::-64").unwrap(),
-        flannel_was_here,
     }
 }
 
 fn ask(us: &Ownership, key: Key, seen: Seen) -> bool {
-    let on_link = OnLink::new([
-        (net("192.168.64.0/24"), 0, Reach::Link(name("eth0"))),
-        (net("2001:db8::/64"), 0, Reach::Link(name("eth0"))),
-        (net("0.0.0.0/0"), 0, Reach::Gateway),
-    ]);
-    us.ours(&key, &seen, &on_link)
+    us.ours(&key, &seen)
 }
 
-fn route(us: &Ownership, prefix: &str, via: &str, dev: &str, protocol: u8) -> bool {
+/// The route that `ip route add PREFIX via VIA dev DEV` writes, by this protocol.
+fn entry(prefix: &str, via: &str, dev: &str, protocol: u8) -> (Key, Seen) {
     let route = Route::Unicast { via: via.parse().unwrap(), dev: name(dev), onlink: false };
     let prefix = net(prefix);
     let metric = if prefix.addr().is_ipv4() { 0 } else { 1024 };
-    ask(us, Key::Route(prefix, metric), Seen { value: Value::Route(route), protocol, mark: false })
+    (Key::Route(prefix, metric), Seen { value: Value::Route(route), protocol, mark: false })
+}
+
+fn route(us: &Ownership, prefix: &str, via: &str, dev: &str, protocol: u8) -> bool {
+    let (key, seen) = entry(prefix, via, dev, protocol);
+    ask(us, key, seen)
 }
 
 fn plain(us: &Ownership, key: Key, value: Value) -> bool {
@@ -51,7 +52,7 @@ fn plain(us: &Ownership, key: Key, value: Value) -> bool {
 #[test]
 fn a_link_needs_our_mark() {
     let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-    let asked = |dev, mark| ask(&us(true), Key::Link(name(dev)), Seen { value: Value::Link(link), protocol: 0, mark });
+    let asked = |dev, mark| ask(&us(), Key::Link(name(dev)), Seen { value: Value::Link(link), protocol: 0, mark });
     assert!(asked("flannel.1", true));
     assert!(!asked("flannel.1", false), "flannel's or another agent's");
     assert!(!asked("flannel.9", true), "another instance's");
@@ -59,21 +60,24 @@ fn a_link_needs_our_mark() {
 
 #[test]
 fn what_is_on_our_device_is_ours() {
-    let us = us(false);
+    let us = us();
     for (dev, ours) in [("flannel.1", true), ("flannel.2", false), ("eth0", false)] {
         let dev = name(dev);
         let (ip, mac): (IpAddr, Mac) = ("10.5.9.0".parse().unwrap(), Mac([2; 6]));
         assert_eq!(plain(&us, Key::Addr(dev, net("10.5.9.0/32")), Value::Addr), ours);
         assert_eq!(plain(&us, Key::Fdb(dev, mac), Value::Fdb(ip)), ours);
         assert_eq!(plain(&us, Key::Neigh(dev, ip), Value::Neigh(mac)), ours);
-        assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), 3), ours);
+        assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), PROTOCOL), ours);
         assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", &dev.text(), 3), ours);
+        assert!(!route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), 3), "what others reach through the overlay");
+        let device = Seen { value: Value::Route(Route::Device { dev }), protocol: 4, mark: false };
+        assert!(!ask(&us, Key::Route(net("10.77.0.0/16"), 0), device));
     }
 }
 
 #[test]
 fn what_the_kernel_makes_is_not() {
-    let (us, dev) = (us(true), name("flannel.1"));
+    let (us, dev) = (us(), name("flannel.1"));
     assert!(!plain(&us, Key::Addr(dev, net("fe80::1/64")), Value::Addr));
     assert!(!plain(&us, Key::Neigh(dev, "ff02::16".parse().unwrap()), Value::Neigh(Mac([0x33; 6]))));
     assert!(!plain(&us, Key::Neigh(dev, "224.0.0.22".parse().unwrap()), Value::Neigh(Mac([1; 6]))));
@@ -87,7 +91,7 @@ fn what_the_kernel_makes_is_not() {
 
 #[test]
 fn routes_with_our_number_inside_our_network() {
-    let us = us(false);
+    let us = us();
     assert!(route(&us, "10.5.9.0/24", "192.168.64.9", "eth0", PROTOCOL));
     assert!(route(&us, "fd00:5:0:9::/64", "2001:db8::9", "eth0", PROTOCOL));
     assert!(!route(&us, "10.6.9.0/24", "192.168.64.9", "eth0", PROTOCOL), "the other agent's network");
@@ -102,16 +106,50 @@ fn routes_with_our_number_inside_our_network() {
     assert!(!dead("10.5.0.0/16", 3) && !dead("10.6.0.0/16", PROTOCOL));
 }
 
+/// The network of a flannel that gave subnets of 24 bits from 10.5.8.0 to 10.5.80.0.
+fn flannels(entry: (Key, Seen)) -> bool {
+    let conf = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.8.0","SubnetMax":"10.5.80.0","EnableIPv6":true,
+        "IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw"}}"#;
+    let network = Network::parse(conf).unwrap();
+    let on_link = OnLink::new([
+        (net("192.168.64.0/24"), 0, Reach::Link(name("eth0"))),
+        (net("2001:db8::/64"), 0, Reach::Link(name("eth0"))),
+        (net("0.0.0.0/0"), 0, Reach::Gateway),
+    ]);
+    let own = Subnets::from_key("10.5.10.0-24&fd00:5:0:1::-64").unwrap();
+    is_flannels(&network, &own, &on_link, (&entry.0, &entry.1))
+}
+
 #[test]
-fn what_flannels_host_gw_left() {
-    for (here, protocol, expected) in [(true, 3, true), (true, 0, true), (true, 4, false), (false, 3, false)] {
-        assert_eq!(route(&us(here), "10.5.9.0/24", "192.168.64.9", "eth0", protocol), expected);
-        assert_eq!(route(&us(here), "fd00:5:0:9::/64", "2001:db8::9", "eth0", protocol), expected);
+fn flannels_routes_are_told_by_their_exact_form() {
+    for (protocol, expected) in [(3, true), (0, true), (4, false), (2, false), (PROTOCOL, false)] {
+        assert_eq!(flannels(entry("10.5.9.0/24", "192.168.64.9", "eth0", protocol)), expected);
+        assert_eq!(flannels(entry("fd00:5:0:9::/64", "2001:db8::9", "eth0", protocol)), expected);
     }
-    let us = us(true);
-    assert!(!route(&us, "10.5.9.0/24", "192.168.70.9", "eth0", 3), "gateway not on-link");
-    assert!(!route(&us, "10.5.1.0/24", "192.168.64.9", "eth0", 3), "our own subnet");
-    assert!(!route(&us, "10.5.1.128/25", "192.168.64.9", "eth0", 3), "inside our own subnet");
-    assert!(!route(&us, "10.5.0.0/16", "192.168.64.9", "eth0", 3), "the whole network is no peer");
-    assert!(!route(&us, "10.6.0.0/24", "192.168.64.9", "eth0", 3));
+    let others = [
+        ("10.5.9.0/24", "192.168.70.9", "eth0", "a gateway that is not on the link"),
+        ("10.5.9.0/24", "192.168.64.9", "eth1", "over another interface than the gateway's"),
+        ("10.5.10.0/24", "192.168.64.9", "eth0", "our own subnet"),
+        ("10.5.9.0/25", "192.168.64.9", "eth0", "another length"),
+        ("10.5.8.0/23", "192.168.64.9", "eth0", "another length"),
+        ("10.5.7.0/24", "192.168.64.9", "eth0", "before SubnetMin"),
+        ("10.5.81.0/24", "192.168.64.9", "eth0", "behind SubnetMax"),
+        ("10.5.0.0/16", "192.168.64.9", "eth0", "the whole network"),
+        ("10.6.9.0/24", "192.168.64.9", "eth0", "another network"),
+    ];
+    for (prefix, via, dev, why) in others {
+        assert!(!flannels(entry(prefix, via, dev, 3)), "{prefix}: {why}");
+    }
+    let (key, mut seen) = entry("10.5.9.0/24", "192.168.64.9", "eth0", 3);
+    assert!(!flannels((Key::Route(net("10.5.9.0/24"), 100), seen)), "another metric");
+    seen.mark = true;
+    assert!(!flannels((key, seen)), "through a nexthop object");
+    seen = Seen { value: Value::Route(Route::Device { dev: name("eth0") }), protocol: 3, mark: false };
+    assert!(!flannels((key, seen)), "without a gateway");
+    let onlink = Route::Unicast { via: "192.168.64.9".parse().unwrap(), dev: name("eth0"), onlink: true };
+    assert!(
+        !flannels((key, Seen { value: Value::Route(onlink), ..seen })),
+        "flannel asks the kernel whether it is on the link"
+    );
+    assert!(!flannels((Key::Link(name("eth0")), seen)));
 }

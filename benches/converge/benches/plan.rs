@@ -62,6 +62,7 @@ fn empty(kind: &str) -> Plan {
         vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
         vtep_mac_v6: Mac([2, 0, 0, 0, 0, 2]),
         routes: OnLink::new([(on_link, 0, Reach::Link(name))]),
+        connected: Default::default(),
     };
     let subnets = Subnets { v4: Some("10.250.0.0/24".parse().expect("a net")), v6: None };
     let own = Lease { id: subnets.to_key().into(), subnets, attrs: Attrs::default(), age: Age::default() };

@@ -97,8 +97,10 @@ impl EtcdStore {
                 return Ok(None);
             }
         }
-        let taken = all.stored.iter().filter(|stored| !is_ours(stored)).filter_map(|stored| stored.subnets);
-        let chosen = claim.choose(taken.collect())?;
+        let others = || all.stored.iter().filter(|stored| !is_ours(stored));
+        let taken = others().filter_map(|stored| stored.subnets).collect();
+        let nodes = others().filter_map(Stored::lease).map(|lease| &lease.attrs);
+        let chosen = claim.choose(taken, nodes)?;
         self.create(&chosen, &claim.attrs, (&evidence, all.revision), granted).await
     }
 

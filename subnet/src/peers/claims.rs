@@ -1,48 +1,135 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who claims which prefix. CIDRs are nested or disjoint, so what overlaps a prefix is its ancestors (one look-up for each
-//! length in use) and its descendants (one range).
+//! Who claims which subnets and public addresses. CIDRs are nested or disjoint, so what overlaps a prefix is its ancestors (one
+//! look-up for each length in use) and its descendants (one range).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::net::IpAddr;
 use std::ops::Bound;
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cidr::Subnets;
 
 /// Place of a record in the set; 32 bits keep the index small.
 pub(super) type Slot = u32;
 
-/// The claims of both families.
+/// What one lease claims, in the families that are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Claim {
+    /// Its subnets.
+    pub(super) subnets: Subnets,
+    /// Its public addresses, as networks of one address.
+    pub(super) public: Subnets,
+}
+
+impl Claim {
+    /// Why the lease of this claim gives way to the lease of the other one; `whose` names that one.
+    pub(super) fn gives_way(&self, other: &Claim, whose: &str) -> String {
+        let (mine, theirs) = (&self.subnets, &other.subnets);
+        let inside = |subnets: &Subnets, public: &Subnets| {
+            public.iter().find(|ip| subnets.iter().any(|net| net.contains(ip))).map(|ip| (member(&ip), ip.addr()))
+        };
+        if mine.overlaps(theirs) {
+            format!("overlaps {theirs} of {whose}")
+        } else if let Some((field, ip)) = inside(theirs, &self.public) {
+            format!("{field} {ip} lies inside {theirs} of {whose}")
+        } else if let Some((field, ip)) = inside(mine, &other.public) {
+            format!("subnet {mine} contains {field} {ip} of {whose}")
+        } else {
+            format!("gives way to {whose}")
+        }
+    }
+}
+
+/// Name of the lease's member that holds such an address.
+fn member(ip: &IpNet) -> &'static str {
+    match ip {
+        IpNet::V4(_) => "PublicIP",
+        IpNet::V6(_) => "PublicIPv6",
+    }
+}
+
+/// All claims. Two of them cannot both hold when their subnets overlap, or when one has its public address in the other's subnet:
+/// the packets to that node would be sent to the other one.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
+    subnets: Index,
+    publics: Index,
+}
+
+impl Claims {
+    pub(super) fn insert(&mut self, claim: &Claim, slot: Slot) {
+        self.subnets.insert(&claim.subnets, slot);
+        self.publics.insert(&claim.public, slot);
+    }
+
+    pub(super) fn remove(&mut self, claim: &Claim, slot: Slot) {
+        self.subnets.remove(&claim.subnets, slot);
+        self.publics.remove(&claim.public, slot);
+    }
+
+    /// Whose subnets share an address with this claim's. Like all that follow, it may name the asking one, and others twice.
+    pub(super) fn overlapping(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
+        self.subnets.overlapping(&claim.subnets)
+    }
+
+    /// Whose subnets hold this claim's public address.
+    pub(super) fn around(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
+        self.subnets.overlapping(&claim.public)
+    }
+
+    /// Whose public address lies in this claim's subnets.
+    pub(super) fn inside(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
+        self.publics.overlapping(&claim.subnets)
+    }
+
+    /// Whose claim cannot hold together with this one.
+    pub(super) fn rivals(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
+        self.overlapping(claim).chain(self.around(claim)).chain(self.inside(claim))
+    }
+
+    /// Who has the same public address.
+    pub(super) fn sharing(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
+        self.publics.overlapping(&claim.public)
+    }
+
+    /// Every public address with whose it is, by address.
+    pub(super) fn publics(&self) -> impl Iterator<Item = (IpAddr, Slot)> {
+        let v4 = self.publics.v4.set.iter().map(|(net, slot)| (IpAddr::V4(net.addr()), *slot));
+        v4.chain(self.publics.v6.set.iter().map(|(net, slot)| (IpAddr::V6(net.addr()), *slot)))
+    }
+}
+
+/// Prefixes of both families.
+#[derive(Debug, Default)]
+struct Index {
     v4: Prefixes<Ipv4Net>,
     v6: Prefixes<Ipv6Net>,
 }
 
-impl Claims {
-    pub(super) fn insert(&mut self, subnets: &Subnets, slot: Slot) {
-        if let Some(v4) = subnets.v4 {
+impl Index {
+    fn insert(&mut self, nets: &Subnets, slot: Slot) {
+        if let Some(v4) = nets.v4 {
             self.v4.insert(v4, slot);
         }
-        if let Some(v6) = subnets.v6 {
+        if let Some(v6) = nets.v6 {
             self.v6.insert(v6, slot);
         }
     }
 
-    pub(super) fn remove(&mut self, subnets: &Subnets, slot: Slot) {
-        if let Some(v4) = subnets.v4 {
+    fn remove(&mut self, nets: &Subnets, slot: Slot) {
+        if let Some(v4) = nets.v4 {
             self.v4.remove(v4, slot);
         }
-        if let Some(v6) = subnets.v6 {
+        if let Some(v6) = nets.v6 {
             self.v6.remove(v6, slot);
         }
     }
 
-    /// Claims that share an address with these subnets, the asking one included; one of both families may come twice.
-    pub(super) fn overlapping(&self, subnets: &Subnets) -> impl Iterator<Item = Slot> {
-        let v4 = subnets.v4.into_iter().flat_map(|net| self.v4.overlapping(net));
-        v4.chain(subnets.v6.into_iter().flat_map(|net| self.v6.overlapping(net)))
+    fn overlapping(&self, nets: &Subnets) -> impl Iterator<Item = Slot> {
+        let v4 = nets.v4.into_iter().flat_map(|net| self.v4.overlapping(net));
+        v4.chain(nets.v6.into_iter().flat_map(|net| self.v6.overlapping(net)))
     }
 }
 

@@ -3,9 +3,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::Us;
+use super::claims::Claim;
 use crate::cidr::{Family, Subnets, family};
 use crate::lease::Lease;
 
@@ -25,7 +26,28 @@ pub(super) fn impossible(us: &Us, lease: &Lease) -> Option<String> {
             let own = &us.own;
             own.overlaps(&concerns).then(|| format!("subnet {} overlaps our own {own}", lease.subnets))
         })
+        .or_else(|| concerns.iter().find_map(|net| over_this_node(us, net)))
         .or_else(|| unreachable(us, lease))
+}
+
+/// What a possible lease claims on this node.
+pub(super) fn claim(us: &Us, lease: &Lease) -> Claim {
+    let public =
+        Subnets { v4: lease.attrs.public_ip.map(Ipv4Net::from), v6: lease.attrs.public_ipv6.map(Ipv6Net::from) };
+    Claim { subnets: enabled(us, &lease.subnets), public: enabled(us, &public) }
+}
+
+/// A subnet that holds an address of this node, or of its LAN, would take this node's own traffic.
+fn over_this_node(us: &Us, net: IpNet) -> Option<String> {
+    if let Some(ip) = us.public.iter().find(|ip| net.contains(*ip)) {
+        return Some(format!("subnet {net} contains {ip}, our own address"));
+    }
+    let (place, link) = us.connected.overlapping(net)?;
+    Some(if place.prefix_len() == place.max_prefix_len() {
+        format!("subnet {net} contains {}, an address of this node ({link})", place.addr())
+    } else {
+        format!("subnet {net} overlaps {place}, to which this node is connected by {link}")
+    })
 }
 
 /// The families that net-conf enables: a dual-stack lease concerns an IPv4-only node by its IPv4 half alone, as in flannel.
@@ -49,7 +71,10 @@ fn unreachable(us: &Us, lease: &Lease) -> Option<String> {
         return Some("has no public address of a family in use".to_owned());
     }
     let fault = |(field, ip): (&str, IpAddr)| {
-        let what = if us.public.contains(&ip) { "our own address" } else { unusable(ip)? };
+        if let Some(own) = us.own.iter().find(|own| own.contains(&ip)) {
+            return Some(format!("{field} {ip} lies inside our own subnet {own}"));
+        }
+        let what = if us.public.contains(&ip) { "our own address: two nodes publish it" } else { unusable(ip)? };
         Some(format!("{field} {ip} is {what}"))
     };
     v4.map(|ip| ("PublicIP", ip)).into_iter().chain(v6.map(|ip| ("PublicIPv6", ip))).find_map(fault)

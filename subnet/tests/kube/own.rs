@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use weft_subnet::attrs::Attrs;
+use weft_subnet::connected::Connected;
 use weft_subnet::kube::{KubeStore, Who};
 use weft_subnet::source::{Claim, Error, Source};
 
@@ -23,7 +24,7 @@ pub fn dual(last: u8) -> Claim {
     network.networks.v6 = Some(net);
     let public_ipv6 = Some(format!("2001:db8::{last}").parse().unwrap());
     let attrs = Attrs { public_ipv6, backend_type: "host-gw".into(), backend_data: None, ..attrs(last) };
-    Claim { network, attrs, previous: None, was: None }
+    Claim { network, attrs, previous: None, was: None, connected: Connected::default() }
 }
 
 #[tokio::test]

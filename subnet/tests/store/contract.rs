@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::connected::Connected;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::{Network, Range};
@@ -50,7 +51,8 @@ pub fn attrs(last: u8) -> Attrs {
 }
 
 pub fn claim(last: u8) -> Claim {
-    Claim { network: network(24, "10.5.255.0"), attrs: attrs(last), previous: None, was: None }
+    let (network, connected) = (network(24, "10.5.255.0"), Connected::default());
+    Claim { network, attrs: attrs(last), previous: None, was: None, connected }
 }
 
 /// What the node of this number knows after a boot: its address alone.
@@ -115,7 +117,29 @@ pub async fn runs_out_of_subnets(kind: &impl Place) {
     store.acquire(&small(1)).await.unwrap();
     store.acquire(&small(2)).await.unwrap();
     let error = store.acquire(&small(3)).await.unwrap_err();
-    assert_eq!(error.to_string(), "out of subnets: every subnet between 10.5.1.0 and 10.5.2.0 is leased");
+    assert_eq!(
+        error.to_string(),
+        "out of subnets: every subnet between 10.5.1.0 and 10.5.2.0 is leased, or holds addresses of nodes"
+    );
+}
+
+/// A subnet over the LAN, or over the address of another node, would be set aside by the others or cut them off.
+pub async fn no_subnet_over_addresses_of_nodes(kind: &impl Place) {
+    let store = kind.open();
+    let network = network(24, "10.5.4.0");
+    let lan = [("10.5.1.0/24".parse().unwrap(), "lan0".into())];
+    let connected = Connected::new(&network.networks, lan);
+    let with = |last, ip: &str, previous| {
+        let attrs = Attrs { public_ip: ip.parse().ok(), ..attrs(last) };
+        Claim { attrs, network: network.clone(), previous, was: None, connected: connected.clone() }
+    };
+    // Its own address lies in the second of four, the LAN is the first: it takes the fourth, and a later node the third.
+    let own = store.acquire(&with(1, "10.5.2.9", Some(subnet("10.5.4.0/24")))).await.unwrap();
+    assert_eq!(own.subnets, subnet("10.5.4.0/24"));
+    let second = store.acquire(&with(2, "192.0.2.2", Some(subnet("10.5.1.0/24")))).await.unwrap();
+    assert_eq!(second.subnets, subnet("10.5.3.0/24"), "not the one that it had, which lies over its LAN");
+    let error = store.acquire(&with(3, "192.0.2.3", Some(subnet("10.5.2.0/24")))).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
 }
 
 pub async fn incompatible_lease_is_deleted(kind: &impl Place) {

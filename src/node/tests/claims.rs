@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Routes that are not ours to touch: the kernel's own, and what others wrote.
+
+use weft_backends::owner::KERNEL_PROTOCOL;
+use weft_backends::state::{Key, Name, Route, Seen, Value};
+use weft_subnet::source::Event;
+
+use super::{Bench, local, machine, put};
+use crate::kernel::{AddrInfo, Notice};
+use crate::options::OnLostLease;
+use crate::pass::Cause;
+use crate::report;
+use crate::status::PeerState;
+use crate::takeover::Takeover;
+
+fn route(net: &str, route: Route, protocol: u8) -> (Key, Seen) {
+    (Key::Route(net.parse().unwrap(), 0), Seen { value: Value::Route(route), protocol, mark: false })
+}
+
+fn eth0() -> Name {
+    Name::new("eth0").unwrap()
+}
+
+fn of_the_kernel(net: &str) -> (Key, Seen) {
+    route(net, Route::Device { dev: eth0() }, KERNEL_PROTOCOL)
+}
+
+/// In every way in which a route is written: a new lease, an event of the kernel, a look at everything.
+#[tokio::test]
+async fn the_kernels_own_route_is_never_replaced_and_the_peer_is_shown_as_failed() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let ((new, kernels), (old, seen)) = (of_the_kernel("10.5.3.0/24"), of_the_kernel("10.5.2.0/24"));
+        bench.kernel.disturb(new, Some(kernels), false);
+        bench.node.stored(vec![Event::Changes(vec![put("10.5.3.0-24", "192.168.0.3")])]).await;
+        bench.kernel.disturb(old, Some(seen), false);
+        bench.node.noticed(vec![Notice::Entry(old, Some(seen))]).await;
+        for _ in 0..2 {
+            for key in [new, old] {
+                assert_eq!(bench.kernel.entries().get(&key).map(|seen| seen.protocol), Some(KERNEL_PROTOCOL));
+            }
+            let peers = report::status(&bench.node).peers;
+            assert!(peers.iter().all(|peer| peer.state == PeerState::Failed), "{peers:#?}");
+            let reason = peers[0].reason.as_deref().unwrap();
+            assert!(reason.contains("the kernel's own route to a directly connected network"), "{reason}");
+            bench.node.full(Cause::Audit).await;
+        }
+        bench.kernel.disturb(old, None, false);
+        bench.node.noticed(vec![Notice::Entry(old, None)]).await;
+        assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "the address left: ours takes its place");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_peer_over_an_address_of_this_node_is_set_aside_while_it_is_there() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mut with = machine("192.168.0.1");
+        with.addrs.push(AddrInfo { index: 2, net: "10.5.2.77/32".parse().unwrap(), scope: 0, flags: 0x80 });
+        bench.kernel.set_machine(with);
+        bench.node.full(Cause::Kernel).await;
+        assert_eq!(bench.via("10.5.2.0/24"), None);
+        let peers = report::status(&bench.node).peers;
+        let reason = peers[0].reason.as_deref().unwrap();
+        assert_eq!(reason, "subnet 10.5.2.0/24 contains 10.5.2.77, an address of this node (eth0)");
+        bench.kernel.set_machine(machine("192.168.0.1"));
+        bench.node.full(Cause::Kernel).await;
+        assert!(bench.via("10.5.2.0/24").is_some());
+    })
+    .await;
+}
+
+/// What flannel left goes once, with the first look that may remove anything; the same written later is somebody else's.
+#[tokio::test]
+async fn flannels_leftovers_are_those_of_the_first_look() {
+    local(async {
+        let left = |net: &str, via: &str| {
+            route(net, Route::Unicast { via: via.parse().unwrap(), dev: eth0(), onlink: false }, 3)
+        };
+        let list = || Event::Snapshot {
+            records: vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()],
+            reset: false,
+        };
+        for (flannel_was_here, weft_was_here) in [(true, false), (true, true), (false, false)] {
+            let mut bench = Bench::new(OnLostLease::Hold);
+            bench.node.passer.takeover = Takeover::new(flannel_was_here);
+            let (stale, seen) = left("10.5.8.0/24", "192.168.0.8");
+            bench.kernel.disturb(stale, Some(seen), false);
+            let (own, of_weft) = (Key::Route("10.5.2.0/24".parse().unwrap(), 0), weft_backends::owner::PROTOCOL);
+            if weft_was_here {
+                let seen = left("10.5.2.0/24", "192.168.0.2").1;
+                bench.kernel.disturb(own, Some(Seen { protocol: of_weft, ..seen }), false);
+            }
+            bench.node.full(Cause::Start).await;
+            assert!(bench.kernel.entries().contains_key(&stale), "no list of leases yet");
+            // Written while weft waits for the list.
+            let (late, seen) = left("10.5.9.0/24", "192.168.0.8");
+            bench.kernel.disturb(late, Some(seen), true);
+            bench.node.stored(vec![list()]).await;
+            let is_removed = flannel_was_here && !weft_was_here;
+            assert_eq!(bench.kernel.entries().contains_key(&stale), !is_removed);
+            bench.kernel.disturb(stale, Some(seen), true);
+            bench.node.full(Cause::Audit).await;
+            assert!(bench.kernel.entries().contains_key(&stale), "written again: not flannel's");
+            assert!(bench.kernel.entries().contains_key(&late));
+        }
+    })
+    .await;
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The entries of one peer, and what happens when two leases claim one VtepMAC: the kernel has one forwarding entry for it. The lease
+//! that does not have it gets no routes either, since its traffic would go to the other node.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use weft_backends::backend::{Backend, Planned};
+use weft_backends::diff;
+use weft_backends::index::Changed;
+use weft_backends::state::{Key, Mac, Name, State, Value};
+use weft_subnet::lease::{Id, Lease};
+use weft_subnet::text::Shown;
+
+use super::Plan;
+
+/// So many leases that share a public address with another one are said in the log; status names them all.
+const SHARED_SAID: usize = 10;
+
+impl Plan {
+    /// Believed leases that have no or not all entries, by id.
+    pub fn skipped_leases(&self) -> impl Iterator<Item = &Lease> {
+        let mut ids: Vec<&Id> = self.skipped.keys().collect();
+        ids.sort_unstable();
+        ids.into_iter().filter_map(|id| Some(&**self.peers.get(id)?))
+    }
+
+    /// The VtepMACs that this lease claims and that another one has, each with that lease.
+    pub fn clashes(&self, lease: &Lease) -> Vec<(Mac, &Lease)> {
+        let public = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => lease.attrs.public_ip == Some(ip),
+            IpAddr::V6(ip) => lease.attrs.public_ipv6 == Some(ip),
+        };
+        let clash = |key: Key| match (key, self.index.desired(&key)) {
+            (Key::Fdb(_, mac), Some(Value::Fdb(to))) if !public(to) => {
+                let winner = self.index.owner(&key).filter(|id| **id != lease.id)?;
+                Some((mac, &**self.peers.get(winner)?))
+            }
+            _ => None,
+        };
+        self.index.keys(&lease.id).into_iter().filter_map(clash).collect()
+    }
+
+    pub(super) fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
+        let (mut state, mut reasons) = self.entries_of(lease);
+        for (dev, mac, winner) in self.lost(&state, lease) {
+            reasons.push(self.clash(mac, lease, winner));
+            // Traffic for its subnet would go to the other node. The forwarding entry stays claimed: it counts when the other is gone.
+            state.retain(|key, value| {
+                !matches!(key, Key::Neigh(..) | Key::Route(..)) || diff::device(key, value) != Some(dev)
+            });
+        }
+        if reasons.is_empty() {
+            self.skipped.remove(&lease.id);
+        } else {
+            let reason = reasons.join("; ");
+            if self.skipped.get(&lease.id) != Some(&reason) {
+                self.lines.say_aside(&lease.id, &reason);
+            }
+            self.skipped.insert(lease.id.clone(), reason);
+        }
+        match &mut self.guard {
+            Some(guard) if state.is_empty() => guard.forget(&lease.id),
+            Some(guard) => state.extend(guard.peer(lease)),
+            None => {}
+        }
+        // A lease that could not be planned must not lower the MTU.
+        match self.others.made(&lease.attrs.backend_type).map(Backend::kind) {
+            Some(kind) if kind != self.backend.kind() && !state.is_empty() => {
+                self.foreign.insert(lease.id.clone(), kind);
+            }
+            _ => drop(self.foreign.remove(&lease.id)),
+        }
+        let mut changed = self.index.set(&lease.id, &lease.age, state);
+        self.note_devices(&changed);
+        changed.extend(self.rematch(&lease.id, &changed));
+        changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
+        changed
+    }
+
+    /// What the backend of its type wants for this lease, and why it is not all.
+    fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>) {
+        let kind = lease.attrs.backend_type.as_str();
+        let own_kind = kind == self.backend.kind();
+        let backend = if own_kind { Ok(&*self.backend) } else { self.others.of(kind, &self.network) };
+        let Planned { mut state, skipped } = match backend {
+            Ok(backend) => backend.plan(&self.host, &self.own, lease),
+            Err(bad) => return (State::new(), vec![bad.0]),
+        };
+        let mut reasons = self.admit(lease, &mut state);
+        reasons.extend(skipped.into_iter().map(|skip| skip.0));
+        (state, reasons)
+    }
+
+    /// The forwarding entries of this lease that belong to another one, which claims the same MAC at another address.
+    fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Mac, &Id)> {
+        let lost = state.iter().filter_map(|(key, value)| {
+            let Key::Fdb(dev, mac) = key else { return None };
+            Some((*dev, *mac, self.index.beaten_by((key, *value), &lease.id, &lease.age)?))
+        });
+        lost.collect()
+    }
+
+    fn clash(&self, mac: Mac, lease: &Lease, winner: &Id) -> String {
+        let other = self.peers.get(winner);
+        let at = other.map(|other| format!(" ({}, {})", other.subnets, other.attrs.owner())).unwrap_or_default();
+        let age = if self.assigned { "older" } else { "newer" };
+        let (subnet, winner) = (lease.subnets, Shown(winner));
+        format!("VtepMAC {mac} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
+    }
+
+    /// Where another lease has a forwarding entry now, those that lost it and those that got it are planned again.
+    pub(super) fn rematch(&mut self, id: &Id, changed: &[Changed]) -> Vec<Changed> {
+        let mut turned = BTreeSet::new();
+        for change in changed {
+            if let (key @ Key::Fdb(..), Some(before), Some(after)) = change {
+                turned.extend(self.index.holders(key, [*before, *after], id));
+            }
+        }
+        let leases: Vec<Rc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        leases.iter().flat_map(|lease| self.plan_peer(lease)).collect()
+    }
+
+    /// Says that a lease has the public address of another one, when that is new.
+    pub(super) fn say_shared(&mut self, before: Option<&Lease>, lease: &Lease) {
+        let public = |lease: &Lease| (lease.attrs.public_ip, lease.attrs.public_ipv6);
+        if self.shared_said >= SHARED_SAID || before.is_some_and(|before| public(before) == public(lease)) {
+            return;
+        }
+        if let Some(other) = self.peers.sharing(lease) {
+            self.shared_said += 1;
+            let (one, other) = (Shown(&lease.id), Shown(&other.id));
+            tracing::warn!(lease = %one, %other, "two leases publish one address: one of the nodes is not reached");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a host itself occupies inside the cluster's Network: its addresses, and the networks that it is directly connected to.
+//! A lease over one of these would take the host's own traffic away, and a subnet there could not be used.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::cidr::{Subnets, family};
+
+/// Addresses and connected networks of a host, each with the name of its interface. Only what lies inside Network is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Connected {
+    places: BTreeSet<(IpNet, Arc<str>)>,
+}
+
+impl Connected {
+    /// `places` are addresses (as networks of one address) and connected networks. A network that holds the whole of Network
+    /// is left out: whoever puts Network inside a LAN wants subnets there. An address in it counts all the same.
+    pub fn new(networks: &Subnets, places: impl IntoIterator<Item = (IpNet, Arc<str>)>) -> Connected {
+        let inside = |net: &IpNet| networks.of(family(net)).is_some_and(|all| all.contains(net) && all != *net);
+        let places = places.into_iter().map(|(net, link)| (net.trunc(), link));
+        Connected { places: places.filter(|(net, _)| inside(net)).collect() }
+    }
+
+    /// Without what belongs to this node's own part of the cluster: what lies in its own subnet (cni0 stands there; the uplink does
+    /// not), and these interfaces.
+    pub fn without(&self, own: &Subnets, uplink: &str, is_own_link: impl Fn(&str) -> bool) -> Connected {
+        let in_own = |net: &IpNet| own.of(family(net)).is_some_and(|own| own.contains(net));
+        let ours = |(net, link): &&(IpNet, Arc<str>)| is_own_link(link) || (&**link != uplink && in_own(net));
+        let rest = self.places.iter().filter(|place| !ours(place));
+        Connected { places: rest.cloned().collect() }
+    }
+
+    /// A place that shares an address with this network, with its interface. Costs one look-up for each shorter prefix length.
+    pub fn overlapping(&self, net: IpNet) -> Option<(IpNet, &str)> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let from = |net: IpNet| self.places.range((net, Arc::from(""))..).next();
+        // Ordered by address, then length: what comes next lies inside `net`, or nothing does.
+        let inside = from(net).filter(|(place, _)| net.contains(place));
+        let around = || {
+            (0..net.prefix_len()).find_map(|len| {
+                let wider = IpNet::new(net.network(), len).ok()?.trunc();
+                from(wider).filter(|(place, _)| *place == wider)
+            })
+        };
+        inside.or_else(around).map(|(place, link)| (*place, &**link))
+    }
+
+    /// Every place as a network.
+    pub fn iter(&self) -> impl Iterator<Item = IpNet> {
+        self.places.iter().map(|(net, _)| *net)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn networks() -> Subnets {
+        Subnets { v4: "10.0.0.0/8".parse().ok(), v6: "fd00::/48".parse().ok() }
+    }
+
+    fn places(of: &[(&str, &str)]) -> Connected {
+        Connected::new(&networks(), of.iter().map(|(net, link)| (net.parse().unwrap(), Arc::from(*link))))
+    }
+
+    #[test]
+    fn finds_what_is_inside_around_or_equal() {
+        let all = places(&[("10.1.0.0/16", "lan0"), ("10.9.9.9/32", "lo"), ("fd00:0:0:7::/64", "lan0")]);
+        let rows = [
+            ("10.1.0.0/16", Some(("10.1.0.0/16", "lan0"))),
+            ("10.1.7.0/24", Some(("10.1.0.0/16", "lan0"))),
+            ("10.0.0.0/12", Some(("10.1.0.0/16", "lan0"))),
+            ("10.9.9.0/24", Some(("10.9.9.9/32", "lo"))),
+            ("10.9.8.0/24", None),
+            ("10.2.0.0/16", None),
+            ("fd00:0:0:7::/64", Some(("fd00:0:0:7::/64", "lan0"))),
+            ("fd00:0:0:8::/64", None),
+        ];
+        for (net, expected) in rows {
+            let expected = expected.map(|(net, link)| (net.parse().unwrap(), link));
+            assert_eq!(all.overlapping(net.parse().unwrap()), expected, "{net}");
+        }
+    }
+
+    #[test]
+    fn keeps_only_what_is_inside_network_and_not_our_own() {
+        let all = places(&[
+            ("10.0.0.0/8", "lan0"),
+            ("0.0.0.0/0", "lan0"),
+            ("192.168.0.0/16", "lan1"),
+            ("10.5.1.1/32", "cni0"),
+            ("10.5.1.0/24", "cni0"),
+            ("10.5.9.0/32", "flannel.1"),
+            ("10.7.0.0/24", "lan2"),
+            ("10.5.1.64/28", "up0"),
+        ]);
+        let own = Subnets { v4: "10.5.1.0/24".parse().ok(), v6: None };
+        let rest = all.without(&own, "up0", |link| link == "flannel.1");
+        let rest: Vec<String> = rest.iter().map(|net| net.to_string()).collect();
+        assert_eq!(rest, ["10.5.1.64/28", "10.7.0.0/24"]);
+    }
+}
