@@ -31,9 +31,19 @@ use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Mac, Name, Observed, Seen};
 
+/// Who made a link. Its alias says so, and anybody with rights over the link can write that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Maker {
+    /// This agent, or an earlier run with the same subnet file.
+    ThisAgent,
+    /// Another weft agent of this host, with another subnet file.
+    AnotherAgent,
+    /// Anybody else: the kernel, a person, flannel.
+    Unknown,
+}
+
 /// A link of the host, any link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct LinkInfo {
     /// Interface index: shell only.
     pub index: u32,
@@ -49,8 +59,8 @@ pub struct LinkInfo {
     pub carrier: bool,
     /// IFF_LOOPBACK.
     pub loopback: bool,
-    /// An agent of this host made it: its alias says so.
-    pub ours: bool,
+    /// Who made it, as its alias says.
+    pub maker: Maker,
 }
 
 /// An address of the host.
@@ -133,8 +143,8 @@ pub enum Notice {
 pub trait Kernel {
     /// Links, addresses, foreign routes.
     fn machine(&mut self) -> io::Result<Machine>;
-    /// Entries on the named devices and on every device that bears our mark (links, addresses, permanent neighbours, FDB), and every unicast, blackhole and unreachable
-    /// route of the main table of both families, whoever wrote it. An incomplete dump (NLM_F_DUMP_INTR, error in DONE) is repeated,
+    /// Entries on the named devices and on every device that bears our mark (links, addresses, permanent neighbours, FDB), and every
+    /// unicast, blackhole and unreachable route of the main table of both families, whoever wrote it. An incomplete dump (NLM_F_DUMP_INTR, error in DONE) is repeated,
     /// at the end an error: never a partial answer.
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed>;
     /// The tunnel guard alone, as [`Kernel::observe`] shows it.

@@ -11,7 +11,7 @@ use nix::libc;
 use weft_backends::state::{Link, LinkKind, Mac, Name, Route};
 
 use super::wire::{attrs, attrs_after, ip, text, u8_at, u16_at, u32_at};
-use super::{AddrInfo, LinkInfo};
+use super::{AddrInfo, LinkInfo, Maker};
 
 /// `ndm_state` bits that time does not change: NUD_PERMANENT, NUD_NOARP.
 const LASTING: u16 = 0x80 | 0x40;
@@ -113,7 +113,8 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
         up: flag(libc::IFF_UP),
         carrier: flag(libc::IFF_LOWER_UP),
         loopback: flag(libc::IFF_LOOPBACK),
-        ours: alias.starts_with("weft "),
+        // Whether it is this agent is known to whoever knows its alias.
+        maker: if super::observe::is_wefts(&alias) { Maker::AnotherAgent } else { Maker::Unknown },
     };
     Some(LinkFacts { info, tunnel, learning, alias })
 }

@@ -16,7 +16,7 @@ use super::encode::{self, dump};
 use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
-use super::{AddrInfo, Machine, RouteInfo};
+use super::{AddrInfo, LinkInfo, Machine, Maker, RouteInfo};
 use weft_backends::owner::PROTOCOL;
 
 /// How often a look is repeated while links come and go.
@@ -81,7 +81,8 @@ impl LinuxKernel {
                 RouteInfo { net: r.net, metric: r.metric, dev, via: r.via, reach, protocol: r.protocol }
             })
             .collect();
-        let mut links: Vec<_> = links.into_values().map(|l| l.info).collect();
+        let maker = |l: &LinkFacts| if ours(l) { Maker::ThisAgent } else { l.info.maker };
+        let mut links: Vec<_> = links.into_values().map(|l| LinkInfo { maker: maker(&l), ..l.info }).collect();
         links.sort_by_key(|l| l.index);
         Ok(Machine { links, addrs, routes })
     }

@@ -21,7 +21,7 @@ use super::{Node, Verdict, World};
 use crate::conflist::Conflist;
 use crate::health::Readiness;
 use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, LinkInfo, Machine, Notice, RouteInfo};
+use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, Notice, RouteInfo};
 use crate::metrics::Metrics;
 use crate::notify::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
@@ -132,8 +132,16 @@ fn machine(ip: &str) -> Machine {
         reach,
         protocol: 2,
     };
-    let link =
-        LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier: true, loopback: false, ours: false };
+    let link = LinkInfo {
+        index: 2,
+        name: eth0,
+        mtu: 1500,
+        mac: None,
+        up: true,
+        carrier: true,
+        loopback: false,
+        maker: Maker::Unknown,
+    };
     Machine {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: format!("{ip}/24").parse().unwrap(), scope: 0, flags: 0x80 }],

@@ -9,7 +9,7 @@ use weft_backends::state::Name;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
 
-use crate::kernel::{AddrInfo, LinkInfo, Machine, RouteInfo};
+use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, RouteInfo};
 
 /// ifa_flags of linux/if_addr.h.
 pub(super) const TEMPORARY: u32 = 0x01;
@@ -42,7 +42,7 @@ impl<'a> Ground<'a> {
         for addr in machine.addrs.iter().filter(|addr| others(addr)) {
             inner.remove(&addr.index);
         }
-        let tunnels = machine.links.iter().filter(|link| link.ours || of_pods(&link.name.text()));
+        let tunnels = machine.links.iter().filter(|link| link.maker != Maker::Unknown || of_pods(&link.name.text()));
         inner.extend(tunnels.map(|link| link.index));
         Ground { machine, families, own, inner, preferred: [None, None] }
     }

@@ -5,7 +5,7 @@ use weft_subnet::cidr::Subnets;
 
 use super::ground::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
 use super::*;
-use crate::kernel::{AddrInfo, Machine, RouteInfo};
+use crate::kernel::{AddrInfo, Machine, Maker, RouteInfo};
 
 /// A choice without a lease, among everything that is there.
 fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
@@ -26,7 +26,7 @@ fn machine() -> Machine {
         up: true,
         carrier: true,
         loopback: text == "lo",
-        ours: false,
+        maker: Maker::Unknown,
     };
     let links = [(1, "lo"), (2, "eth0"), (3, "eth1"), (4, "wlan0")].map(link).to_vec();
     let addrs = vec![
@@ -271,17 +271,17 @@ fn a_vip_in_use_gives_way_to_an_address_of_a_subnet() {
 
 #[test]
 fn what_belongs_to_the_pods_is_no_uplink() {
-    for (device, alias, net) in [
-        ("flannel.1", false, "10.5.1.0/32"),
-        ("flannel-v6.1", false, "10.5.1.0/32"),
-        ("flannel.ipip", false, "10.7.1.0/32"),
-        ("flannel0", false, "10.7.1.0/16"),
-        ("cni0", false, "10.7.1.1/24"),
-        ("bridge0", false, "10.5.1.1/24"),
-        ("anything", true, "10.7.1.1/24"),
+    for (device, maker, net) in [
+        ("flannel.1", Maker::Unknown, "10.5.1.0/32"),
+        ("flannel-v6.1", Maker::Unknown, "10.5.1.0/32"),
+        ("flannel.ipip", Maker::Unknown, "10.7.1.0/32"),
+        ("flannel0", Maker::Unknown, "10.7.1.0/16"),
+        ("cni0", Maker::Unknown, "10.7.1.1/24"),
+        ("bridge0", Maker::Unknown, "10.5.1.1/24"),
+        ("anything", Maker::AnotherAgent, "10.7.1.1/24"),
     ] {
         let mut machine = machine();
-        machine.links = vec![LinkInfo { index: 9, name: name(device), ours: alias, ..machine.links[1].clone() }];
+        machine.links = vec![LinkInfo { index: 9, name: name(device), maker, ..machine.links[1].clone() }];
         machine.addrs = vec![addr(9, net, PERMANENT), addr(9, "fe80::9/64", PERMANENT)];
         machine.routes = vec![route("0.0.0.0/0", 0, device), route("10.5.0.0/16", 0, device)];
         let own = Subnets { v4: "10.5.1.0/24".parse().ok(), v6: None };

@@ -15,7 +15,7 @@ use crate::exe::weft_exe;
 pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
 
 /// How long a repair may take on a busy machine; none needs the audit.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
