@@ -233,7 +233,8 @@ fn an_agent_that_waits_for_its_config_says_so_and_ends_at_once() {
         assert!(text.contains("NOT READY") && text.contains("lease       none yet"), "{text}");
         let asked = Instant::now();
         assert_eq!(agent.term().code(), Some(0));
-        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        // The shortest thing that an end could wait for is a call to a store, 3 s. How long an end takes is a row of the bench.
+        assert!(asked.elapsed() < Duration::from_secs(3), "took {:?}", asked.elapsed());
         assert!(agent.log().contains("WARN waiting: net-conf:"));
         assert!(!place.path("weft.sock").exists(), "the socket goes with the agent");
     });

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! flannel's program, which is not part of weft: the only tests that may be left out are those that need it.
+//! flannel's program, which is not part of weft. Every test that needs it is marked `#[ignore = "needs FLANNELD"]`, so that the
+//! runner counts it as ignored and not as passed. `make test-flannel` runs these tests.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
-/// What `FLANNELD` names; else says so past the test runner's capture, for a person must see it.
-pub fn flanneld() -> Option<PathBuf> {
-    let path = std::env::var_os("FLANNELD").map(PathBuf::from);
-    if path.is_none() {
-        let _ = std::io::stderr().lock().write_all(b"skipped: no FLANNELD\n");
-    }
+/// The program that `FLANNELD` names. Panics when the variable is not set or names no file: a test that was asked for and cannot
+/// run has failed.
+pub fn flanneld() -> PathBuf {
+    let Some(path) = std::env::var_os("FLANNELD").map(PathBuf::from) else {
+        panic!("set FLANNELD=/path/to/flanneld to run this test");
+    };
+    assert!(path.is_file(), "FLANNELD names {}, which is no file", path.display());
     path
 }

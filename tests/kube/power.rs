@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node loses power and boots again: no pod of it is tried before its network is there, and then its traffic is back.
+//! A node loses power and boots again: no pod of it is tried before its network is there, and then its traffic is back. How long that
+//! takes is printed and not judged: it is a matter of the machine and of the kubelet (docs/bench/method.md).
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use crate::cluster::{Cluster, Pod, Shape};
 use crate::install::{
     assert_mesh, assert_no_sandbox_failed, install, is_ready, three_nodes, wait_for_agents, wait_for_bare_nodes,
     wait_for_pods,
 };
-
-/// From the start of the kubelet to the first answer of every pod, on a machine that does much else.
-const BACK: Duration = Duration::from_secs(40);
 
 /// The kubelet mounts a token, and waits longer and longer between two tries while there is no network.
 const TOKENLESS: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tokenless", "labels": {"app": "tokenless"}},
@@ -71,7 +69,6 @@ fn power_cycle(cluster: &mut Cluster, outage: Outage) {
             "node called {called}: traffic of the pod {token} is back {:.1} s after the start of the kubelet",
             took.as_secs_f64()
         );
-        assert!(took < BACK, "{took:?}");
     }
     assert_no_sandbox_failed(cluster);
     let waited: Vec<_> = events(cluster).into_iter().filter(|event| !old.contains(&event["metadata"]["uid"])).collect();

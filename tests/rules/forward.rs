@@ -195,8 +195,9 @@ fn policy_drops_without_the_rules() {
 }
 
 #[test]
+#[ignore = "needs FLANNELD"]
 fn policy_under_flanneld() {
-    let Some(flanneld) = flanneld() else { return };
+    let flanneld = flanneld();
     on_this_thread(async {
         let mut site = Site::for_flanneld(BackendKind::Vxlan, &["--ip-masq"]).await;
         site.on_nodes(&policy("nft")).await;

@@ -157,10 +157,10 @@ fn a_node_that_joins_is_heard() {
 /// What someone does to a table.
 type Damage<'a> = dyn Fn(&mut Batch<'_>) + Sync + 'a;
 
-/// The audit is an hour away: the news of nftables alone bring the guard back. Within 50 ms, for the best of twelve tries, since the
-/// machine may have much else to do. Nothing is held: n1's first list of leases may have nobody else in it.
+/// The audit is an hour away: the news of nftables alone bring the guard back. Nothing is held: n1's first list of leases may have
+/// nobody else in it.
 #[test]
-fn changes_by_others_are_mended_at_once() {
+fn changes_by_others_are_mended_by_the_news() {
     on_this_thread(async {
         let mut site =
             Site::build(BackendKind::Vxlan, &["--ip-masq", "--guard-tunnel", "--resync=1h", "--hold-removals=0s"])
@@ -178,10 +178,9 @@ fn changes_by_others_are_mended_at_once() {
             ("the chain goes", &|batch| batch.delete_chain(v4, chain)),
             ("the table goes", &|batch| batch.delete(v6, &table)),
         ];
-        let mut best: Option<Duration> = None;
         for (name, damage) in damages {
             // More often than this in a minute an entry is left to the audit.
-            let tries = [1, 2, 3].map(|_| {
+            for _ in 0..3 {
                 inside("n1", || {
                     let mut netlink = nft::socket().unwrap();
                     let mut batch = Batch::new(&mut netlink);
@@ -192,12 +191,9 @@ fn changes_by_others_are_mended_at_once() {
                         assert!(start.elapsed() < PATIENCE, "{name}: not mended");
                         std::thread::yield_now();
                     }
-                    start.elapsed()
-                })
-            });
-            best = best.into_iter().chain(tries).min();
+                });
+            }
         }
-        assert!(best <= Some(Duration::from_millis(50)), "{best:?}");
         for family in Family::BOTH {
             assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
         }

@@ -199,7 +199,7 @@ fn exceptions_of_iptables() {
 }
 
 fn of_flanneld(backend: BackendKind) {
-    let Some(flanneld) = flanneld() else { return };
+    let flanneld = flanneld();
     on_this_thread(async {
         let mut site = Site::for_flanneld(backend, &["--ip-masq"]).await;
         site.start_other(&flanneld).await;
@@ -208,11 +208,13 @@ fn of_flanneld(backend: BackendKind) {
 }
 
 #[test]
+#[ignore = "needs FLANNELD"]
 fn of_flanneld_vxlan() {
     of_flanneld(BackendKind::Vxlan);
 }
 
 #[test]
+#[ignore = "needs FLANNELD"]
 fn of_flanneld_host_gw() {
     of_flanneld(BackendKind::HostGw);
 }

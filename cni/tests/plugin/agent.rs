@@ -56,12 +56,11 @@ fn add_waits_for_a_complete_subnet_env_and_logs_it() {
         // An agent that does not replace the file atomically would leave an incomplete file first.
         fs::create_dir(site.path("run")).unwrap();
         fs::write(site.path("run/subnet.env"), "FLANNEL_NETWORK=10.5.0.0/16\n").unwrap();
-        let begin = Instant::now();
         site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1450));
         assert!(child.wait().unwrap().success());
-        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
         line.clear();
         log.read_line(&mut line).unwrap();
+        // It says this only when it has seen the file, not when the time is over.
         assert!(line.starts_with("the agent is ready after"), "{line}");
     });
 }

@@ -155,15 +155,19 @@ fn the_delegate_gets_the_configuration_that_flannels_plugin_gives_it() {
     on_a_node(|site| {
         site.pod("p1");
         check_rows(&site, true);
-        // Running flannel's own plugin shows that the table is right.
-        match std::env::var_os("FLANNEL_CNI") {
-            None => eprintln!("FLANNEL_CNI is not set: the rows are not compared with flannel's own plugin"),
-            Some(theirs) => {
-                install(&site, theirs.as_ref());
-                check_rows(&site, false);
-                check_that_each_plugin_removes_the_others_pods(&site, theirs.as_ref());
-            }
-        }
+    });
+}
+
+/// Running flannel's own plugin shows that the table is right.
+#[test]
+#[ignore = "needs FLANNEL_CNI"]
+fn flannels_plugin_gives_the_delegate_the_same() {
+    let theirs = std::env::var_os("FLANNEL_CNI").expect("set FLANNEL_CNI=/path/to/flannel to run this test");
+    on_a_node(move |site| {
+        site.pod("p1");
+        install(&site, theirs.as_ref());
+        check_rows(&site, false);
+        check_that_each_plugin_removes_the_others_pods(&site, theirs.as_ref());
     });
 }
 

@@ -145,8 +145,8 @@ async fn resumes_after_stop_and_restart() {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         server.signal(Signal::SIGSTOP);
         loop {
-            // Noticed although nothing was written.
-            let event = timeout(Duration::from_secs(12), events.recv()).await.expect("a stopped server is noticed");
+            // Noticed although nothing was written. The limit is patience: nothing else would end the wait.
+            let event = timeout(Duration::from_secs(60), events.recv()).await.expect("a stopped server is noticed");
             if let Some(Event::Trouble(text)) = event {
                 assert!(text.contains(&server.url()), "{text}");
                 break;
@@ -201,14 +201,16 @@ async fn fails_over() {
     let rude = tokio::net::TcpListener::from_std(rude).unwrap();
     let rude_url = format!("http://{}", rude.local_addr().unwrap());
     let body = async {
-        for (bad, limit) in [(format!("http://127.0.0.1:{}", free_port()), 1), (stopped.url(), 4), (rude_url, 4)] {
+        // A call waits 3 s for an endpoint that does not answer. A closed port is not waited for; a silent endpoint is waited for
+        // once and not twice; and the second call does not ask it at all.
+        for (bad, limit) in [(format!("http://127.0.0.1:{}", free_port()), 3), (stopped.url(), 6), (rude_url, 6)] {
             let store = EtcdStore::new(options(vec![bad.clone(), live.url()])).unwrap();
             let began = Instant::now();
             store.list().await.unwrap();
             assert!(began.elapsed() < Duration::from_secs(limit), "{bad}: {:?}", began.elapsed());
             let began = Instant::now();
             store.list().await.unwrap();
-            assert!(began.elapsed() < Duration::from_secs(1), "sticks to the live one");
+            assert!(began.elapsed() < Duration::from_secs(3), "sticks to the live one");
         }
     };
     tokio::select! {
