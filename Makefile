@@ -18,7 +18,7 @@ export CC_aarch64_unknown_linux_gnu ?= aarch64-linux-gnu-gcc
 export CARGO_TERM_PROGRESS_WHEN ?= never
 export CARGO_NET_RETRY ?= 5
 
-.PHONY: help demo lab test check fmt alone static aarch64 fuzz clean-lab prepare-demo prepare-test
+.PHONY: help demo lab test quick check fmt alone static aarch64 fuzz clean-lab prepare-demo prepare-test
 .PHONY: bench bench-docs bench-micro bench-shape prepare-bench
 .DEFAULT_GOAL := help
 
@@ -35,7 +35,14 @@ lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--b
 
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 fmt check alone static aarch64 fuzz test-lab bench-shape prepare-kube image-only test-kube test-clusters test-all
+	@$(MAKE) --no-print-directory -j1 fmt check alone static static-bare aarch64 fuzz test-lab bench-shape prepare-kube image-only \
+	  test-kube test-clusters $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+
+# The names of the integration tests that need no root, no network and no second.
+QUICK := --lib --bins --test golden --test laws --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
+quick: fmt ## formatting, clippy, unit, golden and law tests: at most 90 s after a first build
+	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
+	@LAST_STEP=1 $(STEP) 900 "unit, golden, laws" cargo test --workspace --locked --no-fail-fast $(QUICK)
 
 fmt: ## formatting, checked only
 	@$(STEP) 60 "formatting" cargo fmt --all --check
@@ -43,6 +50,8 @@ fmt: ## formatting, checked only
 check: ## clippy, warnings are errors
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
 	@$(STEP) 300 "clippy of the tests that need a cluster" cargo clippy -p weft --test kube --test kube_mesh --locked -- -D warnings
+	@$(STEP) 300 "clippy of the store tests that need an API server" \
+	  cargo clippy -p weft-subnet --all-features --test kube --locked -- -D warnings
 
 # A workspace build unifies features and would hide an effect that leaked into a pure crate.
 alone: ## each crate and each feature alone
@@ -53,6 +62,9 @@ alone: ## each crate and each feature alone
 	  $(STEP) 300 "weft-subnet with $$feature alone" \
 	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
 	done
+	@$(STEP) 300 "weft without Kubernetes" cargo clippy --locked -p weft --no-default-features --all-targets -- -D warnings
+	@$(STEP) 600 "tests of weft without Kubernetes" \
+	  cargo test --locked -p weft --no-default-features --lib --bins --test cli --test deploy
 
 # The same bytes wherever the tree and cargo's files are.
 static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
@@ -66,10 +78,13 @@ static: ## the static binaries that are released: agent and CNI plugin
 	@ls -l $(STATIC) $(STATIC_CNI)
 
 BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
+# Bytes: 12 MB are promised (docs/bench/method.md).
+BARE_SIZE := 12582912
 .PHONY: static-bare
 static-bare: ## the static agent without Kubernetes, for bare metal
 	@$(STEP) 1200 "static build without Kubernetes" \
 	  cargo build --release --locked --no-default-features --target $(MUSL) --target-dir $(TARGET_DIR)/bare --bin weft
+	@[ $$(stat -c %s $(BARE)) -le $(BARE_SIZE) ] || { echo "$(BARE) is larger than $(BARE_SIZE) bytes" >&2; exit 1; }
 	@ls -l $(BARE)
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
@@ -116,10 +131,23 @@ kube-test: prepare-kube image test-clusters ## what deploy/ ships in real cluste
 test-clusters:
 	@$(STEP) 900 "build of the cluster tests" cargo test --locked -p weft --test kube --no-run
 	@$(STEP) 900 "build of kube-demo" cargo build --locked --example kube-demo
-	@$(STEP) 900 "real clusters" cargo test --locked -p weft --test kube -- --show-output
+	@$(STEP) $(if $(FLANNELD),1500,900) "real clusters" \
+	  cargo test --locked -p weft --test kube -- --show-output $(if $(FLANNELD),--include-ignored)
 
 kube-demo: prepare-kube image ## a cluster of three nodes on this machine with weft as deploy/ ships it, until Ctrl-C
 	@cargo run --quiet --locked --example kube-demo
+
+# Only the tests that are ignored for want of one of the two programs: each filter is a part of all their names and of no other's.
+.PHONY: test-flannel no-flannel
+test-flannel: ## the tests beside flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
+	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
+	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
+	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft --test mesh --test rules -- --ignored flanneld)
+	$(if $(FLANNEL_CNI),@$(STEP) 600 "beside flannel's CNI plugin" \
+	  env FLANNEL_CNI=$(abspath $(FLANNEL_CNI)) cargo test --locked -p weft-cni --test plugin -- --ignored flannels_plugin)
+
+no-flannel:
+	@printf '\n==== skipped: no FLANNELD and no FLANNEL_CNI: the tests beside flannel count as ignored\n'
 
 .PHONY: test-lab test-all
 test-lab:
@@ -129,7 +157,7 @@ test-all:
 	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh, VM" \
 	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
 
-# FLANNELD=/path/to/flanneld adds its figures. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
+# FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=
 bench: prepare-bench static static-bare ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
 	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
@@ -151,6 +179,22 @@ bench-micro: ## plan, diff and codecs: time and allocations
 bench-shape: ## at most 60 s: does any cost grow as it must not?
 	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
 	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
+
+# Hours in all. MUTANTS_ARGS="--shard 1/8" tries an eighth, MUTANTS="backends subnet" some of the three parts.
+MUTANTS_ARGS ?=
+MUTANTS ?= backends subnet agent
+.PHONY: mutants mutants-diff
+mutants: ## put faults into the code one by one; which of them no quick test notices? (docs/mutants.md)
+	@tools/mutants "$(MUTANTS)" $(MUTANTS_ARGS)
+
+mutants-diff: ## the same for the lines that were changed since origin/main, or since the last tag
+	@tools/mutants --diff "$(MUTANTS)" $(MUTANTS_ARGS)
+
+# BARE_ARGS="demo" runs `make demo` alone; without arguments demo and test. Not part of `make test`: it takes an hour.
+BARE_ARGS ?=
+.PHONY: bare-check
+bare-check: ## do `make demo` and `make test` work on a bare Debian 12 with Rust alone? in a fresh chroot
+	@tools/bare-check $(BARE_ARGS)
 
 clean-lab: ## remove what killed or failed labs left behind (files only: namespaces and processes end with a lab)
 	@tools/clean-lab

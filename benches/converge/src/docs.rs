@@ -72,7 +72,7 @@ fn render(run: &Run, plots: &[String]) -> String {
         let _ = writeln!(page, "![{}]({plot})", plot.trim_end_matches(".svg"));
     }
     page += "\n## Targets\n\n";
-    page += &table::targets_markdown(&targets::check(run));
+    page += &table::targets_markdown(&targets::judged(run));
     page += "\n## Everything\n";
     page += &table::markdown(run);
     page
@@ -86,7 +86,7 @@ fn render_kube(run: &Run) -> String {
     page += &about(run);
     for (_, nodes) in run.sites() {
         page += "## Targets\n\n";
-        page += &table::targets_markdown(&kube::targets(run, nodes));
+        page += &table::targets_markdown(&kube::judged(run, nodes));
     }
     page += "\n## Everything\n";
     page += &table::markdown(run);

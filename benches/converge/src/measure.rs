@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::options::Row;
+
 /// One answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -65,8 +67,17 @@ pub struct Run {
     pub about: Vec<(String, String)>,
     /// Size of the static binary without Kubernetes, MB; 0 when it is one with it.
     pub binary_mb: f64,
+    /// What was asked for; empty: every row.
+    #[serde(default)]
+    pub rows: Vec<Row>,
     /// Everything measured.
     pub lines: Vec<Line>,
+    /// Later runs of what this one missed.
+    #[serde(default)]
+    pub again: Vec<Run>,
+    /// In a later run: the promises that it was made for.
+    #[serde(default)]
+    pub doubtful: Vec<String>,
 }
 
 /// Every line that there is, in the order of the table, with its unit.
@@ -77,6 +88,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("cold start, CPU", "ms"),
     ("restart in place", "ms"),
     ("restart in place, writes", ""),
+    ("end after SIGTERM", "ms"),
     ("add p50", "ms"),
     ("add p99", "ms"),
     ("change p50", "ms"),
@@ -100,6 +112,11 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl Run {
+    /// Whether this row was asked for.
+    pub fn asked(&self, row: Row) -> bool {
+        row == Row::Cold || self.rows.is_empty() || self.rows.contains(&row)
+    }
+
     /// Notes one answer.
     pub fn note(&mut self, (backend, peers): (&str, usize), what: &str, who: Who, cell: Cell) {
         let same = |line: &&mut Line| line.backend == backend && line.peers == peers && line.what == what;

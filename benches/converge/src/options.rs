@@ -17,7 +17,7 @@ pub struct Cli {
 /// Subcommands.
 #[derive(Debug, clap::Subcommand)]
 pub enum Task {
-    /// Measure; table on the terminal, JSON and plots into a directory
+    /// Measure; table on the terminal, JSON and plots into a directory. Fails when a promise is broken or was not measured
     Run(Options),
     /// The same over the Node objects of a real API server
     Kube(KubeOptions),
@@ -38,11 +38,12 @@ pub enum Task {
 }
 
 /// A row, or a group of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Row {
-    /// From exec to the last entry; memory after it.
+    /// From exec to the last entry; memory after it. Measured whatever was asked for.
     Cold,
-    /// Start with everything in place.
+    /// Start with everything in place, after an end by SIGTERM.
     Restart,
     /// One lease: add, change, remove.
     Event,
@@ -82,7 +83,7 @@ pub struct Options {
     /// Cold starts of weft and of the floor: the median counts
     #[arg(long, default_value_t = 5)]
     pub repeat: usize,
-    /// Seconds for which an idle agent is watched
+    /// Seconds for which an idle agent is watched at least; longer where its audits come less often
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub idle: u64,
     /// Seconds after which a row is cut

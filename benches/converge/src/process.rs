@@ -57,6 +57,9 @@ impl Program {
     }
 }
 
+/// Longest wait for the end of an agent after SIGTERM.
+pub const END: Duration = Duration::from_secs(5);
+
 /// A running agent. Dropped, it is killed.
 pub struct Agent {
     child: Child,
@@ -129,14 +132,18 @@ impl Agent {
     ///
     /// # Errors
     /// When it does not run.
-    pub fn stop(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<Option<Duration>> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM).context("end the agent")?;
-        let deadline = Instant::now() + Duration::from_secs(5);
-        // Nothing is measured here: looking now and then is good enough.
-        while self.child.try_wait().context("wait for the agent")?.is_none() && Instant::now() < deadline {
+        let begin = Instant::now();
+        loop {
+            if self.child.try_wait().context("wait for the agent")?.is_some() {
+                return Ok(Some(begin.elapsed()));
+            }
+            if begin.elapsed() > END {
+                return Ok(None);
+            }
             pause(Duration::from_millis(5));
         }
-        Ok(())
     }
 
     /// How often weft looks at everything though nothing happens, as it says; `None` of flanneld.

@@ -90,9 +90,10 @@ impl Place<'_> {
     /// Half and hundredth slowest of some times; what was cut has none.
     fn note_times(&mut self, what: &str, who: Who, times: &[Duration], cut: Option<Duration>) {
         for (name, part) in [("p50", 0.5), ("p99", 0.99)] {
-            let cell = match cut {
-                Some(limit) => Cell::Cut(limit.as_secs_f64()),
-                None => Cell::time(quantile(times, part), Duration::ZERO),
+            let cell = match (cut, quantile(times, part)) {
+                (Some(limit), _) => Cell::Cut(limit.as_secs_f64()),
+                (None, Some(time)) => Cell::Value(time.as_secs_f64() * 1e3),
+                (None, None) => Cell::None("nothing measured".to_owned()),
             };
             self.note(&format!("{what} {name}"), who, cell);
         }

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use crate::measure::{Cell, NAMES, Run, Who};
-use crate::targets::Verdict;
+use crate::targets::Judged;
 
 const HEAD: [&str; 6] = ["", "floor", "weft", "flanneld", "weft / floor", "flanneld / weft"];
 
@@ -36,28 +36,29 @@ pub fn markdown(run: &Run) -> String {
 }
 
 /// How the promises stand, for a terminal: those that are broken first.
-pub fn targets(verdicts: &[Verdict]) -> String {
+pub fn targets(judged: &[Judged]) -> String {
     let mut rows = vec![["target", "", "measured", "bound", ""].map(str::to_owned)];
-    rows.extend(target_rows(verdicts));
+    rows.extend(target_rows(judged));
     aligned(&rows)
 }
 
 /// The same as Markdown.
-pub fn targets_markdown(verdicts: &[Verdict]) -> String {
+pub fn targets_markdown(judged: &[Judged]) -> String {
     let mut out = "| where | target | measured | bound | |\n|---|---|--:|--:|---|\n".to_owned();
-    for row in target_rows(verdicts) {
+    for row in target_rows(judged) {
         let _ = writeln!(out, "| {} |", row.join(" | "));
     }
     out
 }
 
-fn target_rows(verdicts: &[Verdict]) -> impl Iterator<Item = [String; 5]> {
-    let mut sorted: Vec<&Verdict> = verdicts.iter().collect();
-    sorted.sort_by_key(|verdict| verdict.kept());
-    sorted.into_iter().map(|v| {
+fn target_rows(judged: &[Judged]) -> impl Iterator<Item = [String; 5]> {
+    let mut sorted: Vec<&Judged> = judged.iter().collect();
+    sorted.sort_by_key(|one| (!one.is_bad(), one.verdict.kept()));
+    sorted.into_iter().map(|one| {
+        let v = &one.verdict;
         let sign = if v.at_least { "at least " } else { "" };
-        let word = if v.kept() { "kept" } else { "MISSED" };
-        [v.place.clone(), v.what.clone(), figure(v.got), format!("{sign}{}", figure(v.bound)), word.to_owned()]
+        let shown = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), figure);
+        [v.place.clone(), v.what.clone(), shown(v.got), format!("{sign}{}", shown(v.bound)), one.word()]
     })
 }
 

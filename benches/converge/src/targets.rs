@@ -1,27 +1,133 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was promised, held against what one run has measured. All are ratios within the run, or sizes.
+//! What was promised, held against what was measured. All are ratios within one run, or sizes.
+//!
+//! A promise that one run keeps is kept. One that it misses is measured again, at most twice: it is broken when two of three runs
+//! miss it. A promise that was asked for and has no figure is an error at once.
 
-use crate::measure::{Run, Who};
+use crate::measure::{Cell, Run, Who};
+use crate::options::Row;
 
-/// A promise and how it stands.
+/// How often a promise that was missed is measured in all.
+pub const RUNS: usize = 3;
+
+/// A promise and what one run says of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
     /// Where: backend and peers.
     pub place: String,
-    /// What.
+    /// What, with its unit.
     pub what: String,
-    /// Figure and unit measured.
-    pub got: f64,
-    /// The most (or, where `at_least`, the least) that keeps the promise.
-    pub bound: f64,
+    /// The figure; `None` when nothing was measured.
+    pub got: Option<f64>,
+    /// The most (or, where `at_least`, the least) that keeps the promise; `None` when that was not measured.
+    pub bound: Option<f64>,
     /// The bound is a lower one.
     pub at_least: bool,
+    /// What has to be measured again for a second figure, and where beside the place itself; `None`: it would be the same.
+    pub again: Option<(Row, Vec<String>)>,
 }
 
 impl Verdict {
-    /// Whether the promise is kept.
-    pub fn kept(&self) -> bool {
-        if self.at_least { self.got >= self.bound } else { self.got <= self.bound }
+    /// Whether the promise is kept; `None` when there is no figure to judge.
+    pub fn kept(&self) -> Option<bool> {
+        let (got, bound) = (self.got?, self.bound?);
+        Some(if self.at_least { got >= bound } else { got <= bound })
+    }
+}
+
+/// What all runs together say of a promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stand {
+    /// The first run kept it.
+    Kept,
+    /// The first run missed it, two later ones kept it.
+    Noise,
+    /// Missed, and not yet measured often enough to say more.
+    Open,
+    /// Two runs missed it, or nothing can be measured again.
+    Broken,
+    /// There is no figure.
+    Unmeasured,
+}
+
+/// A promise with its verdicts: the first run's, then those of later ones.
+#[derive(Debug, Clone)]
+pub struct Judged {
+    /// The first run's.
+    pub verdict: Verdict,
+    /// Whether each run kept it; a later run without a figure has not.
+    pub runs: Vec<bool>,
+}
+
+impl Judged {
+    /// How it stands.
+    pub fn stand(&self) -> Stand {
+        let kept = self.runs.iter().filter(|kept| **kept).count();
+        let missed = self.runs.len() - kept;
+        match self.verdict.kept() {
+            None => Stand::Unmeasured,
+            Some(true) => Stand::Kept,
+            Some(false) if missed >= 2 || self.verdict.again.is_none() => Stand::Broken,
+            Some(false) if kept >= 2 => Stand::Noise,
+            Some(false) => Stand::Open,
+        }
+    }
+
+    /// Whether the bench must fail for it.
+    pub fn is_bad(&self) -> bool {
+        !matches!(self.stand(), Stand::Kept | Stand::Noise)
+    }
+
+    /// For people.
+    pub fn word(&self) -> String {
+        match self.stand() {
+            Stand::Kept => "kept".to_owned(),
+            Stand::Noise => format!("kept, {} of {} runs", self.runs.len() - 1, self.runs.len()),
+            Stand::Open => "MISSED".to_owned(),
+            Stand::Broken => {
+                format!("BROKEN, {} of {} runs", self.runs.iter().filter(|kept| !**kept).count(), self.runs.len())
+            }
+            Stand::Unmeasured => "NOT MEASURED".to_owned(),
+        }
+    }
+}
+
+/// The verdicts of a first run with those of later runs, which have what was measured again.
+pub fn judge(first: Vec<Verdict>, later: &[Vec<Verdict>]) -> Vec<Judged> {
+    let all = |verdict: Verdict| {
+        let same = |other: &&Verdict| other.place == verdict.place && other.what == verdict.what;
+        let again = later.iter().filter_map(|run| run.iter().find(same)).map(|other| other.kept() == Some(true));
+        let runs = verdict.kept().into_iter().chain(again).collect();
+        Judged { verdict, runs }
+    };
+    first.into_iter().map(all).collect()
+}
+
+/// The same for a run that has its later ones with it. A later run speaks only of what was measured again in it.
+pub fn judged(run: &Run) -> Vec<Judged> {
+    let later: Vec<Vec<Verdict>> = run
+        .again
+        .iter()
+        .map(|again| check(again).into_iter().filter(|v| again.doubtful.contains(&v.name())).collect())
+        .collect();
+    judge(check(run), &later)
+}
+
+/// Promises that must be measured once more.
+pub fn open(judged: &[Judged]) -> Vec<&Verdict> {
+    judged.iter().filter(|one| one.stand() == Stand::Open).map(|one| &one.verdict).collect()
+}
+
+/// What the bench fails for, in words; empty when every promise is kept.
+pub fn complaints(judged: &[Judged]) -> Vec<String> {
+    let bad = judged.iter().filter(|one| one.is_bad());
+    bad.map(|one| format!("{}: {}", one.verdict.name(), one.word())).collect()
+}
+
+impl Verdict {
+    /// Place and promise.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.place, self.what)
     }
 }
 
@@ -37,92 +143,266 @@ pub fn memory_bound(peers: f64) -> f64 {
     }
 }
 
-/// All promises that this run can speak of.
+/// All promises about what was asked for in this run.
 pub fn check(run: &Run) -> Vec<Verdict> {
     let mut all = Vec::new();
     for at in run.sites() {
-        all.extend(place(run, at));
+        all.extend(Place { run, at }.promises());
     }
     for backend in ["vxlan", "host-gw"] {
-        let cold = |peers| run.value((backend, peers), "cold start", Who::Weft);
-        if let (Some(small), Some(large)) = (cold(5000), cold(50_000)) {
-            all.push(most(&format!("{backend} 50000"), "cold start, times that of 5000", large / small, 12.0));
+        let measured = |peers| run.sites().contains(&(backend, peers));
+        if measured(5000) && measured(50_000) {
+            let cold = |peers| run.value((backend, peers), "cold start", Who::Weft);
+            all.push(Verdict {
+                place: format!("{backend} 50000"),
+                what: "cold start, times that of 5000".to_owned(),
+                got: cold(5000).zip(cold(50_000)).map(|(small, large)| large / small),
+                bound: Some(12.0),
+                at_least: false,
+                again: Some((Row::Cold, vec![format!("{backend} 5000")])),
+            });
         }
     }
     if run.binary_mb > 0.0 {
-        all.push(most("binary", "static, without Kubernetes, MB", run.binary_mb, 12.0));
+        all.push(Verdict {
+            place: "binary".to_owned(),
+            what: "static, without Kubernetes, MB".to_owned(),
+            got: Some(run.binary_mb),
+            bound: Some(12.0),
+            at_least: false,
+            again: None,
+        });
     }
     all
 }
 
-fn most(place: &str, what: &str, got: f64, bound: f64) -> Verdict {
-    Verdict { place: place.to_owned(), what: what.to_owned(), got, bound, at_least: false }
+/// A backend with a number of peers.
+struct Place<'a> {
+    run: &'a Run,
+    at: (&'a str, usize),
 }
 
-fn place(run: &Run, at: (&str, usize)) -> Vec<Verdict> {
-    let name = format!("{} {}", at.0, at.1);
-    let (weft, floor) = (|what: &str| run.value(at, what, Who::Weft), |what: &str| run.value(at, what, Who::Floor));
-    let mut all = Vec::new();
-    let mut hold = |what: &str, got: Option<f64>, bound: Option<f64>| {
-        if let (Some(got), Some(bound)) = (got, bound) {
-            all.push(most(&name, what, got, bound));
-        }
-    };
-    let cold = floor("cold start").zip(floor("list")).map(|(entries, list)| 2.0 * entries + list + 30.0);
-    hold("cold start, ms", weft("cold start"), cold);
-    for what in ["add", "change", "remove"] {
-        for (part, slack) in [("p50", 0.3), ("p99", 2.0)] {
-            let row = format!("{what} {part}");
-            hold(&format!("{row}, ms"), weft(&row), floor(&row).map(|floor| floor + slack));
-        }
+impl Place<'_> {
+    fn weft(&self, what: &str) -> Option<f64> {
+        self.run.value(self.at, what, Who::Weft)
     }
-    for what in ["route", "FDB", "neighbour"] {
-        for (part, bound) in [("p50", 3.0), ("p99", 20.0)] {
-            let row = format!("{what} repaired {part}");
-            hold(&format!("{row}, ms"), weft(&row), Some(bound));
+
+    fn floor(&self, what: &str) -> Option<f64> {
+        self.run.value(self.at, what, Who::Floor)
+    }
+
+    /// `got` is at most `bound`.
+    fn most(&self, row: Row, what: &str, got: Option<f64>, bound: Option<f64>) -> Verdict {
+        let place = format!("{} {}", self.at.0, self.at.1);
+        Verdict { place, what: what.to_owned(), got, bound, at_least: false, again: Some((row, Vec::new())) }
+    }
+
+    fn promises(&self) -> Vec<Verdict> {
+        let all = [self.starts(), self.events(), self.repairs(), self.costs()].concat();
+        let asked = |verdict: &Verdict| verdict.again.as_ref().is_none_or(|(row, _)| self.run.asked(*row));
+        all.into_iter().filter(asked).collect()
+    }
+
+    fn starts(&self) -> Vec<Verdict> {
+        let cold = self.floor("cold start").zip(self.floor("list")).map(|(entries, list)| 2.0 * entries + list + 30.0);
+        let writes = "restart in place, writes";
+        let end = "end after SIGTERM";
+        let mut all = vec![
+            self.most(Row::Cold, "cold start, ms", self.weft("cold start"), cold),
+            self.most(Row::Restart, writes, self.weft(writes), Some(0.0)),
+            self.most(Row::Restart, "end after SIGTERM, ms", self.weft(end), Some(1000.0)),
+        ];
+        let faster = [(("vxlan", 5000), 30.0), (("host-gw", 5000), 300.0)].into_iter().find(|bound| bound.0 == self.at);
+        // Without a flanneld there is nothing to compare with, and the promise is not asked for.
+        if let (Some((_, bound)), Some(other)) = (faster, self.run.cell(self.at, "cold start", Who::Flanneld)) {
+            let took = match other {
+                Cell::Value(ms) => Some(*ms),
+                // It took at least so long.
+                Cell::Cut(seconds) => Some(seconds * 1e3),
+                Cell::None(_) => None,
+            };
+            let times = self.weft("cold start").zip(took).map(|(weft, other)| other / weft);
+            let verdict = self.most(Row::Cold, "cold start, times faster than flanneld", times, Some(bound));
+            all.push(Verdict { at_least: true, ..verdict });
         }
+        all
     }
-    hold("device deleted, ms", weft("device deleted"), floor("device deleted").map(|floor| 2.0 * floor + 20.0));
-    hold("restart in place, writes", weft("restart in place, writes"), Some(0.0));
-    hold("memory, MB", weft("memory"), (at.0 != "vxlan-dual").then(|| memory_bound(at.1 as f64)));
-    hold("CPU idle, %", weft("CPU idle"), [(5000, 0.1), (50_000, 0.5)].into_iter().find(|b| b.0 == at.1).map(|b| b.1));
-    let ours = weft("cold start").zip(run.value(at, "cold start", Who::Flanneld)).map(|(weft, other)| other / weft);
-    let faster = [(("vxlan", 5000), 30.0), (("host-gw", 5000), 300.0)].into_iter().find(|bound| bound.0 == at);
-    if let (Some(got), Some((_, bound))) = (ours, faster) {
-        let what = "cold start, times faster than flanneld".to_owned();
-        all.push(Verdict { place: name, what, got, bound, at_least: true });
+
+    fn events(&self) -> Vec<Verdict> {
+        let mut all = Vec::new();
+        for what in ["add", "change", "remove"] {
+            for (part, slack) in [("p50", 0.3), ("p99", 2.0)] {
+                let row = format!("{what} {part}");
+                let bound = self.floor(&row).map(|floor| floor + slack);
+                all.push(self.most(Row::Event, &format!("{row}, ms"), self.weft(&row), bound));
+            }
+        }
+        all
     }
-    all
+
+    fn repairs(&self) -> Vec<Verdict> {
+        let has_device = self.at.0 != "host-gw";
+        let kinds: &[&str] = if has_device { &["route", "FDB", "neighbour"] } else { &["route"] };
+        let mut all = Vec::new();
+        for what in kinds {
+            for (part, bound) in [("p50", 3.0), ("p99", 20.0)] {
+                let row = format!("{what} repaired {part}");
+                all.push(self.most(Row::Repair, &format!("{row}, ms"), self.weft(&row), Some(bound)));
+            }
+        }
+        if has_device {
+            let bound = self.floor("device deleted").map(|floor| 2.0 * floor + 20.0);
+            all.push(self.most(Row::Device, "device deleted, ms", self.weft("device deleted"), bound));
+        }
+        all
+    }
+
+    fn costs(&self) -> Vec<Verdict> {
+        // A peer of two families has twice the entries of one.
+        let families = if self.at.0 == "vxlan-dual" { 2.0 } else { 1.0 };
+        let memory = memory_bound(families * self.at.1 as f64);
+        let mut all = vec![self.most(Row::Cold, "memory, MB", self.weft("memory"), Some(memory))];
+        if let Some((_, bound)) = [(5000, 0.1), (50_000, 0.5)].into_iter().find(|bound| bound.0 == self.at.1) {
+            all.push(self.most(Row::Idle, "CPU idle, %", self.weft("CPU idle"), Some(bound)));
+        }
+        all
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::Cell;
+
+    const AT: (&str, usize) = ("vxlan", 5000);
+
+    /// A run of the cold start alone: the bound is 100 ms.
+    fn cold(weft: Cell) -> Run {
+        let mut run = Run { rows: vec![Row::Cold], ..Run::default() };
+        run.note(AT, "list", Who::Floor, Cell::Value(20.0));
+        run.note(AT, "cold start", Who::Floor, Cell::Value(25.0));
+        run.note(AT, "cold start", Who::Weft, weft);
+        run.note(AT, "memory", Who::Weft, Cell::Value(13.0));
+        run
+    }
+
+    fn again(weft: f64) -> Run {
+        Run { doubtful: vec!["vxlan 5000 cold start, ms".to_owned()], ..cold(Cell::Value(weft)) }
+    }
+
+    fn stand(run: &Run) -> Stand {
+        let all = judged(run);
+        let one = all.iter().find(|one| one.verdict.what == "cold start, ms").unwrap();
+        assert_eq!(complaints(&all).is_empty(), !one.is_bad(), "{:?}", complaints(&all));
+        one.stand()
+    }
 
     #[test]
     fn bounds_are_those_promised() {
         assert_eq!([1000.0, 5000.0, 50_000.0].map(memory_bound), [12.0, 16.0, 60.0]);
-        let mut run = Run::default();
-        let at = ("vxlan", 5000);
-        for (what, who, value) in [
-            ("list", Who::Floor, 20.0),
-            ("cold start", Who::Floor, 25.0),
-            ("cold start", Who::Weft, 101.0),
-            ("cold start", Who::Flanneld, 3030.0),
-            ("add p50", Who::Floor, 1.0),
-            ("add p50", Who::Weft, 1.2),
-        ] {
-            run.note(at, what, who, Cell::Value(value));
+        let mut run = cold(Cell::Value(101.0));
+        run.rows.push(Row::Event);
+        run.note(AT, "cold start", Who::Flanneld, Cell::Value(3030.0));
+        for what in ["add", "change", "remove"] {
+            for part in ["p50", "p99"] {
+                run.note(AT, &format!("{what} {part}"), Who::Floor, Cell::Value(1.0));
+                run.note(AT, &format!("{what} {part}"), Who::Weft, Cell::Value(1.4));
+            }
         }
-        let kept: Vec<(String, f64, bool)> = check(&run).iter().map(|v| (v.what.clone(), v.bound, v.kept())).collect();
+        let all: Vec<(String, Option<f64>, Option<bool>)> =
+            check(&run).iter().map(|v| (v.what.clone(), v.bound, v.kept())).collect();
+        let row = |what: &str, bound: f64, kept: bool| (what.to_owned(), Some(bound), Some(kept));
         assert_eq!(
-            kept,
+            all,
             [
-                ("cold start, ms".to_owned(), 100.0, false),
-                ("add p50, ms".to_owned(), 1.3, true),
-                ("cold start, times faster than flanneld".to_owned(), 30.0, true),
+                row("cold start, ms", 100.0, false),
+                row("cold start, times faster than flanneld", 30.0, true),
+                row("add p50, ms", 1.3, false),
+                row("add p99, ms", 3.0, true),
+                row("change p50, ms", 1.3, false),
+                row("change p99, ms", 3.0, true),
+                row("remove p50, ms", 1.3, false),
+                row("remove p99, ms", 3.0, true),
+                row("memory, MB", 16.0, true),
             ]
         );
+    }
+
+    #[test]
+    fn both_families_of_a_peer_have_a_bound_for_memory() {
+        let mut run = Run { rows: vec![Row::Cold], ..Run::default() };
+        run.note(("vxlan-dual", 5000), "memory", Who::Weft, Cell::Value(21.0));
+        let verdict = check(&run).into_iter().find(|v| v.what == "memory, MB").unwrap();
+        assert_eq!((verdict.bound, verdict.kept()), (Some(memory_bound(10_000.0)), Some(false)));
+    }
+
+    #[test]
+    fn what_one_run_keeps_is_kept_and_what_two_miss_is_broken() {
+        assert_eq!(stand(&cold(Cell::Value(99.0))), Stand::Kept);
+        let mut run = cold(Cell::Value(101.0));
+        assert_eq!(stand(&run), Stand::Open, "missed once");
+        assert_eq!(open(&judged(&run)).len(), 1);
+        run.again.push(again(99.0));
+        assert_eq!(stand(&run), Stand::Open, "one against one");
+        run.again.push(again(99.0));
+        assert_eq!(stand(&run), Stand::Noise);
+        run.again[1] = again(101.0);
+        assert_eq!(stand(&run), Stand::Broken);
+        run.again = vec![again(101.0)];
+        assert_eq!(stand(&run), Stand::Broken, "no third run is needed");
+        assert!(open(&judged(&run)).is_empty());
+        assert_eq!(complaints(&judged(&run)), ["vxlan 5000 cold start, ms: BROKEN, 2 of 2 runs"]);
+    }
+
+    /// A later run holds rows that were not in doubt, and it must not speak of them.
+    #[test]
+    fn a_later_run_speaks_of_what_was_in_doubt_alone() {
+        let mut run = cold(Cell::Value(101.0));
+        let mut later = again(99.0);
+        later.doubtful.clear();
+        run.again = vec![later.clone(), later];
+        assert_eq!(stand(&run), Stand::Open);
+    }
+
+    #[test]
+    fn what_measured_nothing_is_an_error_and_no_pass() {
+        for nothing in [Cell::Cut(0.0), Cell::Cut(120.0), Cell::None("why".to_owned())] {
+            let run = cold(nothing);
+            assert_eq!(stand(&run), Stand::Unmeasured);
+            assert!(open(&judged(&run)).is_empty(), "it is an error at once");
+        }
+        // Without the floor there is no bound.
+        let mut run = Run { rows: vec![Row::Cold], ..Run::default() };
+        run.note(AT, "cold start", Who::Weft, Cell::Value(1.0));
+        assert_eq!(stand(&run), Stand::Unmeasured);
+        // Every row was asked for, and there are starts alone.
+        let run = Run { rows: Vec::new(), ..cold(Cell::Value(99.0)) };
+        let said = complaints(&judged(&run));
+        for what in
+            ["add p50", "FDB repaired p99", "device deleted", "restart in place, writes", "end after", "CPU idle"]
+        {
+            assert!(said.iter().any(|one| one.contains(what) && one.contains("NOT MEASURED")), "{what}: {said:?}");
+        }
+        // host-gw has no device of its own to lose.
+        let mut run = Run::default();
+        run.note(("host-gw", 1000), "list", Who::Floor, Cell::Value(1.0));
+        assert!(!complaints(&judged(&run)).iter().any(|one| one.contains("device") || one.contains("FDB")));
+    }
+
+    #[test]
+    fn what_cannot_change_is_broken_at_once() {
+        let run = Run { binary_mb: 12.1, ..Run::default() };
+        assert_eq!(complaints(&judged(&run)), ["binary static, without Kubernetes, MB: BROKEN, 1 of 1 runs"]);
+        assert!(complaints(&judged(&Run { binary_mb: 11.9, ..Run::default() })).is_empty());
+    }
+
+    /// flanneld that was cut took at least so long.
+    #[test]
+    fn a_cut_flanneld_counts_with_the_time_it_was_given() {
+        for (seconds, kept) in [(120.0, true), (2.0, false)] {
+            let mut run = cold(Cell::Value(99.0));
+            run.note(AT, "cold start", Who::Flanneld, Cell::Cut(seconds));
+            let verdict = check(&run).into_iter().find(|v| v.at_least).unwrap();
+            assert_eq!(verdict.kept(), Some(kept), "{seconds}");
+        }
     }
 }

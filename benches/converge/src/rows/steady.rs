@@ -133,7 +133,7 @@ pub fn repairs(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
             let begin = Instant::now();
             let made = write(&mut node.netlink, &fault).context("make a fault");
             if let (Err(error), Who::Flanneld) = (&made, who) {
-                // It has lost this entry by itself: nothing to be repaired.
+                // It has lost this entry by itself: nothing to be repaired. Where it lost all of them, the row says so.
                 eprintln!("   flanneld, {what}: {error:#}");
                 continue;
             }
