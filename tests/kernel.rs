@@ -19,6 +19,8 @@ mod adapter_net;
 mod adapter_standing;
 #[path = "kernel/agent.rs"]
 mod agent;
+#[path = "kernel/fake.rs"]
+mod fake;
 #[path = "kernel/fence.rs"]
 mod fence;
 #[path = "kernel/guard.rs"]

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel in memory, which the tests of the agent use, against Linux: the same random operations on both, and the same answers.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use weft::kernel::fake::FakeKernel;
+use weft::kernel::{Kernel, Outcome};
+use weft_backends::diff::Op;
+use weft_backends::state::{Guard, Key, LAST_METRIC, LinkKind, Name, Observed, Route, Value};
+use weft_subnet::cidr::Family;
+
+use super::adapter_net::{PROTOCOL, fdb, in_namespace, kernel, name, neigh, via, vxlan};
+
+const DEVICES: [&str; 2] = ["flannel.1", "flannel-v6.1"];
+/// Fresh namespaces: each takes some 50 ms.
+const CASES: u32 = 40;
+
+/// A step, chosen at random from few entries, so that steps meet: what, which one of its kind, and with which value.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    remove: bool,
+    what: u8,
+    which: u8,
+    value: u8,
+    v6: bool,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
+    let step = (prop::bool::weighted(0.3), 0..10_u8, 0..3_u8, 0..2_u8, any::<bool>());
+    let step = step.prop_map(|(remove, what, which, value, v6)| Step { remove, what, which, value, v6 });
+    prop::collection::vec(prop::collection::vec(step, 1..12), 1..6)
+}
+
+/// The entry of a step.
+fn entry(step: Step) -> (Key, Value) {
+    let Step { which, value, v6, .. } = step;
+    let dev = DEVICES[usize::from(v6)];
+    let public = if v6 { format!("fd00::{}", 2 + value) } else { format!("10.0.0.{}", 2 + value) };
+    let first = if v6 { format!("fd00:{}::", 2 + which) } else { format!("10.1.{}.0", 2 + which) };
+    let net = if v6 { format!("{first}/64") } else { format!("{first}/24") };
+    let last = |route| (Key::Route(net.parse().unwrap(), LAST_METRIC), Value::Route(route));
+    match step.what {
+        0 => link(step),
+        1 => {
+            let own = if v6 { format!("fd00:1::{which}/128") } else { format!("10.1.0.{which}/32") };
+            (Key::Addr(name(dev), own.parse().unwrap()), Value::Addr)
+        }
+        2 => fdb(dev, 70 + u32::from(which), &public),
+        3 => neigh(dev, &first, 80 + u32::from(value)),
+        // Linux refuses to move an IPv6 route to a gateway that lies in the route's own prefix on another device, while the route is
+        // there ("Nexthop has invalid gateway or device mismatch"). So each IPv6 prefix stays on one device here.
+        4 if v6 && which == 0 || !v6 && value == 0 => via(&net, &first, dev),
+        4 => via(&net, &public, "up0"),
+        5 if v6 && which == 0 => via(&net, &first, dev),
+        5 => {
+            let (Key::Route(net, metric), _) = via(&net, &public, "up0") else { panic!("not a route") };
+            (Key::Route(net, metric), Value::Route(Route::Device { dev: name("up0") }))
+        }
+        6 => last(Route::Blackhole),
+        7 => last(Route::Unreachable),
+        8 => (Key::Peer(public.parse::<IpAddr>().unwrap()), Value::Peer),
+        _ => {
+            let family = if v6 { Family::V6 } else { Family::V4 };
+            let ports = if value == 0 { [0, 8472] } else { [4789, 8472] };
+            (Key::Guard(family), Value::Guard(Guard { ports, ipip: !v6 && which == 0 }))
+        }
+    }
+}
+
+/// The device: what is changed in place differs with `value`, what only a re-creation changes with `which`.
+fn link(step: Step) -> (Key, Value) {
+    let (key, Value::Link(mut link)) = vxlan(step.v6) else { panic!("not a link") };
+    link.mtu -= 10 * u32::from(step.value);
+    link.learning = step.value == 1;
+    if let LinkKind::Vxlan { port, .. } = &mut link.kind {
+        *port += u16::from(step.which == 2);
+    }
+    (key, Value::Link(link))
+}
+
+/// As the plan would say it: a link of another kind is re-created, and what is removed is named with the value that it has.
+fn op(step: Step, there: &BTreeMap<Key, Value>) -> Op {
+    let (key, value) = entry(step);
+    let found = there.get(&key).copied();
+    match (step.remove, value, found) {
+        (true, _, found) => Op::Remove(key, found.unwrap_or(value)),
+        (false, Value::Link(new), Some(Value::Link(old))) if new.kind != old.kind => Op::Recreate(key, value),
+        _ => Op::Ensure(key, value),
+    }
+}
+
+/// What can be compared: Linux adds connected routes of its own, and marks routes that go through nexthop objects.
+fn comparable(seen: &Observed) -> BTreeMap<Key, (Value, u8, bool)> {
+    let ours = seen.iter().filter(|(key, seen)| !matches!(key, Key::Route(..)) || seen.protocol == PROTOCOL);
+    ours.map(|(key, seen)| (*key, (seen.value, seen.protocol, seen.mark && matches!(key, Key::Link(_))))).collect()
+}
+
+/// The texts of refusals are for people: that there is one is what counts.
+fn kinds(outcomes: &[Outcome]) -> Vec<&'static str> {
+    let kind = |outcome: &Outcome| match outcome {
+        Outcome::Done => "done",
+        Outcome::Retry(_) => "retry",
+        Outcome::Fatal(_) => "fatal",
+    };
+    outcomes.iter().map(kind).collect()
+}
+
+fn compare(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError> {
+    let mut result = Ok(());
+    in_namespace(|| async { result = compare_here(lists, objects) });
+    result
+}
+
+fn compare_here(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError> {
+    let devices: Vec<Name> = DEVICES.map(name).to_vec();
+    let mut linux = kernel(objects);
+    let mut fake = FakeKernel::new(linux.machine().unwrap(), PROTOCOL);
+    for list in lists {
+        // Each list is made from what was there before it, as a pass makes its own.
+        let there: BTreeMap<Key, Value> = fake.entries().iter().map(|(key, seen)| (*key, seen.value)).collect();
+        let mut ops: Vec<Op> = Vec::new();
+        for step in list {
+            // A plan names each entry once.
+            let op = op(*step, &there);
+            if !ops.iter().any(|other| other.key() == op.key()) {
+                ops.push(op);
+            }
+        }
+        let (real, made_up) = (linux.apply(&ops), fake.apply(&ops));
+        prop_assert_eq!(kinds(&real), kinds(&made_up), "{:?} of Linux, {:?} in memory: {:#?}", real, made_up, ops);
+        let (real, made_up) = (linux.observe(&devices).unwrap(), fake.observe(&devices).unwrap());
+        prop_assert_eq!(comparable(&real), comparable(&made_up), "after {:#?}", ops);
+    }
+    Ok(())
+}
+
+/// `WEFT_SEED=N` runs the operations of a seed again that a failure has printed.
+#[test]
+fn the_same_operations_leave_the_same_entries_in_linux_and_in_memory() {
+    let given = std::env::var_os("WEFT_SEED").and_then(|text| text.to_str()?.parse().ok());
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_nanos();
+    let seed: u32 = given.unwrap_or_else(now);
+    println!("WEFT_SEED={seed}");
+    let mut bytes = [0; 32];
+    bytes[..4].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let config = Config { cases: CASES, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let done = runner.run(&(steps(), any::<bool>()), |(lists, objects)| compare(&lists, objects));
+    if let Err(error) = done {
+        panic!("WEFT_SEED={seed}: {error}");
+    }
+}
