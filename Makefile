@@ -39,7 +39,7 @@ test: prepare-test ## install what is missing, then every check and test
 	  test-kube test-clusters $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
 
 # The names of the integration tests that need no root, no network and no second.
-QUICK := --lib --bins --test golden --test laws --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
+QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
 quick: fmt ## formatting, clippy, unit, golden and law tests: at most 90 s after a first build
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
 	@LAST_STEP=1 $(STEP) 900 "unit, golden, laws" cargo test --workspace --locked --no-fail-fast $(QUICK)

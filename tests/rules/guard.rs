@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use weft::kernel::nft::batch::Batch;
 use weft::kernel::nft::{self, table};
