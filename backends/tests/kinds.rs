@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Backend types: each backend says its own, and a lease of another type gets no entries, but a reason.
+//! What golden plans do not show. Backend types: each backend says its own, and a lease of another type gets no entries, but a reason.
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
@@ -8,7 +8,8 @@ use std::net::Ipv4Addr;
 
 use weft_backends::backend::make_kind;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
-use weft_backends::state::{Mac, Name};
+use weft_backends::masq::Test;
+use weft_backends::state::{Key, Mac, Name};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
@@ -77,4 +78,47 @@ fn each_backend_plans_for_leases_of_its_own_type_alone() {
 fn host_gw_has_no_device() {
     let backend = make_kind("host-gw", "{}", &network()).unwrap();
     assert!(backend.device(&host(), &lease("10.5.1.0-24", "host-gw", 1)).is_empty());
+}
+
+/// Eight nodes are still named one by one; more would fill the page.
+#[test]
+fn many_nodes_of_a_rule_are_counted_and_few_are_named() {
+    let nodes = |count: u8| (1..=count).map(|last| Ipv4Addr::new(192, 168, 64, last).into()).collect();
+    assert_eq!(Test::ToOneOf(nodes(9)).to_string(), "to one of 9 nodes");
+    assert_eq!(Test::ToOneOf(nodes(12)).to_string(), "to one of 12 nodes");
+    let eight = Test::ToOneOf(nodes(8)).to_string();
+    assert!(eight.ends_with(" 192.168.64.7 192.168.64.8"), "{eight}");
+}
+
+/// The uplink has an address of both families, but our own lease has no IPv6 subnet: there is nothing to send from.
+#[test]
+fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
+    let mut network = network();
+    network.networks.v6 = Some("fd00:5::/48".parse().unwrap());
+    let mut host = host();
+    host.uplink.v6 = Some("fd00::1".parse().unwrap());
+    let backend = make_kind("vxlan", r#"{"VNI": 1}"#, &network).unwrap();
+    let value = r#"{"PublicIP": "192.168.64.2", "PublicIPv6": "fd00::2", "BackendType": "vxlan",
+        "BackendData": {"VNI": 1, "VtepMAC": "02:00:00:00:00:02"},
+        "BackendV6Data": {"VNI": 1, "VtepMAC": "02:00:00:00:06:02"}}"#;
+    let mut peer = lease("10.5.2.0-24", "vxlan", 2);
+    peer.attrs = Attrs::from_wire(value.as_bytes()).unwrap();
+    peer.subnets.v6 = Some("fd00:5:0:2::/64".parse().unwrap());
+    let own_backend = weft_backends::backend::make(&network).unwrap();
+    let mut own = lease("10.5.1.0-24", "vxlan", 1);
+    for (backend, name) in [(&own_backend, "our own VNI"), (&backend, "another's type")] {
+        let planned = backend.plan(&host, &own, &peer);
+        let [reason] = &planned.skipped[..] else { panic!("{name}: {planned:?}") };
+        assert!(reason.0.ends_with("this node has no IPv6 address on eth0, or no IPv6 subnet"), "{name}: {reason}");
+    }
+    own.subnets.v6 = Some("fd00:5:0:1::/64".parse().unwrap());
+    assert!(own_backend.plan(&host, &own, &peer).skipped.is_empty());
+}
+
+#[test]
+fn a_route_shows_its_metric_unless_it_is_the_familys_default() {
+    let route = |net: &str, metric| Key::Route(net.parse().unwrap(), metric).to_string();
+    assert_eq!(route("10.5.1.0/24", 0), "route 10.5.1.0/24");
+    assert_eq!(route("10.5.1.0/24", 7), "route 10.5.1.0/24 metric 7");
+    assert_eq!(route("fd00:5::/64", 1024), "route fd00:5::/64");
 }
