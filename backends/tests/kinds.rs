@@ -38,6 +38,7 @@ fn host() -> Host {
         vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
         vtep_mac_v6: Mac([2, 0, 0, 0, 6, 1]),
         routes: OnLink::new([("192.168.64.0/24".parse().unwrap(), 0, Reach::Link(name))]),
+        connected: Default::default(),
     }
 }
 

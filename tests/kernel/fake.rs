@@ -104,6 +104,7 @@ fn kinds(outcomes: &[Outcome]) -> Vec<&'static str> {
         Outcome::Done => "done",
         Outcome::Retry(_) => "retry",
         Outcome::Fatal(_) => "fatal",
+        Outcome::Partly { .. } => "partly",
     };
     outcomes.iter().map(kind).collect()
 }
