@@ -43,6 +43,12 @@ pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
     }
 }
 
+/// IPv6 refuses an onlink gateway that another route reaches over another device (`ip6_route_check_nh_onlink` in net/ipv6/route.c). The
+/// gateway of a tunnel route lies in the peer's own subnet, so a route to that subnet over another device is in the way.
+pub fn is_gateway_elsewhere(refusal: &Refusal) -> bool {
+    refusal.errno == Errno::EINVAL && refusal.text.contains("device mismatch")
+}
+
 /// The outcome of a refused operation: its meaning with the text for people.
 pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
     let said = refusal.text.as_str();

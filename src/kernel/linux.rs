@@ -305,9 +305,8 @@ impl LinuxKernel {
 
     fn run(&mut self, ops: &[Op]) -> (Vec<Outcome>, Vec<usize>) {
         let (writer, outcomes) = (Writer::default(), vec![Outcome::Done; ops.len()]);
-        let (taken, standing) = (Vec::new(), Vec::new());
-        let mut run =
-            Run { ops, outcomes, moves: Vec::new(), taken, standing, kernels: None, writer, owners: Vec::new() };
+        let (moves, taken, standing, blocked, owners) = Default::default();
+        let mut run = Run { ops, outcomes, moves, taken, standing, blocked, kernels: None, writer, owners };
         self.devices.clear();
         let mut guarded = 0;
         for (i, op) in ops.iter().enumerate() {

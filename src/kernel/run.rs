@@ -43,6 +43,8 @@ pub(super) struct Run<'a> {
     pub(super) taken: Vec<usize>,
     /// Operations in whose place another route stands.
     pub(super) standing: Vec<usize>,
+    /// Those of them whose route the kernel refuses while the other one stands, so that it cannot be replaced in place.
+    pub(super) blocked: HashSet<usize>,
     /// Where the kernel's own routes are, once that was asked.
     pub(super) kernels: Option<HashSet<Key>>,
     pub(super) writer: Writer,
@@ -66,10 +68,15 @@ impl Run<'_> {
         if step == Step::Nexthop && refusal.errno == Errno::EEXIST {
             self.taken.push(op);
         }
-        if step == Step::Main && refusal.errno == Errno::EEXIST && matches!(self.ops[op], Op::Ensure(Key::Route(..), _))
-        {
-            self.standing.push(op);
-            return;
+        if step == Step::Main && matches!(self.ops[op], Op::Ensure(Key::Route(..), _)) {
+            let blocked = errno::is_gateway_elsewhere(refusal);
+            if blocked {
+                self.blocked.insert(op);
+            }
+            if blocked || refusal.errno == Errno::EEXIST {
+                self.standing.push(op);
+                return;
+            }
         }
         self.outcomes[op] = errno::outcome(&self.ops[op], refusal);
     }

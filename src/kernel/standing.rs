@@ -46,6 +46,10 @@ impl LinuxKernel {
             let exit = moved.map_or_else(|| self.exit(op, *route), |id| Ok(Exit::Nexthop(id)));
             match exit {
                 Ok(exit) => {
+                    if run.blocked.contains(&i) {
+                        encode::route(&mut run.writer, net, metric, Exit::Any, None);
+                        run.push(&mut self.netlink, i, Step::Clear);
+                    }
                     encode::route(&mut run.writer, net, metric, exit, Some(self.options.protocol));
                     run.push(&mut self.netlink, i, Step::Replace);
                 }

@@ -50,11 +50,8 @@ fn entry(step: Step) -> (Key, Value) {
         }
         2 => fdb(dev, 70 + u32::from(which), &public),
         3 => neigh(dev, &first, 80 + u32::from(value)),
-        // Linux refuses to move an IPv6 route to a gateway that lies in the route's own prefix on another device, while the route is
-        // there ("Nexthop has invalid gateway or device mismatch"). So each IPv6 prefix stays on one device here.
-        4 if v6 && which == 0 || !v6 && value == 0 => via(&net, &first, dev),
+        4 if value == 0 => via(&net, &first, dev),
         4 => via(&net, &public, "up0"),
-        5 if v6 && which == 0 => via(&net, &first, dev),
         5 => {
             let (Key::Route(net, metric), _) = via(&net, &public, "up0") else { panic!("not a route") };
             (Key::Route(net, metric), Value::Route(Route::Device { dev: name("up0") }))
