@@ -71,6 +71,8 @@ impl Takeover {
         let ours = |(key, seen): (&Key, &Seen)| match key {
             Key::Link(_) => seen.mark,
             Key::Route(net, _) => seen.protocol == PROTOCOL && inside(net),
+            // In the place of routes that an earlier version wrote.
+            Key::Fence(_) | Key::Open(_) => true,
             _ => false,
         };
         if observed.iter().any(ours) {

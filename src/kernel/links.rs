@@ -145,7 +145,12 @@ impl LinuxKernel {
         }
         if want.up != present.info.up {
             let what = if want.up { "up" } else { "down" };
-            refused.extend(self.attribute(op, what, |w| encode::alter_link(w, index, None, None, Some(want.up))));
+            let state = self.attribute(op, what, |w| encode::alter_link(w, index, None, None, Some(want.up)));
+            // A device that is down carries no entries, so this is no mere attribute. Its cause may pass, as when another program
+            // has the UDP port.
+            if let Some((text, _)) = state {
+                return Err(Outcome::Retry(text));
+            }
         }
         if refused.is_empty() {
             return Ok(());
@@ -203,6 +208,7 @@ impl LinuxKernel {
         };
         let index = made.info.index;
         self.known.insert(name, index);
+        self.made.insert(index);
         // Best effort, both: a host without IPv6 refuses them, and needs neither.
         let _ = self.netlink.request(|w| encode::link_no_link_local(w, index));
         let _ = sysctl::ensure(sysctl::of_interface("ipv6", name, "accept_ra"), "0", true);

@@ -63,6 +63,8 @@ pub struct LinuxKernel {
     devices: HashMap<Name, u32>,
     /// Devices as they were last observed, or made by us since: by name, which index.
     pub(super) known: HashMap<Name, u32>,
+    /// Indexes of the devices that this agent made, or that bore its alias at some look. An index is not used twice.
+    pub(super) made: HashSet<u32>,
     /// The tunnel guard, in nftables.
     pub(super) guard: GuardTable,
     /// The fence for forwarded packets, in policy rules.
@@ -84,7 +86,7 @@ impl LinuxKernel {
             };
         let index = Rc::new(RefCell::new(Index::new(options.instance)));
         let (adopted, doubled, beside_kernels) = (false, HashMap::new(), HashSet::new());
-        let (devices, known) = (HashMap::new(), HashMap::new());
+        let (devices, known, made) = Default::default();
         let guard = GuardTable::new(&options.alias);
         let fence = FenceTable::new(&options.alias, options.protocol);
         Ok(LinuxKernel {
@@ -97,6 +99,7 @@ impl LinuxKernel {
             beside_kernels,
             devices,
             known,
+            made,
             guard,
             fence,
         })

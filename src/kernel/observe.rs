@@ -98,7 +98,8 @@ impl LinuxKernel {
     }
 
     fn look_once(&mut self, devices: &[Name]) -> io::Result<Option<Observed>> {
-        let links = links(&mut self.netlink)?;
+        let mut links = links(&mut self.netlink)?;
+        self.restore_aliases(&mut links);
         let addrs = addresses(&mut self.netlink)?;
         let wanted: HashSet<Name> = devices.iter().copied().collect();
         let ours = |l: &LinkFacts| l.alias == self.options.alias;
@@ -134,6 +135,21 @@ impl LinuxKernel {
         self.adopt(&routes)?;
         self.known = known;
         Ok(Some(self.assemble(found)))
+    }
+
+    /// Gives our alias back to devices of ours that lost it: without it they would be taken for somebody else's.
+    fn restore_aliases(&mut self, links: &mut Links) {
+        let alias = self.options.alias.clone();
+        self.made.retain(|index| links.contains_key(index));
+        for (index, link) in links.iter_mut() {
+            if link.alias == alias {
+                self.made.insert(*index);
+            } else if self.made.contains(index) && !is_wefts(&link.alias) {
+                // What does not work is tried again at the next look.
+                let _ = self.netlink.request(|w| encode::link_alias(w, *index, &alias));
+                link.alias.clone_from(&alias);
+            }
+        }
     }
 
     /// One value per key. A key that the kernel has more than once gets a value that equals no desired one, and is cleared

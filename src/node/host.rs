@@ -73,10 +73,12 @@ impl<K: Kernel> Node<K> {
         let pending = self.passer.pending();
         let programmed = |id: &&Id| {
             let keys = self.plan.keys(id);
-            keys.iter().any(|key| self.plan.owner(key) == Some(id)) && keys.iter().all(|key| pending.get(key).is_none())
+            let carries = |key| pending.get(key).is_none_or(|pending| pending.stands);
+            keys.iter().any(|key| self.plan.owner(key) == Some(id)) && keys.iter().all(carries)
         };
+        // Once loosened for a lease it stays so while that lease is planned: entries that wait for a retry are back in a moment.
         let last = self.loosened_by.as_ref().filter(|id| self.plan.foreign(id).is_some());
-        last.into_iter().chain(self.plan.all_foreign()).find(programmed).cloned()
+        last.or_else(|| self.plan.all_foreign().find(programmed)).cloned()
     }
 
     fn loosely(&self, id: &Id) -> Wanted {

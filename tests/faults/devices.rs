@@ -359,3 +359,36 @@ fn cleanup_puts_rp_filter_back() {
         assert_eq!(rp_filter("up0"), "1");
     });
 }
+
+#[test]
+fn a_peers_device_whose_alias_was_cleared_is_still_ours() {
+    in_namespace(|| {
+        let mut site = Site::running(Kind::Vxlan);
+        put(&site, 60, &with_vni(60, 7));
+        site.until("the peer's device", |site| peer(site, 60).0 == "programmed");
+        let alias = || array(&run("ip", "-j link show flannel.7"))[0]["ifalias"].as_str().map(str::to_owned);
+        let before = alias();
+        assert!(before.is_some());
+        let all = everything_of("flannel.7");
+        ip_bytes(&[b"link", b"set", b"flannel.7", b"alias", b""]);
+        site.until("the alias to come back", |_| alias() == before);
+        site.until("everything else to be there", |_| everything_of("flannel.7") == all);
+        assert_eq!(peer(&site, 60).0, "programmed", "{}", site.log());
+        remove(&site, 60);
+        site.healed("the end of the lease");
+    });
+}
+
+#[test]
+fn a_device_that_cannot_be_set_up_gets_no_entries_until_it_can() {
+    in_namespace(|| {
+        let mut site = Site::new(Kind::Vxlan);
+        let taken = std::net::UdpSocket::bind("0.0.0.0:8472").unwrap();
+        site.start();
+        site.until("the reason in the status", |site| problems(site).contains("EADDRINUSE"));
+        assert!(!bridge("fdb show dev flannel.1").contains("10.0.0."), "{}", site.log());
+        assert!(!site.log().contains("set route 10.5."), "no route is tried on it: {}", site.log());
+        drop(taken);
+        site.healed("the end of the program that had the port");
+    });
+}
