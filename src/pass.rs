@@ -281,7 +281,7 @@ impl<K: Kernel> Passer<K> {
         if self.keep_all || self.keep_stale_until.is_some() {
             ops.retain(|op| !matches!(op, Op::Remove(..)));
         } else {
-            self.takeover.removed(&ops);
+            self.takeover.removing(&ops);
         }
         ops
     }

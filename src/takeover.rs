@@ -3,7 +3,7 @@
 //! ours and bear no mark, and nobody else would remove them. They are taken for flannel's once, when weft looks for the first time:
 //! a route of the same form that appears later is somebody else's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -63,8 +63,17 @@ impl Takeover {
 
     /// The first look decides. Entries of ours say that weft ran here before, whatever became of the mark.
     pub fn look(&mut self, observed: &Observed, plan: &Plan) {
-        if !matches!(self, Takeover::Undecided) {
-            return;
+        match self {
+            Takeover::Undecided => {}
+            Takeover::Left(left) => {
+                // One that went by itself, or was removed, is not flannel's when it comes again.
+                left.retain(|key, value| observed.get(key).is_some_and(|seen| seen.value == *value));
+                if left.is_empty() {
+                    *self = Takeover::Over;
+                }
+                return;
+            }
+            Takeover::Over => return,
         }
         let (network, own, on_link) = (plan.network(), plan.own().subnets, &plan.host().routes);
         let inside = |net: &ipnet::IpNet| network.networks.of(family(net)).is_some_and(|all| all.contains(net));
@@ -90,9 +99,12 @@ impl Takeover {
         matches!(self, Takeover::Left(left) if left.get(key) == Some(&seen.value))
     }
 
-    /// These are about to be written, and what is no longer wanted is removed with them: that was the takeover.
-    pub fn removed(&mut self, ops: &[Op]) {
-        if let Takeover::Left(left) = std::mem::take(self) {
+    /// These are about to be written. What flannel left and is not removed now is wanted by a lease; what the kernel refuses to remove
+    /// is tried again, so the takeover ends with the look that finds none of it.
+    pub fn removing(&mut self, ops: &[Op]) {
+        if let Takeover::Left(left) = self {
+            let removals: HashSet<Key> = ops.iter().filter(|op| matches!(op, Op::Remove(..))).map(Op::key).collect();
+            left.retain(|key, _| removals.contains(key));
             let gone = ops.iter().filter(|op| matches!(op, Op::Remove(..)) && left.contains_key(&op.key()));
             gone.for_each(|op| tracing::info!(%op, "flannel left this route, and no lease asks for it"));
         }

@@ -3,7 +3,7 @@
 
 use weft_backends::backend::make;
 use weft_backends::host::{Host, Uplink};
-use weft_backends::state::{Link, LinkKind, Mac};
+use weft_backends::state::{Link, LinkKind, Mac, Route};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
@@ -126,4 +126,25 @@ async fn a_device_that_lacks_an_attribute_carries_entries() {
     kernel.fail(own, Some(Outcome::Fatal("not supported".into())));
     passer.full(&plan, Cause::Audit).await.unwrap();
     assert_eq!(kernel.take_ops().iter().filter(|op| matches!(op.key(), Key::Fdb(..))).count(), 1, "of the first pass");
+}
+
+#[tokio::test]
+async fn what_flannel_left_is_removed_although_the_kernel_refuses_it_once() {
+    let (plan, mut passer, kernel) = bench();
+    let (key, via) = (Key::Route("10.5.9.0/24".parse().unwrap(), 0), [192, 168, 0, 9].into());
+    let value = Value::Route(Route::Unicast { via, dev: name("eth0"), onlink: false });
+    let flannels = Seen { value, protocol: 3, mark: false };
+    kernel.disturb(key, Some(flannels), false);
+    passer.takeover = Takeover::Left(HashMap::from([(key, value)]));
+    kernel.fail(key, Some(Outcome::Retry("not now".into())));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    assert!(kernel.entries().contains_key(&key));
+    kernel.fail(key, None);
+    passer.full(&plan, Cause::Retry).await.unwrap();
+    assert!(!kernel.entries().contains_key(&key), "the removal is tried again");
+    // The next look finds nothing of flannel's, and that was the takeover: the same route is somebody's own now.
+    passer.full(&plan, Cause::Audit).await.unwrap();
+    kernel.disturb(key, Some(flannels), false);
+    passer.full(&plan, Cause::Audit).await.unwrap();
+    assert!(kernel.entries().contains_key(&key));
 }
