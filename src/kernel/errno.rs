@@ -30,6 +30,8 @@ pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
     match errno {
         // The entry, or the device under it, is gone already.
         Errno::ENOENT | Errno::ESRCH | Errno::ENODEV | Errno::ENXIO | Errno::EADDRNOTAVAIL if removal => Verdict::Done,
+        // Routes of ours are removed by their nexthop, and went with it when that went with its device.
+        Errno::EINVAL if removal && said.contains("id does not exist") => Verdict::Done,
         Errno::EEXIST if matches!(key, Key::Addr(..)) => Verdict::Done,
         // A link or route that someone else has put there meanwhile: the next look will tell.
         Errno::EEXIST | Errno::ENOENT | Errno::ESRCH => Verdict::Retry,
@@ -141,6 +143,7 @@ mod tests {
             ("invalid", false, Errno::EINVAL, "", Verdict::Fatal),
             ("index gone", false, Errno::EINVAL, "Invalid device index", Verdict::Retry),
             ("nexthop gone", false, Errno::EINVAL, "Nexthop id does not exist", Verdict::Retry),
+            ("nexthop gone before removal", true, Errno::EINVAL, "Nexthop id does not exist", Verdict::Done),
         ];
         for (name, removal, errno, said, want) in rows {
             assert_eq!(meaning(&route_op(removal), errno, said), want, "{name}");
