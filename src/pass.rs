@@ -329,6 +329,9 @@ impl<K: Kernel> Passer<K> {
         let (retry, reason) = match outcome {
             Outcome::Done => {
                 self.pending.remove(&key);
+                if matches!(op, Op::Remove(..)) {
+                    self.takeover.removed(&key);
+                }
                 tracing::trace!(%op, "done");
                 return;
             }

@@ -100,13 +100,23 @@ impl Takeover {
     }
 
     /// These are about to be written. What flannel left and is not removed now is wanted by a lease; what the kernel refuses to remove
-    /// is tried again, so the takeover ends with the look that finds none of it.
+    /// is tried again, see [`Takeover::removed`].
     pub fn removing(&mut self, ops: &[Op]) {
         if let Takeover::Left(left) = self {
             let removals: HashSet<Key> = ops.iter().filter(|op| matches!(op, Op::Remove(..))).map(Op::key).collect();
             left.retain(|key, _| removals.contains(key));
             let gone = ops.iter().filter(|op| matches!(op, Op::Remove(..)) && left.contains_key(&op.key()));
             gone.for_each(|op| tracing::info!(%op, "flannel left this route, and no lease asks for it"));
+        }
+    }
+
+    /// The kernel has removed this entry: the same written later is somebody else's. The takeover ends with the last one.
+    pub fn removed(&mut self, key: &Key) {
+        if let Takeover::Left(left) = self {
+            left.remove(key);
+            if left.is_empty() {
+                *self = Takeover::Over;
+            }
         }
     }
 }

@@ -128,7 +128,9 @@ impl<K: Kernel> Node<K> {
                 let (network, attrs) = (self.plan.network().clone(), self.wanted());
                 self.asked = Some(attrs.clone());
                 let connected = self.plan.connected();
-                self.keeper.acquire(Claim { network, attrs, previous: None, was: None, connected });
+                // That our pods are in this subnet still tells our leases from those of others.
+                let previous = Some(self.plan.own().subnets);
+                self.keeper.acquire(Claim { network, attrs, previous, was: None, connected });
             }
             OnLostLease::Hold => {}
         }

@@ -46,8 +46,10 @@ impl Memory {
         if store.assigned {
             return None;
         }
-        let shelf = self.shelf.as_ref();
-        let head = self.head.get_or_insert_with(|| shelf.and_then(Shelf::read_head)).as_ref()?;
+        // A start that was tried without the store has read everything, and taken the shelf away.
+        let (shelf, saved) = (self.shelf.as_ref(), self.saved.as_ref());
+        let read = || saved.map(|saved| saved.head.clone()).or_else(|| shelf.and_then(Shelf::read_head));
+        let head = self.head.get_or_insert_with(read).as_ref()?;
         let same = Network::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
         (same && head.public == public).then_some(head.own.subnets)
     }
