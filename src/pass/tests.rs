@@ -4,36 +4,18 @@
 use weft_backends::backend::make;
 use weft_backends::host::{Host, Uplink};
 use weft_backends::state::{Link, LinkKind, Mac, Route};
-use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
-use weft_subnet::lease::{Age, Lease, Record};
 use weft_subnet::network::Network;
 
 use super::*;
 use crate::kernel::Machine;
 use crate::kernel::fake::FakeKernel;
+use crate::plan::tests::{lease, record};
 
 const PROTOCOL: u8 = weft_backends::owner::PROTOCOL;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
-}
-
-fn lease(third: u8, vni: u32) -> Lease {
-    let attrs = Attrs {
-        public_ip: Some([192, 168, 0, third].into()),
-        backend_type: "vxlan".into(),
-        backend_data: Some(format!(r#"{{"VNI":{vni},"VtepMAC":"02:00:00:00:00:{third:02x}"}}"#).into()),
-        ..Attrs::default()
-    };
-    let subnets = Subnets::from_key(&format!("10.5.{third}.0-24")).unwrap();
-    Lease { id: subnets.to_key().into(), subnets, attrs, age: Age { stamp: third.into(), tie: "".into() } }
-}
-
-fn record(third: u8, vni: u32) -> Record {
-    let lease = lease(third, vni);
-    Record { id: lease.id.clone(), lease: Ok(lease) }
 }
 
 /// Our own device is flannel.1.

@@ -8,7 +8,7 @@ use weft_subnet::cidr::Subnets;
 
 use super::*;
 
-fn lease(third: u8, vni: u32) -> Lease {
+pub(crate) fn lease(third: u8, vni: u32) -> Lease {
     let attrs = Attrs {
         public_ip: Some([192, 168, 0, third].into()),
         backend_type: "vxlan".into(),
@@ -19,7 +19,7 @@ fn lease(third: u8, vni: u32) -> Lease {
     Lease { id: subnets.to_key().into(), subnets, attrs, age: Age { stamp: third.into(), tie: "".into() } }
 }
 
-fn record(third: u8, vni: u32) -> Record {
+pub(crate) fn record(third: u8, vni: u32) -> Record {
     let lease = lease(third, vni);
     Record { id: lease.id.clone(), lease: Ok(lease) }
 }
