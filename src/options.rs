@@ -103,7 +103,7 @@ pub enum Store {
     Kube(Box<weft_subnet::kube::KubeOptions>),
 }
 
-/// `--iface*` and `--public-ip*` (flannel-compat.md section 6).
+/// `--iface*` and `--public-ip*` (docs/flannel-formats.md, "Interface and public address").
 #[derive(Debug, Clone, Default)]
 pub struct UplinkChoice {
     /// `--iface`, in order: names or addresses.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Choice of the external interface: pure, over a snapshot of links, addresses and routes. The first choice is made in flannel's
-//! order (flannel-compat.md section 6); after that the interface and its addresses stay while they are there.
+//! order (docs/flannel-formats.md, "Interface and public address"); after that the interface and its addresses stay while they are there.
 
 mod ground;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! host-gw: the peer itself is the gateway of its subnet. No device, no overhead; all nodes must share a link.
-//! Behaviour: flannel-compat.md section 5.
+//! Behaviour: docs/flannel-formats.md, "Backends".
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;

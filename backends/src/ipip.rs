@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! ipip: IPv4 in IPv4, 20 bytes. One device with an open remote end; the route's gateway is the outer destination.
-//! Behaviour: flannel-compat.md section 5; the device's attributes are flannel's, so that a takeover keeps it.
+//! Behaviour: docs/flannel-formats.md, "Backends"; the device's attributes are flannel's, so that a takeover keeps it.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! vxlan: Ethernet over UDP, one device per family and VNI; per peer a neighbour, a forwarding entry and a route.
-//! Behaviour and wire format: flannel-compat.md sections 1 and 5, except that an IPv6 underlay costs 70 bytes.
+//! Behaviour and wire format: docs/flannel-formats.md, "Leases in etcd" and "Backends", except that an IPv6 underlay costs 70 bytes.
 
 use std::net::IpAddr;
 

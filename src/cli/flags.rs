@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags: flannel's with its names and defaults (flannel-compat.md section 9), and our own under a heading of their own.
+//! The flags: flannel's with its names and defaults (docs/flannel-formats.md, "Flags and environment"), and our own under a heading
+//! of their own.
 
 use std::path::PathBuf;
 use std::time::Duration;

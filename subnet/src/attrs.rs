@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The value of a lease on the wire: JSON, flannel-compatible to the byte (flannel-compat.md section 1).
+//! The value of a lease on the wire: JSON, flannel-compatible to the byte (docs/flannel-formats.md, "Leases in etcd").
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

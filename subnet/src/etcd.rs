@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The etcd v3 store, byte-compatible with flannel (flannel-compat.md section 1).
+//! The etcd v3 store, byte-compatible with flannel (docs/flannel-formats.md, "Leases in etcd").
 //!
 //! Every write is a transaction on what was read; a key is never written to keep it alive.
 

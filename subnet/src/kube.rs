@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Kubernetes store: each Node is a lease. Its pod CIDRs are the subnet, its annotations are flannel's
-//! (flannel-compat.md section 2), its name is the identity.
+//! (docs/flannel-formats.md, "Nodes in Kubernetes"), its name is the identity.
 //!
 //! Every write is a patch that the server refuses when the Node is another than the one that was read; nothing is written
 //! when nothing differs.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lease: who owns which subnet, and how to reach it; and its key on the wire (flannel-compat.md section 1).
+//! A lease: who owns which subnet, and how to reach it; and its key on the wire (docs/flannel-formats.md, "Leases in etcd").
 
 use std::sync::Arc;
 

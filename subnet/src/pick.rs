@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of a free subnet: pure, chance is an input (flannel-compat.md section 1, acquire order 3).
+//! Choice of a free subnet: pure, chance is an input (docs/flannel-formats.md, "Leases in etcd").
 
 use std::net::IpAddr;
 

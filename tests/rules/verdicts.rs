@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of verdicts: for every way a datagram can take, the source that its far end sees. flannel-compat.md section 7 in
+//! The table of verdicts: for every way a datagram can take, the source that its far end sees. docs/flannel-formats.md, "Traffic rules: iptables" in
 //! packets; flanneld itself, in iptables mode, gives the same answers.
 
 use serde_json::json;

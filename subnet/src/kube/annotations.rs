@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The names of our annotations on a Node (flannel-compat.md section 2).
+//! The names of our annotations on a Node (docs/flannel-formats.md, "Nodes in Kubernetes").
 
 use crate::source::Error;
 

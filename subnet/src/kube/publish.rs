@@ -39,7 +39,7 @@ pub(super) fn said_by_backend(node: &Node, prefix: &Prefix) -> Attrs {
     }
 }
 
-/// Every annotation that this node publishes, as it should be (flannel-compat.md section 2).
+/// Every annotation that this node publishes, as it should be (docs/flannel-formats.md, "Nodes in Kubernetes").
 fn wanted(attrs: &Attrs, node: &Node, prefix: &Prefix) -> Changes {
     let kind = attrs.backend_type.as_str();
     let text = |data: &Option<Box<str>>| data.as_deref().unwrap_or("null").to_owned();
