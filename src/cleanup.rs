@@ -70,7 +70,7 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
             Key::Addr(..) | Key::Fdb(..) | Key::Neigh(..) | Key::Peer(_) | Key::Guard(_) => false,
         };
         if ours {
-            ops.push(Op::Remove(*key, seen.value));
+            ops.push(Op::Remove(*key, seen.value.clone()));
         }
     }
     (ops, left)
@@ -162,13 +162,16 @@ fn is_agent(comm: &str, cmdline: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use weft_backends::state::{Link, LinkKind, Route, Value};
+    use std::sync::Arc;
+
+    use weft_backends::link::{Foreign, Link};
+    use weft_backends::state::{Route, Value};
 
     use super::*;
 
     fn link(name: &str, mark: bool) -> (Key, Seen) {
-        let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-        (Key::Link(Name::new(name).unwrap()), Seen { value: Value::Link(link), protocol: 0, mark })
+        let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+        (Key::Link(Name::new(name).unwrap()), Seen { value: Value::link(link), protocol: 0, mark })
     }
 
     fn route(net: &str, protocol: u8) -> (Key, Seen) {

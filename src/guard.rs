@@ -6,9 +6,9 @@ use std::fmt;
 use std::net::IpAddr;
 
 use weft_backends::host::Host;
-use weft_backends::state::{Guard, Key, LinkKind, State, Value};
+use weft_backends::link::Outer;
+use weft_backends::state::{Guard, Key, State, Value};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Family;
 use weft_subnet::lease::{Id, Lease};
 
 use crate::pass::Pendings;
@@ -65,21 +65,16 @@ impl Roster {
         let mut state = State::new();
         for link in links {
             let Value::Link(link) = link else { continue };
-            let (family, port) = match link.kind {
-                LinkKind::Vxlan { local: IpAddr::V4(_), port, .. } => (Family::V4, Some(port)),
-                LinkKind::Vxlan { local: IpAddr::V6(_), port, .. } => (Family::V6, Some(port)),
-                LinkKind::Ipip { .. } => (Family::V4, None),
-                LinkKind::Other => continue,
-            };
+            let Some((family, outer)) = link.kind.outer() else { continue };
             let mut guard = match state.get(&Key::Guard(family)) {
                 Some(Value::Guard(guard)) => *guard,
                 _ => Guard::default(),
             };
-            match port {
-                None => guard.ipip = true,
-                Some(port) if guard.ports.contains(&port) => {}
+            match outer {
+                Outer::Ipip => guard.ipip = true,
+                Outer::Udp(port) if guard.ports.contains(&port) => {}
                 // Our own port and the default of the others: more there are not.
-                Some(port) => guard.ports[0] = port,
+                Outer::Udp(port) => guard.ports[0] = port,
             }
             guard.ports.sort_unstable();
             state.insert(Key::Guard(family), Value::Guard(guard));
@@ -131,7 +126,12 @@ pub fn stated(attrs: Attrs, host: &Host) -> Attrs {
 
 #[cfg(test)]
 mod tests {
-    use weft_backends::state::{Link, Name};
+    use std::sync::Arc;
+    use weft_backends::ipip::IpipLink;
+    use weft_backends::link::Link;
+    use weft_backends::state::Name;
+    use weft_backends::vxlan::VxlanLink;
+    use weft_subnet::cidr::Family;
     use weft_subnet::cidr::Subnets;
     use weft_subnet::lease::Age;
 
@@ -160,8 +160,9 @@ mod tests {
 
     fn vxlan(local: &str, port: u16) -> Value {
         let parent = Name::new("eth0").unwrap();
-        let kind = LinkKind::Vxlan { vni: 1, port, parent, local: local.parse().unwrap(), gbp: false };
-        Value::Link(Link { kind, mtu: 1450, mac: None, up: true, learning: false })
+        let kind =
+            Arc::new(VxlanLink { vni: 1, port, parent, local: local.parse().unwrap(), gbp: false, learning: false });
+        Value::link(Link { kind, mtu: 1450, mac: None, up: true })
     }
 
     fn peers(ips: &[&str]) -> State {
@@ -193,8 +194,8 @@ mod tests {
         let mut roster = Roster::default();
         roster.listed();
         let parent = Name::new("eth0").unwrap();
-        let kind = LinkKind::Ipip { parent, local: "10.0.0.1".parse().unwrap() };
-        let ipip = Value::Link(Link { kind, mtu: 1480, mac: None, up: true, learning: false });
+        let kind = Arc::new(IpipLink { parent, local: "10.0.0.1".parse().unwrap() });
+        let ipip = Value::link(Link { kind, mtu: 1480, mac: None, up: true });
         let links = [vxlan("10.0.0.1", 8472), vxlan("10.0.0.1", 4789), vxlan("fd00::1", 4789), ipip];
         let expected = State::from([
             (Key::Guard(Family::V4), Value::Guard(Guard { ports: [4789, 8472], ipip: true })),

@@ -9,6 +9,7 @@ pub mod fence;
 pub mod forward;
 pub mod guard;
 pub mod iptables;
+pub mod kinds;
 mod links;
 pub mod linux;
 pub mod monitor;

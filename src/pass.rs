@@ -180,15 +180,16 @@ impl<K: Kernel> Passer<K> {
         // One key may have changed twice: the first "before" and the last "after" count.
         let mut net: HashMap<Key, (Option<Value>, Option<Value>)> = HashMap::with_capacity(changed.len());
         for (key, before, after) in changed {
-            net.entry(key).and_modify(|entry| entry.1 = after).or_insert((before, after));
+            net.entry(key).and_modify(|entry| entry.1.clone_from(&after)).or_insert((before, after));
         }
         // What is added goes first, all in one batch.
         let (mut ops, mut remove) = (Vec::with_capacity(net.len()), Vec::new());
         for (key, change) in net {
             match change {
-                (before, Some(after)) if before != Some(after) => ops.push(Op::Ensure(key, after)),
+                (before, Some(after)) if before.as_ref() == Some(&after) => {}
+                (_, Some(after)) => ops.push(Op::Ensure(key, after)),
                 (Some(before), None) => remove.push(Op::Remove(key, before)),
-                _ => {}
+                (None, None) => {}
             }
             self.pending.remove(&key);
         }
@@ -207,8 +208,8 @@ impl<K: Kernel> Passer<K> {
         let ownership = self.devices.ownership(plan);
         let mut ops = Vec::new();
         for (key, seen) in seen {
-            let ours = seen.is_some_and(|seen| ownership.ours(&key, &seen));
-            let Some(op) = diff::change(key, plan.desired(&key), seen, ours) else { continue };
+            let ours = seen.as_ref().is_some_and(|seen| ownership.ours(&key, seen));
+            let Some(op) = diff::change(key, plan.desired(&key), seen.clone(), ours) else { continue };
             if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
                 continue;
             }
@@ -304,7 +305,7 @@ impl<K: Kernel> Passer<K> {
             return self.write(entries, report).await;
         }
         let stands = |op: &Op| matches!(op, Op::Remove(..)) || on(op).is_none_or(|name| !broken.contains(&name));
-        let entries: Vec<Op> = entries.iter().filter(|op| stands(op)).copied().collect();
+        let entries: Vec<Op> = entries.iter().filter(|op| stands(op)).cloned().collect();
         self.write(&entries, report).await;
     }
 

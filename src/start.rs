@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use weft_backends::backend::{self, Backend};
 use weft_backends::host::Host;
-use weft_backends::state::{Key, LinkKind, Mac, Value};
+use weft_backends::state::{Key, Mac, Value};
+use weft_backends::vxlan::VxlanLink;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
@@ -287,7 +288,7 @@ fn device_macs(
     let mut macs = [None, None];
     for (key, value) in backend.device(host, &own) {
         let (Key::Link(name), Value::Link(link)) = (key, value) else { continue };
-        let LinkKind::Vxlan { local, .. } = link.kind else { continue };
+        let Some(VxlanLink { local, .. }) = link.kind.of() else { continue };
         let there = machine.links.iter().find(|link| link.name == name && wanted(link.maker)).and_then(|link| link.mac);
         macs[usize::from(local.is_ipv6())] = there.map(|mac| mac.0);
     }

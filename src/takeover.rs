@@ -91,7 +91,7 @@ impl Takeover {
         let left = observed.iter().filter(|(key, seen)| {
             plan.desired(key).is_none() && owner::is_flannels(network, &own, on_link, (key, seen))
         });
-        *self = Takeover::Left(left.map(|(key, seen)| (*key, seen.value)).collect());
+        *self = Takeover::Left(left.map(|(key, seen)| (*key, seen.value.clone())).collect());
     }
 
     /// True for a route that flannel left, as it was at the first look.

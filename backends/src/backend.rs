@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a backend decides, and the register of backends. A new backend is one file and one line in [`make_kind`].
+//! What a backend decides, and the register of backends. A new backend is one file and one line in [`REGISTER`].
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
@@ -8,11 +8,9 @@ use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
 use crate::host::Host;
-use crate::host_gw::HostGw;
-use crate::ipip::Ipip;
 use crate::options::Options;
 use crate::state::State;
-use crate::vxlan::Vxlan;
+use crate::{host_gw, ipip, vxlan};
 
 /// Why a lease is set aside by a backend, as a sentence for people: names the field and its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,8 +50,13 @@ impl Planned {
 
 /// Everything a backend decides. No I/O, no clock, no randomness.
 pub trait Backend {
-    /// `BackendType` on the wire.
+    /// `Backend.Type` in net-conf.
     fn kind(&self) -> &'static str;
+    /// True when this backend, as our network's own, plans for leases of this `BackendType`. Leases of another type are planned by
+    /// the backend of theirs.
+    fn serves(&self, backend_type: &str) -> bool {
+        backend_type == self.kind()
+    }
     /// Bytes that a pod may send in one packet of this family over this backend.
     fn mtu(&self, host: &Host, family: Family) -> u32;
     /// What net-conf asks for and this host cannot do, with what is done instead, for people.
@@ -79,12 +82,22 @@ pub trait Backend {
     }
 }
 
+/// Makes a backend from its options.
+type Make = fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>;
+
+/// The register: every backend with its type in net-conf. A new backend is one file and one line here.
+const REGISTER: &[(&str, Make)] =
+    &[(vxlan::KIND, vxlan::make), (host_gw::KIND, host_gw::make), (ipip::KIND, ipip::make)];
+
 /// Backend types of flannel that weft knows by name only.
 const NOT_YET: &[&str] =
     &["udp", "wireguard", "ipsec", "extension", "alloc", "tencent-vpc", "ali-vpc", "aws-vpc", "gce"];
 
-/// What to choose instead.
-const SUPPORTED: &str = "supported: vxlan, host-gw, ipip";
+/// What to choose instead of a type that is refused.
+fn supported() -> String {
+    let kinds: Vec<&str> = REGISTER.iter().map(|(kind, _)| *kind).collect();
+    format!("supported: {}", kinds.join(", "))
+}
 
 /// The backend of this type with the options of `Backend` in net-conf (raw JSON, keys case-insensitive).
 /// Errors name the unknown type or option.
@@ -96,18 +109,15 @@ pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
 /// Where the type is not our network's own, every peer's plan brings the device that it stands on.
 pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     let options = Options::parse(options)?;
-    match kind {
-        "vxlan" => Ok(Box::new(Vxlan::new(&options, network)?)),
-        "host-gw" => Ok(Box::new(HostGw::new(network))),
-        "ipip" => Ok(Box::new(Ipip::new(&options, network)?)),
-        "" => Err(BadOption(format!(
-            "no backend type is given (Backend.Type in net-conf, BackendType in a lease); {SUPPORTED}"
-        ))),
-        _ if NOT_YET.contains(&kind) => {
-            Err(BadOption(format!("backend type {kind} is not supported by weft yet; {SUPPORTED}")))
-        }
-        _ => Err(BadOption(format!("unknown backend type \"{}\"; {SUPPORTED}", Shown(kind)))),
+    if let Some((_, make)) = REGISTER.iter().find(|(known, _)| *known == kind) {
+        return make(&options, network);
     }
+    let supported = supported();
+    Err(BadOption(match kind {
+        "" => format!("no backend type is given (Backend.Type in net-conf, BackendType in a lease); {supported}"),
+        _ if NOT_YET.contains(&kind) => format!("backend type {kind} is not supported by weft yet; {supported}"),
+        _ => format!("unknown backend type \"{}\"; {supported}", Shown(kind)),
+    }))
 }
 
 /// The families that are on in this network.

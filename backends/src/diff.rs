@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use crate::link::Difference;
 use crate::owner::PROTOCOL;
-use crate::state::{Key, Link, LinkKind, Name, Observed, Seen, State, Value};
+use crate::state::{Key, Name, Observed, Seen, State, Value};
 
 /// One write to the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Make this entry so: create it, or replace/alter it in place.
     Ensure(Key, Value),
@@ -47,7 +48,7 @@ impl fmt::Display for Op {
 /// A re-created link takes its entries along: nothing on it is removed here, and what it should carry is found missing by the
 /// next pass.
 pub fn diff(desired: &State, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
-    let all = desired.iter().map(|(key, value)| (*key, *value));
+    let all = desired.iter().map(|(key, value)| (*key, value.clone()));
     difference(all, |key| desired.contains_key(key), observed, ours)
 }
 
@@ -58,7 +59,7 @@ pub fn difference(
     observed: &Observed,
     ours: impl Fn(&Key, &Seen) -> bool,
 ) -> Vec<Op> {
-    let wanted = |(key, value)| change(key, Some(value), observed.get(&key).copied(), false);
+    let wanted = |(key, value)| change(key, Some(value), observed.get(&key).cloned(), false);
     let mut ops: Vec<Op> = desired.filter_map(wanted).collect();
     ops.sort_unstable_by_key(Op::key);
     let recreated: BTreeSet<Name> = ops.iter().filter_map(recreated).collect();
@@ -67,7 +68,7 @@ pub fn difference(
             return None;
         }
         let gone = device(key, &seen.value).is_some_and(|name| recreated.contains(&name));
-        if gone { None } else { change(*key, None, Some(*seen), true) }
+        if gone { None } else { change(*key, None, Some(seen.clone()), true) }
     };
     ops.extend(observed.iter().rev().filter_map(stale));
     ops
@@ -80,41 +81,26 @@ pub fn change(key: Key, desired: Option<Value>, seen: Option<Seen>, ours: bool) 
         (None, None) => None,
         (None, Some(seen)) => ours.then_some(Op::Remove(key, seen.value)),
         (Some(value), None) => Some(Op::Ensure(key, value)),
-        (Some(value), Some(seen)) if equal(&value, &seen) => None,
-        (Some(Value::Link(want)), Some(Seen { value: Value::Link(have), .. }))
-            if !same_kind(&want.kind, &have.kind) =>
-        {
-            Some(Op::Recreate(key, Value::Link(want)))
-        }
-        (Some(value), Some(_)) => Some(Op::Ensure(key, value)),
+        (Some(value), Some(seen)) => match compare(&value, &seen) {
+            Difference::None => None,
+            Difference::Alter => Some(Op::Ensure(key, value)),
+            Difference::Recreate => Some(Op::Recreate(key, value)),
+        },
     }
 }
 
 /// A route that says the same under another protocol number, and a link without our mark, are not equal: they are taken over, so
 /// that they can be told as ours when they are stale one day. Whether it goes through a nexthop object is no difference.
-fn equal(want: &Value, seen: &Seen) -> bool {
-    match (want, &seen.value) {
-        (Value::Link(want), Value::Link(have)) => same_link(want, have) && seen.mark,
+fn compare(want: &Value, seen: &Seen) -> Difference {
+    let equal = match (want, &seen.value) {
+        (Value::Link(want), Value::Link(have)) => match want.compare(have) {
+            Difference::None => seen.mark,
+            difference => return difference,
+        },
         (Value::Route(want), Value::Route(have)) => want == have && seen.protocol == PROTOCOL,
         (want, have) => want == have,
-    }
-}
-
-fn same_link(want: &Link, have: &Link) -> bool {
-    same_kind(&want.kind, &have.kind)
-        && want.mtu == have.mtu
-        && want.up == have.up
-        && want.learning == have.learning
-        && (want.mac.is_none() || want.mac == have.mac)
-}
-
-/// An ipip device is one without regard to its parent: flannel's has none, and the route to the peer decides anyway. A takeover
-/// must not re-create it.
-fn same_kind(want: &LinkKind, have: &LinkKind) -> bool {
-    match (want, have) {
-        (LinkKind::Ipip { local: want, .. }, LinkKind::Ipip { local: have, .. }) => want == have,
-        (want, have) => want == have,
-    }
+    };
+    if equal { Difference::None } else { Difference::Alter }
 }
 
 fn recreated(op: &Op) -> Option<Name> {
@@ -126,11 +112,7 @@ fn recreated(op: &Op) -> Option<Name> {
 
 /// The interface that an entry lives and dies with.
 pub fn device(key: &Key, value: &Value) -> Option<Name> {
-    match (key, value) {
-        (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
-        (Key::Route(..), Value::Route(route)) => route.dev(),
-        (Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => None,
-    }
+    key.device().or(value.device()).copied()
 }
 
 #[cfg(test)]

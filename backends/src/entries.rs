@@ -13,7 +13,7 @@ impl<V> Default for Entries<V> {
     }
 }
 
-impl<V: Copy> Entries<V> {
+impl<V: Clone> Entries<V> {
     /// None.
     pub fn new() -> Entries<V> {
         Entries::default()
@@ -88,14 +88,14 @@ impl<V: Copy> Entries<V> {
         self.0.dedup_by(|last, first| {
             let same = last.0 == first.0;
             if same {
-                first.1 = last.1;
+                std::mem::swap(&mut first.1, &mut last.1);
             }
             same
         });
     }
 }
 
-impl<V: Copy> Extend<(Key, V)> for Entries<V> {
+impl<V: Clone> Extend<(Key, V)> for Entries<V> {
     /// Of one key the last value counts.
     fn extend<I: IntoIterator<Item = (Key, V)>>(&mut self, entries: I) {
         self.0.extend(entries);
@@ -103,7 +103,7 @@ impl<V: Copy> Extend<(Key, V)> for Entries<V> {
     }
 }
 
-impl<V: Copy> FromIterator<(Key, V)> for Entries<V> {
+impl<V: Clone> FromIterator<(Key, V)> for Entries<V> {
     fn from_iter<I: IntoIterator<Item = (Key, V)>>(entries: I) -> Entries<V> {
         let mut made = Entries(Vec::from_iter(entries));
         made.put_in_order();
@@ -111,7 +111,7 @@ impl<V: Copy> FromIterator<(Key, V)> for Entries<V> {
     }
 }
 
-impl<V: Copy, const N: usize> From<[(Key, V); N]> for Entries<V> {
+impl<V: Clone, const N: usize> From<[(Key, V); N]> for Entries<V> {
     fn from(entries: [(Key, V); N]) -> Entries<V> {
         entries.into_iter().collect()
     }

@@ -7,13 +7,14 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 
-use crate::backend::{Backend, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BadOption, Planned, Skip, families, of_kind};
 use crate::family::{label, public, public_member, publish, published, route};
 use crate::host::Host;
+use crate::options::Options;
 use crate::state::State;
 
-/// `BackendType` on the wire.
-const KIND: &str = "host-gw";
+/// Its type, in net-conf and in leases.
+pub(crate) const KIND: &str = "host-gw";
 
 /// The host-gw backend. It has no options.
 #[derive(Debug)]
@@ -40,6 +41,11 @@ impl HostGw {
         };
         Some(Ok(route(subnet, via, dev, false)))
     }
+}
+
+/// For the register.
+pub(crate) fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(HostGw::new(network)))
 }
 
 impl Backend for HostGw {

@@ -4,14 +4,14 @@
 //! has a newer lease; the oldest wins a route. Where the store assigns subnets, a node that comes back has the lease that it had:
 //! there the oldest wins everything.
 //!
-//! 50,000 peers of three keys each are what the layout is made for.
+//! 50,000 peers of three keys each are normal. So devices are numbered in here, a contributor is a number, too, and nearly every key
+//! has one contributor.
 
 use std::collections::{BTreeMap, HashMap};
 
 use weft_subnet::lease::{Age, Id};
 
-use crate::packed::{Names, PackedKey, PackedValue};
-use crate::slots::{Rank, Slot, Slots};
+use crate::devices::{Devices, Number};
 use crate::state::{Key, State, Value};
 
 /// The contributor of what is not a peer's: our own device, addresses and routes. It wins links and addresses. The slash keeps it
@@ -21,12 +21,48 @@ pub const OWN: &str = "/own";
 /// A changed key: value before, value after.
 pub type Changed = (Key, Option<Value>, Option<Value>);
 
+/// Ours (false) before peers', then by age, then by id: total, so that the order of arrival decides nothing.
+type Rank = (bool, Age, Id);
+
+/// A contribution: the number of its contributor, and the value.
+type Contribution = (u32, Value<Number>);
+
+/// The contributions to one key.
+#[derive(Debug)]
+enum Slot {
+    One(Contribution),
+    /// Two or more; a shared device has as many as there are peers on it.
+    Many(Box<BTreeMap<Rank, Contribution>>),
+}
+
+impl Slot {
+    /// The contributions in the order in which they count.
+    fn ranked(&self, newest: bool) -> Box<dyn Iterator<Item = &Contribution> + '_> {
+        match self {
+            Slot::One(one) => Box::new(std::iter::once(one)),
+            Slot::Many(all) if newest => Box::new(all.values().rev()),
+            Slot::Many(all) => Box::new(all.values()),
+        }
+    }
+
+    /// The contribution that counts.
+    fn winner(&self, newest: bool) -> Option<&Contribution> {
+        match self {
+            Slot::One(one) => Some(one),
+            Slot::Many(all) if newest => all.values().next_back(),
+            Slot::Many(all) => all.values().next(),
+        }
+    }
+}
+
 /// `Key -> contributions, ordered by lease age`.
 #[derive(Debug, Default)]
 pub struct Index {
-    slots: Slots,
-    names: Names,
+    slots: BTreeMap<Key<Number>, Slot>,
+    devices: Devices,
     contributors: Contributors,
+    /// The oldest contribution counts everywhere, for link-layer entries, too.
+    oldest_wins: bool,
 }
 
 /// Who contributes, numbered: four bytes per entry instead of sixteen.
@@ -40,7 +76,7 @@ struct Contributors {
 #[derive(Debug)]
 struct Contributor {
     rank: Rank,
-    keys: Box<[PackedKey]>,
+    keys: Box<[Key<Number>]>,
 }
 
 impl Contributors {
@@ -74,34 +110,23 @@ impl Contributors {
 impl Index {
     /// An empty index; `oldest_wins` = the oldest lease wins link-layer entries, too.
     pub fn new(oldest_wins: bool) -> Index {
-        let mut index = Index::default();
-        index.slots.oldest_wins = oldest_wins;
-        index
+        Index { oldest_wins, ..Index::default() }
     }
 
     /// Replaces what this contributor wants (empty = removes it) and returns the keys whose winning value changed,
     /// with the value before and after.
     pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<Changed> {
-        if self.names.is_crowded() {
-            self.names.keep(&self.slots.devices());
+        if self.devices.are_crowded() {
+            self.forget_devices();
         }
         let rank = (**id != *OWN, age.clone(), id.clone());
-        let Some(row) = self.contributors.row(id) else { return self.add(rank, state) };
-        let old_keys = row.keys.clone();
-        let old = old_keys.iter().filter_map(|key| self.names.unpack(key));
-        let mut before: BTreeMap<Key, Option<Value>> =
-            old.chain(state.keys().copied()).map(|key| (key, self.desired(&key))).collect();
-        self.withdraw(id, &old_keys);
-        if !state.is_empty() {
-            let keys = state.keys().filter_map(|key| self.names.key(key)).collect();
-            let number = self.contributors.add(Contributor { rank, keys });
-            for (key, value) in state {
-                let value = self.names.value(value);
-                if let Some(key) = self.names.find(&key) {
-                    self.contribute(number, key, value);
-                }
-            }
+        if self.contributors.row(id).is_none() {
+            return self.add(rank, state);
         }
+        let mut before: BTreeMap<Key, Option<Value>> =
+            self.keys(id).into_iter().chain(state.keys().copied()).map(|key| (key, self.desired(&key))).collect();
+        self.withdraw(id);
+        self.add(rank, state);
         before.retain(|key, value| *value != self.desired(key));
         before.into_iter().map(|(key, value)| (key, value, self.desired(&key))).collect()
     }
@@ -111,110 +136,137 @@ impl Index {
         if state.is_empty() {
             return Vec::new();
         }
-        let keys: Box<[PackedKey]> = state.keys().filter_map(|key| self.names.key(key)).collect();
+        let keys = state.keys().filter_map(|key| key.with_device(|dev| Some(self.devices.number(dev)))).collect();
         let number = self.contributors.add(Contributor { rank, keys });
         let mut changed = Vec::with_capacity(state.len());
         for (key, value) in state {
-            let Some(packed) = self.names.find(&key) else { continue };
-            let before = self.winner(&packed);
-            let own = self.names.value(value);
-            if before.is_none() {
-                self.slots.put(packed, Slot::One(number, own));
-                changed.push((key, None, Some(value)));
-                continue;
-            }
-            self.contribute(number, packed, own);
-            let after = self.winner(&packed);
-            if before != after {
-                changed.push((key, before, after));
+            let Some(at) = key.with_device(|dev| Some(self.devices.number(dev))) else { continue };
+            let Some(own) = value.clone().with_device(|dev| Some(self.devices.number(dev))) else { continue };
+            let before = self.winner(&at);
+            self.contribute(number, at, own);
+            match before {
+                None => changed.push((key, None, Some(value))),
+                Some(before) => {
+                    let after = self.winner(&at);
+                    if after.as_ref() != Some(&before) {
+                        changed.push((key, Some(before), after));
+                    }
+                }
             }
         }
         changed
     }
 
-    fn withdraw(&mut self, id: &Id, keys: &[PackedKey]) {
+    fn withdraw(&mut self, id: &Id) {
         let Some(row) = self.contributors.remove(id) else { return };
-        for key in keys {
-            let Some(Slot::Many(mut all)) = self.slots.take(key) else { continue };
+        for key in &row.keys {
+            let Some(Slot::Many(mut all)) = self.slots.remove(key) else { continue };
             all.remove(&row.rank);
             let slot = match all.len() {
-                1 => all.pop_first().map(|(_, (number, value))| Slot::One(number, value)),
+                1 => all.pop_first().map(|(_, one)| Slot::One(one)),
                 _ => Some(Slot::Many(all)),
             };
             if let Some(slot) = slot {
-                self.slots.put(*key, slot);
+                self.slots.insert(*key, slot);
             }
         }
     }
 
-    fn contribute(&mut self, number: u32, key: PackedKey, value: PackedValue) {
+    fn contribute(&mut self, number: u32, key: Key<Number>, value: Value<Number>) {
         let contributors = &self.contributors;
         let rank_of = |number: u32| contributors.rank(number).cloned().unwrap_or_default();
-        let slot = match self.slots.take(&key) {
-            None => Slot::One(number, value),
+        let slot = match self.slots.remove(&key) {
+            None => Slot::One((number, value)),
             Some(Slot::Many(mut all)) => {
                 all.insert(rank_of(number), (number, value));
                 Slot::Many(all)
             }
-            Some(Slot::One(other, theirs)) => {
-                Slot::Many(BTreeMap::from([(rank_of(other), (other, theirs)), (rank_of(number), (number, value))]))
+            Some(Slot::One(other)) => {
+                let all = [(rank_of(other.0), other), (rank_of(number), (number, value))];
+                Slot::Many(Box::new(BTreeMap::from(all)))
             }
         };
-        self.slots.put(key, slot);
+        self.slots.insert(key, slot);
+    }
+
+    /// Forgets the devices that no key and no value names, also of those that do not count now.
+    fn forget_devices(&mut self) {
+        let in_slot =
+            |slot: &Slot| slot.ranked(false).filter_map(|(_, value)| value.device().copied()).collect::<Vec<_>>();
+        let in_use = self.slots.iter().flat_map(|(key, slot)| in_slot(slot).into_iter().chain(key.device().copied()));
+        let in_use = in_use.collect();
+        self.devices.keep(&in_use);
+    }
+
+    fn newest_wins(&self, key: &Key<Number>) -> bool {
+        !self.oldest_wins && key.is_link_layer()
+    }
+
+    fn at(&self, key: &Key) -> Option<Key<Number>> {
+        key.with_device(|dev| self.devices.find(dev))
+    }
+
+    fn named(&self, value: &Value<Number>) -> Option<Value> {
+        value.clone().with_device(|number| self.devices.name(number))
     }
 
     /// The winning value of a key.
     pub fn desired(&self, key: &Key) -> Option<Value> {
-        self.winner(&self.names.find(key)?)
+        self.winner(&self.at(key)?)
     }
 
-    fn winner(&self, key: &PackedKey) -> Option<Value> {
-        let (_, value) = self.slots.winner(key)?;
-        self.names.unpack_value(&value)
+    fn winner(&self, key: &Key<Number>) -> Option<Value> {
+        let (_, value) = self.slots.get(key)?.winner(self.newest_wins(key))?;
+        self.named(value)
     }
 
     /// Who wins this key: for status and errors.
     pub fn owner(&self, key: &Key) -> Option<&Id> {
-        let key = self.names.find(key)?;
-        let (number, _) = self.slots.winner(&key)?;
-        self.contributors.rank(number).map(|(_, _, id)| id)
+        let key = self.at(key)?;
+        let (number, _) = self.slots.get(&key)?.winner(self.newest_wins(&key))?;
+        self.contributors.rank(*number).map(|(_, _, id)| id)
     }
 
     /// Who keeps such a contribution of `id` from being the one that counts: another contributor who counts before it, and wants
     /// another value. Asked before or after it was made.
-    pub fn beaten_by(&self, (key, value): (&Key, Value), id: &Id, age: &Age) -> Option<&Id> {
-        let key = self.names.find(key)?;
-        for (number, theirs) in self.slots.best_two(&key).into_iter().flatten() {
-            let rank = self.contributors.rank(number)?;
+    pub fn beaten_by(&self, (key, value): (&Key, &Value), id: &Id, age: &Age) -> Option<&Id> {
+        let key = self.at(key)?;
+        let newest = self.newest_wins(&key);
+        for (number, theirs) in self.slots.get(&key)?.ranked(newest).take(2) {
+            let rank = self.contributors.rank(*number)?;
             if rank.2 == *id {
                 continue;
             }
             let ours = (**id != *OWN, age, id);
             let older = (rank.0, &rank.1, &rank.2) < ours;
-            let counts = older != self.slots.newest_wins(&key);
-            return (counts && self.names.unpack_value(&theirs)? != value).then_some(&rank.2);
+            return (older != newest && self.named(theirs)? != *value).then_some(&rank.2);
         }
         None
     }
 
     /// Who else than `id` contributes one of these two values to a key; asked when the value that counts has changed.
-    pub fn holders(&self, key: &Key, values: [Value; 2], id: &Id) -> Vec<Id> {
-        let Some(key) = self.names.find(key) else { return Vec::new() };
-        let packed = values.map(|value| self.names.find_value(value));
-        let [Some(one), Some(two)] = &packed else { return Vec::new() };
-        let ids = self.slots.holders(&key, [one, two]).into_iter().filter_map(|n| Some(&self.contributors.rank(n)?.2));
-        ids.filter(|other| *other != id).cloned().collect()
+    pub fn holders(&self, key: &Key, values: [&Value; 2], id: &Id) -> Vec<Id> {
+        let slot = self.at(key).and_then(|key| self.slots.get(&key));
+        let wanted = values.map(|value| value.clone().with_device(|dev| self.devices.find(dev)));
+        let ids = slot.into_iter().flat_map(|slot| slot.ranked(false)).filter_map(|(number, value)| {
+            let (_, _, other) = self.contributors.rank(*number)?;
+            (wanted.iter().flatten().any(|wanted| wanted == value) && other != id).then(|| other.clone())
+        });
+        ids.collect()
     }
 
     /// All keys that this contributor wants.
     pub fn keys(&self, id: &Id) -> Vec<Key> {
         let Some(row) = self.contributors.row(id) else { return Vec::new() };
-        row.keys.iter().filter_map(|key| self.names.unpack(key)).collect()
+        row.keys.iter().filter_map(|key| key.with_device(|number| self.devices.name(number))).collect()
     }
 
-    /// Everything, in no order.
+    /// Everything, in the order of kinds of keys.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Value)> {
-        self.slots.iter().filter_map(|(key, value)| Some((self.names.unpack(&key)?, self.names.unpack_value(&value)?)))
+        self.slots.iter().filter_map(|(key, slot)| {
+            let (_, value) = slot.winner(self.newest_wins(key))?;
+            Some((key.with_device(|number| self.devices.name(number))?, self.named(value)?))
+        })
     }
 
     /// Everything, in key order.

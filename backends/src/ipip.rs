@@ -2,7 +2,9 @@
 //! ipip: IPv4 in IPv4, 20 bytes. One device with an open remote end; the route's gateway is the outer destination.
 //! Behaviour: docs/flannel-formats.md, "Backends"; the device's attributes are flannel's, so that a takeover keeps it.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
@@ -12,14 +14,57 @@ use weft_subnet::network::Network;
 use crate::backend::{Backend, BadOption, Planned, Skip, of_kind};
 use crate::family::{host_address, route};
 use crate::host::Host;
+use crate::link::{Difference, Link, LinkKind, Outer};
 use crate::options::Options;
 use crate::overhead;
-use crate::state::{Key, Link, LinkKind, Name, State, Value};
+use crate::state::{Key, Name, State, Value};
 
-/// `BackendType` on the wire.
-const KIND: &str = "ipip";
+/// Its type, in net-conf and in leases.
+pub(crate) const KIND: &str = "ipip";
 /// The device, one per host: flannel's name.
 const DEVICE: &str = "flannel.ipip";
+
+/// An IPv4-in-IPv4 tunnel device with an open remote end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IpipLink {
+    /// Outer device.
+    pub parent: Name,
+    /// Outer source address.
+    pub local: IpAddr,
+}
+
+impl fmt::Display for IpipLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ipip local {} dev {}", self.local, self.parent)
+    }
+}
+
+impl LinkKind for IpipLink {
+    fn name(&self) -> &'static str {
+        "ipip"
+    }
+
+    fn parent(&self) -> Option<Name> {
+        Some(self.parent)
+    }
+
+    fn outer(&self) -> Option<(Family, Outer)> {
+        Some((Family::V4, Outer::Ipip))
+    }
+
+    /// The parent does not count: flannel's device has none, and the route to the peer decides anyway. A takeover must not
+    /// re-create the device.
+    fn compare(&self, have: &dyn LinkKind) -> Difference {
+        match have.of::<IpipLink>() {
+            Some(have) if have.local == self.local => Difference::None,
+            _ => Difference::Recreate,
+        }
+    }
+
+    fn is_equal(&self, other: &dyn LinkKind) -> bool {
+        other.of() == Some(self)
+    }
+}
 
 /// The ipip backend.
 #[derive(Debug)]
@@ -69,6 +114,11 @@ impl Ipip {
     }
 }
 
+/// For the register.
+pub(crate) fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Ipip::new(options, network)?))
+}
+
 impl Backend for Ipip {
     fn kind(&self) -> &'static str {
         KIND
@@ -88,10 +138,10 @@ impl Backend for Ipip {
 
     fn device(&self, host: &Host, own: &Lease) -> State {
         let (Some(local), Some(subnet)) = (host.uplink.v4, own.subnets.of(Family::V4)) else { return State::new() };
-        let kind = LinkKind::Ipip { parent: host.uplink.name, local: IpAddr::V4(local) };
-        let link = Link { kind, mtu: self.mtu(host, Family::V4), mac: None, up: true, learning: false };
+        let kind = Arc::new(IpipLink { parent: host.uplink.name, local: IpAddr::V4(local) });
+        let link = Link { kind, mtu: self.mtu(host, Family::V4), mac: None, up: true };
         State::from([
-            (Key::Link(self.device), Value::Link(link)),
+            (Key::Link(self.device), Value::link(link)),
             (Key::Addr(self.device, host_address(subnet)), Value::Addr),
         ])
     }

@@ -2,6 +2,7 @@
 //! Pure plans: host facts and leases in, kernel entries out. No I/O, no clock, no randomness; the manifest enforces it.
 
 pub mod backend;
+mod devices;
 pub mod diff;
 pub mod entries;
 pub mod family;
@@ -9,11 +10,10 @@ pub mod host;
 pub mod host_gw;
 pub mod index;
 pub mod ipip;
+pub mod link;
 pub mod masq;
 pub mod options;
 pub mod overhead;
 pub mod owner;
-mod packed;
-mod slots;
 pub mod state;
 pub mod vxlan;

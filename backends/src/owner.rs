@@ -49,7 +49,8 @@ impl Ownership {
     }
 
     fn route(&self, net: &IpNet, seen: &Seen) -> bool {
-        let Seen { value: Value::Route(route), protocol, .. } = *seen else { return false };
+        let Seen { value: Value::Route(route), protocol, .. } = seen else { return false };
+        let protocol = *protocol;
         if protocol == KERNEL_PROTOCOL || kernel_made(net) {
             return false;
         }
@@ -78,7 +79,7 @@ impl Ownership {
 /// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Others write such
 /// routes, too: ask only where flannel ran, and weft did not.
 pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &Seen)) -> bool {
-    let (Key::Route(net, priority), Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, seen.value)
+    let (Key::Route(net, priority), &Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, &seen.value)
     else {
         return false;
     };

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Names here, interface indexes only in the shell.
+//! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Devices are known by name here; interface indexes are
+//! known in `src/kernel` alone.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use weft_subnet::cidr::{Family, family};
 
 use crate::entries::Entries;
+use crate::link::Link;
 
 /// Metric of the blackhole and unreachable routes that earlier versions put into the main table: any other route won over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
@@ -116,19 +119,20 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// Identity of an entry in the kernel (IPv4 and IPv6 alike, main table). Variant order is creation order.
+/// Identity of an entry in the kernel (IPv4 and IPv6 alike, main table). Variant order is creation order. `D` is how a device is
+/// named: by its [`Name`], or by a number where many entries are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
+pub enum Key<D = Name> {
     /// A network interface.
-    Link(Name),
+    Link(D),
     /// An address on an interface, with its prefix length (host bits kept).
-    Addr(Name, IpNet),
+    Addr(D, IpNet),
     /// An address from which the tunnel guard takes packets.
     Peer(IpAddr),
     /// A forwarding entry of a vxlan device: inner destination MAC.
-    Fdb(Name, Mac),
+    Fdb(D, Mac),
     /// A permanent neighbour on an interface.
-    Neigh(Name, IpAddr),
+    Neigh(D, IpAddr),
     /// A route in the main table: truncated prefix and metric (IPv4 0 = none; IPv6 as in the kernel, 1024 by default).
     Route(IpNet, u32),
     /// A node inside Network that forwarded packets reach though no route of the main table but the default leads there.
@@ -139,11 +143,41 @@ pub enum Key {
     Guard(Family),
 }
 
-/// What an entry says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Value {
+impl<D> Key<D> {
+    /// The same key with its device named in another way; `None` when the device has no such name.
+    pub fn with_device<E>(self, rename: impl FnOnce(D) -> Option<E>) -> Option<Key<E>> {
+        Some(match self {
+            Key::Link(dev) => Key::Link(rename(dev)?),
+            Key::Addr(dev, net) => Key::Addr(rename(dev)?, net),
+            Key::Fdb(dev, mac) => Key::Fdb(rename(dev)?, mac),
+            Key::Neigh(dev, ip) => Key::Neigh(rename(dev)?, ip),
+            Key::Peer(ip) => Key::Peer(ip),
+            Key::Route(net, metric) => Key::Route(net, metric),
+            Key::Open(ip) => Key::Open(ip),
+            Key::Fence(family) => Key::Fence(family),
+            Key::Guard(family) => Key::Guard(family),
+        })
+    }
+
+    /// The device that the key names.
+    pub fn device(&self) -> Option<&D> {
+        match self {
+            Key::Link(dev) | Key::Addr(dev, _) | Key::Fdb(dev, _) | Key::Neigh(dev, _) => Some(dev),
+            Key::Peer(_) | Key::Route(..) | Key::Open(_) | Key::Fence(_) | Key::Guard(_) => None,
+        }
+    }
+
+    /// True for link-layer entries: FDB entries and neighbours.
+    pub fn is_link_layer(&self) -> bool {
+        matches!(self, Key::Fdb(..) | Key::Neigh(..))
+    }
+}
+
+/// What an entry says. Large values are shared, so that copies are cheap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value<D = Name> {
     /// See [`Link`].
-    Link(Link),
+    Link(Arc<Link>),
     /// An address has no value but its being there.
     Addr,
     /// Outer destination of the MAC.
@@ -151,7 +185,7 @@ pub enum Value {
     /// Link-layer address of the neighbour.
     Neigh(Mac),
     /// See [`Route`].
-    Route(Route),
+    Route(Route<D>),
     /// A peer has no value but its being there.
     Peer,
     /// See [`Guard`].
@@ -159,7 +193,50 @@ pub enum Value {
     /// An exception from the fence has no value but its being there.
     Open,
     /// See [`Fence`].
-    Fence(Fence),
+    Fence(Arc<Fence>),
+}
+
+impl Value {
+    /// The value of a device.
+    pub fn link(link: Link) -> Value {
+        Value::Link(Arc::new(link))
+    }
+
+    /// The value of a fence.
+    pub fn fence(fence: Fence) -> Value {
+        Value::Fence(Arc::new(fence))
+    }
+}
+
+impl<D> Value<D> {
+    /// The same value with its device named in another way; `None` when the device has no such name.
+    pub fn with_device<E>(self, rename: impl FnOnce(D) -> Option<E>) -> Option<Value<E>> {
+        Some(match self {
+            Value::Link(link) => Value::Link(link),
+            Value::Addr => Value::Addr,
+            Value::Fdb(to) => Value::Fdb(to),
+            Value::Neigh(mac) => Value::Neigh(mac),
+            Value::Route(Route::Unicast { via, dev, onlink }) => {
+                Value::Route(Route::Unicast { via, dev: rename(dev)?, onlink })
+            }
+            Value::Route(Route::Device { dev }) => Value::Route(Route::Device { dev: rename(dev)? }),
+            Value::Route(Route::Blackhole) => Value::Route(Route::Blackhole),
+            Value::Route(Route::Unreachable) => Value::Route(Route::Unreachable),
+            Value::Route(Route::Other) => Value::Route(Route::Other),
+            Value::Peer => Value::Peer,
+            Value::Guard(guard) => Value::Guard(guard),
+            Value::Open => Value::Open,
+            Value::Fence(fence) => Value::Fence(fence),
+        })
+    }
+
+    /// The device that the value names.
+    pub fn device(&self) -> Option<&D> {
+        match self {
+            Value::Route(Route::Unicast { dev, .. } | Route::Device { dev }) => Some(dev),
+            _ => None,
+        }
+    }
 }
 
 /// Which packets that this host forwards go nowhere unless the main table has a route for them that is at least as long as the prefix.
@@ -183,64 +260,22 @@ pub struct Guard {
     pub ipip: bool,
 }
 
-/// A device of ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Link {
-    /// Type and the attributes that only a re-creation can change.
-    pub kind: LinkKind,
-    /// Bytes. Changed in place.
-    pub mtu: u32,
-    /// Changed in place; `None` where the type has none (ipip).
-    pub mac: Option<Mac>,
-    /// Administratively up. Changed in place.
-    pub up: bool,
-    /// vxlan learning. Changed in place; false for others.
-    pub learning: bool,
-}
-
-/// The fixed attributes of a device: another value means re-creation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum LinkKind {
-    /// A vxlan tunnel end point.
-    Vxlan {
-        /// VNI, 24 bits.
-        vni: u32,
-        /// UDP port, host order; 8472 is the kernel's default.
-        port: u16,
-        /// Outer device.
-        parent: Name,
-        /// Outer source address.
-        local: IpAddr,
-        /// Group based policy extension.
-        gbp: bool,
-    },
-    /// An IPv4-in-IPv4 tunnel with an open remote end.
-    Ipip {
-        /// Outer device.
-        parent: Name,
-        /// Outer source address.
-        local: IpAddr,
-    },
-    /// Anything else that bears the name of a device of ours: never desired, always re-created.
-    Other,
-}
-
 /// Where a route leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Route {
+pub enum Route<D = Name> {
     /// Through a gateway.
     Unicast {
         /// Gateway, of the prefix's family.
         via: IpAddr,
         /// Outgoing interface.
-        dev: Name,
+        dev: D,
         /// The gateway is believed to be on the link.
         onlink: bool,
     },
     /// To everyone on an interface.
     Device {
         /// Outgoing interface.
-        dev: Name,
+        dev: D,
     },
     /// Dropped silently.
     Blackhole,
@@ -264,7 +299,7 @@ impl Route {
 pub type State = Entries<Value>;
 
 /// An observed entry: its value and who wrote it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     /// What it says.
     pub value: Value,
@@ -321,25 +356,6 @@ impl fmt::Display for Fence {
             before = ", ";
         }
         f.write_str(if self.whole { "" } else { " (damaged)" })
-    }
-}
-
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            LinkKind::Vxlan { vni, port, parent, local, gbp } => {
-                let gbp = if gbp { " gbp" } else { "" };
-                write!(f, "vxlan id {vni} local {local} dev {parent} dstport {port}{gbp}")?;
-                f.write_str(if self.learning { " learning" } else { " nolearning" })?;
-            }
-            LinkKind::Ipip { parent, local } => write!(f, "ipip local {local} dev {parent}")?,
-            LinkKind::Other => f.write_str("of another type")?,
-        }
-        write!(f, " mtu {}", self.mtu)?;
-        if let Some(mac) = self.mac {
-            write!(f, " address {mac}")?;
-        }
-        f.write_str(if self.up { " up" } else { " down" })
     }
 }
 

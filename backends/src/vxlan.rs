@@ -2,7 +2,9 @@
 //! vxlan: Ethernet over UDP, one device per family and VNI; per peer a neighbour, a forwarding entry and a route.
 //! Behaviour and wire format: docs/flannel-formats.md, "Leases in etcd" and "Backends", except that an IPv6 underlay costs 70 bytes.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
@@ -15,12 +17,13 @@ use crate::family::{
     data, data_member, host_address, label, public, public_member, publish, published, route, vtep_mac,
 };
 use crate::host::Host;
+use crate::link::{Difference, Link, LinkKind, Outer};
 use crate::options::{Members, Options};
 use crate::overhead;
-use crate::state::{Key, Link, LinkKind, Mac, Name, State, Value};
+use crate::state::{Key, Mac, Name, State, Value};
 
-/// `BackendType` on the wire.
-const KIND: &str = "vxlan";
+/// Its type, in net-conf and in leases.
+pub(crate) const KIND: &str = "vxlan";
 /// 24 bits.
 const MAX_VNI: u32 = 0x00ff_ffff;
 /// What Linux takes for port 0 (its own number, older than IANA's 4789).
@@ -41,6 +44,59 @@ pub struct Vxlan {
     direct_routing: bool,
     /// VNI of the device that `device` plans; `None` in a mixed cluster where we are of another type. Peers bring any other device.
     own: Option<u32>,
+}
+
+/// A vxlan device. All but `learning` is fixed when the device is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VxlanLink {
+    /// 24 bits.
+    pub vni: u32,
+    /// UDP port, host order; 8472 is the kernel's default.
+    pub port: u16,
+    /// Outer device.
+    pub parent: Name,
+    /// Outer source address.
+    pub local: IpAddr,
+    /// Group based policy extension.
+    pub gbp: bool,
+    /// The device learns forwarding entries from packets. Changed in place.
+    pub learning: bool,
+}
+
+impl fmt::Display for VxlanLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let VxlanLink { vni, port, parent, local, gbp, learning } = self;
+        let gbp = if *gbp { " gbp" } else { "" };
+        let learning = if *learning { "learning" } else { "nolearning" };
+        write!(f, "vxlan id {vni} local {local} dev {parent} dstport {port}{gbp} {learning}")
+    }
+}
+
+impl LinkKind for VxlanLink {
+    fn name(&self) -> &'static str {
+        "vxlan"
+    }
+
+    fn parent(&self) -> Option<Name> {
+        Some(self.parent)
+    }
+
+    fn outer(&self) -> Option<(Family, Outer)> {
+        let family = if self.local.is_ipv4() { Family::V4 } else { Family::V6 };
+        Some((family, Outer::Udp(self.port)))
+    }
+
+    fn compare(&self, have: &dyn LinkKind) -> Difference {
+        match have.of::<VxlanLink>() {
+            Some(have) if have == self => Difference::None,
+            Some(have) if (VxlanLink { learning: self.learning, ..*have }) == *self => Difference::Alter,
+            _ => Difference::Recreate,
+        }
+    }
+
+    fn is_equal(&self, other: &dyn LinkKind) -> bool {
+        other.of() == Some(self)
+    }
 }
 
 /// `BackendData`.
@@ -88,10 +144,17 @@ impl Vxlan {
         let name = device_name(vni, family).ok()?;
         let local = host.uplink.address(family)?;
         let subnet = own.subnets.of(family)?;
-        let kind = LinkKind::Vxlan { vni, port: self.port, parent: host.uplink.name, local, gbp: self.gbp };
+        let kind = Arc::new(VxlanLink {
+            vni,
+            port: self.port,
+            parent: host.uplink.name,
+            local,
+            gbp: self.gbp,
+            learning: self.learning,
+        });
         let mac = Some(vtep_mac(host, family));
-        let link = Link { kind, mtu: self.mtu(host, family), mac, up: true, learning: self.learning };
-        Some(State::from([(Key::Link(name), Value::Link(link)), (Key::Addr(name, host_address(subnet)), Value::Addr)]))
+        let link = Link { kind, mtu: self.mtu(host, family), mac, up: true };
+        Some(State::from([(Key::Link(name), Value::link(link)), (Key::Addr(name, host_address(subnet)), Value::Addr)]))
     }
 
     fn half(&self, host: &Host, own: &Lease, peer: &Lease, family: Family) -> Option<Result<State, Skip>> {
@@ -184,6 +247,11 @@ fn device_name(vni: u32, family: Family) -> Result<Name, String> {
 /// Six bytes of two hexadecimal digits, with colons or hyphens, or three groups of four with dots (Go's net.ParseMAC).
 pub fn parse_mac(text: &str) -> Option<Mac> {
     weft_subnet::evidence::parse_mac(text).map(Mac)
+}
+
+/// For the register.
+pub(crate) fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Vxlan::new(options, network)?))
 }
 
 impl Backend for Vxlan {

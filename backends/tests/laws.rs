@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use proptest::collection::{btree_map, vec};
@@ -13,8 +14,10 @@ use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptes
 use proptest::{prop_assert, prop_assert_eq};
 use weft_backends::diff::{Op, change, device, diff};
 use weft_backends::index::{Index, OWN};
+use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::owner::{Ownership, PROTOCOL};
-use weft_backends::state::{Key, Link, LinkKind, Mac, Name, Observed, Route, Seen, State, Value};
+use weft_backends::state::{Key, Mac, Name, Observed, Route, Seen, State, Value};
+use weft_backends::vxlan::VxlanLink;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id};
 
@@ -35,16 +38,13 @@ fn mac() -> impl Strategy<Value = Mac> {
 }
 
 fn link() -> impl Strategy<Value = Value> {
-    let vxlan = (1..3u32, ip(), any::<bool>(), name()).prop_map(|(vni, local, gbp, parent)| LinkKind::Vxlan {
-        vni,
-        port: 8472,
-        parent,
-        local,
-        gbp,
-    });
-    let kind = prop_oneof![vxlan, Just(LinkKind::Other)];
-    (kind, 1449..1451u32, mac(), any::<bool>(), any::<bool>())
-        .prop_map(|(kind, mtu, mac, up, learning)| Value::Link(Link { kind, mtu, mac: Some(mac), up, learning }))
+    let vxlan =
+        (1..3u32, ip(), any::<bool>(), name(), any::<bool>()).prop_map(|(vni, local, gbp, parent, learning)| {
+            Arc::new(VxlanLink { vni, port: 8472, parent, local, gbp, learning }) as Arc<dyn LinkKind>
+        });
+    let foreign = Just(()).prop_map(|()| Arc::new(Foreign) as Arc<dyn LinkKind>);
+    (prop_oneof![vxlan, foreign], 1449..1451u32, mac(), any::<bool>())
+        .prop_map(|(kind, mtu, mac, up)| Value::link(Link { kind, mtu, mac: Some(mac), up }))
 }
 
 fn route() -> impl Strategy<Value = Value> {
@@ -77,7 +77,7 @@ fn observed() -> impl Strategy<Value = Observed> {
 /// A kernel of a few lines: a link that is re-created or removed takes along what is on it.
 fn apply(kernel: &mut Observed, ops: &[Op]) {
     for op in ops {
-        match *op {
+        match op.clone() {
             Op::Ensure(key, value) => {
                 kernel.insert(key, Seen { value, protocol: PROTOCOL, mark: true });
             }
@@ -134,7 +134,7 @@ proptest! {
     #[test]
     fn nothing_to_do_writes_nothing(desired in state(24)) {
         let kernel: Observed =
-            desired.iter().map(|(key, value)| (*key, Seen { value: *value, protocol: PROTOCOL, mark: true })).collect();
+            desired.iter().map(|(key, value)| (*key, Seen { value: value.clone(), protocol: PROTOCOL, mark: true })).collect();
         prop_assert_eq!(diff(&desired, &kernel, |_, _| true), vec![]);
     }
 
@@ -147,7 +147,7 @@ proptest! {
         }
         prop_assert_eq!(diff(&desired, &kernel, ours), vec![]);
         for (key, value) in desired.iter() {
-            prop_assert_eq!(kernel.get(key).map(|seen| seen.value), Some(*value));
+            prop_assert_eq!(kernel.get(key).map(|seen| &seen.value), Some(value));
         }
     }
 
@@ -155,8 +155,8 @@ proptest! {
     fn only_ours_is_removed(desired in state(24), kernel in observed()) {
         let us = us();
         for op in diff(&desired, &kernel, |key, seen| us.ours(key, seen)) {
-            let Op::Remove(key, value) = op else { continue };
-            let seen = *kernel.get(&key).unwrap();
+            let Op::Remove(key, value) = op.clone() else { continue };
+            let seen = kernel.get(&key).unwrap();
             prop_assert!(desired.get(&key).is_none() && seen.value == value);
             let on_ours = device(&key, &value) == Name::new("flannel.1");
             let tagged = matches!(key, Key::Route(net, _) if seen.protocol == PROTOCOL
@@ -172,7 +172,7 @@ proptest! {
         let keys: BTreeSet<Key> = desired.keys().chain(kernel.keys()).copied().collect();
         let single: BTreeSet<String> = keys
             .into_iter()
-            .filter_map(|key| change(key, desired.get(&key).copied(), kernel.get(&key).copied(), true))
+            .filter_map(|key| change(key, desired.get(&key).cloned(), kernel.get(&key).cloned(), true))
             .map(|op| op.to_string())
             .collect();
         // The whole leaves out what a re-created link takes along.
@@ -190,9 +190,9 @@ proptest! {
             let before = filled(&others, oldest_wins);
             let (name, age) = (Id::from(id.as_str()), Age { stamp: *stamp, ..Age::default() });
             for (key, value) in state.iter() {
-                let beaten = index.beaten_by((key, *value), &name, &age);
-                prop_assert_eq!(beaten.is_some(), index.desired(key) != Some(*value));
-                prop_assert_eq!(beaten, before.beaten_by((key, *value), &name, &age));
+                let beaten = index.beaten_by((key, value), &name, &age);
+                prop_assert_eq!(beaten.is_some(), index.desired(key).as_ref() != Some(value));
+                prop_assert_eq!(beaten, before.beaten_by((key, value), &name, &age));
             }
         }
     }

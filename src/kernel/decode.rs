@@ -5,11 +5,14 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use nix::libc;
-use weft_backends::state::{Link, LinkKind, Mac, Name, Route};
+use weft_backends::link::{Foreign, Link, LinkKind};
+use weft_backends::state::{Mac, Name, Route};
 
+use super::kinds::{Parents, Told};
 use super::wire::{attrs, attrs_after, ip, text, u8_at, u16_at, u32_at};
 use super::{AddrInfo, LinkInfo, Maker};
 
@@ -21,67 +24,50 @@ const LASTING: u16 = 0x80 | 0x40;
 pub struct LinkFacts {
     /// What any link has.
     pub info: LinkInfo,
-    /// The kind, its parent still an index.
-    pub tunnel: Tunnel,
-    /// vxlan learning.
-    pub learning: bool,
+    /// Its type and attributes, if it is of a type that the agent makes.
+    pub told: Option<Told>,
+    /// One end of a veth pair: mostly a pod's.
+    pub veth: bool,
     /// IFLA_IFALIAS.
     pub alias: String,
-}
-
-/// The kinds of link that may be ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are those of LinkKind, with an index for the parent")]
-pub enum Tunnel {
-    Vxlan {
-        vni: u32,
-        port: u16,
-        parent: u32,
-        local: IpAddr,
-        gbp: bool,
-    },
-    Ipip {
-        parent: u32,
-        local: IpAddr,
-    },
-    /// One end of a pair: mostly a pod's.
-    Veth,
-    /// Any other link.
-    None,
 }
 
 /// All links by index.
 pub type Links = HashMap<u32, LinkFacts>;
 
 impl LinkFacts {
-    /// Value of the link, with the parent's name.
+    /// Value of the link, among all links and addresses of the host.
     pub fn value(&self, links: &Links, addrs: &[AddrInfo]) -> Link {
-        let name = |index: u32| links.get(&index).map(|l| l.info.name);
-        let kind = match self.tunnel {
-            Tunnel::Vxlan { vni, port, parent, local, gbp } => {
-                name(parent).map(|parent| LinkKind::Vxlan { vni, port, parent, local, gbp })
-            }
-            // flannel binds its ipip device to an address alone: the parent is then the link that bears it.
-            Tunnel::Ipip { parent: 0, local } => addrs
-                .iter()
-                .filter(|a| a.net.addr() == local && a.index != self.info.index)
-                .find_map(|a| name(a.index))
-                .map(|parent| LinkKind::Ipip { parent, local }),
-            Tunnel::Ipip { parent, local } => name(parent).map(|parent| LinkKind::Ipip { parent, local }),
-            Tunnel::Veth | Tunnel::None => None,
-        };
-        Link {
-            kind: kind.unwrap_or(LinkKind::Other),
-            mtu: self.info.mtu,
-            mac: self.info.mac,
-            up: self.info.up,
-            learning: self.learning,
-        }
+        let kind = self.kind(&Host { links, addrs, index: self.info.index });
+        Link { kind, mtu: self.info.mtu, mac: self.info.mac, up: self.info.up }
     }
 
-    /// True for a vxlan device.
-    pub fn is_vxlan(&self) -> bool {
-        matches!(self.tunnel, Tunnel::Vxlan { .. })
+    /// Its kind, given who may be its outer device.
+    pub fn kind(&self, parents: &dyn Parents) -> Arc<dyn LinkKind> {
+        self.told.as_ref().map_or_else(|| Arc::new(Foreign) as Arc<dyn LinkKind>, |told| told.kind(parents))
+    }
+
+    /// True when it has forwarding entries that may be ours.
+    pub fn has_fdb(&self) -> bool {
+        self.told.as_ref().is_some_and(Told::has_fdb)
+    }
+}
+
+/// The links and addresses around the link of this index.
+struct Host<'a> {
+    links: &'a Links,
+    addrs: &'a [AddrInfo],
+    index: u32,
+}
+
+impl Parents for Host<'_> {
+    fn of_index(&self, index: u32) -> Option<Name> {
+        self.links.get(&index).map(|link| link.info.name)
+    }
+
+    fn of_address(&self, address: IpAddr) -> Option<Name> {
+        let mut at = self.addrs.iter().filter(|a| a.net.addr() == address && a.index != self.index);
+        at.find_map(|a| self.of_index(a.index))
     }
 }
 
@@ -93,7 +79,7 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
     let flags = u32_at(payload, 8);
     let flag = |bit: libc::c_int| flags & u32::try_from(bit).unwrap_or(0) != 0;
     let (mut name, mut mtu, mut mac, mut alias) = (None, 0, None, String::new());
-    let (mut tunnel, mut learning) = (Tunnel::None, false);
+    let (mut told, mut veth) = (None, false);
     for (kind, value) in attrs_after(payload, 16) {
         match kind {
             libc::IFLA_IFNAME => name = Name::of_kernel(value),
@@ -101,7 +87,7 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
             // ARPHRD_ETHER only: the "address" of an ipip device is its local IP.
             libc::IFLA_ADDRESS if u16_at(payload, 2) == 1 => mac = value.try_into().ok().map(Mac),
             libc::IFLA_IFALIAS => alias = text(value).to_owned(),
-            libc::IFLA_LINKINFO => (tunnel, learning) = linkinfo(value),
+            libc::IFLA_LINKINFO => (told, veth) = linkinfo(value),
             _ => {}
         }
     }
@@ -116,10 +102,10 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
         // Whether it is this agent is known to whoever knows its alias.
         maker: if super::observe::is_wefts(&alias) { Maker::AnotherAgent } else { Maker::Unknown },
     };
-    Some(LinkFacts { info, tunnel, learning, alias })
+    Some(LinkFacts { info, told, veth, alias })
 }
 
-fn linkinfo(value: &[u8]) -> (Tunnel, bool) {
+fn linkinfo(value: &[u8]) -> (Option<Told>, bool) {
     let (mut kind, mut data) = ("", &[][..]);
     for (t, v) in attrs(value) {
         match t {
@@ -128,45 +114,7 @@ fn linkinfo(value: &[u8]) -> (Tunnel, bool) {
             _ => {}
         }
     }
-    match kind {
-        "vxlan" => vxlan(data),
-        "ipip" => {
-            let (mut parent, mut local) = (0, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            for (t, v) in attrs(data) {
-                match t {
-                    1 => parent = u32_at(v, 0),
-                    2 => local = ip(v).unwrap_or(local),
-                    // A fixed remote end makes it a point-to-point tunnel, which is none of ours.
-                    3 if v.iter().any(|b| *b != 0) => return (Tunnel::None, false),
-                    _ => {}
-                }
-            }
-            (Tunnel::Ipip { parent, local }, false)
-        }
-        "veth" => (Tunnel::Veth, false),
-        _ => (Tunnel::None, false),
-    }
-}
-
-fn vxlan(data: &[u8]) -> (Tunnel, bool) {
-    let (mut vni, mut port, mut parent, mut learning, mut gbp) = (0, 0, 0, false, false);
-    let mut local = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    for (t, v) in attrs(data) {
-        match t {
-            1 => vni = u32_at(v, 0),
-            3 => parent = u32_at(v, 0),
-            4 | 17 => local = ip(v).unwrap_or(local),
-            7 => learning = u8_at(v, 0) != 0,
-            15 => port = u16::from_be(u16_at(v, 0)),
-            23 => gbp = true,
-            // A group, VXLAN-GPE or metadata mode: fixed attributes that ours never have.
-            2 | 16 => return (Tunnel::None, learning),
-            25 if u8_at(v, 0) != 0 => return (Tunnel::None, learning),
-            27 => return (Tunnel::None, learning),
-            _ => {}
-        }
-    }
-    (Tunnel::Vxlan { vni, port, parent, local, gbp }, learning)
+    (Told::new(kind, data), kind == "veth")
 }
 
 /// RTM_NEWADDR and RTM_DELADDR.
@@ -345,14 +293,16 @@ pub fn nexthop(payload: &[u8]) -> Nexthop {
 
 #[cfg(test)]
 mod tests {
+    use weft_backends::ipip::IpipLink;
+
     use super::super::encode;
     use super::super::wire::{Writer, messages};
     use super::*;
 
-    fn created(kind: LinkKind) -> LinkFacts {
-        let link = Link { kind, mtu: 1480, mac: None, up: true, learning: false };
+    fn created(kind: IpipLink, parent: u32) -> LinkFacts {
+        let link = Link { kind: Arc::new(kind), mtu: 1480, mac: None, up: true };
         let mut w = Writer::default();
-        encode::create_link(&mut w, "flannel.ipip", &link, 5);
+        encode::create_link(&mut w, "flannel.ipip", &link, parent);
         w.end(1);
         messages(w.bytes()).find_map(|m| super::link(m.payload)).unwrap()
     }
@@ -360,18 +310,17 @@ mod tests {
     /// The machine that runs the kernel tests may lack the ipip module: at least the two directions agree.
     #[test]
     fn an_ipip_device_reads_as_it_was_written() {
-        let (parent, local) = (Name::new("eth0").unwrap(), "10.0.0.1".parse().unwrap());
-        let mut facts = created(LinkKind::Ipip { parent, local });
-        assert_eq!(facts.tunnel, Tunnel::Ipip { parent: 5, local });
-        let info = LinkInfo { index: 5, name: parent, ..facts.info.clone() };
-        let outer = LinkFacts { info, tunnel: Tunnel::None, learning: false, alias: String::new() };
+        let ipip = IpipLink { parent: Name::new("eth0").unwrap(), local: "10.0.0.1".parse().unwrap() };
+        let facts = created(ipip, 5);
+        let info = LinkInfo { index: 5, name: ipip.parent, ..facts.info.clone() };
+        let outer = LinkFacts { info, told: None, veth: false, alias: String::new() };
         let links: Links = HashMap::from([(5, outer)]);
-        assert_eq!(facts.value(&links, &[]).kind, LinkKind::Ipip { parent, local });
+        assert_eq!(facts.value(&links, &[]).kind.of(), Some(&ipip));
         // flannel's: bound to the address alone.
-        facts.tunnel = Tunnel::Ipip { parent: 0, local };
-        assert_eq!(facts.value(&links, &[]).kind, LinkKind::Other);
+        let facts = created(ipip, 0);
+        assert_eq!(facts.value(&links, &[]).kind.of(), Some(&Foreign));
         let addr = AddrInfo { index: 5, net: "10.0.0.1/24".parse().unwrap(), scope: 0, flags: 0 };
-        assert_eq!(facts.value(&links, &[addr]).kind, LinkKind::Ipip { parent, local });
+        assert_eq!(facts.value(&links, &[addr]).kind.of(), Some(&ipip));
     }
 
     /// Linux 6.1 announces an FDB entry twice; taken for a value, the second message would look like a foreign change.

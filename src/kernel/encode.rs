@@ -5,8 +5,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::libc;
-use weft_backends::state::{Link, LinkKind, Mac};
+use weft_backends::link::{Link, LinkKind};
+use weft_backends::state::Mac;
 
+use super::kinds::{self, Codec};
 use super::rt::{CREATE, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
 use super::wire::Writer;
 
@@ -16,6 +18,8 @@ pub const RTM_NEWNEXTHOP: u16 = 104;
 pub const RTM_DELNEXTHOP: u16 = 105;
 /// RTM_GETNEXTHOP.
 pub const RTM_GETNEXTHOP: u16 = 106;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
 const NHA_ID: u16 = 1;
 const NHA_OIF: u16 = 5;
 const NHA_GATEWAY: u16 = 6;
@@ -39,41 +43,23 @@ pub fn create_link(w: &mut Writer, name: &str, link: &Link, parent: u32) {
     if let Some(mac) = link.mac {
         w.attr(libc::IFLA_ADDRESS, &mac.0);
     }
-    w.nest(libc::IFLA_LINKINFO, |w| match link.kind {
-        LinkKind::Vxlan { vni, port, local, gbp, .. } => {
-            w.attr(1, b"vxlan");
-            w.nest(2, |w| {
-                w.attr_u32(1, vni);
-                w.attr_u32(3, parent);
-                w.attr_ip(if local.is_ipv4() { 4 } else { 17 }, local);
-                w.attr(7, &[u8::from(link.learning)]);
-                w.attr(15, &port.to_be_bytes());
-                if gbp {
-                    w.attr(23, &[]);
-                }
-            });
-        }
-        LinkKind::Ipip { local, .. } => {
-            w.attr(1, b"ipip");
-            w.nest(2, |w| {
-                w.attr_u32(1, parent);
-                w.attr_ip(2, local);
-                // As flannel sets it: the underlay may fragment rather than lose what is too long.
-                w.attr(10, &[0]);
-            });
-        }
-        LinkKind::Other => {}
-    });
+    info(w, link.kind.name(), |w, codec| codec.create(w, &*link.kind, parent));
 }
 
-/// RTM_NEWLINK on an existing vxlan device that turns learning on or off.
-pub fn vxlan_learning(w: &mut Writer, index: u32, vni: u32, learning: bool) {
+/// RTM_NEWLINK on a device that exists: the attributes of its type that can be changed in place.
+pub fn alter_kind(w: &mut Writer, index: u32, want: &dyn LinkKind) {
     w.begin(libc::RTM_NEWLINK, PLAIN, &ifinfomsg(index, 0, 0));
+    info(w, want.name(), |w, codec| codec.alter(w, want));
+}
+
+/// IFLA_LINKINFO with the attributes of one type.
+fn info(w: &mut Writer, name: &str, data: impl FnOnce(&mut Writer, &dyn Codec)) {
     w.nest(libc::IFLA_LINKINFO, |w| {
-        w.attr(1, b"vxlan");
-        w.nest(2, |w| {
-            w.attr_u32(1, vni);
-            w.attr(7, &[u8::from(learning)]);
+        w.attr(IFLA_INFO_KIND, name.as_bytes());
+        w.nest(IFLA_INFO_DATA, |w| {
+            if let Some(codec) = kinds::codec(name) {
+                data(w, codec);
+            }
         });
     });
 }

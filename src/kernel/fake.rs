@@ -8,8 +8,9 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 use weft_backends::diff::Op;
+use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
-use weft_backends::state::{Key, Link, Name, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
 use super::{Kernel, Machine, Monitor, Notice, Outcome, errno};
 
@@ -74,7 +75,7 @@ impl FakeKernel {
     pub fn disturb(&self, key: Key, seen: Option<Seen>, say: bool) {
         {
             let entries = &mut self.inside.borrow_mut().entries;
-            match (seen, key) {
+            match (seen.clone(), key) {
                 (Some(seen), _) => {
                     entries.insert(key, seen);
                 }
@@ -107,13 +108,13 @@ impl FakeKernel {
 impl Inside {
     /// What Linux, or a test, says against an operation.
     fn refusal(&mut self, op: &Op) -> Option<Outcome> {
-        let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
-        let there = self.entries.get(&key).copied();
-        if let Some(outcome) = self.failing.get(&key) {
-            if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, there) {
+        let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
+        let there = self.entries.get(key).cloned();
+        if let Some(outcome) = self.failing.get(key) {
+            if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, &there) {
                 // It is there, without what was refused.
-                let value = Value::Link(Link { mtu: 0, ..link });
-                self.entries.insert(key, Seen { value, protocol: 0, mark: true });
+                let value = Value::link(Link { mtu: 0, ..(**link).clone() });
+                self.entries.insert(*key, Seen { value, protocol: 0, mark: true });
             }
             return Some(outcome.clone());
         }
@@ -125,13 +126,13 @@ impl Inside {
                 Some(Outcome::Fatal("another weft agent of this host made it".to_owned()))
             }
             (Key::Link(_), Value::Link(want), Some(Seen { value: Value::Link(have), .. }))
-                if want.kind != have.kind && matches!(op, Op::Ensure(..)) =>
+                if want.compare(&have) == Difference::Recreate && matches!(op, Op::Ensure(..)) =>
             {
                 Some(Outcome::Retry("a link of this name exists with other fixed attributes".to_owned()))
             }
             (Key::Link(_), ..) => None,
             _ => {
-                let name = device(&key, &value)?;
+                let name = device(key, value)?;
                 let is_there = self.entries.contains_key(&Key::Link(name))
                     || self.machine.links.iter().any(|link| link.name == name);
                 (!is_there).then(|| Outcome::Retry(format!("no link {name}")))
@@ -167,15 +168,15 @@ impl Kernel for FakeKernel {
             matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_))
                 || device(k, &s.value).is_some_and(|name| devices.contains(&name) || marked(&name))
         };
-        Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, *s)).collect())
+        Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, s.clone())).collect())
     }
 
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let mut inside = self.inside.borrow_mut();
         let mut outcomes = Vec::with_capacity(ops.len());
         for op in ops {
-            inside.ops.push(*op);
-            let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
+            inside.ops.push(op.clone());
+            let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op.clone();
             if let Some(outcome) = inside.refusal(op) {
                 outcomes.push(outcome);
                 continue;
@@ -217,7 +218,10 @@ impl Monitor for FakeKernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_backends::state::{LinkKind, Mac, Route};
+    use std::sync::Arc;
+
+    use weft_backends::link::{Foreign, Link};
+    use weft_backends::state::{Mac, Route};
 
     #[tokio::test]
     async fn it_records_fails_loses_and_tells() {
@@ -225,12 +229,12 @@ mod tests {
         let dev = Name::new("flannel.1").unwrap();
         let neigh = (Key::Neigh(dev, "10.1.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
         let route = (Key::Route("10.1.2.0/24".parse().unwrap(), 0), Value::Route(Route::Device { dev }));
-        assert_eq!(fake.apply(&[Op::Ensure(neigh.0, neigh.1)]), [Outcome::Retry("no link flannel.1".into())]);
-        let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-        assert_eq!(fake.apply(&[Op::Ensure(Key::Link(dev), Value::Link(link))]), [Outcome::Done]);
+        assert_eq!(fake.apply(&[Op::Ensure(neigh.0, neigh.1.clone())]), [Outcome::Retry("no link flannel.1".into())]);
+        let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+        assert_eq!(fake.apply(&[Op::Ensure(Key::Link(dev), Value::link(link))]), [Outcome::Done]);
         fake.take_ops();
         fake.fail(route.0, Some(Outcome::Retry("not now".into())));
-        let ops = [Op::Ensure(neigh.0, neigh.1), Op::Ensure(route.0, route.1)];
+        let ops = [Op::Ensure(neigh.0, neigh.1.clone()), Op::Ensure(route.0, route.1.clone())];
         assert_eq!(fake.apply(&ops), [Outcome::Done, Outcome::Retry("not now".into())]);
         assert_eq!(fake.take_ops(), ops);
         assert_eq!(fake.observe(&[]).unwrap().len(), 2, "a device with our mark is seen unasked");

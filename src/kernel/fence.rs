@@ -175,7 +175,7 @@ impl FenceTable {
             let there = self.look(netlink, family)?;
             found.extend(there.open.iter().map(|ip| (Key::Open(*ip), seen(Value::Open))));
             if !there.rules.is_empty() || !there.routes.is_empty() {
-                found.push((Key::Fence(family), seen(Value::Fence(self.value(&there)))));
+                found.push((Key::Fence(family), seen(Value::fence(self.value(&there)))));
             }
         }
         Ok(found)
@@ -238,12 +238,12 @@ impl FenceTable {
 
     /// Writes an operation on the fence.
     pub fn apply(&self, netlink: &mut Netlink, op: &Op) -> Outcome {
-        let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = *op;
+        let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
         let (Key::Fence(family), Value::Fence(fence)) = (key, value) else {
             return errno::fatal(op, "the value does not fit the key");
         };
-        let wanted = if matches!(op, Op::Remove(..)) { Fence::default() } else { fence };
-        match self.bring(netlink, family, &wanted) {
+        let wanted = if matches!(op, Op::Remove(..)) { Fence::default() } else { **fence };
+        match self.bring(netlink, *family, &wanted) {
             Ok(Ok(())) => Outcome::Done,
             Ok(Err(refusal)) => errno::outcome(op, &refusal),
             Err(error) => errno::retry(op, &error.to_string()),

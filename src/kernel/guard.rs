@@ -81,13 +81,16 @@ impl GuardTable {
     pub fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let alone = match ops {
             [] => return Vec::new(),
-            [op] => return vec![self.write(&[*op]).unwrap_or_else(|failure| failure.outcome(op))],
+            [op] => return vec![self.write(std::slice::from_ref(op)).unwrap_or_else(|failure| failure.outcome(op))],
             _ => self.write(ops),
         };
         // One that is refused takes all along: then each by itself.
         match alone {
             Ok(done) => vec![done; ops.len()],
-            Err(_) => ops.iter().map(|op| self.write(&[*op]).unwrap_or_else(|failure| failure.outcome(op))).collect(),
+            Err(_) => ops
+                .iter()
+                .map(|op| self.write(std::slice::from_ref(op)).unwrap_or_else(|failure| failure.outcome(op)))
+                .collect(),
         }
     }
 

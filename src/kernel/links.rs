@@ -2,13 +2,17 @@
 //! Links and addresses, one by one: rare work, each step depends on the answer to the one before.
 
 use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use nix::libc;
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Link, LinkKind, Name, Value};
+use weft_backends::link::{Difference, Link, LinkKind};
+use weft_backends::state::{Key, Name, Value};
 
-use super::decode::{self, LinkFacts, Tunnel};
+use super::decode::{self, LinkFacts};
 use super::encode;
+use super::kinds::{self, Parents};
 use super::linux::LinuxKernel;
 use super::observe::is_wefts;
 use super::rt::{PLAIN, ifinfomsg};
@@ -39,17 +43,17 @@ impl LinuxKernel {
 
     /// One operation on a link or an address.
     pub(super) fn apply_one(&mut self, op: &Op) -> Outcome {
-        let done = match *op {
-            Op::Ensure(Key::Link(name), Value::Link(link)) => self.ensure_link(op, name, &link),
+        let done = match op {
+            Op::Ensure(Key::Link(name), Value::Link(link)) => self.ensure_link(op, *name, link),
             Op::Recreate(Key::Link(name), Value::Link(link)) => {
-                self.remove_link(op, name).and_then(|()| self.create_link(op, name, &link))
+                self.remove_link(op, *name).and_then(|()| self.create_link(op, *name, link))
             }
-            Op::Remove(Key::Link(name), _) => self.remove_link(op, name),
+            Op::Remove(Key::Link(name), _) => self.remove_link(op, *name),
             Op::Ensure(Key::Addr(name, net), _) | Op::Recreate(Key::Addr(name, net), _) => {
-                self.address(op, name, |w, index| encode::address(w, true, index, net))
+                self.address(op, *name, |w, index| encode::address(w, true, index, *net))
             }
             Op::Remove(Key::Addr(name, net), _) => {
-                self.address(op, name, |w, index| encode::address(w, false, index, net))
+                self.address(op, *name, |w, index| encode::address(w, false, index, *net))
             }
             Op::Ensure(Key::Fence(_), _) | Op::Recreate(Key::Fence(_), _) | Op::Remove(Key::Fence(_), _) => {
                 return self.fence.apply(&mut self.netlink, op);
@@ -116,7 +120,7 @@ impl LinuxKernel {
     fn ensure_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
         let Some(present) = self.present(op, name)? else { return self.create_link(op, name, want) };
         self.check(op, name, &present)?;
-        if !self.same_kind(&present, want) {
+        if want.kind.compare(&*self.kind(&present, want)) == Difference::Recreate {
             return Err(errno::retry(op, "a link of this name exists with other fixed attributes"));
         }
         self.alter(op, want, &present)
@@ -131,9 +135,9 @@ impl LinuxKernel {
             let alias = self.options.alias.clone();
             refused.extend(self.attribute(op, "alias", |w| encode::link_alias(w, index, &alias)));
         }
-        if let (LinkKind::Vxlan { vni, .. }, true) = (want.kind, present.learning != want.learning) {
-            let what = if want.learning { "learning" } else { "nolearning" };
-            refused.extend(self.attribute(op, what, |w| encode::vxlan_learning(w, index, vni, want.learning)));
+        let have = self.kind(present, want);
+        if let Some(what) = kinds::codec(want.kind.name()).and_then(|codec| codec.difference(&*want.kind, &*have)) {
+            refused.extend(self.attribute(op, what, |w| encode::alter_kind(w, index, &*want.kind)));
         }
         if want.mtu != present.info.mtu {
             let what = format!("mtu {}", want.mtu);
@@ -171,38 +175,31 @@ impl LinuxKernel {
         }
     }
 
-    fn same_kind(&mut self, present: &LinkFacts, want: &Link) -> bool {
-        let mut is = |index: u32, name: Name| matches!(self.device(name), Ok(Some(i)) if i == index);
-        match (present.tunnel, want.kind) {
-            (Tunnel::Vxlan { vni, port, parent, local, gbp }, LinkKind::Vxlan { .. }) => {
-                let LinkKind::Vxlan { parent: name, .. } = want.kind else { return false };
-                want.kind == LinkKind::Vxlan { vni, port, parent: name, local, gbp } && is(parent, name)
-            }
-            (Tunnel::Ipip { parent, local }, LinkKind::Ipip { parent: name, local: wanted }) => {
-                local == wanted && (parent == 0 || is(parent, name))
-            }
-            _ => false,
-        }
+    /// The kind of a device that exists, as far as it can be the wanted one: of all outer devices the wanted one's is known.
+    fn kind(&mut self, present: &LinkFacts, want: &Link) -> Arc<dyn LinkKind> {
+        let wanted = want.kind.parent();
+        let index = wanted.and_then(|parent| self.device(parent).ok().flatten());
+        present.kind(&Wanted(wanted.zip(index)))
     }
 
     fn create_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
-        let (LinkKind::Vxlan { parent, .. } | LinkKind::Ipip { parent, .. }) = want.kind else {
+        if kinds::codec(want.kind.name()).is_none() {
             return Err(errno::fatal(op, "not a kind of link that weft creates"));
-        };
-        let parent = match self.device(parent) {
-            Ok(Some(index)) => index,
-            Ok(None) => return Err(errno::retry(op, &format!("no link {parent}"))),
-            Err(e) => return Err(errno::retry(op, &e.to_string())),
+        }
+        let parent = match want.kind.parent() {
+            Some(parent) => self.parent(op, parent)?,
+            None => 0,
         };
         let whole = self.send(op, |w| encode::create_link(w, &name.text(), want, parent));
         if let Err(stop @ Outcome::Fatal(_)) = whole {
             // Perhaps for an attribute that can be set later, too: a device without it is better than none.
-            let plain = Link { mtu: 0, mac: None, ..*want };
+            let plain = Link { mtu: 0, mac: None, ..want.clone() };
             self.send(op, |w| encode::create_link(w, &name.text(), &plain, parent)).map_err(|_| stop)?;
         } else {
             whole?;
         }
-        let made = self.present(op, name)?.filter(|made| self.same_kind(made, want));
+        let made = self.present(op, name)?;
+        let made = made.filter(|made| want.kind.compare(&*self.kind(made, want)) != Difference::Recreate);
         let Some(made) = made else {
             return Err(errno::retry(op, "deleted by someone while it was set up"));
         };
@@ -214,5 +211,26 @@ impl LinuxKernel {
         let _ = sysctl::ensure(sysctl::of_interface("ipv6", name, "accept_ra"), "0", true);
         // The kernel takes an alias only for a link that exists.
         self.alter(op, want, &made)
+    }
+
+    fn parent(&mut self, op: &Op, name: Name) -> Result<u32, Stop> {
+        match self.device(name) {
+            Ok(Some(index)) => Ok(index),
+            Ok(None) => Err(errno::retry(op, &format!("no link {name}"))),
+            Err(e) => Err(errno::retry(op, &e.to_string())),
+        }
+    }
+}
+
+/// The outer device that is wanted, with its index, if it exists.
+struct Wanted(Option<(Name, u32)>);
+
+impl Parents for Wanted {
+    fn of_index(&self, index: u32) -> Option<Name> {
+        self.0.filter(|(_, wanted)| *wanted == index).map(|(name, _)| name)
+    }
+
+    fn of_address(&self, _address: IpAddr) -> Option<Name> {
+        self.0.map(|(name, _)| name)
     }
 }

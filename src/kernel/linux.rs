@@ -374,7 +374,7 @@ impl Kernel for LinuxKernel {
         let (mut outcomes, taken) = self.run(ops);
         // Someone has taken an id of our range: once more with others, at once, because the route now stands on his nexthop.
         if !taken.is_empty() {
-            let again: Vec<Op> = taken.iter().map(|i| ops[*i]).collect();
+            let again: Vec<Op> = taken.iter().map(|i| ops[*i].clone()).collect();
             let (second, _) = self.run(&again);
             for (i, outcome) in taken.into_iter().zip(second) {
                 outcomes[i] = outcome;

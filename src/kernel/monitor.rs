@@ -17,7 +17,7 @@ use weft_backends::state::{Key, Seen, Value};
 
 use ipnet::IpNet;
 
-use super::decode::{self, LinkFacts, Links, Tunnel};
+use super::decode::{self, LinkFacts, Links};
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
 use super::fence::Numbers;
 use super::guard::GuardNews;
@@ -215,7 +215,7 @@ impl LinuxMonitor {
         let addressed = |((index, _), (scope, _)): (&(u32, IpNet), &(u8, u32))| {
             *index == link.info.index && *scope != RT_SCOPE_LINK
         };
-        link.tunnel == Tunnel::Veth && !self.addrs.iter().any(addressed)
+        link.veth && !self.addrs.iter().any(addressed)
     }
 
     /// A router advertisement that only renews a lifetime is no news.
@@ -234,7 +234,7 @@ impl LinuxMonitor {
 
     fn hear_neighbour(&mut self, m: &Message<'_>, batch: &mut Batch) {
         let Some(n) = decode::neighbour(m.payload) else { return };
-        let Some(link) = self.links.get(&n.index).filter(|l| l.is_vxlan()) else { return };
+        let Some(link) = self.links.get(&n.index).filter(|l| l.has_fdb()) else { return };
         let name = link.info.name;
         let here = m.kind == libc::RTM_NEWNEIGH && n.lasting;
         if !n.fdb {
@@ -297,7 +297,7 @@ fn left_to_the_audit(error: &io::Error) {
 
 /// The MAC of a link that cannot be ours is of no interest: that of a bridge changes with every pod.
 fn forget_mac(link: &mut LinkFacts) {
-    if matches!(link.tunnel, Tunnel::Veth | Tunnel::None) {
+    if link.told.is_none() {
         link.info.mac = None;
     }
 }

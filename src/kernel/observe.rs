@@ -109,7 +109,7 @@ impl LinuxKernel {
         let mut found: Vec<(Key, Seen)> = Vec::new();
         for link in &of_interest {
             let protocol = if is_wefts(&link.alias) { PROTOCOL } else { 0 };
-            let value = Value::Link(link.value(&links, &addrs));
+            let value = Value::link(link.value(&links, &addrs));
             found.push((Key::Link(link.info.name), Seen { value, protocol, mark: ours(link) }));
         }
         for link in of_interest {
@@ -117,7 +117,7 @@ impl LinuxKernel {
             let own = addrs.iter().filter(|a| a.index == index);
             found.extend(own.map(|a| (Key::Addr(name, a.net), seen(Value::Addr))));
             self.neighbours(name, index, &mut found)?;
-            if link.is_vxlan() {
+            if link.has_fdb() {
                 self.fdb(name, index, &mut found)?;
             }
         }

@@ -145,7 +145,10 @@ impl Churn {
 
 #[cfg(test)]
 mod tests {
-    use weft_backends::state::{Link, LinkKind, Route, Value};
+    use std::sync::Arc;
+
+    use weft_backends::link::{Foreign, Link};
+    use weft_backends::state::{Route, Value};
 
     use super::*;
 
@@ -158,8 +161,8 @@ mod tests {
     }
 
     fn device(name: &str) -> Changed {
-        let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-        (Key::Link(dev(name)), None, Some(Value::Link(link)))
+        let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+        (Key::Link(dev(name)), None, Some(Value::link(link)))
     }
 
     fn route(third: u8, name: &str) -> Changed {

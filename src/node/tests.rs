@@ -254,7 +254,7 @@ impl Bench {
 
     fn via(&self, net: &str) -> Option<std::net::IpAddr> {
         let key = Key::Route(net.parse().unwrap(), 0);
-        match self.kernel.entries().get(&key).map(|seen| seen.value) {
+        match self.kernel.entries().get(&key).map(|seen| seen.value.clone()) {
             Some(Value::Route(Route::Unicast { via, .. })) => Some(via),
             _ => None,
         }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Passes about devices, on a kernel in memory.
 
+use std::sync::Arc;
 use weft_backends::backend::make;
 use weft_backends::host::{Host, Uplink};
-use weft_backends::state::{Link, LinkKind, Mac, Route};
+
+use weft_backends::link::{Foreign, Link};
+use weft_backends::state::{Mac, Route};
 use weft_subnet::connected::Connected;
 use weft_subnet::network::Network;
 
@@ -71,9 +74,9 @@ async fn our_own_device_finds_room_whatever_peers_ask_for() {
 async fn nothing_is_done_to_a_device_of_somebody_else_on_any_path() {
     let (mut plan, mut passer, kernel) = bench();
     let dev = name("flannel.7");
-    let link = Link { kind: LinkKind::Other, mtu: 1400, mac: None, up: true, learning: false };
+    let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
     let neigh = Key::Neigh(dev, "10.77.0.1".parse().unwrap());
-    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::Link(link), protocol: 0, mark: false }), false);
+    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
     kernel.disturb(neigh, Some(Seen { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false }), false);
     plan.put(record(2, 7));
     passer.full(&plan, Cause::Lease).await.unwrap();
@@ -115,8 +118,8 @@ async fn what_flannel_left_is_removed_although_the_kernel_refuses_it_once() {
     let (plan, mut passer, kernel) = bench();
     let (key, via) = (Key::Route("10.5.9.0/24".parse().unwrap(), 0), [192, 168, 0, 9].into());
     let value = Value::Route(Route::Unicast { via, dev: name("eth0"), onlink: false });
-    let flannels = Seen { value, protocol: 3, mark: false };
-    kernel.disturb(key, Some(flannels), false);
+    let flannels = Seen { value: value.clone(), protocol: 3, mark: false };
+    kernel.disturb(key, Some(flannels.clone()), false);
     passer.takeover = Takeover::Left(HashMap::from([(key, value)]));
     kernel.fail(key, Some(Outcome::Retry("not now".into())));
     passer.full(&plan, Cause::Start).await.unwrap();

@@ -99,7 +99,7 @@ impl Fence {
             let blackhole = some(self.wanted.blackhole, own.of(family));
             if unreachable.is_some() || blackhole.is_some() {
                 let fence = state::Fence { unreachable, blackhole, whole: true };
-                state.insert(Key::Fence(family), Value::Fence(fence));
+                state.insert(Key::Fence(family), Value::fence(fence));
             }
         }
         state

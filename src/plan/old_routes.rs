@@ -20,7 +20,7 @@ pub fn replace(kernel: &mut impl Kernel, subnet_file: &Path, wanted: Fences) {
     let ops = match kernel.observe(&[]) {
         Ok(observed) => {
             let routes = observed.iter().filter(|(_, seen)| seen.protocol == PROTOCOL);
-            operations(routes.map(|(key, seen)| (*key, seen.value)), &env, wanted)
+            operations(routes.map(|(key, seen)| (*key, seen.value.clone())), &env, wanted)
         }
         Err(error) => return tracing::warn!(%error, "look for routes of an earlier version: left to the first pass"),
     };
@@ -42,7 +42,8 @@ fn operations(routes: impl Iterator<Item = (Key, Value)>, env: &SubnetEnv, wante
     let mut removals = Vec::new();
     let mut fences = [Family::V4, Family::V6].map(|family| (family, Fence { whole: true, ..Fence::default() }));
     for (key, value) in routes {
-        let (Key::Route(net, _), Value::Route(route)) = (key, value) else { continue };
+        let (Key::Route(net, _), Value::Route(route)) = (&key, &value) else { continue };
+        let (net, route) = (*net, *route);
         let own = env.subnets.of(family(&net)).map(|own| own.trunc());
         let Some((_, fence)) = fences.iter_mut().find(|(of, _)| *of == family(&net)) else { continue };
         match route {
@@ -55,7 +56,7 @@ fn operations(routes: impl Iterator<Item = (Key, Value)>, env: &SubnetEnv, wante
         removals.push(Op::Remove(key, value));
     }
     let fences = fences.into_iter().filter(|(_, fence)| fence.unreachable.is_some() || fence.blackhole.is_some());
-    fences.map(|(family, fence)| Op::Ensure(Key::Fence(family), Value::Fence(fence))).chain(removals).collect()
+    fences.map(|(family, fence)| Op::Ensure(Key::Fence(family), Value::fence(fence))).chain(removals).collect()
 }
 
 #[cfg(test)]
@@ -74,18 +75,18 @@ mod tests {
         let unreachable = route("10.5.0.0/16", Route::Unreachable);
         let blackhole = route("10.5.1.0/24", Route::Blackhole);
         let routes = [
-            unreachable,
-            blackhole,
+            unreachable.clone(),
+            blackhole.clone(),
             route("10.6.0.0/16", Route::Unreachable),
             route("10.5.2.0/24", Route::Unreachable),
             route("10.5.0.0/16", Route::Other),
         ];
         let text = |fail_closed, blackhole| {
-            let ops = operations(routes.into_iter(), &env, Fences { fail_closed, blackhole });
+            let ops = operations(routes.clone().into_iter(), &env, Fences { fail_closed, blackhole });
             ops.iter().map(Op::to_string).collect::<Vec<_>>()
         };
-        let removals =
-            [Op::Remove(unreachable.0, unreachable.1), Op::Remove(blackhole.0, blackhole.1)].map(|op| op.to_string());
+        let removals = [Op::Remove(unreachable.0, unreachable.1.clone()), Op::Remove(blackhole.0, blackhole.1.clone())]
+            .map(|op| op.to_string());
         let fenced = |what: &str| [&[format!("add fence for forwarded IPv4 packets {what}")][..], &removals].concat();
         assert_eq!(text(true, false), fenced("unreachable 10.5.0.0/16"));
         assert_eq!(text(true, true), fenced("unreachable 10.5.0.0/16, blackhole 10.5.1.0/24"));

@@ -82,7 +82,7 @@ impl Plan {
     /// What the backend of its type wants for this lease, and why it is not all.
     fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>) {
         let kind = lease.attrs.backend_type.as_str();
-        let own_kind = kind == self.backend.kind();
+        let own_kind = self.backend.serves(kind);
         let backend = if own_kind { Ok(&*self.backend) } else { self.others.of(kind, &self.network) };
         let Planned { mut state, skipped } = match backend {
             Ok(backend) => backend.plan(&self.host, &self.own, lease),
@@ -97,7 +97,7 @@ impl Plan {
     fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Mac, &Id)> {
         let lost = state.iter().filter_map(|(key, value)| {
             let Key::Fdb(dev, mac) = key else { return None };
-            Some((*dev, *mac, self.index.beaten_by((key, *value), &lease.id, &lease.age)?))
+            Some((*dev, *mac, self.index.beaten_by((key, value), &lease.id, &lease.age)?))
         });
         lost.collect()
     }
@@ -115,7 +115,7 @@ impl Plan {
         let mut turned = BTreeSet::new();
         for change in changed {
             if let (key @ Key::Fdb(..), Some(before), Some(after)) = change {
-                turned.extend(self.index.holders(key, [*before, *after], id));
+                turned.extend(self.index.holders(key, [before, after], id));
             }
         }
         let leases: Vec<Rc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();

@@ -3,11 +3,11 @@
 
 use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, LAST_METRIC, LinkKind, Route, Value};
+use weft_backends::state::{Key, LAST_METRIC, Route, Value};
 
 use super::adapter_net::{
     ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, nexthops, put, remove,
-    via, vxlan,
+    via, vxlan, vxlan_with,
 };
 
 #[test]
@@ -31,7 +31,7 @@ fn vxlan_devices_have_every_attribute() {
         assert_eq!(six["mtu"], 1430);
         let seen = k.observe(&[name("flannel.1"), name("flannel-v6.1")]).unwrap();
         for (key, value) in [vxlan(false), vxlan(true)] {
-            assert_eq!(seen.get(&key).map(|s| (s.value, s.mark)), Some((value, true)));
+            assert_eq!(seen.get(&key).map(|s| (s.value.clone(), s.mark)), Some((value, true)));
         }
     });
 }
@@ -40,28 +40,25 @@ fn vxlan_devices_have_every_attribute() {
 fn links_change_in_place_and_are_recreated() {
     in_namespace(|| async {
         let mut k = kernel(true);
-        let (key, Value::Link(mut link)) = vxlan(false) else { panic!() };
-        put(
-            &mut k,
-            &[(key, Value::Link(link)), (Key::Addr(name("flannel.1"), "10.1.0.0/32".parse().unwrap()), Value::Addr)],
-        );
+        let (key, value) = vxlan(false);
+        put(&mut k, &[(key, value), (Key::Addr(name("flannel.1"), "10.1.0.0/32".parse().unwrap()), Value::Addr)]);
         let index = json("ip", "-j link show dev flannel.1")[0]["ifindex"].clone();
-        (link.mtu, link.mac, link.learning) = (1400, Some(mac(9)), true);
-        put(&mut k, &[(key, Value::Link(link))]);
-        assert_eq!(k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value, Value::Link(link));
+        let (_, altered) = vxlan_with(false, |link, vxlan| {
+            (link.mtu, link.mac, vxlan.learning) = (1400, Some(mac(9)), true);
+        });
+        put(&mut k, &[(key, altered.clone())]);
+        assert_eq!(k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value, altered);
         assert_eq!(json("ip", "-j link show dev flannel.1")[0]["ifindex"], index);
-        if let LinkKind::Vxlan { port, .. } = &mut link.kind {
-            *port = 4789;
-        }
-        let refused = k.apply(&[Op::Ensure(key, Value::Link(link))]);
+        let (_, other) = vxlan_with(false, |_, vxlan| vxlan.port = 4789);
+        let refused = k.apply(&[Op::Ensure(key, other.clone())]);
         assert!(matches!(&refused[0], Outcome::Retry(t) if t.contains("other fixed attributes")), "{refused:?}");
-        let ops = [Op::Recreate(key, Value::Link(link))];
+        let ops = [Op::Recreate(key, other.clone())];
         all_done(&ops, k.apply(&ops));
         let seen = k.observe(&[name("flannel.1")]).unwrap();
-        assert_eq!(seen.get(&key).unwrap().value, Value::Link(link));
+        assert_eq!(seen.get(&key).unwrap().value, other);
         assert!(!seen.keys().any(|k| matches!(k, Key::Addr(..))));
-        remove(&mut k, &[(key, Value::Link(link))]);
-        remove(&mut k, &[(key, Value::Link(link))]);
+        remove(&mut k, &[(key, other.clone())]);
+        remove(&mut k, &[(key, other.clone())]);
         assert!(!k.observe(&[name("flannel.1")]).unwrap().contains_key(&key));
     });
 }
@@ -97,7 +94,7 @@ fn what_is_applied_is_observed_then_moved_then_gone() {
             put(&mut k, &all);
             let seen = k.observe(&[name(dev)]).unwrap();
             for (key, value) in &all {
-                assert_eq!(seen.get(key).map(|s| s.value), Some(*value), "{key:?}");
+                assert_eq!(seen.get(key).map(|s| &s.value), Some(value), "{key:?}");
                 if let Key::Route(..) = key {
                     assert_eq!(seen.get(key).unwrap().protocol, PROTOCOL);
                 }
@@ -115,7 +112,7 @@ fn what_is_applied_is_observed_then_moved_then_gone() {
             }
             assert_eq!(nexthops(), usize::from(objects && !v6));
             let mut down: Vec<_> = all[2..].to_vec();
-            (down[0], down[1], down[2]) = (moved[0], moved[1], moved[2]);
+            down[..3].clone_from_slice(&moved);
             remove(&mut k, &down);
             remove(&mut k, &down);
             let seen = k.observe(&[name(dev)]).unwrap();
@@ -146,7 +143,7 @@ fn doubled_routes_are_seen_and_made_one() {
         let seen = k.observe(&[name("flannel.1")]).unwrap();
         // A MAC of one host never has two destinations in the kernel: the append is ignored there.
         assert_eq!(seen.get(&everything(false)[2].0).unwrap().value, everything(false)[2].1);
-        let wanted = [everything(false)[4]];
+        let wanted = [everything(false)[4].clone()];
         assert!(wanted.iter().all(|(key, value)| seen.get(key).unwrap().value != *value), "{seen:?}");
         put(&mut k, &wanted);
         let seen = k.observe(&[name("flannel.1")]).unwrap();
@@ -165,7 +162,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
         ip("route add 10.1.2.0/24 via 10.1.2.0 dev flannel.1 onlink");
         let route = via("10.1.2.0/24", "10.1.2.0", "flannel.1");
         assert!(!k.observe(&[]).unwrap().get(&route.0).unwrap().mark);
-        put(&mut k, &[route]);
+        put(&mut k, &[route.clone()]);
         let shown = json("ip", "-j route show 10.1.2.0/24");
         assert_eq!(shown.as_array().unwrap().len(), 1);
         assert!(shown[0]["nhid"].is_u64(), "{shown}");
@@ -177,7 +174,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
         let mut plain = kernel(false);
         assert_eq!(plain.observe(&[]).unwrap().get(&route.0).unwrap().value, route.1);
         assert_eq!(nexthops(), 1);
-        put(&mut plain, &[route]);
+        put(&mut plain, &[route.clone()]);
         assert!(json("ip", "-j route show 10.1.2.0/24")[0]["nhid"].is_null());
         assert_eq!(nexthops(), 0);
     });
@@ -190,10 +187,10 @@ fn a_foreign_nexthop_in_our_range_is_left_alone() {
         let first = 0x5700_0000_u32 + (7 << 18);
         ip(&format!("nexthop add id {first} via 10.0.0.9 dev up0 protocol static"));
         let route = via("10.1.2.0/24", "10.0.0.2", "up0");
-        put(&mut k, &[route]);
+        put(&mut k, &[route.clone()]);
         assert_eq!(k.observe(&[]).unwrap().get(&route.0).unwrap().value, route.1);
         assert_eq!(nexthops(), 2);
-        remove(&mut k, &[route]);
+        remove(&mut k, &[route.clone()]);
         assert_eq!(json("ip", "-j nexthop")[0]["id"], first);
     });
 }
@@ -224,7 +221,7 @@ fn without_carrier_a_nexthop_waits() {
         let mut k = kernel(true);
         ip("link set far0 down");
         let (key, value) = via("10.1.2.0/24", "10.0.0.2", "up0");
-        let outcome = k.apply(&[Op::Ensure(key, value)]).remove(0);
+        let outcome = k.apply(&[Op::Ensure(key, value.clone())]).remove(0);
         let Outcome::Retry(text) = outcome else { panic!("{outcome:?}") };
         assert!(text.contains("10.1.2.0/24 via 10.0.0.2 dev up0 onlink: ENETDOWN"), "{text}");
         assert!(text.contains("(Carrier for nexthop device is down)"), "{text}");
@@ -250,7 +247,7 @@ fn five_thousand_peers_are_observed() {
         put(&mut k, &all);
         let seen = k.observe(&[name("flannel.1")]).unwrap();
         for (key, value) in &all {
-            assert_eq!(seen.get(key).map(|s| s.value), Some(*value), "{key:?}");
+            assert_eq!(seen.get(key).map(|s| &s.value), Some(value), "{key:?}");
         }
     });
 }
@@ -279,9 +276,9 @@ fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
         assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Changed));
         assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Same));
         let route = via("10.1.2.0/24", "10.0.0.2", "up0");
-        put(&mut k, &[route]);
-        let seen = k.observe(&[]).unwrap().get(&route.0).copied().unwrap();
-        assert_eq!((seen.value, seen.mark), (route.1, true));
+        put(&mut k, &[route.clone()]);
+        let seen = k.observe(&[]).unwrap().get(&route.0).cloned().unwrap();
+        assert_eq!((seen.value, seen.mark), (route.1.clone(), true));
     });
 }
 
@@ -300,9 +297,9 @@ fn foreign_values_are_replaced_whatever_their_form() {
                 ip(&format!("{family} route replace {net} {form}"));
                 let key = Key::Route(net.parse().unwrap(), metric);
                 assert_ne!(k.observe(&[]).unwrap().get(&key).unwrap().value, route.1, "{form}");
-                put(&mut k, &[route]);
-                let seen = k.observe(&[]).unwrap().get(&key).copied().unwrap();
-                assert_eq!((seen.value, seen.protocol), (route.1, PROTOCOL), "{form}");
+                put(&mut k, &[route.clone()]);
+                let seen = k.observe(&[]).unwrap().get(&key).cloned().unwrap();
+                assert_eq!((seen.value, seen.protocol), (route.1.clone(), PROTOCOL), "{form}");
                 assert_eq!(json("ip", &format!("-j {family} route show {net}")).as_array().unwrap().len(), 1, "{form}");
             }
         });

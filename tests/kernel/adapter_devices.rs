@@ -11,7 +11,8 @@ use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Value};
 
 use super::adapter_net::{
-    ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove, via, vxlan,
+    ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove, seen_vxlan,
+    via, vxlan, vxlan_with,
 };
 
 fn alias(dev: &str, text: &str) {
@@ -34,15 +35,16 @@ fn index() -> u64 {
 fn a_refused_attribute_keeps_no_other_from_being_set() {
     in_namespace(|| async {
         let mut k = kernel(true);
-        let (key, Value::Link(mut link)) = vxlan(false) else { panic!() };
-        put(&mut k, &[(key, Value::Link(link))]);
+        put(&mut k, &[vxlan(false)]);
         ip("link set flannel.1 down");
-        (link.mtu, link.mac, link.learning) = (70_000, Some(mac(9)), true);
-        let outcome = k.apply(&[Op::Ensure(key, Value::Link(link))]).remove(0);
+        let (key, value) = vxlan_with(false, |link, vxlan| {
+            (link.mtu, link.mac, vxlan.learning) = (70_000, Some(mac(9)), true);
+        });
+        let outcome = k.apply(&[Op::Ensure(key, value)]).remove(0);
         let Outcome::Partly { missing, retry: false } = outcome else { panic!("{outcome:?}") };
         assert!(missing.starts_with("mtu 70000: ") && missing.contains("EINVAL"), "{missing}");
-        let Value::Link(now) = k.observe(&[]).unwrap().get(&key).unwrap().value else { panic!() };
-        assert_eq!((now.mtu, now.mac, now.learning, now.up), (1450, link.mac, true, true));
+        let (now, vxlan) = seen_vxlan(&k.observe(&[]).unwrap().get(&key).unwrap().value);
+        assert_eq!((now.mtu, now.mac, vxlan.learning, now.up), (1450, Some(mac(9)), true, true));
     });
 }
 
@@ -50,12 +52,11 @@ fn a_refused_attribute_keeps_no_other_from_being_set() {
 fn a_device_is_made_without_what_the_kernel_refuses() {
     in_namespace(|| async {
         let mut k = kernel(true);
-        let (key, Value::Link(mut link)) = vxlan(false) else { panic!() };
-        link.mtu = 20;
-        let outcome = k.apply(&[Op::Ensure(key, Value::Link(link))]).remove(0);
+        let (key, value) = vxlan_with(false, |link, _| link.mtu = 20);
+        let outcome = k.apply(&[Op::Ensure(key, value.clone())]).remove(0);
         assert!(matches!(&outcome, Outcome::Partly { missing, .. } if missing.contains("mtu 20")), "{outcome:?}");
-        let seen = *k.observe(&[]).unwrap().get(&key).unwrap();
-        let Value::Link(now) = seen.value else { panic!() };
+        let seen = k.observe(&[]).unwrap().get(&key).unwrap().clone();
+        let ((now, _), (link, _)) = (seen_vxlan(&seen.value), seen_vxlan(&value));
         assert_eq!((now.mac, now.up, seen.mark), (link.mac, true, true));
         put(&mut k, &[fdb("flannel.1", 7, "10.0.0.7")]);
     });
@@ -75,9 +76,9 @@ fn every_device_with_our_mark_is_seen_whatever_its_name() {
         assert!(seen.get(&Key::Link(dev)).is_some_and(|seen| seen.mark && seen.protocol == PROTOCOL), "{seen:?}");
         assert!(seen.contains_key(&Key::Fdb(dev, mac(7))));
         assert!(!seen.contains_key(&Key::Link(name("flannel.9"))), "not asked for, and not ours");
-        let other = *k.observe(&[name("flannel.9")]).unwrap().get(&Key::Link(name("flannel.9"))).unwrap();
+        let other = k.observe(&[name("flannel.9")]).unwrap().get(&Key::Link(name("flannel.9"))).unwrap().clone();
         assert_eq!((other.mark, other.protocol), (false, PROTOCOL), "another agent's");
-        let value = seen.get(&Key::Link(dev)).unwrap().value;
+        let value = seen.get(&Key::Link(dev)).unwrap().value.clone();
         remove(&mut k, &[(Key::Link(dev), value)]);
         assert_eq!(k.observe(&[dev]).unwrap().get(&Key::Link(dev)), None);
     });
@@ -91,7 +92,7 @@ fn another_agents_device_is_neither_altered_nor_removed() {
         alias("flannel.1", "weft /run/other/subnet.env");
         let (key, value) = vxlan(false);
         k.observe(&[name("flannel.1")]).unwrap();
-        for op in [Op::Ensure(key, value), Op::Recreate(key, value), Op::Remove(key, value)] {
+        for op in [Op::Ensure(key, value.clone()), Op::Recreate(key, value.clone()), Op::Remove(key, value)] {
             let outcome = k.apply(&[op]).remove(0);
             let told = |text: &str| text.contains("another weft agent") && text.contains("/run/other/subnet.env");
             assert!(matches!(&outcome, Outcome::Fatal(text) if told(text)), "{outcome:?}");
@@ -109,7 +110,7 @@ fn a_device_without_mark_is_taken_over_only_if_it_was_seen() {
         foreign();
         let before = index();
         let (key, value) = vxlan(false);
-        for op in [Op::Ensure(key, value), Op::Recreate(key, value)] {
+        for op in [Op::Ensure(key, value.clone()), Op::Recreate(key, value.clone())] {
             let outcome = k.apply(&[op]).remove(0);
             assert!(matches!(&outcome, Outcome::Retry(text) if text.contains("somebody else")), "{outcome:?}");
         }
@@ -135,7 +136,7 @@ fn nothing_is_written_on_a_device_that_was_made_anew_by_somebody_else() {
             neigh("flannel.1", "10.1.2.0", 7),
             via("10.1.2.0/24", "10.1.2.0", "flannel.1"),
         ];
-        let put: Vec<Op> = all.iter().map(|(key, value)| Op::Ensure(*key, *value)).collect();
+        let put: Vec<Op> = all.iter().map(|(key, value)| Op::Ensure(*key, value.clone())).collect();
         let outcomes = k.apply(&put);
         let waits = |outcome: &Outcome| matches!(outcome, Outcome::Retry(text) if text.contains("somebody else"));
         assert!(outcomes.iter().all(waits), "{outcomes:?}");
@@ -172,7 +173,7 @@ fn an_interface_name_of_any_bytes_is_seen_and_used() {
         let entry = (Key::Route("10.1.7.0/24".parse().unwrap(), 0), Value::Route(route));
         // A bridge without ports has no carrier and takes no nexthop object: the route is written without one.
         let mut plain = kernel(false);
-        put(&mut plain, &[entry]);
+        put(&mut plain, &[entry.clone()]);
         assert_eq!(k.observe(&[]).unwrap().get(&entry.0).unwrap().value, entry.1);
         remove(&mut plain, &[entry]);
         assert_eq!(dev.to_string(), r"od\xff\x1b0");

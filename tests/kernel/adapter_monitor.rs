@@ -43,8 +43,8 @@ fn every_deletion_and_change_is_told() {
         let mut m = monitor(&k);
         let (link, f, n) = (vxlan(false), fdb("flannel.1", 77, "10.0.0.2"), neigh("flannel.1", "10.1.2.0", 77));
         let (r, plain) = (via("10.1.2.0/24", "10.1.2.0", "flannel.1"), via("10.1.3.0/24", "10.1.3.0", "flannel.1"));
-        put(&mut k, &[link, f, n, r]);
-        told(&mut m, "own route", is_now(r.0, r.1)).await;
+        put(&mut k, &[link, f.clone(), n.clone(), r.clone()]);
+        told(&mut m, "own route", is_now(r.0, r.1.clone())).await;
         bridge("fdb replace 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.9 self permanent");
         told(&mut m, "fdb changed", is_now(f.0, fdb("flannel.1", 77, "10.0.0.9").1)).await;
         bridge("fdb del 02:00:00:00:00:4d dev flannel.1 self");
@@ -55,8 +55,8 @@ fn every_deletion_and_change_is_told() {
         told(&mut m, "neighbour deleted", gone(n.0)).await;
         ip("route del 10.1.2.0/24");
         told(&mut m, "route deleted", gone(r.0)).await;
-        put(&mut k, &[r]);
-        told(&mut m, "route back", is_now(r.0, r.1)).await;
+        put(&mut k, &[r.clone()]);
+        told(&mut m, "route back", is_now(r.0, r.1.clone())).await;
         ip("nexthop flush");
         told(&mut m, "nexthop flushed", gone(r.0)).await;
         ip("route add 10.1.3.0/24 via 10.1.3.0 dev flannel.1 onlink");
@@ -121,7 +121,7 @@ fn what_matters_to_nobody_is_not_told() {
         ip("link set pod0 master cni0");
         ip("link del pod0");
         let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
-        put(&mut k, &[(key, value)]);
+        put(&mut k, &[(key, value.clone())]);
         let first = m.next().await.unwrap();
         // Routes that are gone are told as entries: only the plan knows whether it wants them.
         let (entries, rest): (Vec<_>, Vec<_>) =

@@ -2,11 +2,14 @@
 //! A namespace with an uplink, and the values that the tests write into it.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 use weft::kernel::{Kernel, LinuxKernel, LinuxOptions, Outcome};
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Link, LinkKind, Mac, Name, Route, Value};
+use weft_backends::link::Link;
+use weft_backends::state::{Key, Mac, Name, Route, Value};
+use weft_backends::vxlan::VxlanLink;
 
 pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
 
@@ -43,11 +46,25 @@ pub fn mac(n: u32) -> Mac {
 }
 
 pub fn vxlan(v6: bool) -> (Key, Value) {
+    vxlan_with(v6, |_, _| {})
+}
+
+/// The same device after a change of it.
+pub fn vxlan_with(v6: bool, change: impl FnOnce(&mut Link, &mut VxlanLink)) -> (Key, Value) {
     let local = if v6 { "fd00::1" } else { "10.0.0.1" }.parse().unwrap();
-    let kind = LinkKind::Vxlan { vni: 1, port: 8472, parent: name("up0"), local, gbp: !v6 };
+    let mut kind = VxlanLink { vni: 1, port: 8472, parent: name("up0"), local, gbp: !v6, learning: false };
     let mtu = if v6 { 1430 } else { 1450 };
-    let link = Link { kind, mtu, mac: Some(mac(if v6 { 6 } else { 4 })), up: true, learning: false };
-    (Key::Link(name(if v6 { "flannel-v6.1" } else { "flannel.1" })), Value::Link(link))
+    let mut link = Link { kind: Arc::new(kind), mtu, mac: Some(mac(if v6 { 6 } else { 4 })), up: true };
+    change(&mut link, &mut kind);
+    link.kind = Arc::new(kind);
+    (Key::Link(name(if v6 { "flannel-v6.1" } else { "flannel.1" })), Value::link(link))
+}
+
+/// The attributes of a vxlan device as it was seen.
+pub fn seen_vxlan(value: &Value) -> (Link, VxlanLink) {
+    let Value::Link(link) = value else { panic!("{value:?} is no device") };
+    let kind = link.kind.of::<VxlanLink>().unwrap_or_else(|| panic!("{link} is no vxlan device"));
+    (Link::clone(link), *kind)
 }
 
 pub fn fdb(dev: &str, n: u32, dst: &str) -> (Key, Value) {
@@ -66,12 +83,12 @@ pub fn via(net: &str, gateway: &str, dev: &str) -> (Key, Value) {
 
 /// Ensures all and asserts that all was done.
 pub fn put(kernel: &mut LinuxKernel, entries: &[(Key, Value)]) {
-    let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Ensure(*k, *v)).collect();
+    let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Ensure(*k, v.clone())).collect();
     all_done(&ops, kernel.apply(&ops));
 }
 
 pub fn remove(kernel: &mut LinuxKernel, entries: &[(Key, Value)]) {
-    let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Remove(*k, *v)).collect();
+    let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Remove(*k, v.clone())).collect();
     all_done(&ops, kernel.apply(&ops));
 }
 

@@ -25,7 +25,7 @@ fn the_kernels_own_route_is_never_replaced() {
             let free = via("10.1.3.0/24", "10.1.3.0", "flannel.1");
             let over = [
                 via(LAN, "10.1.2.0", "flannel.1"),
-                free,
+                free.clone(),
                 (via(LAN, "10.1.2.0", "up0").0, Value::Route(Route::Device { dev: name("up0") })),
                 (via(LAN, "10.1.2.0", "up0").0, Value::Route(Route::Blackhole)),
             ];
@@ -62,14 +62,14 @@ fn our_route_goes_and_the_kernels_own_one_stays() {
         in_namespace(|| async move {
             let mut k = kernel(with_nexthops);
             let ours = via("10.9.1.0/24", "10.1.2.0", "flannel.1");
-            put(&mut k, &[vxlan(false), ours]);
+            put(&mut k, &[vxlan(false), ours.clone()]);
             ip("addr add 10.9.1.1/24 dev up0");
             assert_eq!(shown("10.9.1.0/24").lines().count(), 2);
-            let seen = *k.observe(&[]).unwrap().get(&ours.0).unwrap();
-            assert_eq!((seen.value, seen.protocol), (Value::Route(Route::Other), PROTOCOL), "it can be removed");
+            let seen = k.observe(&[]).unwrap().get(&ours.0).unwrap().clone();
+            assert_eq!((&seen.value, seen.protocol), (&Value::Route(Route::Other), PROTOCOL), "it can be removed");
             assert!(matches!(&k.apply(&[Op::Ensure(ours.0, ours.1)])[..], [Outcome::Fatal(_)]));
             assert_eq!(shown("10.9.1.0/24").lines().count(), 2, "nothing is cleared");
-            remove(&mut k, &[(ours.0, seen.value)]);
+            remove(&mut k, &[(ours.0, seen.value.clone())]);
             let left = shown("10.9.1.0/24");
             assert!(left.contains("proto kernel") && left.lines().count() == 1, "{left}");
             // Nobody's, beside the kernel's: nothing of it is ours.
@@ -93,12 +93,12 @@ fn routes_of_others_are_replaced_in_place() {
         ip("-6 route add fd00:2::/64 via fd00::9 dev up0 proto static");
         // A tunnel route, whose gateway lies in the prefix itself: IPv6 refuses it while the other route stands.
         let six = via("fd00:2::/64", "fd00:2::", "flannel-v6.1");
-        let all: Vec<_> = many.iter().copied().chain([six]).collect();
+        let all: Vec<_> = many.iter().cloned().chain([six]).collect();
         put(&mut k, &all);
         let seen = k.observe(&[]).unwrap();
         for (key, value) in all {
             let seen = seen.get(&key).unwrap();
-            assert_eq!((seen.value, seen.protocol), (value, PROTOCOL));
+            assert_eq!((&seen.value, seen.protocol), (&value, PROTOCOL));
         }
         assert_eq!((ip("-4 route show proto static"), nexthops()), (String::new(), 300));
         assert_eq!(ip("-6 route show proto static"), "");

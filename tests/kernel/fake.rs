@@ -9,10 +9,11 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use weft::kernel::fake::FakeKernel;
 use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
-use weft_backends::state::{Guard, Key, LAST_METRIC, LinkKind, Name, Observed, Route, Value};
+use weft_backends::link::Difference;
+use weft_backends::state::{Guard, Key, LAST_METRIC, Name, Observed, Route, Value};
 use weft_subnet::cidr::Family;
 
-use super::adapter_net::{PROTOCOL, fdb, in_namespace, kernel, name, neigh, via, vxlan};
+use super::adapter_net::{PROTOCOL, fdb, in_namespace, kernel, name, neigh, via, vxlan_with};
 
 const DEVICES: [&str; 2] = ["flannel.1", "flannel-v6.1"];
 /// Fresh namespaces: each takes some 50 ms.
@@ -69,22 +70,22 @@ fn entry(step: Step) -> (Key, Value) {
 
 /// The device: what is changed in place differs with `value`, what only a re-creation changes with `which`.
 fn link(step: Step) -> (Key, Value) {
-    let (key, Value::Link(mut link)) = vxlan(step.v6) else { panic!("not a link") };
-    link.mtu -= 10 * u32::from(step.value);
-    link.learning = step.value == 1;
-    if let LinkKind::Vxlan { port, .. } = &mut link.kind {
-        *port += u16::from(step.which == 2);
-    }
-    (key, Value::Link(link))
+    vxlan_with(step.v6, |link, vxlan| {
+        link.mtu -= 10 * u32::from(step.value);
+        vxlan.learning = step.value == 1;
+        vxlan.port += u16::from(step.which == 2);
+    })
 }
 
 /// As the plan would say it: a link of another kind is re-created, and what is removed is named with the value that it has.
 fn op(step: Step, there: &BTreeMap<Key, Value>) -> Op {
     let (key, value) = entry(step);
-    let found = there.get(&key).copied();
-    match (step.remove, value, found) {
+    let found = there.get(&key).cloned();
+    match (step.remove, &value, found) {
         (true, _, found) => Op::Remove(key, found.unwrap_or(value)),
-        (false, Value::Link(new), Some(Value::Link(old))) if new.kind != old.kind => Op::Recreate(key, value),
+        (false, Value::Link(new), Some(Value::Link(old))) if new.compare(&old) == Difference::Recreate => {
+            Op::Recreate(key, value)
+        }
         _ => Op::Ensure(key, value),
     }
 }
@@ -92,7 +93,8 @@ fn op(step: Step, there: &BTreeMap<Key, Value>) -> Op {
 /// What can be compared: Linux adds connected routes of its own, and marks routes that go through nexthop objects.
 fn comparable(seen: &Observed) -> BTreeMap<Key, (Value, u8, bool)> {
     let ours = seen.iter().filter(|(key, seen)| !matches!(key, Key::Route(..)) || seen.protocol == PROTOCOL);
-    ours.map(|(key, seen)| (*key, (seen.value, seen.protocol, seen.mark && matches!(key, Key::Link(_))))).collect()
+    ours.map(|(key, seen)| (*key, (seen.value.clone(), seen.protocol, seen.mark && matches!(key, Key::Link(_)))))
+        .collect()
 }
 
 /// The texts of refusals are for people: that there is one is what counts.
@@ -118,7 +120,7 @@ fn compare_here(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError>
     let mut fake = FakeKernel::new(linux.machine().unwrap(), PROTOCOL);
     for list in lists {
         // Each list is made from what was there before it, as a pass makes its own.
-        let there: BTreeMap<Key, Value> = fake.entries().iter().map(|(key, seen)| (*key, seen.value)).collect();
+        let there: BTreeMap<Key, Value> = fake.entries().iter().map(|(key, seen)| (*key, seen.value.clone())).collect();
         let mut ops: Vec<Op> = Vec::new();
         for step in list {
             // A plan names each entry once.

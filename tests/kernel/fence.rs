@@ -19,7 +19,7 @@ fn kernel() -> LinuxKernel {
 
 fn fence(family: Family, unreachable: Option<&str>, blackhole: Option<&str>) -> (Key, Value) {
     let net = |text: Option<&str>| text.map(|text| text.parse().unwrap());
-    (Key::Fence(family), Value::Fence(Fence { unreachable: net(unreachable), blackhole: net(blackhole), whole: true }))
+    (Key::Fence(family), Value::fence(Fence { unreachable: net(unreachable), blackhole: net(blackhole), whole: true }))
 }
 
 fn open(ip: &str) -> (Key, Value) {
@@ -80,7 +80,10 @@ fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
         let fences = [fence(Family::V4, Some("100.64.0.0/10"), None), fence(Family::V6, Some("fd00:100::/32"), None)];
         let exceptions = [open("100.70.0.5"), open("fd00:100:9::5")];
         put(&mut k, &[&exceptions[..], &fences[..]].concat());
-        assert_eq!(observed(&mut k), [exceptions[0], exceptions[1], fences[0], fences[1]]);
+        assert_eq!(
+            observed(&mut k),
+            [exceptions[0].clone(), exceptions[1].clone(), fences[0].clone(), fences[1].clone()]
+        );
         for (to, forwarded, own) in [
             ("100.100.2.7", "10.0.0.9", "10.0.0.9"),
             ("100.100.3.7", "No route to host", "10.0.0.99"),
@@ -95,14 +98,14 @@ fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
         }
         // Another fence over the first one, then none.
         let both = fence(Family::V4, Some("100.96.0.0/11"), Some("100.100.1.0/24"));
-        put(&mut k, &[both]);
-        assert_eq!(observed(&mut k), [exceptions[0], exceptions[1], both, fences[1]]);
+        put(&mut k, &[both.clone()]);
+        assert_eq!(observed(&mut k), [exceptions[0].clone(), exceptions[1].clone(), both.clone(), fences[1].clone()]);
         assert_eq!(goes("100.70.0.9", true), "10.0.0.99", "no longer inside");
         assert_eq!(goes("100.100.3.7", true), "No route to host");
         ip("addr del 100.100.1.1/24 dev pod0");
         assert_eq!(goes("100.100.1.77", true), "Invalid argument", "an unused address is dropped silently");
         assert_eq!(goes("100.100.1.77", false), "10.0.0.99");
-        remove(&mut k, &[both, fences[1], exceptions[0], exceptions[1]]);
+        remove(&mut k, &[both, fences[1].clone(), exceptions[0].clone(), exceptions[1].clone()]);
         assert_eq!(observed(&mut k), []);
         let left = ip("rule") + &ip("-6 rule");
         assert!(!left.contains("proto"), "{left}");
@@ -125,13 +128,15 @@ fn what_is_missing_or_too_much_is_seen_and_told() {
             "route add unreachable 10.5.0.0/17 table 90000",
             "rule add pref 30202 to 10.5.0.0/16 fwmark 7 lookup main suppress_prefixlength 15 proto 90",
         ] {
-            put(&mut k, &[wanted]);
-            assert_eq!(observed(&mut k), [wanted], "{damage}");
+            put(&mut k, &[wanted.clone()]);
+            assert_eq!(observed(&mut k), [wanted.clone()], "{damage}");
             told(&mut m).await;
             ip(damage);
             told(&mut m).await;
-            let [(_, Value::Fence(seen))] = observed(&mut k)[..] else { panic!("{damage}: {:?}", observed(&mut k)) };
-            assert!(Value::Fence(seen) != wanted.1, "{damage}");
+            let [(_, Value::Fence(ref seen))] = observed(&mut k)[..] else {
+                panic!("{damage}: {:?}", observed(&mut k))
+            };
+            assert!(Value::Fence(seen.clone()) != wanted.1, "{damage}");
         }
     });
 }

@@ -122,7 +122,7 @@ fn another_value_replaces_the_chain_and_changes_by_others_are_seen() {
     in_namespace(|| async {
         let mut k = kernel();
         let good = [peer("10.9.9.1"), chain(Family::V4, [0, 8472], false)];
-        put(&mut k, &[good[0], chain(Family::V4, [0, 4789], true)]);
+        put(&mut k, &[good[0].clone(), chain(Family::V4, [0, 4789], true)]);
         put(&mut k, &good);
         assert_eq!(observed(&mut k), good);
         for change in [
@@ -201,7 +201,7 @@ fn many_peers_go_in_together() {
         let mut k = kernel();
         let peers: Vec<(Key, Value)> =
             (0..5000u32).map(|n| peer(&std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).to_string())).collect();
-        let ops: Vec<Op> = peers.iter().map(|(key, value)| Op::Ensure(*key, *value)).collect();
+        let ops: Vec<Op> = peers.iter().map(|(key, value)| Op::Ensure(*key, value.clone())).collect();
         all_done(&ops, k.apply(&ops));
         assert_eq!(observed(&mut k), peers);
         remove(&mut k, &peers[..4000]);

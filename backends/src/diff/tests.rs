@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Single rules of the difference; its laws are in `tests/laws.rs`.
 
+use std::sync::Arc;
+
 use super::{Op, change, diff};
+use crate::ipip::IpipLink;
+use crate::link::{Foreign, Link};
 use crate::owner::PROTOCOL;
-use crate::state::{Key, Link, LinkKind, Mac, Name, Observed, Route, Seen, State, Value};
+use crate::state::{Key, Mac, Name, Observed, Route, Seen, State, Value};
+use crate::vxlan::VxlanLink;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
+fn vxlan() -> VxlanLink {
+    let local = "192.168.64.1".parse().unwrap();
+    VxlanLink { vni: 1, port: 8472, parent: name("eth0"), local, gbp: false, learning: false }
+}
+
 fn tunnel() -> Link {
-    let kind = LinkKind::Vxlan {
-        vni: 1,
-        port: 8472,
-        parent: name("eth0"),
-        local: "192.168.64.1".parse().unwrap(),
-        gbp: false,
-    };
-    Link { kind, mtu: 1450, mac: Some(Mac([2, 0, 0, 0, 0, 1])), up: true, learning: false }
+    Link { kind: Arc::new(vxlan()), mtu: 1450, mac: Some(Mac([2, 0, 0, 0, 0, 1])), up: true }
 }
 
 fn route(net: &str, dev: &str) -> (Key, Value) {
@@ -28,45 +31,53 @@ fn route(net: &str, dev: &str) -> (Key, Value) {
 
 fn seen(value: Value) -> Seen {
     let protocol = if matches!(value, Value::Route(_)) { PROTOCOL } else { 0 };
-    Seen { value, protocol, mark: matches!(value, Value::Link(_)) }
+    let mark = matches!(value, Value::Link(_));
+    Seen { value, protocol, mark }
 }
 
 #[test]
 fn each_attribute_of_a_link_counts() {
-    let (key, want) = (Key::Link(name("flannel.1")), tunnel());
-    let op = |have: Link| change(key, Some(Value::Link(want)), Some(seen(Value::Link(have))), true);
-    assert_eq!(op(want), None);
-    let unmarked = Seen { mark: false, ..seen(Value::Link(want)) };
-    assert_eq!(change(key, Some(Value::Link(want)), Some(unmarked), true), Some(Op::Ensure(key, Value::Link(want))));
-    let ensure = Some(Op::Ensure(key, Value::Link(want)));
-    assert_eq!(op(Link { mtu: 1500, ..want }), ensure);
-    assert_eq!(op(Link { mac: Some(Mac([2; 6])), ..want }), ensure);
-    assert_eq!(op(Link { mac: None, ..want }), ensure);
-    assert_eq!(op(Link { up: false, ..want }), ensure);
-    assert_eq!(op(Link { learning: true, ..want }), ensure);
-    let recreate = Some(Op::Recreate(key, Value::Link(want)));
-    assert_eq!(op(Link { kind: LinkKind::Other, ..want }), recreate);
-    assert_eq!(op(Link { kind: LinkKind::Other, mtu: 1, ..want }), recreate);
+    let (key, want) = (Key::Link(name("flannel.1")), Value::link(tunnel()));
+    let op = |have: Link| change(key, Some(want.clone()), Some(seen(Value::link(have))), true);
+    let of = |kind: VxlanLink| Link { kind: Arc::new(kind), ..tunnel() };
+    let ensure = Some(Op::Ensure(key, want.clone()));
+    assert_eq!(op(tunnel()), None);
+    let unmarked = Seen { mark: false, ..seen(want.clone()) };
+    assert_eq!(change(key, Some(want.clone()), Some(unmarked), true), ensure);
+    assert_eq!(op(Link { mtu: 1500, ..tunnel() }), ensure);
+    assert_eq!(op(Link { mac: Some(Mac([2; 6])), ..tunnel() }), ensure);
+    assert_eq!(op(Link { mac: None, ..tunnel() }), ensure);
+    assert_eq!(op(Link { up: false, ..tunnel() }), ensure);
+    assert_eq!(op(of(VxlanLink { learning: true, ..vxlan() })), ensure);
+    let recreate = Some(Op::Recreate(key, want.clone()));
+    assert_eq!(op(of(VxlanLink { vni: 2, ..vxlan() })), recreate);
+    assert_eq!(op(of(VxlanLink { port: 4789, ..vxlan() })), recreate);
+    assert_eq!(op(of(VxlanLink { parent: name("eth1"), ..vxlan() })), recreate);
+    assert_eq!(op(of(VxlanLink { local: "192.168.64.2".parse().unwrap(), ..vxlan() })), recreate);
+    assert_eq!(op(of(VxlanLink { gbp: true, learning: true, ..vxlan() })), recreate);
+    assert_eq!(op(Link { kind: Arc::new(Foreign), ..tunnel() }), recreate);
+    assert_eq!(op(Link { kind: Arc::new(Foreign), mtu: 1, ..tunnel() }), recreate);
 }
 
 #[test]
 fn flannels_ipip_device_without_parent_is_kept() {
     let key = Key::Link(name("flannel.ipip"));
     let ipip = |parent, local: &str, mac| {
-        let kind = LinkKind::Ipip { parent: name(parent), local: local.parse().unwrap() };
-        Value::Link(Link { kind, mtu: 1480, mac, up: true, learning: false })
+        let kind = Arc::new(IpipLink { parent: name(parent), local: local.parse().unwrap() });
+        Value::link(Link { kind, mtu: 1480, mac, up: true })
     };
     let want = ipip("eth0", "192.168.64.1", None);
-    let op = |have| change(key, Some(want), Some(seen(have)), true);
+    let op = |have| change(key, Some(want.clone()), Some(seen(have)), true);
     assert_eq!(op(ipip("flannel.ipip", "192.168.64.1", Some(Mac([9; 6])))), None);
-    assert_eq!(op(ipip("eth0", "192.168.64.2", None)), Some(Op::Recreate(key, want)));
+    assert_eq!(op(ipip("eth0", "192.168.64.2", None)), Some(Op::Recreate(key, want.clone())));
 }
 
 #[test]
 fn a_route_under_another_number_is_taken_over() {
     let (key, value) = route("10.5.2.0/24", "flannel.1");
-    let op = |protocol, mark| change(key, Some(value), Some(Seen { value, protocol, mark }), false);
-    assert_eq!(op(3, false), Some(Op::Ensure(key, value)));
+    let op =
+        |protocol, mark| change(key, Some(value.clone()), Some(Seen { value: value.clone(), protocol, mark }), false);
+    assert_eq!(op(3, false), Some(Op::Ensure(key, value.clone())));
     assert_eq!(op(PROTOCOL, false), None, "plain instead of nexthop object is no difference");
     assert_eq!(op(PROTOCOL, true), None);
 }
@@ -74,15 +85,15 @@ fn a_route_under_another_number_is_taken_over() {
 #[test]
 fn removal_asks_who_owns_it() {
     let (key, value) = route("10.5.2.0/24", "flannel.1");
-    assert_eq!(change(key, None, Some(seen(value)), false), None);
-    assert_eq!(change(key, None, Some(seen(value)), true), Some(Op::Remove(key, value)));
+    assert_eq!(change(key, None, Some(seen(value.clone())), false), None);
+    assert_eq!(change(key, None, Some(seen(value.clone())), true), Some(Op::Remove(key, value)));
     assert_eq!(change(key, None, None, true), None);
 }
 
 #[test]
 fn upwards_then_downwards() {
     let dev = name("flannel.1");
-    let link = (Key::Link(dev), Value::Link(tunnel()));
+    let link = (Key::Link(dev), Value::link(tunnel()));
     let addr = (Key::Addr(dev, "10.5.1.0/32".parse().unwrap()), Value::Addr);
     let fdb = (Key::Fdb(dev, Mac([2; 6])), Value::Fdb("192.168.64.2".parse().unwrap()));
     let neigh = (Key::Neigh(dev, "10.5.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
@@ -99,7 +110,7 @@ fn upwards_then_downwards() {
             "add route 10.5.2.0/24 via 10.5.2.0 dev flannel.1 onlink",
         ]
     );
-    let observed: Observed = state.iter().map(|(key, value)| (*key, seen(*value))).collect();
+    let observed: Observed = state.iter().map(|(key, value)| (*key, seen(value.clone()))).collect();
     let removed = text(diff(&State::new(), &observed, |_, _| true));
     let mirrored: Vec<String> = added.iter().rev().map(|line| line.replacen("add", "remove", 1)).collect();
     assert_eq!(removed, mirrored);
@@ -108,10 +119,11 @@ fn upwards_then_downwards() {
 #[test]
 fn what_a_recreated_link_takes_along_is_not_removed() {
     let dev = name("flannel.1");
-    let desired = State::from([(Key::Link(dev), Value::Link(tunnel()))]);
-    let other = Value::Link(Link { kind: LinkKind::Other, ..tunnel() });
+    let desired = State::from([(Key::Link(dev), Value::link(tunnel()))]);
+    let other = Value::link(Link { kind: Arc::new(Foreign), ..tunnel() });
     let (gone, stays) = (route("10.5.2.0/24", "flannel.1"), route("10.5.3.0/24", "flannel.2"));
-    let observed = Observed::from([(Key::Link(dev), seen(other)), (gone.0, seen(gone.1)), (stays.0, seen(stays.1))]);
+    let observed =
+        Observed::from([(Key::Link(dev), seen(other)), (gone.0, seen(gone.1)), (stays.0, seen(stays.1.clone()))]);
     let ops = diff(&desired, &observed, |_, _| true);
-    assert_eq!(ops, [Op::Recreate(Key::Link(dev), Value::Link(tunnel())), Op::Remove(stays.0, stays.1)]);
+    assert_eq!(ops, [Op::Recreate(Key::Link(dev), Value::link(tunnel())), Op::Remove(stays.0, stays.1)]);
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use weft_subnet::cidr::Subnets;
@@ -10,7 +11,8 @@ use weft_subnet::network::Network;
 
 use super::{Ownership, PROTOCOL, is_flannels};
 use crate::host::{OnLink, Reach};
-use crate::state::{Key, LAST_METRIC, Link, LinkKind, Mac, Name, Route, Seen, Value};
+use crate::link::{Foreign, Link};
+use crate::state::{Key, LAST_METRIC, Mac, Name, Route, Seen, Value};
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -51,8 +53,8 @@ fn plain(us: &Ownership, key: Key, value: Value) -> bool {
 
 #[test]
 fn a_link_needs_our_mark() {
-    let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-    let asked = |dev, mark| ask(&us(), Key::Link(name(dev)), Seen { value: Value::Link(link), protocol: 0, mark });
+    let link = Value::link(Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true });
+    let asked = |dev, mark| ask(&us(), Key::Link(name(dev)), Seen { value: link.clone(), protocol: 0, mark });
     assert!(asked("flannel.1", true));
     assert!(!asked("flannel.1", false), "flannel's or another agent's");
     assert!(!asked("flannel.9", true), "another instance's");
@@ -141,15 +143,15 @@ fn flannels_routes_are_told_by_their_exact_form() {
         assert!(!flannels(entry(prefix, via, dev, 3)), "{prefix}: {why}");
     }
     let (key, mut seen) = entry("10.5.9.0/24", "192.168.64.9", "eth0", 3);
-    assert!(!flannels((Key::Route(net("10.5.9.0/24"), 100), seen)), "another metric");
+    assert!(!flannels((Key::Route(net("10.5.9.0/24"), 100), seen.clone())), "another metric");
     seen.mark = true;
-    assert!(!flannels((key, seen)), "through a nexthop object");
+    assert!(!flannels((key, seen.clone())), "through a nexthop object");
     seen = Seen { value: Value::Route(Route::Device { dev: name("eth0") }), protocol: 3, mark: false };
-    assert!(!flannels((key, seen)), "without a gateway");
+    assert!(!flannels((key, seen.clone())), "without a gateway");
     let onlink = Route::Unicast { via: "192.168.64.9".parse().unwrap(), dev: name("eth0"), onlink: true };
     assert!(
-        !flannels((key, Seen { value: Value::Route(onlink), ..seen })),
+        !flannels((key, Seen { value: Value::Route(onlink), ..seen.clone() })),
         "flannel asks the kernel whether it is on the link"
     );
-    assert!(!flannels((Key::Link(name("eth0")), seen)));
+    assert!(!flannels((Key::Link(name("eth0")), seen.clone())));
 }

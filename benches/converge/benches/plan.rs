@@ -120,7 +120,7 @@ fn diff_nothing(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let seen = |value| Seen { value, protocol: PROTOCOL, mark: true };
     let ops = plan.difference(&Observed::new(), |_, _| true);
     let entry = |op: &Op| match op {
-        Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value) => (*key, seen(*value)),
+        Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value) => (*key, seen(value.clone())),
     };
     let observed: Observed = ops.iter().map(entry).collect();
     bencher.counter(at.1).bench_local(|| {

@@ -33,7 +33,7 @@ async fn the_kernels_own_route_is_never_replaced_and_the_peer_is_shown_as_failed
         let ((new, kernels), (old, seen)) = (of_the_kernel("10.5.3.0/24"), of_the_kernel("10.5.2.0/24"));
         bench.kernel.disturb(new, Some(kernels), false);
         bench.node.stored(vec![Event::Changes(vec![put("10.5.3.0-24", "192.168.0.3")])]).await;
-        bench.kernel.disturb(old, Some(seen), false);
+        bench.kernel.disturb(old, Some(seen.clone()), false);
         bench.node.noticed(vec![Notice::Entry(old, Some(seen))]).await;
         for _ in 0..2 {
             for key in [new, old] {
@@ -96,7 +96,7 @@ async fn flannels_leftovers_are_those_of_the_first_look() {
             assert!(bench.kernel.entries().contains_key(&stale), "no list of leases yet");
             // Written while weft waits for the list.
             let (late, seen) = left("10.5.9.0/24", "192.168.0.8");
-            bench.kernel.disturb(late, Some(seen), true);
+            bench.kernel.disturb(late, Some(seen.clone()), true);
             bench.node.stored(vec![list()]).await;
             let is_removed = flannel_was_here && !weft_was_here;
             assert_eq!(bench.kernel.entries().contains_key(&stale), !is_removed);

@@ -169,14 +169,14 @@ async fn fences_are_no_routes_and_nodes_inside_network_are_exceptions() {
         let key = Key::Fence(Family::V4);
         let net = |text: &str| Some(text.parse().unwrap());
         let fence = Fence { unreachable: net("10.5.0.0/16"), blackhole: net("10.5.1.0/24"), whole: true };
-        let seen = |bench: &Bench, key: &Key| bench.kernel.entries().get(key).map(|seen| seen.value);
-        assert_eq!(seen(&bench, &key), Some(Value::Fence(fence)));
+        let seen = |bench: &Bench, key: &Key| bench.kernel.entries().get(key).map(|seen| seen.value.clone());
+        assert_eq!(seen(&bench, &key), Some(Value::fence(fence)));
         let drops = |seen: &Seen| matches!(seen.value, Value::Route(Route::Unreachable | Route::Blackhole));
         assert!(!bench.kernel.entries().iter().any(|(_, seen)| drops(seen)));
         // A lease that says that its node is at an address of a pod: that address is open, all else is as before.
         let open = Key::Open("10.5.77.9".parse().unwrap());
         bench.node.stored(vec![Event::Changes(vec![put("10.5.7.0-24", "10.5.77.9")])]).await;
-        assert_eq!((seen(&bench, &open), seen(&bench, &key)), (Some(Value::Open), Some(Value::Fence(fence))));
+        assert_eq!((seen(&bench, &open), seen(&bench, &key)), (Some(Value::Open), Some(Value::fence(fence))));
         // Two leases with one address: it stays while one of them is there.
         bench.node.stored(vec![Event::Changes(vec![put("10.5.8.0-24", "10.5.77.9")])]).await;
         bench.node.stored(vec![Event::Changes(vec![Err("10.5.7.0-24".into())])]).await;
@@ -187,7 +187,7 @@ async fn fences_are_no_routes_and_nodes_inside_network_are_exceptions() {
         bench.kernel.disturb(key, None, false);
         bench.kernel.disturb(open, Some(Seen { value: Value::Open, protocol: 0, mark: false }), false);
         bench.node.noticed(vec![Notice::Fence]).await;
-        assert_eq!((seen(&bench, &open), seen(&bench, &key)), (None, Some(Value::Fence(fence))));
+        assert_eq!((seen(&bench, &open), seen(&bench, &key)), (None, Some(Value::fence(fence))));
         let status = report::status(&bench.node);
         let text = "forwarded packets without a route of their own: unreachable 10.5.0.0/16, blackhole 10.5.1.0/24";
         assert_eq!(status.rules.fence.as_deref(), Some(text));
@@ -248,7 +248,7 @@ async fn the_guard_waits_for_every_lease_and_opens_for_one_that_is_silent() {
         let (peer, value) = (Key::Peer("192.168.0.22".parse().unwrap()), Value::Peer);
         bench.kernel.disturb(peer, None, false);
         bench.node.noticed(vec![Notice::Guard]).await;
-        assert_eq!(bench.kernel.entries().get(&peer).map(|seen| seen.value), Some(value));
+        assert_eq!(bench.kernel.entries().get(&peer).map(|seen| seen.value.clone()), Some(value));
         let attrs = bench.node.plan.advertise(bench.node.plan.host()).unwrap();
         assert_eq!(attrs.tunnel_ip, "192.168.0.1".parse().ok(), "our lease says where our packets come from");
     })
