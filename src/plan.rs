@@ -16,7 +16,7 @@ use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
-use weft_backends::state::{Key, Name, Observed, Seen, State, Value};
+use weft_backends::state::{Key, Name, Observed, Seen, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, family};
 use weft_subnet::connected::Connected;
@@ -68,6 +68,9 @@ pub struct Plan {
     assigned: bool,
     /// How often it was said that two leases share a public address.
     shared_said: usize,
+    /// How many leases were planned so far.
+    #[cfg(test)]
+    planned: usize,
 }
 
 impl Plan {
@@ -95,6 +98,8 @@ impl Plan {
             lines: Lines::default(),
             assigned: false,
             shared_said: 0,
+            #[cfg(test)]
+            planned: 0,
         };
         plan.plan_devices();
         plan.peers.judge_for(plan.us());
@@ -317,9 +322,7 @@ impl Plan {
                     self.barred.remove(&change.id);
                     changed.extend(self.mind_fence(&change.id, &Age::default(), None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
-                    let gone = self.index.set(&change.id, &age, State::new());
-                    let turned = self.rematch(&change.id, &gone);
-                    changed.extend(gone.into_iter().chain(turned));
+                    changed.extend(self.unplan_peer(&change.id, &age));
                 }
             }
         }

@@ -18,6 +18,10 @@ use crate::state::{Key, State, Value};
 /// apart from every id of a store.
 pub const OWN: &str = "/own";
 
+/// So many leases at most share one entry. A node that got a new subnet has two leases for a while, perhaps three; without a bound
+/// whoever writes leases could make every change of one of them a change of thousands.
+pub const MOST_SHARERS: usize = 8;
+
 /// A changed key: value before, value after.
 pub type Changed = (Key, Option<Value>, Option<Value>);
 
@@ -227,32 +231,37 @@ impl Index {
         self.contributors.rank(*number).map(|(_, _, id)| id)
     }
 
-    /// Who keeps such a contribution of `id` from being the one that counts: another contributor who counts before it, and wants
-    /// another value. Asked before or after it was made.
+    /// Who keeps such a contribution of `id` from being in force: the contributor who counts first, if it wants another value, or if
+    /// [`MOST_SHARERS`] others count before `id`. Asked before or after the contribution was made.
     pub fn beaten_by(&self, (key, value): (&Key, &Value), id: &Id, age: &Age) -> Option<&Id> {
         let key = self.at(key)?;
         let newest = self.newest_wins(&key);
-        for (number, theirs) in self.slots.get(&key)?.ranked(newest).take(2) {
+        let ours = (**id != *OWN, age, id);
+        let mut before = Vec::new();
+        for (number, theirs) in self.slots.get(&key)?.ranked(newest).take(MOST_SHARERS + 1) {
             let rank = self.contributors.rank(*number)?;
-            if rank.2 == *id {
-                continue;
-            }
-            let ours = (**id != *OWN, age, id);
             let older = (rank.0, &rank.1, &rank.2) < ours;
-            return (older != newest && self.named(theirs)? != *value).then_some(&rank.2);
+            if rank.2 != *id && older != newest {
+                before.push((&rank.2, theirs));
+            }
         }
-        None
+        let (winner, theirs) = before.first()?;
+        (before.len() >= MOST_SHARERS || self.named(theirs)? != *value).then_some(*winner)
     }
 
-    /// Who else than `id` contributes one of these two values to a key; asked when the value that counts has changed.
-    pub fn holders(&self, key: &Key, values: [&Value; 2], id: &Id) -> Vec<Id> {
-        let slot = self.at(key).and_then(|key| self.slots.get(&key));
-        let wanted = values.map(|value| value.clone().with_device(|dev| self.devices.find(dev)));
-        let ids = slot.into_iter().flat_map(|slot| slot.ranked(false)).filter_map(|(number, value)| {
-            let (_, _, other) = self.contributors.rank(*number)?;
-            (wanted.iter().flatten().any(|wanted| wanted == value) && other != id).then(|| other.clone())
+    /// Whose contributions to this key are in force: those of the first [`MOST_SHARERS`], in the order in which they count, who want
+    /// the same as the very first. With `without` it is as if this contributor had never been there.
+    pub fn in_force(&self, key: &Key, without: Option<&Id>) -> Vec<Id> {
+        let Some((key, slot)) = self.at(key).and_then(|key| Some((key, self.slots.get(&key)?))) else {
+            return Vec::new();
+        };
+        let ranked = slot.ranked(self.newest_wins(&key)).filter_map(|(number, value)| {
+            let (_, _, id) = self.contributors.rank(*number)?;
+            (Some(id) != without).then_some((id, value))
         });
-        ids.collect()
+        let mut first = ranked.take(MOST_SHARERS).peekable();
+        let winner = first.peek().map(|(_, value)| *value);
+        first.filter(|(_, value)| Some(*value) == winner).map(|(id, _)| id.clone()).collect()
     }
 
     /// All keys that this contributor wants.

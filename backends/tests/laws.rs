@@ -181,7 +181,7 @@ proptest! {
         prop_assert!(extra);
     }
 
-    /// Who is beaten at a key is who wants another value than the one that counts, and it is the same before and after it is put.
+    /// Who is beaten at a key is who is not in force there, and it is the same before and after it is put.
     #[test]
     fn who_is_beaten_wants_what_does_not_count(leases in leases(), oldest_wins in any::<bool>()) {
         let index = filled(&leases, oldest_wins);
@@ -191,7 +191,9 @@ proptest! {
             let (name, age) = (Id::from(id.as_str()), Age { stamp: *stamp, ..Age::default() });
             for (key, value) in state.iter() {
                 let beaten = index.beaten_by((key, value), &name, &age);
-                prop_assert_eq!(beaten.is_some(), index.desired(key).as_ref() != Some(value));
+                prop_assert_eq!(beaten.is_none(), index.in_force(key, None).contains(&name));
+                prop_assert_eq!(index.in_force(key, Some(&name)), before.in_force(key, None));
+                prop_assert!(beaten.is_some() || index.desired(key).as_ref() == Some(value));
                 prop_assert_eq!(beaten, before.beaten_by((key, value), &name, &age));
             }
         }

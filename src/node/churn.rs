@@ -15,8 +15,10 @@ use super::REST;
 
 /// What a change costs that makes or removes a device, and so asks for a look at everything.
 const DEVICE: Duration = Duration::from_secs(10);
-/// What any other change costs: a few entries that are written.
+/// What any other change costs for every [`ENTRIES`] entries that it changes.
 const PLAIN: Duration = Duration::from_secs(1);
+/// A dual-stack node that gets another address changes twelve. A lease that takes what several others claim changes more.
+const ENTRIES: usize = 16;
 /// A lease may owe so much and still change once more: ten changes with a device or ninety others at once, then one in ten seconds or
 /// one a second. No node changes its lease so often; one that restarts all the time does once in a few seconds.
 const CREDIT: Duration = Duration::from_secs(90);
@@ -68,7 +70,9 @@ impl Churn {
         if changed.is_empty() {
             return;
         }
-        let cost = if changed.iter().any(|(key, ..)| matches!(key, Key::Link(_))) { DEVICE } else { PLAIN };
+        let device = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
+        let entries = PLAIN * changed.len().div_ceil(ENTRIES) as u32;
+        let cost = if device { DEVICE.max(entries) } else { entries };
         if self.paid_at.len() > FEW.max(2 * self.in_debt) {
             self.paid_at.retain(|_, at| *at > now);
             self.paid_at.shrink_to(2 * self.paid_at.len());

@@ -2,15 +2,16 @@
 //! The entries of one peer, and what happens when two leases claim one VtepMAC: the kernel has one forwarding entry for it. The lease
 //! that does not have it gets no routes either, since its traffic would go to the other node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::rc::Rc;
 
 use weft_backends::backend::{Backend, Planned};
 use weft_backends::diff;
-use weft_backends::index::Changed;
+use weft_backends::index::{Changed, MOST_SHARERS};
 use weft_backends::state::{Key, Mac, Name, State, Value};
-use weft_subnet::lease::{Id, Lease};
+use weft_subnet::evidence::public;
+use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 
 use super::Plan;
@@ -42,7 +43,27 @@ impl Plan {
         self.index.keys(&lease.id).into_iter().filter_map(clash).collect()
     }
 
+    /// Plans one lease, and those whose forwarding entries come into force or lose it by that.
     pub(super) fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
+        let before = self.forwarding(&lease.id);
+        let mut changed = self.plan_alone(lease);
+        changed.extend(self.replan_sharers(&lease.id, before));
+        changed
+    }
+
+    /// This lease wants nothing any more.
+    pub(super) fn unplan_peer(&mut self, id: &Id, age: &Age) -> Vec<Changed> {
+        let before = self.forwarding(id);
+        let mut changed = self.index.set(id, age, State::new());
+        changed.extend(self.replan_sharers(id, before));
+        changed
+    }
+
+    fn plan_alone(&mut self, lease: &Lease) -> Vec<Changed> {
+        #[cfg(test)]
+        {
+            self.planned += 1;
+        }
         let (mut state, mut reasons) = self.entries_of(lease);
         for (dev, mac, winner) in self.lost(&state, lease) {
             reasons.push(self.clash(mac, lease, winner));
@@ -74,7 +95,6 @@ impl Plan {
         }
         let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.note_devices(&changed);
-        changed.extend(self.rematch(&lease.id, &changed));
         changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
         changed
     }
@@ -105,21 +125,43 @@ impl Plan {
     fn clash(&self, mac: Mac, lease: &Lease, winner: &Id) -> String {
         let other = self.peers.get(winner);
         let at = other.map(|other| format!(" ({}, {})", other.subnets, other.attrs.owner())).unwrap_or_default();
+        if other.is_some_and(|other| public(&other.attrs) == public(&lease.attrs)) {
+            return format!(
+                "{MOST_SHARERS} leases have VtepMAC {mac} at {}, and no more count: {} is not reached",
+                lease.attrs.owner(),
+                lease.subnets
+            );
+        }
         let age = if self.assigned { "older" } else { "newer" };
         let (subnet, winner) = (lease.subnets, Shown(winner));
         format!("VtepMAC {mac} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
     }
 
-    /// Where another lease has a forwarding entry now, those that lost it and those that got it are planned again.
-    pub(super) fn rematch(&mut self, id: &Id, changed: &[Changed]) -> Vec<Changed> {
-        let mut turned = BTreeSet::new();
-        for change in changed {
-            if let (key @ Key::Fdb(..), Some(before), Some(after)) = change {
-                turned.extend(self.index.holders(key, [before, after], id));
-            }
+    /// Whose contributions are in force at the forwarding entries that this lease claims.
+    fn forwarding(&self, id: &Id) -> BTreeMap<Key, Vec<Id>> {
+        let keys = self.index.keys(id).into_iter().filter(|key| matches!(key, Key::Fdb(..)));
+        keys.map(|key| (key, self.index.in_force(&key, None))).collect()
+    }
+
+    /// A lease changed, which claimed these forwarding entries: other leases whose contributions to its entries came into force, or
+    /// are in force no more, are planned again. They are a handful at most ([`weft_backends::index::MOST_SHARERS`]), and as their
+    /// claims to forwarding entries stay what they are, nothing follows from that.
+    fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<Id>>) -> Vec<Changed> {
+        let mut turned: BTreeSet<Id> = BTreeSet::new();
+        for (key, now) in self.forwarding(id) {
+            // An entry that this lease did not claim before: whoever had it is among those who may lose it.
+            let was = before.remove(&key).unwrap_or_else(|| self.index.in_force(&key, Some(id)));
+            turned.extend(was.iter().filter(|other| !now.contains(other)).cloned());
+            turned.extend(now.into_iter().filter(|other| !was.contains(other)));
         }
+        for (key, was) in before {
+            let now = self.index.in_force(&key, None);
+            turned.extend(was.iter().filter(|other| !now.contains(other)).cloned());
+            turned.extend(now.into_iter().filter(|other| !was.contains(other)));
+        }
+        turned.remove(id);
         let leases: Vec<Rc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
-        leases.iter().flat_map(|lease| self.plan_peer(lease)).collect()
+        leases.iter().flat_map(|lease| self.plan_alone(lease)).collect()
     }
 
     /// Says that a lease has the public address of another one, when that is new.

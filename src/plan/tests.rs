@@ -173,6 +173,54 @@ fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_
     }
 }
 
+/// Whoever writes leases may let thousands of them claim one MAC, at two addresses in turn, so that each newer one takes it from all
+/// the others. A change of one of them still concerns a handful.
+#[test]
+fn thousands_of_leases_with_one_mac_cost_no_more_than_each_by_itself() {
+    const LEASES: usize = 2000;
+    let record = |n: usize| {
+        let mut record = with_mac(2, 9, n as u64 + 1);
+        let lease = record.lease.as_mut().unwrap();
+        lease.subnets.v4 = Some(ipnet::Ipv4Net::new([10, 5, (n / 16) as u8, (n % 16 * 16) as u8].into(), 28).unwrap());
+        lease.attrs.public_ip = Some([192, 168, 1, (n % 2) as u8].into());
+        record.id = lease.subnets.to_key().into();
+        lease.id = record.id.clone();
+        record
+    };
+    let mut ends = Vec::new();
+    for backward in [false, true] {
+        let mut plan = plan();
+        // Our own subnet is none of theirs.
+        let mut order: Vec<usize> = (32..LEASES).collect();
+        if backward {
+            order.reverse();
+        }
+        let changed: usize = order.iter().map(|n| plan.put(record(*n)).len()).sum();
+        assert!(plan.planned < 10 * LEASES, "{} leases were planned for the first list", plan.planned);
+        assert!(changed < 40 * LEASES, "{changed} entries changed with the first list");
+        let mut cost = |act: &mut dyn FnMut(&mut super::Plan)| {
+            let before = plan.planned;
+            act(&mut plan);
+            plan.planned - before
+        };
+        assert!(cost(&mut |plan| drop(plan.remove(&record(LEASES - 1).id))) < 20);
+        assert!(cost(&mut |plan| drop(plan.put(record(LEASES - 1)))) < 20);
+        let again = cost(&mut |plan| {
+            let (network, host, own) = (plan.network().clone(), plan.host().clone(), plan.own().clone());
+            plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+        });
+        assert!(again < 10 * LEASES, "{again} leases were planned for another host");
+        let reached = entries(&plan).iter().filter(|op| op.starts_with("add route")).count();
+        assert_eq!(
+            reached,
+            weft_backends::index::MOST_SHARERS / 2,
+            "of the eight newest those at the address of the newest"
+        );
+        ends.push(entries(&plan));
+    }
+    assert_eq!(ends[0], ends[1]);
+}
+
 /// A node that has a new lease and whose old one is not gone yet is one node: both lead to it.
 #[test]
 fn one_node_with_two_leases_keeps_both() {

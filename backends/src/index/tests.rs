@@ -89,9 +89,10 @@ fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
             assert_eq!(index.beaten_by((&fdb, &to(first)), &id("same"), &age(3)), None);
             let newcomer = index.beaten_by((&fdb, &to(9)), &id("third"), &age(3));
             assert_eq!(newcomer.is_some(), oldest_wins);
-            assert_eq!(index.holders(&fdb, [&to(1), &to(2)], &id("old")), [id("new")]);
+            assert_eq!(index.in_force(&fdb, None), [id(winner)]);
+            assert_eq!(index.in_force(&fdb, Some(&id(winner))), [id(loser)]);
             index.set(&id(winner), &age(0), State::new());
-            assert_eq!(index.holders(&fdb, [&to(1), &to(2)], &id(winner)), [id(loser)]);
+            assert_eq!(index.in_force(&fdb, None), [id(loser)]);
         }
     }
 }

@@ -12,7 +12,8 @@ use crate::options::OnLostLease;
 fn vxlan(key: &str, vni: u32) -> Record {
     let mut lease = lease(key, "192.168.0.77");
     lease.attrs.backend_type = "vxlan".into();
-    lease.attrs.backend_data = Some(format!(r#"{{"VNI":{vni},"VtepMAC":"02:00:00:00:00:77"}}"#).into());
+    let third = lease.subnets.v4.unwrap().addr().octets()[2];
+    lease.attrs.backend_data = Some(format!(r#"{{"VNI":{vni},"VtepMAC":"02:00:00:00:77:{third:02x}"}}"#).into());
     Record { id: lease.id.clone(), lease: Ok(lease) }
 }
 
