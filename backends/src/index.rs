@@ -36,6 +36,7 @@ type Contribution = (u32, Value<Number>);
 enum Slot {
     One(Contribution),
     /// Two or more; a shared device has as many as there are peers on it.
+    #[allow(clippy::box_collection, reason = "a third of its size, and nearly every slot is the other variant")]
     Many(Box<BTreeMap<Rank, Contribution>>),
 }
 

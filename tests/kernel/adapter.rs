@@ -162,7 +162,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
         ip("route add 10.1.2.0/24 via 10.1.2.0 dev flannel.1 onlink");
         let route = via("10.1.2.0/24", "10.1.2.0", "flannel.1");
         assert!(!k.observe(&[]).unwrap().get(&route.0).unwrap().mark);
-        put(&mut k, &[route.clone()]);
+        put(&mut k, std::slice::from_ref(&route));
         let shown = json("ip", "-j route show 10.1.2.0/24");
         assert_eq!(shown.as_array().unwrap().len(), 1);
         assert!(shown[0]["nhid"].is_u64(), "{shown}");
@@ -174,7 +174,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
         let mut plain = kernel(false);
         assert_eq!(plain.observe(&[]).unwrap().get(&route.0).unwrap().value, route.1);
         assert_eq!(nexthops(), 1);
-        put(&mut plain, &[route.clone()]);
+        put(&mut plain, std::slice::from_ref(&route));
         assert!(json("ip", "-j route show 10.1.2.0/24")[0]["nhid"].is_null());
         assert_eq!(nexthops(), 0);
     });
@@ -187,10 +187,10 @@ fn a_foreign_nexthop_in_our_range_is_left_alone() {
         let first = 0x5700_0000_u32 + (7 << 18);
         ip(&format!("nexthop add id {first} via 10.0.0.9 dev up0 protocol static"));
         let route = via("10.1.2.0/24", "10.0.0.2", "up0");
-        put(&mut k, &[route.clone()]);
+        put(&mut k, std::slice::from_ref(&route));
         assert_eq!(k.observe(&[]).unwrap().get(&route.0).unwrap().value, route.1);
         assert_eq!(nexthops(), 2);
-        remove(&mut k, &[route.clone()]);
+        remove(&mut k, std::slice::from_ref(&route));
         assert_eq!(json("ip", "-j nexthop")[0]["id"], first);
     });
 }
@@ -276,7 +276,7 @@ fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
         assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Changed));
         assert_eq!(weft::kernel::sysctl::ensure(path, "0", true), Ok(weft::kernel::sysctl::Change::Same));
         let route = via("10.1.2.0/24", "10.0.0.2", "up0");
-        put(&mut k, &[route.clone()]);
+        put(&mut k, std::slice::from_ref(&route));
         let seen = k.observe(&[]).unwrap().get(&route.0).cloned().unwrap();
         assert_eq!((seen.value, seen.mark), (route.1.clone(), true));
     });
@@ -297,7 +297,7 @@ fn foreign_values_are_replaced_whatever_their_form() {
                 ip(&format!("{family} route replace {net} {form}"));
                 let key = Key::Route(net.parse().unwrap(), metric);
                 assert_ne!(k.observe(&[]).unwrap().get(&key).unwrap().value, route.1, "{form}");
-                put(&mut k, &[route.clone()]);
+                put(&mut k, std::slice::from_ref(&route));
                 let seen = k.observe(&[]).unwrap().get(&key).cloned().unwrap();
                 assert_eq!((seen.value, seen.protocol), (route.1.clone(), PROTOCOL), "{form}");
                 assert_eq!(json("ip", &format!("-j {family} route show {net}")).as_array().unwrap().len(), 1, "{form}");

@@ -173,7 +173,7 @@ fn an_interface_name_of_any_bytes_is_seen_and_used() {
         let entry = (Key::Route("10.1.7.0/24".parse().unwrap(), 0), Value::Route(route));
         // A bridge without ports has no carrier and takes no nexthop object: the route is written without one.
         let mut plain = kernel(false);
-        put(&mut plain, &[entry.clone()]);
+        put(&mut plain, std::slice::from_ref(&entry));
         assert_eq!(k.observe(&[]).unwrap().get(&entry.0).unwrap().value, entry.1);
         remove(&mut plain, &[entry]);
         assert_eq!(dev.to_string(), r"od\xff\x1b0");

@@ -55,7 +55,7 @@ fn every_deletion_and_change_is_told() {
         told(&mut m, "neighbour deleted", gone(n.0)).await;
         ip("route del 10.1.2.0/24");
         told(&mut m, "route deleted", gone(r.0)).await;
-        put(&mut k, &[r.clone()]);
+        put(&mut k, std::slice::from_ref(&r));
         told(&mut m, "route back", is_now(r.0, r.1.clone())).await;
         ip("nexthop flush");
         told(&mut m, "nexthop flushed", gone(r.0)).await;

@@ -98,7 +98,7 @@ fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
         }
         // Another fence over the first one, then none.
         let both = fence(Family::V4, Some("100.96.0.0/11"), Some("100.100.1.0/24"));
-        put(&mut k, &[both.clone()]);
+        put(&mut k, std::slice::from_ref(&both));
         assert_eq!(observed(&mut k), [exceptions[0].clone(), exceptions[1].clone(), both.clone(), fences[1].clone()]);
         assert_eq!(goes("100.70.0.9", true), "10.0.0.99", "no longer inside");
         assert_eq!(goes("100.100.3.7", true), "No route to host");
@@ -128,8 +128,8 @@ fn what_is_missing_or_too_much_is_seen_and_told() {
             "route add unreachable 10.5.0.0/17 table 90000",
             "rule add pref 30202 to 10.5.0.0/16 fwmark 7 lookup main suppress_prefixlength 15 proto 90",
         ] {
-            put(&mut k, &[wanted.clone()]);
-            assert_eq!(observed(&mut k), [wanted.clone()], "{damage}");
+            put(&mut k, std::slice::from_ref(&wanted));
+            assert_eq!(observed(&mut k), std::slice::from_ref(&wanted), "{damage}");
             told(&mut m).await;
             ip(damage);
             told(&mut m).await;

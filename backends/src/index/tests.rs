@@ -157,3 +157,9 @@ fn fifty_thousand_peers_stay_small() {
     let total = slots + rows + numbers + keys;
     assert!(total <= 26_000_000, "{total} bytes: slots {slots}, rows {rows}, numbers {numbers}, keys {keys}");
 }
+
+#[test]
+fn a_slot_and_its_key_are_small() {
+    let sizes = (size_of::<super::Key<super::Number>>(), size_of::<super::Slot>());
+    assert!(sizes.0 <= 24 && sizes.1 <= 32, "{sizes:?}");
+}
