@@ -30,7 +30,7 @@ demo: prepare-demo ## install what is missing, build, run a cluster of three nod
 	@$(STEP) 600 "release build of the CNI plugin" cargo build --release --locked -p weft-cni --bin weft-cni
 	$(TARGET_DIR)/release/weft lab $(LAB_ARGS)
 
-lab: static ## the same with the static binary, nothing installed; LAB_ARGS="--backend host-gw --ipv6"
+lab: static ## the same with the static binary, without installing anything; LAB_ARGS="--backend host-gw --ipv6"
 	$(STATIC) lab $(LAB_ARGS)
 
 # One job after the other: cargo uses all cores, and the output stays in order.
@@ -40,21 +40,21 @@ test: prepare-test ## install what is missing, then every check and test
 
 # The names of the integration tests that need no root, no network and no second.
 QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
-quick: fmt ## formatting, clippy, unit, golden and law tests: at most 90 s after a first build
+quick: fmt ## formatting, clippy, unit, golden and law tests, in at most 90 s after a first build
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
 	@LAST_STEP=1 $(STEP) 900 "unit, golden, laws" cargo test --workspace --locked --no-fail-fast $(QUICK)
 
-fmt: ## formatting, checked only
+fmt: ## check the formatting
 	@$(STEP) 60 "formatting" cargo fmt --all --check
 
-check: ## clippy, warnings are errors
+check: ## clippy; each warning is an error
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
 	@$(STEP) 300 "clippy of the tests that need a cluster" cargo clippy -p weft --test kube --test kube_mesh --locked -- -D warnings
 	@$(STEP) 300 "clippy of the store tests that need an API server" \
 	  cargo clippy -p weft-subnet --all-features --test kube --locked -- -D warnings
 
 # A workspace build unifies features and would hide an effect that leaked into a pure crate.
-alone: ## each crate and each feature alone
+alone: ## build each crate and each feature alone, so that no forbidden dependency hides
 	@$(STEP) 300 "weft-backends alone" cargo check --locked -p weft-backends
 	@$(STEP) 300 "weft-cni alone" cargo check --locked -p weft-cni
 	@$(STEP) 300 "weft-subnet without features" cargo check --locked -p weft-subnet --no-default-features
@@ -68,7 +68,7 @@ alone: ## each crate and each feature alone
 
 # The same bytes wherever the tree and cargo's files are.
 static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
-static: ## the static binaries that are released: agent and CNI plugin
+static: ## build the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
 	@for file in $(STATIC) $(STATIC_CNI); do \
@@ -81,7 +81,7 @@ BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
 # Bytes: 12 MB are promised (docs/bench/method.md).
 BARE_SIZE := 12582912
 .PHONY: static-bare
-static-bare: ## the static agent without Kubernetes, for bare metal
+static-bare: ## build the static agent without Kubernetes
 	@$(STEP) 1200 "static build without Kubernetes" \
 	  cargo build --release --locked --no-default-features --target $(MUSL) --target-dir $(TARGET_DIR)/bare --bin weft
 	@[ $$(stat -c %s $(BARE)) -le $(BARE_SIZE) ] || { echo "$(BARE) is larger than $(BARE_SIZE) bytes" >&2; exit 1; }
@@ -93,7 +93,7 @@ IMAGE_ROOT := $(TARGET_DIR)/image
 
 # No daemon and no base image: static binaries are all there is in it.
 .PHONY: image image-only
-image: static image-only ## the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
+image: static image-only ## write the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
 
 image-only:
 	@rm -rf $(IMAGE_ROOT) && mkdir -p $(IMAGE_ROOT)
@@ -101,19 +101,19 @@ image-only:
 	@tools/image $(IMAGE) weft:$(VERSION) $(IMAGE_ROOT) /weft
 	@ls -l $(IMAGE)
 
-aarch64: ## does it compile for aarch64?
+aarch64: ## check that everything compiles for aarch64
 	@$(STEP) 900 "aarch64" cargo check --locked --workspace --target aarch64-unknown-linux-gnu
 
-fuzz: ## every codec under random input, FUZZ_SECONDS long in all
+fuzz: ## feed random input to every codec, for FUZZ_SECONDS in all
 	@$(STEP) $$(($(FUZZ_SECONDS) + 600)) "fuzz, $(FUZZ_SECONDS) s" \
 	  env WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p weft-subnet --all-features --test fuzz
 
 .PHONY: bench-cni
-bench-cni: static ## ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel puts flannel's beside it
+bench-cni: static ## measure ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel measures flannel's, too
 	@LAST_STEP=1 $(STEP) 600 "CNI plugin" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench add
 
 .PHONY: bench-pods
-bench-pods: static ## routed pods beside the bridge; wants iperf3; FLANNEL_CNI=/path/to/flannel as above
+bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL_CNI as above
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: prepare-kube test-kube
@@ -121,12 +121,12 @@ prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, 
 	@tools/prepare kube
 	@$(STEP) 2400 "Kubernetes and etcd" tools/kube-binaries
 
-test-kube: prepare-kube ## the Kubernetes store and agents that use it, against a real API server
+test-kube: prepare-kube ## test the Kubernetes store, and agents that use it, with a real API server
 	@$(STEP) 900 "Kubernetes store" cargo test --locked -p weft-subnet --all-features --test kube
 	@$(STEP) 1200 "agents over Node objects" cargo test --locked -p weft --test kube_mesh
 
 .PHONY: kube-test kube-demo test-clusters
-kube-test: prepare-kube image test-clusters ## what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration from and to it
+kube-test: prepare-kube image test-clusters ## test what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration in both directions
 
 test-clusters:
 	@$(STEP) 900 "build of the cluster tests" cargo test --locked -p weft --test kube --no-run
@@ -134,12 +134,12 @@ test-clusters:
 	@$(STEP) $(if $(FLANNELD),1500,900) "real clusters" \
 	  cargo test --locked -p weft --test kube -- --show-output $(if $(FLANNELD),--include-ignored)
 
-kube-demo: prepare-kube image ## a cluster of three nodes on this machine with weft as deploy/ ships it, until Ctrl-C
+kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with weft on this machine, until Ctrl-C
 	@cargo run --quiet --locked --example kube-demo
 
 # Only the tests that are ignored for want of one of the two programs: each filter is a part of all their names and of no other's.
 .PHONY: test-flannel no-flannel
-test-flannel: ## the tests beside flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
+test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
 	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
 	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft --test mesh --test rules -- --ignored flanneld)
@@ -159,12 +159,12 @@ test-all:
 
 # FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=
-bench: prepare-bench static static-bare ## measure speed and memory beside the kernel's floor and $FLANNELD; BENCH_ARGS="--sizes 5000 --rows cold"
+bench: prepare-bench static static-bare ## measure speed and memory, beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold"
 	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --bare $(BARE) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
 
 .PHONY: bench-kube
-bench-kube: prepare-bench prepare-kube static ## the same over 5,000 Node objects of a real API server
+bench-kube: prepare-bench prepare-kube static ## measure the same with 5,000 Node objects of a real API server
 	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench kube --weft $(STATIC) --out $(TARGET_DIR)/bench \
 	  --binaries "$${XDG_CACHE_HOME:-$$HOME/.cache}/weft/kube-$$(cat tools/kube-version)" $(BENCH_ARGS)
@@ -172,11 +172,11 @@ bench-kube: prepare-bench prepare-kube static ## the same over 5,000 Node object
 bench-docs: ## write table and plots of the last `make bench` into docs/bench
 	@cargo run --quiet --release --locked -p weft-bench -- docs --out $(TARGET_DIR)/bench --docs docs/bench
 
-bench-micro: ## plan, diff and codecs: time and allocations
+bench-micro: ## measure time and allocations of plan, diff and codecs
 	@$(STEP) 1200 "micro-benches" cargo bench --locked -p weft-bench
 
 # The build of the tests: this bench looks at shapes, its own speed matters little.
-bench-shape: ## at most 60 s: does any cost grow as it must not?
+bench-shape: ## check in at most 60 s that no cost grows too fast
 	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
 	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
 
@@ -184,19 +184,24 @@ bench-shape: ## at most 60 s: does any cost grow as it must not?
 MUTANTS_ARGS ?=
 MUTANTS ?= backends subnet agent
 .PHONY: mutants mutants-diff
-mutants: ## put faults into the code one by one; which of them no quick test notices? (docs/mutants.md)
+mutants: ## put faults into the code one by one, and list those that no quick test notices (docs/mutants.md)
 	@tools/mutants "$(MUTANTS)" $(MUTANTS_ARGS)
 
 mutants-diff: ## the same for the lines that were changed since origin/main, or since the last tag
 	@tools/mutants --diff "$(MUTANTS)" $(MUTANTS_ARGS)
 
+# Not part of `make test`: the first run builds cargo-deny for some minutes. Run it when Cargo.lock changes.
+.PHONY: deny
+deny: ## may the dependencies be shipped? licences, sources, duplicates, known vulnerabilities
+	@tools/deny
+
 # BARE_ARGS="demo" runs `make demo` alone; without arguments demo and test. Not part of `make test`: it takes an hour.
 BARE_ARGS ?=
 .PHONY: bare-check
-bare-check: ## do `make demo` and `make test` work on a bare Debian 12 with Rust alone? in a fresh chroot
+bare-check: ## check in a fresh chroot that `make demo` and `make test` work on a bare Debian 12 with Rust
 	@tools/bare-check $(BARE_ARGS)
 
-clean-lab: ## remove what killed or failed labs left behind (files only: namespaces and processes end with a lab)
+clean-lab: ## remove files that killed or failed labs left behind
 	@tools/clean-lab
 
 prepare-demo: ## install what a build and the lab need

@@ -203,6 +203,11 @@ struct RemoveFlags {
     store: StoreFlags,
 }
 
+/// Returns every command and flag with its description. A test compares the documentation with it.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Reads the command line of this process and its environment.
 pub fn parse() -> Result<Task, Exit> {
     #[allow(clippy::disallowed_methods)] // the one place

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! docs/testing.md names a test for every promise: the tests that it names exist, and no promise of docs/compat.md is left out.
+//! The documentation says what is there. Every command, flag, variable, file, test and message that README.md, CONTRIBUTING.md or a
+//! page of docs/ names must exist, and every promise must name the test that proves it.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,17 +8,104 @@
     reason = "helpers of tests; clippy exempts only the tests themselves"
 )]
 
+#[path = "docs/commands.rs"]
+mod commands;
+#[path = "docs/messages.rs"]
+mod messages;
+#[path = "docs/page.rs"]
+mod page;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-fn read(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+use messages::Source;
+use page::{Page, files};
+
+/// The directories of the repository. What begins with one of them is a path.
+const TOP: [&str; 12] =
+    ["src", "subnet", "backends", "netlink", "heap", "cni", "tests", "benches", "deploy", "docs", "tools", ".cargo"];
+
+/// Returns the words of code that name a file or directory of the repository.
+fn paths(page: &Page) -> Vec<String> {
+    let mut found = Vec::new();
+    for code in page.code() {
+        for word in code.split_whitespace() {
+            let word =
+                word.split("::").next().unwrap().trim_end_matches([',', '.', ':', ';', ')']).trim_start_matches('(');
+            let top = word.split('/').next().unwrap();
+            let pattern = word.contains(['*', '{', '$', '<', '=', '"', '%', '?', '[']) || word.contains("...");
+            let in_tree = word.contains('/') && TOP.contains(&top) && !pattern;
+            if in_tree || !word.contains('/') && word.ends_with(".rs") {
+                found.push(word.to_owned());
+            }
+        }
+    }
+    found
 }
 
-/// What stands between backticks, in order.
-fn quoted(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2)
+/// Returns the names of files of Rust code, so that a page may name one without its directory.
+fn names_of_sources() -> BTreeSet<String> {
+    let dirs = ["src", "subnet", "backends", "netlink", "cni", "tests", "benches"];
+    let all = dirs.iter().flat_map(files);
+    all.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).filter(|name| name.ends_with(".rs")).collect()
+}
+
+fn exists(path: &str, names: &BTreeSet<String>) -> bool {
+    if path.contains('/') { Path::new(path).exists() } else { names.contains(path) }
+}
+
+#[test]
+fn every_file_that_is_named_exists() {
+    let names = names_of_sources();
+    let mut count = 0;
+    for page in Page::all() {
+        for path in paths(&page) {
+            assert!(exists(&path, &names), "{}: there is no {path}", page.path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 200, "only {count} files are named: are they still found?");
+    let fault = Page::of("see `src/nothing.rs`, `none_of_all.rs`\n\n    install deploy/none.yml\n");
+    assert_eq!(paths(&fault).iter().filter(|path| !exists(path, &names)).count(), 3, "what is missing is found");
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut count = 0;
+    for page in Page::all() {
+        let dir = page.path.parent().unwrap();
+        for link in page.links() {
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.path.clone() } else { dir.join(file) };
+            assert!(target.exists(), "{}: the link {link} leads nowhere", page.path.display());
+            let known = anchor.is_empty() || Page::read(target).anchors().iter().any(|known| known == anchor);
+            assert!(known, "{}: no heading for the link {link}", page.path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 40, "only {count} links were found");
+}
+
+/// Returns the tests that are named `FILE.rs::NAME`, and whether each exists.
+fn tests(page: &Page) -> Vec<(String, bool)> {
+    let named = page.code().into_iter().filter(|word| word.contains(".rs::") && !word.contains(' '));
+    let exists = |reference: &str| {
+        let (file, name) = reference.split_once("::").unwrap();
+        let source = fs::read_to_string(file).unwrap_or_default();
+        source.contains(&format!("fn {}(", name.rsplit("::").next().unwrap()))
+    };
+    named.map(|reference| (reference.clone(), exists(&reference))).collect()
+}
+
+#[test]
+fn every_test_that_is_named_exists() {
+    let all: Vec<(String, bool)> = Page::all().iter().flat_map(tests).collect();
+    let missing: Vec<&String> = all.iter().filter(|(_, exists)| !exists).map(|(name, _)| name).collect();
+    assert!(missing.is_empty(), "the documentation names tests that do not exist: {missing:#?}");
+    assert!(all.len() > 100, "only {} tests are named: is the table still there?", all.len());
+    let fault = Page::of("`tests/docs.rs::no_such_test` `tests/none.rs::x`");
+    assert_eq!(tests(&fault).iter().filter(|(_, exists)| !exists).count(), 2, "what is missing is found");
 }
 
 /// Words without marks, so that the two pages may break and mark them differently.
@@ -26,49 +114,11 @@ fn words(text: &str) -> Vec<String> {
     plain.split_whitespace().map(str::to_lowercase).collect()
 }
 
-/// Tests that are named `FILE.rs::NAME` and do not exist.
-fn missing(text: &str) -> Vec<String> {
-    let mut missing = Vec::new();
-    for reference in quoted(text).filter(|word| word.contains(".rs::")) {
-        let (file, name) = reference.split_once("::").unwrap();
-        let source = fs::read_to_string(file).unwrap_or_default();
-        let last = name.rsplit("::").next().unwrap();
-        if !source.contains(&format!("fn {last}(")) {
-            missing.push(reference.to_owned());
-        }
-    }
-    missing
-}
-
-#[test]
-fn every_test_that_is_named_exists() {
-    let text = read("docs/testing.md");
-    assert_eq!(missing(&text), [""; 0], "docs/testing.md names tests that do not exist");
-    let named = quoted(&text).filter(|word| word.contains(".rs::")).count();
-    assert!(named > 100, "only {named} tests are named: is the table still there?");
-    assert_eq!(missing("`tests/docs.rs::no_such_test` `tests/none.rs::x`").len(), 2, "what is missing is found");
-}
-
-#[test]
-fn every_path_that_is_named_exists() {
-    for page in ["docs/testing.md", "docs/compat.md"] {
-        let text = read(page);
-        let paths = quoted(&text).filter(|word| word.contains('/') && !word.contains(' ') && !word.contains("::"));
-        for path in paths.filter(|path| path.ends_with(".rs") || path.ends_with(".sh") || path.ends_with('/')) {
-            // `kube/` and the like stand behind the directory that they are in.
-            let base = path.split('/').next().unwrap();
-            if Path::new(base).is_dir() && base != "kube" {
-                assert!(Path::new(path).exists(), "{page}: there is no {path}");
-            }
-        }
-    }
-}
-
 /// The first words of each line that promises something.
 fn promises(compat: &str) -> Vec<Vec<String>> {
     let rows = compat.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| format"));
     let rows = rows.filter_map(|line| line.split('|').nth(1));
-    let (_, different) = compat.split_once("Different on purpose:").expect("the list of differences");
+    let (_, different) = compat.split_once("Different on purpose").expect("the list of differences");
     let bullets = different.split("\n- ").skip(1);
     rows.chain(bullets).map(|text| words(text).into_iter().take(6).collect()).collect()
 }
@@ -76,8 +126,8 @@ fn promises(compat: &str) -> Vec<Vec<String>> {
 #[test]
 fn every_promise_of_compat_md_has_a_row() {
     let table: Vec<Vec<String>> =
-        read("docs/testing.md").lines().filter(|line| line.starts_with("| ")).map(words).collect();
-    let promises = promises(&read("docs/compat.md"));
+        Page::read("docs/testing.md").text().lines().filter(|line| line.starts_with("| ")).map(words).collect();
+    let promises = promises(Page::read("docs/compat.md").text());
     assert!(promises.len() > 40, "only {} promises were found", promises.len());
     let lost: BTreeSet<String> = promises
         .into_iter()
@@ -88,25 +138,32 @@ fn every_promise_of_compat_md_has_a_row() {
 }
 
 #[test]
-fn every_target_that_is_named_exists() {
-    let makefile = read("Makefile");
-    for page in ["docs/testing.md", "docs/mutants.md", "docs/bench/method.md", "README.md"] {
-        let text = read(page);
-        for target in quoted(&text).filter_map(|word| word.strip_prefix("make ")) {
-            let target = target.split_whitespace().next().unwrap();
-            assert!(makefile.lines().any(|line| line.starts_with(&format!("{target}:"))), "{page}: make {target}");
-        }
-    }
+fn every_message_that_operations_md_quotes_is_said_somewhere() {
+    let source = Source::read();
+    messages::control(&source);
+    let messages = Page::read("docs/operations.md").messages();
+    let said = messages.iter().map(|message| (message, source.missing(message)));
+    let wrong: Vec<_> = said.filter(|(_, missing)| !missing.is_empty()).collect();
+    assert!(wrong.is_empty(), "docs/operations.md quotes messages that do not exist: {wrong:#?}");
+    assert!(messages.len() > 200, "only {} messages were found", messages.len());
 }
 
 #[test]
 fn every_test_program_is_described() {
-    let text = read("docs/testing.md");
+    let page = Page::read("docs/testing.md");
+    let named = page.code();
     for dir in ["tests", "subnet/tests", "cni/tests", "backends/tests"] {
         for file in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
             if file.extension().is_some_and(|extension| extension == "rs") {
-                assert!(quoted(&text).any(|word| Path::new(word) == file), "{} is not described", file.display());
+                assert!(named.iter().any(|word| Path::new(word) == file), "{} is not described", file.display());
             }
         }
     }
+}
+
+/// The first page is read by everybody, so it stays short.
+#[test]
+fn the_first_page_is_short() {
+    let lines = Page::read("README.md").text().lines().count();
+    assert!(lines <= 110, "README.md has {lines} lines: move something to docs/");
 }

@@ -36,7 +36,7 @@ fn flannel_to_weft_and_back() {
     new_pods_work(&cluster);
 }
 
-/// What README.md says to one whose flannel came by Helm, word for word.
+/// What docs/migrate.md says to one whose flannel came by Helm, word for word.
 #[test]
 #[ignore = "needs FLANNELD"]
 fn flannels_helm_release_to_weft_and_back() {
@@ -90,10 +90,10 @@ fn accounts_are_kept(cluster: &Cluster) {
     cluster.kubectl("get clusterrole,clusterrolebinding flannel weft");
 }
 
-/// The first block of commands in README.md after these words.
+/// The first block of commands in docs/migrate.md after these words.
 fn block_after(words: &str) -> String {
-    let readme = std::fs::read_to_string("README.md").unwrap();
-    let (_, rest) = readme.split_once(words).unwrap();
+    let page = std::fs::read_to_string("docs/migrate.md").unwrap();
+    let (_, rest) = page.split_once(words).unwrap();
     let lines = rest.lines().skip_while(|line| !line.starts_with("    "));
     lines.take_while(|line| line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
 }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Messages: docs/operations.md quotes them with X, N or FILE for what varies. The rest of a quoted message must be in the source.
+
+use std::fs;
+use std::path::Path;
+
+use crate::page::files;
+
+/// The source code, prepared for a search of messages.
+pub struct Source(String);
+
+impl Source {
+    /// Reads everything that can say something to an operator, without comments and tests.
+    pub fn read() -> Source {
+        let mut text = String::new();
+        for dir in ["src", "subnet/src", "backends/src", "netlink/src", "cni/src", "deploy"] {
+            for path in files(dir).into_iter().filter(|path| !is_test(path)) {
+                let file = fs::read_to_string(path).unwrap_or_default();
+                text.push_str(&spoken(file.split("#[cfg(test)]\nmod tests {").next().unwrap()));
+            }
+        }
+        Source(text)
+    }
+
+    /// Returns the pieces of a quoted message that nothing in the source says.
+    pub fn missing(&self, quoted: &str) -> Vec<String> {
+        pieces(quoted).into_iter().filter(|piece| !self.says(piece)).collect()
+    }
+
+    /// Whether the source says this piece, at once or in a few parts: a message may be put together of several literals, each of
+    /// some words.
+    fn says(&self, piece: &str) -> bool {
+        let words: Vec<&str> = piece.split(' ').collect();
+        let (mut from, mut parts) = (0, 0);
+        while from < words.len() {
+            let to = (from + 1..=words.len()).rev().find(|to| self.0.contains(&words[from..*to].join(" ")));
+            let Some(to) = to else { return false };
+            (from, parts) = (to, parts + 1);
+        }
+        parts <= 1 + words.len() / 2
+    }
+}
+
+fn is_test(path: &Path) -> bool {
+    path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests")
+}
+
+/// Removes comments, joins literals that continue on the next line, and empties each `{...}`.
+fn spoken(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut continues = false;
+    for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+        let line = if continues { line.trim_start() } else { line };
+        let (line, end) = line.strip_suffix('\\').map_or((line, "\n"), |line| (line, ""));
+        continues = end.is_empty();
+        let line = line.replace("\\\"", "\"");
+        let mut parts = line.split('{');
+        plain.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            // A brace of the code is not closed so soon.
+            let name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "_:?#.".contains(c));
+            plain.push_str(part.split_once('}').filter(|(inside, _)| name(inside)).map_or(part, |(_, rest)| rest));
+        }
+        plain.push_str(end);
+    }
+    plain
+}
+
+/// Whether a word of a quoted message stands for something that varies: `...`, a number, a name in capitals, alternatives.
+fn varies(word: &str) -> bool {
+    let capitals = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_uppercase());
+    word.contains("...")
+        || word.contains('/')
+        || word.chars().any(|c| c.is_ascii_digit())
+        || word.split(|c: char| !c.is_alphanumeric()).any(capitals)
+        || word.chars().all(|c| !c.is_alphanumeric())
+}
+
+/// Returns the pieces of a quoted message between what varies and between marks.
+fn pieces(quoted: &str) -> Vec<String> {
+    let marked = [": ", "; ", ", ", " ("].iter().fold(quoted.to_owned(), |text, mark| text.replace(mark, " ... "));
+    let words: Vec<&str> = marked.split(' ').collect();
+    let runs = words.split(|word| varies(word));
+    let text = runs.map(|run| run.join(" ").trim_matches(|c: char| !c.is_alphanumeric() && c != '_').to_owned());
+    text.filter(|piece| piece.len() > 3).collect()
+}
+
+/// Fails if the search does not see the difference.
+pub fn control(source: &Source) {
+    assert!(source.missing("interface X has no usable ... address").is_empty(), "a message that exists is found");
+    assert_eq!(source.missing("interface X has eaten its only address"), ["has eaten its only address"]);
+    let mixed = "address usable no has interface kernel";
+    assert_eq!(source.missing(mixed), [mixed], "the order of words counts");
+}
