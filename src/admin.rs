@@ -132,7 +132,7 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness:
             let problems = readiness.reasons();
             Answer::Ready { ready: problems.is_empty(), problems }
         }
-        Err(error) => Answer::Error(format!("not a question this version knows: {error}")),
+        Err(error) => Answer::Error(format!("this version does not know the question: {error}")),
     };
     let mut text = serde_json::to_string(&answer)?;
     text.push('\n');
@@ -199,7 +199,7 @@ mod tests {
         raw.write_all(b"{\"dance\":{}}\n").await.unwrap();
         let mut text = String::new();
         raw.read_to_string(&mut text).await.unwrap();
-        assert!(text.starts_with("{\"error\":\"not a question"), "{text}");
+        assert!(text.starts_with("{\"error\":\"this version does not know the question"), "{text}");
         let mut plugin = UnixStream::connect(&path).await.unwrap();
         plugin.write_all(b"{\"ready\":{}}\n").await.unwrap();
         let mut text = String::new();

@@ -129,18 +129,18 @@ struct Cli {
 enum Command {
     /// Run the per-node agent (also when called by the name flanneld).
     Agent(Box<AgentFlags>),
-    /// Show what an agent of this machine does.
+    /// Show the state of an agent of this machine.
     Status(StatusFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
-    /// Install the CNI plugin of this image; a plugin that runs meanwhile is not disturbed.
+    /// Install the CNI plugin from this image; a running plugin is not disturbed.
     InstallCni(InstallFlags),
     /// Give this machine's lease back, for a machine that leaves for good.
     Release(Box<ReleaseFlags>),
-    /// Look at leases, remove one.
+    /// List leases, or remove one.
     #[command(subcommand)]
     Lease(LeaseCommand),
-    /// Find what was left behind on this machine.
+    /// Find what pods left behind on this machine.
     #[command(subcommand)]
     Doctor(doctor::DoctorCommand),
     /// Run a whole cluster in network namespaces on this machine, break it and watch it heal.
@@ -151,7 +151,7 @@ enum Command {
 
 #[derive(Args)]
 struct StatusFlags {
-    /// What to show: everything, or the traffic rules one by one.
+    /// Show the traffic rules one by one instead of everything.
     #[arg(value_parser = ["rules"], value_name = "rules")]
     part: Option<String>,
     #[command(flatten)]
@@ -311,7 +311,7 @@ fn from_clap(error: &clap::Error, from_env: &[(String, String)]) -> Exit {
     let help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let mut text = error.render().to_string();
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        text.insert_str(0, "say what to do\n\n");
+        text.insert_str(0, "a command is missing\n\n");
     }
     text.push_str(&origin(&text, from_env));
     let code = if help { 0 } else { USAGE };

@@ -47,7 +47,7 @@ impl Fights {
             // This extra time limits the message to one a minute. It leaves the window together with the others.
             times.push_back(now);
             let protocol = seen.map(|seen| seen.protocol);
-            tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: left to the audit");
+            tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: weft repairs it at each audit only");
         }
         false
     }

@@ -172,7 +172,9 @@ impl FileWatch {
         self.due = self.due.min(Instant::now() + LOOK_BLIND);
         if !std::mem::replace(&mut self.said, true) {
             let file = self.path.display();
-            tracing::warn!("watch {file}: {error}: it is looked at every second; raise fs.inotify.max_user_instances");
+            tracing::warn!(
+                "watch {file}: {error}: the agent checks it every second instead; raise fs.inotify.max_user_instances"
+            );
         }
     }
 }

@@ -77,7 +77,7 @@ impl<S: Subscriber> Layer<S> for Limit {
         };
         if let Some(lines) = line.filter(|lines| *lines > 0) {
             // The lock is free again: this line asks for it, too.
-            tracing::warn!(lines, "lines like the next one were left out");
+            tracing::warn!(lines, "lines like the next one were not logged");
         }
         line.is_some()
     }

@@ -70,7 +70,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             // A convenience: the node has its network without.
             match agent.map(|agent| install::agent(&agent, &bin_dir)).transpose() {
                 Ok(copied) => done.extend(copied),
-                Err(error) => eprintln!("weft: {error:#}; the node goes without `weft` beside the plugin"),
+                Err(error) => eprintln!("weft: {error:#}; `weft` was not installed beside the plugin"),
             }
             let word = |written| if written { "written" } else { "was there already" };
             let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));

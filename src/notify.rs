@@ -34,7 +34,11 @@ impl Notify {
     pub fn new() -> Notify {
         let peer = std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
             let opened = open(name.as_bytes());
-            opened.inspect_err(|error| tracing::warn!(socket = ?name, %error, "open NOTIFY_SOCKET")).ok()
+            opened
+                .inspect_err(
+                    |error| tracing::warn!(socket = ?name, %error, "cannot open systemd's socket (NOTIFY_SOCKET)"),
+                )
+                .ok()
         });
         Notify { peer, ..Notify::default() }
     }

@@ -99,12 +99,12 @@ impl Lines {
     /// Says how many lines were left out, when a minute is over.
     pub fn say_left_out(&mut self, now: Instant) {
         for (id, lines) in self.repeated(now) {
-            tracing::warn!(lease = %id, lines, "more lines about this lease were left out within a minute");
+            tracing::warn!(lease = %id, lines, "more lines about this lease within a minute were not logged");
         }
         if let Some(lines) = self.others(now) {
             tracing::warn!(
                 lines,
-                "lines about other leases were left out within a minute: weft status has all of them"
+                "lines about other leases within a minute were not logged: weft status has all of them"
             );
         }
     }

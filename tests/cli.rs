@@ -109,7 +109,7 @@ fn no_command_shows_the_commands() {
     refused(&[], &[], 2, "say what to do");
     refused(&["agent", "-resync=0s"], &[], 2, "--resync is below one second");
     refused(&["agent", "-iface-regex", "("], &[], 2, "--iface-regex ( is not a regular expression");
-    refused(&["agent", "-store", "zookeeper"], &[], 2, "--store zookeeper: there is etcd and dir:PATH");
+    refused(&["agent", "-store", "zookeeper"], &[], 2, "--store zookeeper is unknown: give etcd or dir:PATH");
     refused(&["agent", "-healthz-port=99999"], &[], 2, "--healthz-port");
     refused(&["agent", "more"], &[], 2, "more");
 }

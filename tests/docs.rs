@@ -149,6 +149,16 @@ fn every_message_that_operations_md_quotes_is_said_somewhere() {
 }
 
 #[test]
+fn every_message_that_is_logged_has_a_row_in_operations_md() {
+    let page = Page::read("docs/operations.md").text().to_owned();
+    let logged = messages::logged(&Source::read());
+    let lost: Vec<&String> = logged.iter().filter(|message| !messages::has_row(&page, message)).collect();
+    assert!(lost.is_empty(), "docs/operations.md does not say what to do about these messages: {lost:#?}");
+    assert!(logged.len() > 50, "only {} messages are logged: are they still found?", logged.len());
+    assert!(!messages::has_row(&page, "the device turned blue"), "what is missing is found");
+}
+
+#[test]
 fn every_test_program_is_described() {
     let page = Page::read("docs/testing.md");
     let named = page.code();

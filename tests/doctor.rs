@@ -290,7 +290,7 @@ fn what_might_live_is_listed_and_stays() {
         assert_eq!(node.addresses(), ["10.5.1.5", "10.5.1.7", "10.5.1.8"]);
         assert_eq!(node.files("records"), 1);
         assert!(ip("-o link").contains(&host), "its namespace is the runtime's");
-        for why in ["cache has the container", "it is only", "bears the container's id", "cannot be read"] {
+        for why in ["cache has the container", "it is only", "with the container's id is running", "cannot be read"] {
             assert!(said.contains(why), "{why}: {said}");
         }
     });

@@ -268,7 +268,7 @@ impl Backend for Vxlan {
         let (name, carries) = (host.uplink.name, host.uplink.mtu);
         let mtu = self.mtu.filter(|mtu| *mtu > carries)?;
         Some(format!(
-            "Backend.MTU in net-conf is {mtu}, but the uplink {name} carries {carries}: {carries} counts on this node"
+            "Backend.MTU in net-conf is {mtu}, but the uplink {name} carries {carries}: this node uses {carries}"
         ))
     }
 

@@ -68,7 +68,7 @@ pub(super) fn store(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
         return Ok(Store::Dir(PathBuf::from(path)));
     }
     if flags.store != "etcd" {
-        return Err(usage(format!("--store {}: there is etcd and dir:PATH", flags.store)));
+        return Err(usage(format!("--store {} is unknown: give etcd or dir:PATH", flags.store)));
     }
     let split = flags.etcd_endpoints.split(',').map(str::trim).filter(|url| !url.is_empty());
     let endpoints: Vec<String> = split.map(str::to_owned).collect();

@@ -19,10 +19,10 @@ pub enum DoctorCommand {
 /// `weft doctor pods`.
 #[derive(Args, Debug, Clone)]
 pub struct PodsFlags {
-    /// Clear what leaks for sure; what is in doubt stays.
+    /// Clear what is certainly a leak; what is in doubt stays.
     #[arg(long)]
     pub fix: bool,
-    /// Files younger than this may belong to a pod that is just being started.
+    /// Leave out files younger than this: they may belong to a pod that is being started.
     #[arg(long, default_value = "10m", value_parser = duration, value_name = "TIME")]
     older_than: Duration,
     /// host-local's directory.
@@ -37,7 +37,7 @@ pub struct PodsFlags {
     /// Names of network namespaces.
     #[arg(long, default_value = "/run/netns", value_name = "DIR")]
     netns: PathBuf,
-    /// Directories of CNI plugins, with colons between: a record is cleared by its delegate.
+    /// Directories of CNI plugins, separated by colons; a record is cleared by its delegate.
     #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
     cni_path: String,
 }

@@ -27,7 +27,7 @@ pub struct StoreFlags {
     /// Where leases are kept: etcd, or dir:PATH.
     #[arg(long, default_value = "etcd", value_name = "etcd|dir:PATH", help_heading = OURS)]
     pub store: String,
-    /// How long a lease lives in etcd without renewal (24h as flannel's; change it only in tests).
+    /// How long a lease lives in etcd without renewal; change it only in tests.
     #[arg(long, default_value = "24h", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub etcd_lease_ttl: Duration,
     /// Comma-separated list of etcd endpoints.
@@ -61,13 +61,13 @@ pub struct StoreFlags {
 /// Choice of the external interface and the published address.
 #[derive(Debug, Clone, Args)]
 pub struct UplinkFlags {
-    /// Interface (name or IP) for traffic between nodes; may be repeated, the first that exists is taken.
+    /// Interface (name or IP) for traffic between nodes; may be repeated, and the first one that exists is used.
     #[arg(long, action = ArgAction::Append, value_name = "NAME|IP")]
     pub iface: Vec<String>,
-    /// Like --iface, by regular expression: against addresses first, then names; tried after every --iface.
+    /// Like --iface, by regular expression, which is compared with addresses first, then with names; tried after --iface.
     #[arg(long, action = ArgAction::Append, value_name = "REGEX")]
     pub iface_regex: Vec<String>,
-    /// The interface through which this IP is reached; tried after --iface and --iface-regex.
+    /// Use the interface through which this IP is reached; tried after --iface and --iface-regex.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "IP")]
     pub iface_can_reach: String,
     /// IPv4 address to publish to the other nodes [default: the interface's].
@@ -81,10 +81,10 @@ pub struct UplinkFlags {
 /// Which agent of this machine.
 #[derive(Debug, Clone, Args)]
 pub struct InstanceFlags {
-    /// File that tells container runtimes the subnet and the MTU; it also names the instance: each agent of a machine has its own.
+    /// File that tells container runtimes the subnet and the MTU. Each agent of a machine needs a file of its own.
     #[arg(long, default_value = USUAL_FILE, value_name = "FILE")]
     pub subnet_file: PathBuf,
-    /// Socket on which the agent answers `weft status` [default: beside the subnet file, weft.sock for subnet.env, else weft-NAME.sock].
+    /// Socket on which the agent answers `weft status` [default: weft.sock beside a file subnet.env, else weft-NAME.sock].
     #[arg(long, value_name = "FILE", help_heading = OURS)]
     socket: Option<PathBuf>,
 }
@@ -102,7 +102,7 @@ pub struct PlaceFlags {
     /// Which agent.
     #[command(flatten)]
     pub instance: InstanceFlags,
-    /// Directory where peers are saved for a start while the store is away; empty = they are not.
+    /// Directory where peers are saved, for a start while the store is away; empty = do not save them.
     #[arg(long, default_value = "/var/lib/weft", value_name = "DIR", help_heading = OURS)]
     pub state_dir: String,
 }
@@ -110,7 +110,7 @@ pub struct PlaceFlags {
 /// The CNI configuration.
 #[derive(Debug, Clone, Args)]
 pub struct CniFlags {
-    /// CNI configuration to publish once pods can be reached, so that no runtime calls the node ready before; empty = none.
+    /// CNI configuration to publish when pods can be reached, so that the node is not ready before; empty = publish none.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = OURS)]
     pub cni_conf: String,
     #[command(flatten)]
@@ -134,7 +134,7 @@ pub struct InstallFlags {
     /// Where the container runtime looks for plugins; it is put there as flannel and as weft-veth.
     #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR")]
     pub bin_dir: PathBuf,
-    /// Put this program there too, as weft: for `weft status`, `cleanup` and `doctor` on the node itself.
+    /// Install this program there too, as weft, for `weft status`, `cleanup` and `doctor` on the node itself.
     #[arg(long, value_name = "FILE")]
     pub agent: Option<PathBuf>,
 }
@@ -148,7 +148,7 @@ pub struct RunFlags {
     /// Port of /healthz, /readyz and /metrics; 0 = off.
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     pub healthz_port: u16,
-    /// Time between full comparisons with the kernel, stretched on large nodes.
+    /// Shortest time between full comparisons with the kernel; it is longer on large nodes.
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub resync: Duration,
     /// Write plain routes even where the kernel has nexthop objects.
@@ -161,7 +161,7 @@ pub struct RunFlags {
     /// What to do when another node owns our subnet.
     #[arg(long, value_enum, default_value_t = Lost::Hold, value_name = "ACTION", help_heading = OURS)]
     pub on_lost_lease: Lost,
-    /// Write the sysctls that forwarding needs; false = only name them.
+    /// Set the sysctls that forwarding needs; false = only name them.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub manage_sysctls: bool,
@@ -173,7 +173,7 @@ pub struct RunFlags {
 /// `--on-lost-lease`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Lost {
-    /// Keep forwarding, not ready.
+    /// Keep forwarding, and be not ready.
     Hold,
     /// Take a new subnet and rewrite the subnet file.
     Reacquire,
@@ -194,13 +194,13 @@ impl From<Lost> for OnLostLease {
 /// Logging and the version, as in flannel.
 #[derive(Debug, Clone, Args)]
 pub struct LogFlags {
-    /// Verbosity: 0 = changes of this node, 1 = passes, 4 = messages, 6 = libraries too.
+    /// Verbosity: 0 logs changes of this node, 1 passes, 4 messages, 6 also libraries.
     #[arg(long = "v", short = 'v', default_value_t = 0, value_name = "LEVEL")]
     pub v: u8,
-    /// Accepted for flannel's sake, without effect.
+    /// Accepted because flannel has this flag; without effect.
     #[arg(long = "vmodule", default_value = "", hide_default_value = true, value_name = "PATTERNS")]
     pub vmodule: String,
-    /// Accepted for flannel's sake, without effect.
+    /// Accepted because flannel has this flag; without effect.
     #[arg(long = "log_backtrace_at", default_value = "", hide_default_value = true, value_name = "FILE:LINE")]
     pub log_backtrace_at: String,
     /// Print the version to stderr and end.
@@ -225,15 +225,15 @@ pub struct MasqFlags {
 /// What is not forwarded, and who may tunnel.
 #[derive(Debug, Clone, Args)]
 pub struct FenceFlags {
-    /// Drop forwarded traffic to unused addresses of the own subnet.
+    /// Drop forwarded packets to unused addresses of this node's subnet.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub ip_blackhole_route: bool,
-    /// Answer pods' traffic for a missing peer with an ICMP error instead of sending it by the default route; false when called flanneld
+    /// Answer a pod's packet for a missing peer with an ICMP error, and never use the default route [default: true; false when called flanneld].
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub fail_closed: Option<bool>,
-    /// Take tunnel packets from the peers' tunnel and public addresses alone; works once every node has it.
+    /// Accept tunnel packets only from addresses of peers; takes effect when every node has this flag.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub guard_tunnel: bool,
@@ -246,10 +246,10 @@ pub struct RuleFlags {
     pub(super) masq: MasqFlags,
     #[command(flatten)]
     pub(super) fence: FenceFlags,
-    /// Seconds between looks at the traffic rules.
+    /// Seconds between two checks of the traffic rules.
     #[arg(long, default_value_t = 5, value_name = "SECONDS")]
     pub iptables_resync: u64,
-    /// Accept forwarded traffic of the network.
+    /// Accept forwarded packets of pods.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub iptables_forward_rules: bool,
@@ -282,7 +282,7 @@ impl From<Firewall> for Choice {
 /// Kubernetes.
 #[derive(Debug, Clone, Args)]
 pub struct KubeFlags {
-    /// Take leases from the Kubernetes API.
+    /// Keep the leases in the Kubernetes API.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub kube_subnet_mgr: bool,
@@ -295,10 +295,10 @@ pub struct KubeFlags {
     /// Credentials for the Kubernetes API.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = KUBE)]
     pub kubeconfig_file: String,
-    /// Network configuration in Kubernetes mode.
+    /// File with net-conf in Kubernetes mode.
     #[arg(long, default_value = "/etc/kube-flannel/net-conf.json", value_name = "FILE", help_heading = KUBE)]
     pub net_config_path: String,
-    /// Say in the Node's condition NetworkUnavailable whether the network works.
+    /// Report in the Node's condition NetworkUnavailable whether the network works.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub set_node_network_unavailable: bool,

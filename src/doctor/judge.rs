@@ -55,7 +55,7 @@ impl Judge<'_> {
         if self.lives_at(addr) || self.runs(container) {
             return None;
         }
-        let (verdict, why) = self.of(container, reserved.age, "no pod that runs has it");
+        let (verdict, why) = self.of(container, reserved.age, "no running pod uses it");
         let of = if container.is_empty() { "nobody".to_owned() } else { format!("container {container}") };
         let leak = Leak::Address { path: reserved.reservation.path.clone(), container: container.clone() };
         Some(Finding { what: format!("address {addr} of {}, {of}", reserved.network), verdict, why, leak })
@@ -73,7 +73,7 @@ impl Judge<'_> {
         {
             return None;
         }
-        let (mut verdict, mut why) = self.of(container, written.age, "no pod that runs has anything of it");
+        let (mut verdict, mut why) = self.of(container, written.age, "no running pod uses anything of it");
         let path = record.path.clone();
         if record.conf.is_none() || record.network().is_empty() {
             (verdict, why) = (Verdict::Doubt, format!("it cannot be read; {why}"));
@@ -110,7 +110,7 @@ impl Judge<'_> {
         let text = format!("nothing runs at its other end{name}");
         let (verdict, why) = match (&container, space) {
             (Some(container), Some(_)) => self.of(container, age, &text),
-            _ => (Verdict::Doubt, format!("{text}, and nothing says whose it is")),
+            _ => (Verdict::Doubt, format!("{text}, and its owner is unknown")),
         };
         let of = container.map(|container| format!(" of container {container}")).unwrap_or_default();
         let leak = Leak::Pair { name: pair.name.clone(), index: pair.index };
@@ -127,7 +127,7 @@ impl Judge<'_> {
             return doubt("the runtime's cache has the container, and its network namespace is there");
         }
         if !container.is_empty() && self.facts.words.iter().any(|words| words.contains(container)) {
-            return doubt("a process bears the container's id");
+            return doubt("a process with the container's id is running");
         }
         match age {
             None => doubt("its age is unknown"),

@@ -73,7 +73,10 @@ pub fn retry(op: &Op, cause: &str) -> Outcome {
 /// Where our route should be, the kernel has put one for an address of this host. That one is never replaced: it would be missing
 /// even when ours is gone, and with it everything that is directly connected.
 pub fn kernels_own(op: &Op) -> Outcome {
-    fatal(op, "the kernel's own route to a directly connected network stands there, which weft never replaces")
+    fatal(
+        op,
+        "the kernel has its own route to a directly connected network there, and weft never replaces such a route",
+    )
 }
 
 /// Never, for a reason of our own.

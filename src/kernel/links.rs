@@ -20,7 +20,7 @@ use super::wire::{Writer, messages};
 use super::{Outcome, errno, sysctl};
 
 /// A device was deleted and made again between the last look and an operation on it.
-pub(super) const MADE_ANEW: &str = "somebody else has just made a device of this name";
+pub(super) const MADE_ANEW: &str = "another program has just created a device with this name";
 
 /// A step that ended the work: with its outcome.
 type Stop = Outcome;

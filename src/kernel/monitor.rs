@@ -292,7 +292,7 @@ async fn guarded(guard: Option<&GuardNews>) {
 }
 
 fn left_to_the_audit(error: &io::Error) {
-    tracing::warn!(%error, "read the news of nftables: the tunnel guard is left to the audit");
+    tracing::warn!(%error, "cannot read the notifications of nftables: the audit repairs the tunnel guard");
 }
 
 /// The MAC of a link that cannot be ours is of no interest: that of a bridge changes with every pod.

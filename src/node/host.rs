@@ -42,7 +42,7 @@ impl<K: Kernel> Node<K> {
         let changed = self.plan.network().same_except(&network);
         let fixed: Vec<&str> = changed.iter().map(String::as_str).filter(|key| ONLY_BY_RESTART.contains(key)).collect();
         if !fixed.is_empty() {
-            let text = format!("net-conf: the change of {} is applied by a restart of the agent", fixed.join(", "));
+            let text = format!("net-conf: restart the agent to apply the change of {}", fixed.join(", "));
             tracing::warn!("{text}");
             self.restart_wanted = Some(text);
             return false;
@@ -86,7 +86,7 @@ impl<K: Kernel> Node<K> {
         let (theirs, ours) = (self.plan.foreign(id).unwrap_or_default(), &self.plan.network().backend_type);
         Wanted {
             names,
-            why: format!("lease {id} uses {theirs} and this node {ours}: packets may come back another way"),
+            why: format!("lease {id} uses {theirs} and this node {ours}: replies may arrive over another interface"),
         }
     }
 

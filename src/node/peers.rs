@@ -15,7 +15,7 @@ use crate::pass::Cause;
 impl<K: Kernel> Node<K> {
     pub(super) fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
-            tracing::warn!("this is another store than before (wiped, restored or another cluster)");
+            tracing::warn!("the store is not the same as before: it was wiped or restored, or it is another cluster");
             self.hold.suspect(Instant::now());
         }
         let own = self.plan.own().id.clone();
@@ -95,7 +95,7 @@ impl<K: Kernel> Node<K> {
             // It is there, whatever it says.
             self.hold.back(&id);
             if self.plan.lines.due(&id, now) {
-                tracing::warn!(lease = %id, "lease changes too often: what it says last is looked at later");
+                tracing::warn!(lease = %id, "lease changes too often: its last value is applied later");
             }
             return Vec::new();
         };
@@ -121,7 +121,7 @@ impl<K: Kernel> Node<K> {
                 break;
             }
             if self.plan.lines.due(&winner, now) {
-                tracing::info!(lease = %winner, by = %id, "held lease gives way");
+                tracing::info!(lease = %winner, by = %id, "held peer removed: a lease in the store claims the same");
             }
             changed.extend(self.plan.remove(&winner));
         }

@@ -101,7 +101,7 @@ impl<K: Kernel> Node<K> {
                 entries.extend(self.plan.guard_keys().map(|key| (key, None)));
                 entries.extend(there.into_iter().map(|(key, seen)| (key, Some(seen))));
             }
-            Err(error) => tracing::warn!(%error, "read the tunnel guard: left to the audit"),
+            Err(error) => tracing::warn!(%error, "cannot read the tunnel guard: the next audit tries again"),
         }
     }
 
@@ -112,7 +112,7 @@ impl<K: Kernel> Node<K> {
                 entries.extend(self.plan.fence_keys().into_iter().map(|key| (key, None)));
                 entries.extend(there.into_iter().map(|(key, seen)| (key, Some(seen))));
             }
-            Err(error) => tracing::warn!(%error, "read the fence: left to the audit"),
+            Err(error) => tracing::warn!(%error, "cannot read the fence: the next audit tries again"),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::say::date;
 impl<K: Kernel> Node<K> {
     /// Goes on from what was saved.
     pub(super) fn resume(&mut self, saved: Saved) {
-        let text = format!("the store is away: peers as saved on {} are held", date(saved.head.saved));
+        let text = format!("the store is away: the agent uses the peers that were saved on {}", date(saved.head.saved));
         tracing::warn!(subnet = %self.plan.own().subnets, peers = saved.peers.len(), "{text}");
         for lease in saved.peers {
             self.plan.put(Record { id: lease.id.clone(), lease: Ok(lease) });

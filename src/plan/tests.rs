@@ -118,7 +118,7 @@ fn an_mtu_above_the_uplinks_is_said_while_it_lasts() {
     let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
     let (mut host, own) = (plan.host().clone(), plan.own().clone());
     plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
-    let said = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: 1500 counts on this node";
+    let said = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: this node uses 1500";
     assert_eq!((plan.problem(), plan.mtu()), (vec![said.to_owned()], 1450));
     host.uplink.mtu = 9100;
     plan.rebase(network.clone(), make(&network).unwrap(), host, own);

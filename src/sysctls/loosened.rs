@@ -91,7 +91,7 @@ impl Loosened {
         }
         let was: Vec<String> = self.found.iter().map(|(name, found)| format!("{name} {}", found.value)).collect();
         Some(format!(
-            "rp_filter is loosened to {LOOSE} while {}; it was, and will be again: {}",
+            "rp_filter is loosened to {LOOSE} while {}; afterwards the agent sets it back: {}",
             wanted.why,
             was.join(", ")
         ))
@@ -117,8 +117,8 @@ impl Loosened {
                 None
             }
             Err(why) => Some(format!(
-                "{file}: {why}: it is not known where an earlier run loosened rp_filter from {STRICT} to {LOOSE}; \
-                 look at `sysctl -ar rp_filter`, set what should be strict, then remove {file}"
+                "{file}: {why}: the agent does not know where an earlier run loosened rp_filter from {STRICT} to {LOOSE}; \
+                 look at `sysctl -ar rp_filter`, set it to {STRICT} where it should be strict, then remove {file}"
             )),
         };
     }
@@ -137,7 +137,7 @@ impl Loosened {
         };
         let file = self.file.display();
         self.unsaved = done.err().map(|error| {
-            format!("write {file}: {error}: after a restart of the agent nobody knows what rp_filter was, and it stays {LOOSE}")
+            format!("write {file}: {error}: after a restart the agent will not know the former value of rp_filter, and it will stay {LOOSE}")
         });
     }
 }

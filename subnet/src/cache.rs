@@ -68,7 +68,7 @@ pub enum Unusable {
     #[error("it has version {0}, not {VERSION}")]
     Version(String),
     /// It is about another store.
-    #[error("it is of another store: {0}")]
+    #[error("it was saved for another store: {0}")]
     Store(String),
 }
 
@@ -303,6 +303,6 @@ mod tests {
         let newer = good.replacen("weft-peers 1 ", "weft-peers 2 ", 1);
         assert_eq!(read(newer.as_bytes(), STORE).unwrap_err().to_string(), "it has version 2, not 1");
         let other = read(good.as_bytes(), "etcd http://10.0.0.2:2379 /x").unwrap_err();
-        assert_eq!(other.to_string(), format!("it is of another store: {STORE}"));
+        assert_eq!(other.to_string(), format!("it was saved for another store: {STORE}"));
     }
 }

@@ -154,7 +154,7 @@ impl Source for DirStore {
         let errno = self.polled.get()?;
         let path = self.files.path().display();
         Some(format!(
-            "{path} cannot be watched ({}) and is looked at every second instead: raise fs.inotify.max_user_instances",
+            "{path} cannot be watched ({}) and is checked every second instead: raise fs.inotify.max_user_instances",
             errno.desc()
         ))
     }

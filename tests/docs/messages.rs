@@ -60,6 +60,25 @@ impl Source {
     }
 }
 
+/// Returns the fixed part of each message that is logged for an operator: what `info!`, `warn!` and `error!` say.
+pub fn logged(source: &Source) -> Vec<String> {
+    let calls = ["info!(", "warn!(", "error!("].iter().flat_map(|call| source.0.split(call).skip(1));
+    let literal = |call: &str| {
+        let call = call.split(");").next()?;
+        call.split('"').skip(1).step_by(2).max_by_key(|literal| literal.len()).map(str::to_owned)
+    };
+    calls.filter_map(literal).filter(|text| text.contains(' ')).collect()
+}
+
+/// Whether the page quotes something of this message.
+pub fn has_row(page: &str, message: &str) -> bool {
+    let marked = [": ", "; ", ", "].iter().fold(message.to_owned(), |text, mark| text.replace(mark, "\u{1}"));
+    let mut parts =
+        marked.split(VARIES).map(|part| part.trim_matches([' ', ',', ':', '(', ')'])).filter(|part| part.len() > 6);
+    let Some(first) = parts.next() else { return true };
+    page.contains(first) || parts.any(|part| page.contains(part))
+}
+
 fn is_test(path: &Path) -> bool {
     path.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests")
 }

@@ -38,7 +38,7 @@ fn the_kernels_own_route_is_never_replaced() {
                     match outcome {
                         Outcome::Done => assert_eq!(op.key(), free.0),
                         Outcome::Fatal(text) => {
-                            assert!(text.contains(LAN) && text.contains("the kernel's own route"), "{text}");
+                            assert!(text.contains(LAN) && text.contains("the kernel has its own route"), "{text}");
                         }
                         other @ (Outcome::Retry(_) | Outcome::Partly { .. }) => panic!("{other:?}"),
                     }

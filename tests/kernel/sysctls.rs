@@ -140,7 +140,7 @@ fn what_rp_filter_was_is_put_back_and_nothing_is_guessed() {
         assert!(told[0].contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{told:?}");
 
         let told = Loosened::beside(&env).ensure(wanted.as_ref(), true);
-        let said = "rp_filter is loosened to 2 while lease X uses host-gw; it was, and will be again: up0 1";
+        let said = "rp_filter is loosened to 2 while lease X uses host-gw; afterwards the agent sets it back: up0 1";
         assert_eq!((told, filter().as_str()), (vec![said.to_owned()], "2"));
         // Somebody makes it strict again: that is no new finding.
         set(FILTER, "1");

@@ -81,7 +81,7 @@ fn a_boot_without_the_api() {
         let node = &mut site.lab.nodes[0];
         node.start()?;
         node.ready().await?;
-        site.problem(1, "the store is away: peers as saved on 20", true).await?;
+        site.problem(1, "the store is away: the agent uses the peers that were saved on 20", true).await?;
         site.routed(1, 100, "", true).await?;
         site.reach_all().await?;
         site.relay.open()?;

@@ -109,7 +109,7 @@ fn a_boot_without_etcd() {
         }
         for node in &mut lab.nodes {
             node.ready().await?;
-            problem(node, "the store is away: peers as saved on 20", true).await?;
+            problem(node, "the store is away: the agent uses the peers that were saved on 20", true).await?;
             route(node, GOES.0, true).await?;
         }
         lab.reach_all().await?;
@@ -118,7 +118,7 @@ fn a_boot_without_etcd() {
             route(node, COMES.0, true).await?;
             route(node, GOES.0, false).await?;
             problem(node, "the store is away", false).await?;
-            problem(node, "the change of EnableNFTables is applied by a restart", true).await?;
+            problem(node, "restart the agent to apply the change of EnableNFTables", true).await?;
         }
         ensure!(lab.store.etcd()?.leases().await? == leases, "each has the lease that it had");
         lab.reach_all().await.map(drop)
@@ -237,6 +237,6 @@ fn what_was_saved_does_not_count_for_another_address_nor_damaged() {
         // The same etcd by another prefix is another store.
         lab.nodes[2].set_flag("--etcd-prefix=/other");
         lab.nodes[2].start()?;
-        waits(&lab.nodes[2], "it is of another store").await
+        waits(&lab.nodes[2], "it was saved for another store").await
     });
 }

@@ -42,7 +42,7 @@ async fn the_kernels_own_route_is_never_replaced_and_the_peer_is_shown_as_failed
             let peers = report::status(&bench.node).peers;
             assert!(peers.iter().all(|peer| peer.state == PeerState::Failed), "{peers:#?}");
             let reason = peers[0].reason.as_deref().unwrap();
-            assert!(reason.contains("the kernel's own route to a directly connected network"), "{reason}");
+            assert!(reason.contains("the kernel has its own route to a directly connected network"), "{reason}");
             bench.node.full(Cause::Audit).await;
         }
         bench.kernel.disturb(old, None, false);

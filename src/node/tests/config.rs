@@ -21,7 +21,7 @@ async fn a_key_that_needs_a_restart_is_named() {
         ];
         for (text, keys) in rows {
             bench.node.stored(vec![Event::Config(text.to_owned())]).await;
-            let wanted = format!("net-conf: the change of {keys} is applied by a restart of the agent");
+            let wanted = format!("net-conf: restart the agent to apply the change of {keys}");
             assert_eq!(bench.node.restart_wanted, Some(wanted), "{text}");
         }
         // Taken back, or a change that needs none.
