@@ -6,13 +6,13 @@ ARCH := $(shell uname -m)
 MUSL := $(ARCH)-unknown-linux-musl
 STATIC := $(TARGET_DIR)/$(MUSL)/release/weft
 STATIC_CNI := $(TARGET_DIR)/$(MUSL)/release/weft-cni
-# Bytes; the plugin is read from disk and started for every pod.
+# The largest size of the plugin, in bytes. It is read from disk and started for every pod.
 CNI_SIZE := 2097152
 STEP := tools/step
 FUZZ_SECONDS ?= 60
 LAB_ARGS ?=
 
-# C compilers for ring: no musl libc is needed, only a compiler of the right processor.
+# The C compilers for ring. It needs no musl libc, only a compiler for the right processor.
 export CC_$(ARCH)_unknown_linux_musl ?= musl-gcc
 export CC_aarch64_unknown_linux_gnu ?= aarch64-linux-gnu-gcc
 export CARGO_TERM_PROGRESS_WHEN ?= never
@@ -53,7 +53,7 @@ check: ## clippy; each warning is an error
 	@$(STEP) 300 "clippy of the store tests that need an API server" \
 	  cargo clippy -p weft-subnet --all-features --test kube --locked -- -D warnings
 
-# A workspace build unifies features and would hide an effect that leaked into a pure crate.
+# A workspace build unifies features, and would hide a forbidden dependency of a pure crate.
 alone: ## build each crate and each feature alone, so that no forbidden dependency hides
 	@$(STEP) 300 "weft-backends alone" cargo check --locked -p weft-backends
 	@$(STEP) 300 "weft-cni alone" cargo check --locked -p weft-cni
@@ -66,7 +66,7 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 	@$(STEP) 600 "tests of weft without Kubernetes" \
 	  cargo test --locked -p weft --no-default-features --lib --bins --test cli --test deploy
 
-# The same bytes wherever the tree and cargo's files are.
+# The binaries have the same bytes wherever the tree and cargo's files are.
 static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
 static: ## build the static binaries that are released: agent and CNI plugin
 	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
@@ -91,7 +91,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 IMAGE := $(TARGET_DIR)/weft-image.tar
 IMAGE_ROOT := $(TARGET_DIR)/image
 
-# No daemon and no base image: static binaries are all there is in it.
+# This needs no daemon and no base image: the image contains static binaries only.
 .PHONY: image image-only
 image: static image-only ## write the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
 
@@ -137,7 +137,7 @@ test-clusters:
 kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with weft on this machine, until Ctrl-C
 	@cargo run --quiet --locked --example kube-demo
 
-# Only the tests that are ignored for want of one of the two programs: each filter is a part of all their names and of no other's.
+# These are the tests that are ignored without the two programs. Each filter is a part of all their names, and of no other name.
 .PHONY: test-flannel no-flannel
 test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
@@ -175,7 +175,7 @@ bench-docs: ## write table and plots of the last `make bench` into docs/bench
 bench-micro: ## measure time and allocations of plan, diff and codecs
 	@$(STEP) 1200 "micro-benches" cargo bench --locked -p weft-bench
 
-# The build of the tests: this bench looks at shapes, its own speed matters little.
+# This uses the build of the tests: the bench judges shapes, so its own speed matters little.
 bench-shape: ## check in at most 60 s that no cost grows too fast
 	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
 	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)

@@ -151,8 +151,8 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
     let ask = async {
         let mut stream = UnixStream::connect(socket).await.with_context(|| {
             format!(
-                "no agent answers on {place}: is it running (systemctl status weft), and is this root? \
-                 Of several agents give the --subnet-file, or the --socket"
+                "no agent answers on {place}: is it running (systemctl status weft), and are you root? \
+                 If several agents run here, name one with --subnet-file or --socket"
             )
         })?;
         let question = serde_json::to_string(&Question::Status {})? + "\n";

@@ -34,7 +34,7 @@ pub struct Status {
     pub uplink: String,
     /// The store, for people.
     pub store: String,
-    /// Seconds since the store's last word.
+    /// Seconds since the last answer of the store.
     pub store_silent_s: u64,
     /// Trouble with the store, if any.
     pub store_trouble: Option<String>,

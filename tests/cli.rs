@@ -106,7 +106,7 @@ fn a_mistyped_directory_is_not_created() {
 
 #[test]
 fn no_command_shows_the_commands() {
-    refused(&[], &[], 2, "say what to do");
+    refused(&[], &[], 2, "a command is missing");
     refused(&["agent", "-resync=0s"], &[], 2, "--resync is below one second");
     refused(&["agent", "-iface-regex", "("], &[], 2, "--iface-regex ( is not a regular expression");
     refused(&["agent", "-store", "zookeeper"], &[], 2, "--store zookeeper is unknown: give etcd or dir:PATH");

@@ -34,7 +34,7 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     line(&mut out, "network", &format!("{} by {}, MTU {}", status.network, status.backend, status.mtu));
     line(&mut out, "uplink", &or_none(&status.uplink));
     line(&mut out, "public", &or_none(&status.public.join(", ")));
-    line(&mut out, "store", &format!("{}, last word {} ago", status.store, span(status.store_silent_s)));
+    line(&mut out, "store", &format!("{}, last answer {} ago", status.store, span(status.store_silent_s)));
     if let Some(trouble) = &status.store_trouble {
         line(&mut out, "", trouble);
     }

@@ -39,7 +39,7 @@ lease       10.5.1.0/24, ends in 23 h 53 min unless renewed
 network     10.5.0.0/16 by vxlan, MTU 1450
 uplink      eth0 192.168.64.2 MTU 1500
 public      192.168.64.2
-store       etcd http://127.0.0.1:2379 /coreos.com/network, last word 3 s ago
+store       etcd http://127.0.0.1:2379 /coreos.com/network, last answer 3 s ago
 last pass   4 s ago, lease: 3 writes, 0 failed, took 840 us; audit every 10 s
 rules       none yet
 peers       1 programmed, 1 set-aside
