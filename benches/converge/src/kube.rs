@@ -2,6 +2,7 @@
 //! The rows over Node objects: a real API server with nodes of realistic size, weft and flanneld one after the other on fresh nodes.
 
 mod cluster;
+mod strain;
 
 use std::fs;
 use std::process::Command;
@@ -86,10 +87,15 @@ impl Bench<'_> {
 
     /// From exec to the last peer's entries, and the CPU time of that.
     fn cold(&mut self, program: &Program) -> Result<(Agent, Node, Option<Duration>, Duration)> {
+        self.cold_among(program, self.options.nodes)
+    }
+
+    /// The same with so many peers that can be believed.
+    fn cold_among(&mut self, program: &Program, peers: usize) -> Result<(Agent, Node, Option<Duration>, Duration)> {
         self.nodes += 1;
         let node = Node::new(&format!("k{}", self.nodes), Backend::Vxlan)?;
         let (config, conf) = (self.cluster.kubeconfig.clone(), self.cluster.net_conf.clone());
-        node.watch.expect(Goal::Peers(self.options.nodes));
+        node.watch.expect(Goal::Peers(peers));
         let mut agent = Agent::start_with(program, &node, self.cluster.dir.path(), move |command: &mut Command| {
             command.arg("--kube-subnet-mgr").env("NODE_NAME", OWN);
             command.arg(format!("--kubeconfig-file={}", config.display()));
@@ -134,7 +140,11 @@ impl Bench<'_> {
         self.note("memory, peak", who, Cell::Value(peak));
         self.events(&node, who)?;
         self.updates(&agent, who)?;
-        agent.stop()?;
+        if who == Who::Weft {
+            self.strain(agent, node, program, self.options.nodes + EVENTS)?;
+        } else {
+            agent.stop()?;
+        }
         // The next one finds what this one found.
         self.cluster.remove(self.options.nodes..self.options.nodes + EVENTS)
     }
@@ -182,13 +192,22 @@ pub fn judged(run: &Run, nodes: usize) -> Vec<Judged> {
     targets::judge(promises(run, nodes), &later)
 }
 
+/// The highest peak of weft; `None` where one was not measured.
+fn highest(run: &Run, at: (&str, usize)) -> Option<f64> {
+    let peaks = ["memory, peak", strain::LISTED, strain::ATTACKED, strain::STARTED];
+    peaks.iter().map(|what| run.value(at, what, Who::Weft)).try_fold(0.0_f64, |most, peak| Some(most.max(peak?)))
+}
+
 /// The promises of one run. Those that compare with flanneld are asked for where it was measured.
 fn promises(run: &Run, nodes: usize) -> Vec<Verdict> {
     let at = ("kube", nodes);
     let compared = run.cell(at, "cold start", Who::Flanneld).is_some();
     let (ours, theirs) = (|what: &str| run.value(at, what, Who::Weft), |what: &str| run.value(at, what, Who::Flanneld));
     let times = |what: &str| theirs(what).zip(ours(what)).map(|(theirs, ours)| theirs / ours);
-    let mut rows = vec![("memory, MB", ours("memory"), Some(24.0), false)];
+    let mut rows = vec![
+        ("memory, MB", ours("memory"), Some(24.0), false),
+        ("highest memory, attacked or listing again, MB", highest(run, at), Some(32.0), false),
+    ];
     if compared {
         rows.push(("add p50, ms", ours("add p50"), theirs("add p50"), false));
         rows.push(("cold start, times faster than flanneld", times("cold start"), Some(8.0), true));

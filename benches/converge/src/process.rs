@@ -190,6 +190,31 @@ impl Agent {
         field("VmRSS:").zip(field("VmHWM:")).context("no memory in its status")
     }
 
+    /// Begins to measure the peak of its memory anew.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn forget_peak(&self) -> Result<()> {
+        fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").context("reset its peak of memory")
+    }
+
+    /// How many lines of its log contain these words.
+    ///
+    /// # Errors
+    /// When its log cannot be read.
+    pub fn logged(&self, words: &str) -> Result<usize> {
+        let text = fs::read_to_string(&self.log).context("read its log")?;
+        Ok(text.lines().filter(|line| line.contains(words)).count())
+    }
+
+    /// The size of its log, bytes.
+    ///
+    /// # Errors
+    /// When its log cannot be looked at.
+    pub fn log_size(&self) -> Result<u64> {
+        Ok(fs::metadata(&self.log).context("look at its log")?.len())
+    }
+
     /// CPU time that its threads have used, those that have ended included.
     ///
     /// # Errors

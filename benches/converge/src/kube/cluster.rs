@@ -24,8 +24,12 @@ use crate::store::runtime;
 pub const OWN: &str = "own";
 const PORT: u16 = 6443;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Where etcd listens.
+const ETCD: &str = "http://127.0.0.1:2379";
 /// Writes at once while nothing is measured.
 const CROWD: usize = 32;
+/// The annotation of a node in which the backend speaks.
+const DATA: &str = "flannel.alpha.coreos.com/backend-data";
 
 /// Dropped, it ends.
 pub struct Cluster {
@@ -38,6 +42,8 @@ pub struct Cluster {
     pub kubeconfig: PathBuf,
     /// For the agents.
     pub net_conf: PathBuf,
+    /// The server's program and flags.
+    server: (PathBuf, String),
     /// Status updates so far: the same again would be no update.
     beats: usize,
 }
@@ -63,13 +69,11 @@ impl Cluster {
              --service-account-key-file sa.key --service-account-signing-key-file sa.key \
              --disable-admission-plugins ServiceAccount --endpoint-reconciler-type none"
         );
-        let children = vec![
-            start(&binaries.join("etcd"), etcd, dir.path())?,
-            start(&binaries.join("kube-apiserver"), &api, dir.path())?,
-        ];
+        let server = (binaries.join("kube-apiserver"), api);
+        let children = vec![start(&binaries.join("etcd"), etcd, dir.path())?, start(&server.0, &server.1, dir.path())?];
         let runtime = runtime()?;
         let client = runtime.block_on(connect(&kubeconfig, dir.path()))?;
-        let cluster = Cluster { children, runtime, client, dir, kubeconfig, net_conf, beats: 0 };
+        let cluster = Cluster { children, runtime, client, dir, kubeconfig, net_conf, server, beats: 0 };
         let node = json!({
             "metadata": {"name": OWN},
             "spec": {"podCIDR": "10.250.0.0/24", "podCIDRs": ["10.250.0.0/24"]},
@@ -143,6 +147,64 @@ impl Cluster {
         })?;
         self.beats += count;
         Ok(())
+    }
+
+    /// Replaces the server by one whose history begins behind every version that an agent knows; returns when it serves.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn restart(&mut self) -> Result<()> {
+        if let Some(mut server) = self.children.pop() {
+            server.kill().context("end the API server")?;
+            server.wait().context("wait for the end of the API server")?;
+        }
+        // The new server begins with etcd's revision, and nobody has seen this one.
+        self.runtime.block_on(async {
+            let mut etcd = etcd_client::Client::connect([ETCD], None).await.context("connect to etcd")?;
+            etcd.put("/weft-bench", "restart", None).await.context("write to etcd")
+        })?;
+        self.children.push(start(&self.server.0, &self.server.1, self.dir.path())?);
+        self.client = self.runtime.block_on(connect(&self.kubeconfig, self.dir.path()))?;
+        Ok(())
+    }
+
+    /// Gives a node `backend-data` of this many bytes, which differ from update to update.
+    ///
+    /// # Errors
+    /// As the server.
+    pub fn fill_annotations(&mut self, number: usize, update: usize, bytes: usize) -> Result<()> {
+        let text = format!("{update} {}", "x".repeat(bytes));
+        self.patch(number, &json!({"metadata": {"annotations": {DATA: text}}}))
+    }
+
+    /// Gives a node a status of this many bytes.
+    ///
+    /// # Errors
+    /// As the server.
+    pub fn fill_status(&mut self, number: usize, update: usize, bytes: usize) -> Result<()> {
+        let image = json!({"names": [format!("{update} {}", "x".repeat(bytes))], "sizeBytes": 1});
+        self.patch(number, &json!({"status": {"images": [image]}}))
+    }
+
+    /// Gives a node the annotations and the status again that it was created with.
+    ///
+    /// # Errors
+    /// As the server.
+    pub fn calm(&mut self, number: usize) -> Result<()> {
+        let node = object(number);
+        let annotations = json!({DATA: node["metadata"]["annotations"][DATA]});
+        let status = json!({"images": node["status"]["images"]});
+        self.patch(number, &json!({"metadata": {"annotations": annotations}, "status": status}))
+    }
+
+    /// Changes annotations and status of a node, as its kubelet and its agent may.
+    fn patch(&self, number: usize, patch: &Value) -> Result<()> {
+        let request = Request::builder()
+            .method(Method::PATCH)
+            .uri(format!("/api/v1/nodes/{}/status", name(number)))
+            .header("content-type", "application/merge-patch+json")
+            .body(patch.to_string().into_bytes())?;
+        self.runtime.block_on(self.client.request::<Value>(request)).map(drop).context("patch a node")
     }
 }
 
@@ -239,7 +301,7 @@ fn object(number: usize) -> Value {
             "annotations": {
                 "flannel.alpha.coreos.com/kube-subnet-manager": "true",
                 "flannel.alpha.coreos.com/backend-type": "vxlan",
-                "flannel.alpha.coreos.com/backend-data": lease["BackendData"].to_string(),
+                DATA: lease["BackendData"].to_string(),
                 "flannel.alpha.coreos.com/public-ip": peer.outer(false).to_string(),
                 "node.alpha.kubernetes.io/ttl": "0",
                 "volumes.kubernetes.io/controller-managed-attach-detach": "true",
