@@ -8,6 +8,8 @@
 mod annotations;
 mod client;
 mod conf;
+#[cfg(test)]
+mod fake;
 mod list;
 mod node;
 mod own;

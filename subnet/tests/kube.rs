@@ -8,6 +8,8 @@
 #[allow(dead_code)]
 #[path = "store/contract.rs"]
 mod contract;
+#[path = "kube/door.rs"]
+mod door;
 #[path = "kube/manifests.rs"]
 mod manifests;
 #[path = "kube/own.rs"]

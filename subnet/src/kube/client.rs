@@ -254,3 +254,7 @@ fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
     *request.uri_mut() = path.parse().unwrap_or_default();
     request
 }
+
+#[cfg(test)]
+#[path = "client/tests.rs"]
+mod tests;

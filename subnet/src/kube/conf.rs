@@ -84,6 +84,29 @@ mod tests {
     use super::*;
     use crate::network::Network;
 
+    /// Paused time moves on by itself here: the file is read in the same thread.
+    #[tokio::test(start_paused = true)]
+    async fn another_text_is_told_once_and_a_half_written_file_never() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("net-conf.json");
+        let conf = Conf::new(file.clone());
+        assert!(matches!(conf.read(), Err(Error::Missing(what)) if what.contains("--net-config-path")));
+        std::fs::write(&file, r#"{"Network":"10.5.0.0/16"}"#).unwrap();
+        conf.read().unwrap();
+        let (out, mut events) = mpsc::channel(8);
+        let quiet = sleep(LOOK_EVERY * 3);
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = quiet => {} }
+        std::fs::write(&file, "").unwrap();
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(LOOK_EVERY * 3) => {} }
+        std::fs::remove_file(&file).unwrap();
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(LOOK_EVERY * 3) => {} }
+        assert!(events.try_recv().is_err(), "nothing to tell");
+        std::fs::write(&file, r#"{"Network":"10.6.0.0/16"}"#).unwrap();
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(LOOK_EVERY * 3) => {} }
+        assert_eq!(events.try_recv(), Ok(Event::Config(r#"{"Network":"10.6.0.0/16"}"#.to_owned())));
+        assert!(events.try_recv().is_err(), "and only once");
+    }
+
     #[test]
     fn keys_about_allocation_are_not_even_checked() {
         let text = r#"{"Network":"10.244.0.0/16","subnetlen":99,"SubnetMin":"192.0.2.1","Backend":{"Type":"vxlan", "Port":1}}"#;

@@ -71,11 +71,14 @@ struct Condition {
 
 /// Of a lease what this network enables.
 pub(super) fn concerning(lease: Lease, network: &Network) -> Lease {
+    of_families(lease, &network.networks)
+}
+
+/// Of a lease the families that these networks have.
+fn of_families(lease: Lease, networks: &Subnets) -> Lease {
     let all = lease.subnets;
-    let subnets = Subnets {
-        v4: all.v4.filter(|_| network.networks.v4.is_some()),
-        v6: all.v6.filter(|_| network.networks.v6.is_some()),
-    };
+    let subnets =
+        Subnets { v4: all.v4.filter(|_| networks.v4.is_some()), v6: all.v6.filter(|_| networks.v6.is_some()) };
     Lease { subnets, ..lease }
 }
 
@@ -276,7 +279,9 @@ impl KubeStore {
             }
             if let Some(ours) = ours {
                 let subnet = node.subnets().unwrap_or_default();
-                match node.lease(&self.prefix) {
+                // Of the Node's families ours has those that net-conf enables.
+                let lease = node.lease(&self.prefix).map(|lease| of_families(lease, &ours.subnets));
+                match lease {
                     Ok(lease) if Evidence::of(ours.subnets, &ours.attrs).proves(&lease) => {}
                     Ok(lease) => return Err(Error::Taken { subnet, owner: lease.attrs.owner() }),
                     Err(_) => return Err(Error::Taken { subnet, owner: UNREADABLE.to_owned() }),
@@ -318,3 +323,7 @@ impl KubeStore {
         written.map(drop).ok_or_else(|| self.contended(name))
     }
 }
+
+#[cfg(test)]
+#[path = "own/tests.rs"]
+mod tests;

@@ -313,3 +313,7 @@ fn cut_off() -> Fault {
 fn silent() -> Fault {
     Fault::Stream(format!("not even a bookmark within {} s", SILENT.as_secs()))
 }
+
+#[cfg(test)]
+#[path = "watch/tests.rs"]
+mod tests;

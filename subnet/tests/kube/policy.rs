@@ -99,15 +99,23 @@ async fn an_agent_writes_its_own_node_and_condition() {
     for (last, token) in [(1, of_node(&cluster.server, &cluster.node(1))), (2, of_pod_on(&cluster, 2).await)] {
         let client = client(&cluster.server, &token).await;
         let name = cluster.node(last);
-        for end in
-            ["kube-subnet-manager", "backend-type", "backend-data", "backend-v6-data", "public-ip", "public-ipv6"]
-        {
+        // The last two are what a tunnel guard asks for.
+        for end in [
+            "kube-subnet-manager",
+            "backend-type",
+            "backend-data",
+            "backend-v6-data",
+            "public-ip",
+            "public-ipv6",
+            "tunnel-ip",
+            "tunnel-ipv6",
+        ] {
             patch(&client, &name, &annotate(end, "x")).await.unwrap();
             patch(&client, &name, &annotate(end, "y")).await.unwrap();
+            let gone = json!({"metadata": {"annotations": {format!("{PREFIX}/{end}"): null}}});
+            let node = patch(&client, &name, &gone).await.unwrap();
+            assert!(node["metadata"]["annotations"][format!("{PREFIX}/{end}")].is_null(), "{end}");
         }
-        let gone = json!({"metadata": {"annotations": {format!("{PREFIX}/public-ipv6"): null}}});
-        let node = patch(&client, &name, &gone).await.unwrap();
-        assert!(node["metadata"]["annotations"][format!("{PREFIX}/public-ipv6")].is_null());
         for status in ["False", "True"] {
             let condition = json!({"type": "NetworkUnavailable", "status": status, "reason": "r", "message": "m"});
             let node = patch(&client, &name, &json!({"status": {"conditions": [condition]}})).await.unwrap();
@@ -157,12 +165,55 @@ async fn an_agent_changes_nothing_else() {
         let said = patch(&client, &name, &change).await.expect_err(&change.to_string());
         assert!(said.contains("weft-own-node") && said.contains(why), "{change}: {said}");
     }
+    // A node's agent may neither say for the admin where its tunnel packets come from nor make a node's own name for it.
+    for end in ["tunnel-ip-x", "tunnel", "public-ipv6-overwrite", "node-public-ipv6"] {
+        let said = patch(&client, &name, &annotate(end, "192.0.2.9")).await.expect_err(end);
+        assert!(said.contains("weft-own-node") && said.contains(annotations), "{end}: {said}");
+    }
     // A subresource's patch of another part is no error for a server, but has no effect.
     patch(&client, &name, &json!({"spec": {"unschedulable": true}})).await.unwrap();
     let after = cluster.read(1).await;
     for part in ["metadata", "spec", "status"] {
         assert_eq!(after[part], before[part], "{part}");
     }
+}
+
+/// RBAC gives agents no way to the spec. Should a cluster's admin give them one, for example with a role for all service accounts, the policy
+/// still refuses: here the account has every right, and the token of its own node.
+#[tokio::test]
+async fn an_agent_with_more_rights_does_not_change_the_spec() {
+    let cluster = cluster().await;
+    let name = cluster.node(1);
+    let before = cluster.read(1).await;
+    let rights = [
+        ("Impersonate-User", "system:serviceaccount:kube-flannel:weft"),
+        ("Impersonate-Group", "system:masters"),
+        ("Impersonate-Extra-authentication.kubernetes.io%2Fnode-name", &name),
+    ];
+    let admin = client(&cluster.server, "admin").await;
+    let write = async |path: &str, change: &Value| {
+        let request = Request::patch(format!("/api/v1/nodes/{name}{path}"));
+        let request = rights.iter().fold(request, |request, (header, value)| request.header(*header, *value));
+        let request = request.header("content-type", "application/strategic-merge-patch+json");
+        admin.request::<Value>(request.body(change.to_string().into_bytes()).unwrap()).await.map_err(|e| e.to_string())
+    };
+    let taint = json!({"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"});
+    for (change, why) in [
+        (json!({"spec": {"unschedulable": true}}), "does not change the spec"),
+        (json!({"spec": {"taints": [taint]}}), "does not change the spec"),
+        (json!({"spec": {"providerID": "theirs://1"}}), "does not change the spec"),
+        (json!({"metadata": {"labels": {"a": "c"}}}), "changes no labels"),
+        (annotate("public-ip-overwrite", "192.0.2.9"), "changes no annotations but its own"),
+    ] {
+        let said = write("", &change).await.expect_err(&change.to_string());
+        assert!(said.contains("weft-own-node") && said.contains(why), "{change}: {said}");
+    }
+    assert_eq!(cluster.read(1).await, before);
+    // It is the policy that refuses, not the server: what is its own to say passes in the same way.
+    write("", &annotate("tunnel-ip", "192.0.2.1")).await.unwrap();
+    write("/status", &annotate("tunnel-ip", "192.0.2.2")).await.unwrap();
+    let annotations = cluster.read(1).await["metadata"]["annotations"].clone();
+    assert_eq!(annotations[format!("{PREFIX}/tunnel-ip")], "192.0.2.2");
 }
 
 #[tokio::test]
@@ -209,15 +260,25 @@ async fn the_store_does_all_its_work_under_the_policy() {
     let cluster = cluster().await;
     let token = of_node(&cluster.server, &cluster.node(1));
     let (own, _dir) = store(&cluster, 1, &token, PREFIX);
-    let lease = own.acquire(&claim(1)).await.unwrap();
+    let annotate = json!({"metadata": {"annotations": {format!("{PREFIX}/public-ip-overwrite"): "192.0.2.1"}}});
+    cluster.patch(1, &annotate).await;
+    let before = cluster.read(1).await;
+    let mut claim_1 = claim(1);
+    claim_1.attrs.tunnel_ip = Some([192, 0, 2, 1].into());
+    claim_1.attrs.tunnel_ipv6 = Some("2001:db8::1".parse().unwrap());
+    let lease = own.acquire(&claim_1).await.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24");
+    assert_eq!(cluster.read(1).await["metadata"]["annotations"][format!("{PREFIX}/tunnel-ip")], "192.0.2.1");
     own.health(None).await.unwrap();
     own.health(Some("the vxlan device is missing")).await.unwrap();
     let node = cluster.read(1).await;
     assert!(node["status"]["conditions"].to_string().contains("WeftIsDown"), "{node}");
     own.release(&lease).await.unwrap();
-    let annotations = &cluster.read(1).await["metadata"]["annotations"];
-    assert!(annotations[format!("{PREFIX}/kube-subnet-manager")].is_null(), "{annotations}");
+    let after = cluster.read(1).await;
+    for part in ["annotations", "labels", "finalizers"] {
+        assert_eq!(after["metadata"][part], before["metadata"][part], "only what is ours goes");
+    }
+    assert_eq!(after["spec"], before["spec"]);
     for (last, prefix, why) in [
         (2, PREFIX, "this token is not bound to this node (NODE_NAME must be"),
         (1, "a.test", "changes no annotations but its own (--kube-annotation-prefix must be"),

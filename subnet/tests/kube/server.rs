@@ -85,7 +85,7 @@ fn openssl(dir: &Path, command: &str) {
 
 /// A CA, a certificate for 127.0.0.1 and the fabric of labs, the key of service accounts, and who may come in.
 fn credentials(dir: &Path) {
-    std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1,IP:192.168.77.1\n").unwrap();
+    std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1,IP:192.168.77.1,IP:fd77::1\n").unwrap();
     let ec = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     openssl(dir, &format!("req -x509 {ec} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"));
     openssl(dir, &format!("req {ec} -keyout api.key -out api.csr -subj /CN=api"));
@@ -226,12 +226,16 @@ impl Server {
         }
     }
 
-    /// Forgets every version but the current one.
-    pub async fn compact(&self) {
+    /// Replaces the server by one that remembers nothing: its history begins behind every version that anybody has seen,
+    /// and etcd has forgotten the ones before.
+    pub async fn forget(&self) {
+        self.order("stop");
         let url = format!("http://127.0.0.1:{}", self.etcd);
         let mut client = etcd_client::Client::connect([url], None).await.unwrap();
-        let now = client.get("x", None).await.unwrap().header().unwrap().revision();
+        let now = client.put("x", "", None).await.unwrap().header().unwrap().revision();
         client.compact(now, None).await.unwrap();
+        self.order("start");
+        self.ready().await;
     }
 }
 

@@ -11,6 +11,7 @@ use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::{Event, Source};
 
 use super::contract::{attrs, claim, next, watching};
+use super::door::Door;
 use super::own::dual;
 use super::server::{Cluster, Server};
 
@@ -31,20 +32,6 @@ async fn snapshot(events: &mut Events) -> Vec<Record> {
     match next(events).await {
         Event::Snapshot { records, reset: false } => records,
         event => panic!("a snapshot, not {event:?}"),
-    }
-}
-
-/// Until this lease is told of: by a resumed watch, or by a new list where the server begins its history anew.
-async fn learns(events: &mut Events, lease: &Lease) {
-    loop {
-        let records = match next(events).await {
-            Event::Changes(changes) => changes.into_iter().filter_map(Result::ok).collect(),
-            Event::Snapshot { records, reset: false } => records,
-            event => panic!("{event:?}"),
-        };
-        if records.iter().any(|record| record.lease.as_ref() == Ok(lease)) {
-            return;
-        }
     }
 }
 
@@ -139,42 +126,39 @@ async fn an_overwrite_is_taken_while_running() {
 
 /// Everything that must hold of a server, whatever lists it has.
 async fn lists_and_resumes(cluster: &Cluster) {
-    let store = cluster.store(1);
+    let mut door = Door::open_to(cluster).await;
+    let store = door.store(cluster, 1);
     let first = store.acquire(&claim(1)).await.unwrap();
-    watching(&store, |mut events| {
-        let server = cluster.server.clone();
-        async move {
-            let records = snapshot(&mut events).await;
-            assert_eq!(records.iter().map(|record| &record.id).collect::<Vec<_>>(), [&first.id]);
-            server.order("stop");
-            let text = trouble(&mut events, 20).await;
-            assert!(text.contains(&server.url()), "{text}");
-            server.order("start");
-            server.ready().await;
-            let second = cluster.store(2).acquire(&claim(2)).await.unwrap();
-            learns(&mut events, &second).await;
-            // What was forgotten meanwhile is listed again.
-            server.order("stop");
-            trouble(&mut events, 20).await;
-            server.order("start");
-            server.ready().await;
-            cluster.delete(2).await;
-            server.compact().await;
-            server.order("stop");
-            server.order("start");
-            server.ready().await;
-            loop {
-                match next(&mut events).await {
-                    Event::Changes(changes) if changes == [Err(second.id.clone())] => break,
-                    Event::Snapshot { records, reset: false } => {
-                        if records.iter().all(|record| record.id != second.id) {
-                            break;
-                        }
-                    }
-                    event => panic!("{event:?}"),
-                }
-            }
-        }
+    cluster.store(2).acquire(&claim(2)).await.unwrap();
+    watching(&store, |mut events| async move {
+        let ids = |records: &[Record]| records.iter().map(|record| record.id.to_string()).collect::<Vec<_>>();
+        assert_eq!(ids(&snapshot(&mut events).await), [cluster.node(1), cluster.node(2)]);
+        // The server remembers: what happened meanwhile is told as changes, in order, and no list is needed.
+        door.close().await;
+        trouble(&mut events, 20).await;
+        cluster.delete(2).await;
+        cluster.create(3, &["10.5.3.0/24"]).await;
+        let third = cluster.store(3).acquire(&claim(3)).await.unwrap();
+        door.open().await;
+        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(2));
+        assert_eq!(put(&mut events).await, third);
+        // The server has forgotten (410): one list replaces what was known, and nothing is told before it.
+        door.close().await;
+        trouble(&mut events, 20).await;
+        cluster.delete(3).await;
+        cluster.create(2, &["10.5.2.0/24"]).await;
+        let second = cluster.store(2).acquire(&claim(2)).await.unwrap();
+        cluster.server.forget().await;
+        door.open().await;
+        let records = snapshot(&mut events).await;
+        assert_eq!(ids(&records), [cluster.node(1), cluster.node(2)]);
+        assert_eq!(records.into_iter().map(|record| record.lease.unwrap()).collect::<Vec<_>>(), [first, second]);
+        cluster.delete(2).await;
+        assert_eq!(
+            change(&mut events).await.unwrap_err().as_ref(),
+            cluster.node(2),
+            "the watch begins behind the list"
+        );
     })
     .await;
 }
@@ -286,7 +270,7 @@ async fn a_server_that_is_silent_is_noticed() {
             assert!(text.contains(&cluster.server.url()), "{text}");
             cluster.server.order("go-on");
             let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
-            learns(&mut events, &lease).await;
+            assert_eq!(put(&mut events).await, lease);
         }
     })
     .await;

@@ -5,15 +5,8 @@ use futures_util::stream;
 use http_body::Frame;
 use http_body_util::StreamBody;
 
+use super::super::fake::field;
 use super::*;
-
-/// A field with a length before it.
-fn field(number: u8, content: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![number << 3 | 2];
-    prost::encoding::encode_varint(content.len() as u64, &mut bytes);
-    bytes.extend_from_slice(content);
-    bytes
-}
 
 fn wrapped(object: &[u8]) -> Vec<u8> {
     let kind = field(1, &[field(1, b"v1"), field(2, b"Node")].concat());

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which failures are refusals, which pass, and when a client is made anew.
+
+use super::super::fake::{Clock, Fake, FakeNode};
+use crate::source::{Error, Source};
+
+#[tokio::test]
+async fn a_refusal_is_told_from_a_failure_that_passes() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    for (code, wanted, words) in [
+        (400, "refused", ""),
+        (401, "away", "the credentials are not accepted"),
+        (403, "refused", "RBAC: nodes get, list, watch and nodes/status patch"),
+        (404, "missing", ""),
+        (409, "away", ""),
+        (410, "away", ""),
+        (422, "refused", ""),
+        (429, "away", ""),
+        (500, "away", ""),
+        (503, "away", ""),
+    ] {
+        let (listed, ()) = tokio::join!(store.list(), async { fake.asked().await.refuse(code, "a reason").await });
+        let (kind, text) = match listed.unwrap_err() {
+            Error::Refused { source, .. } => ("refused", source.to_string()),
+            Error::Unavailable { source: Some(source), .. } => ("away", source.to_string()),
+            Error::Missing(text) => ("missing", text),
+            error => panic!("{code}: {error}"),
+        };
+        assert_eq!(kind, wanted, "{code}: {text}");
+        assert!(text.contains(words) && (code == 404 || text.contains("a reason")), "{code}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn the_refusal_of_a_policy_names_its_own_remedy() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    for (reason, words) in [
+        ("ValidatingAdmissionPolicy 'weft-own-node': changes no annotations but its own", "policy.annotationPrefix"),
+        ("ValidatingAdmissionPolicy 'weft-own-node': this token is not bound to this node", "NODE_NAME must be"),
+        ("ValidatingAdmissionPolicy 'theirs' denied it", "an admission policy of the cluster"),
+        ("admission webhook denied it", "an admission policy of the cluster"),
+    ] {
+        for code in [403, 422] {
+            let (listed, ()) = tokio::join!(store.list(), async { fake.asked().await.refuse(code, reason).await });
+            match listed.unwrap_err() {
+                Error::Refused { source, .. } => assert!(source.to_string().contains(words), "{source}"),
+                error => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn credentials_are_read_anew_after_a_failure() {
+    let (mut old, mut new) = (Fake::start().await, Fake::start().await);
+    let store = old.store();
+    let (listed, ()) = tokio::join!(store.list(), async { old.asked().await.page(5, "", &[]).await });
+    listed.unwrap();
+    std::fs::copy(new.kubeconfig(), old.kubeconfig()).unwrap();
+    // While the server answers, there is no need to.
+    let (listed, ()) = tokio::join!(store.list(), async { old.asked().await.refuse(403, "no").await });
+    listed.unwrap_err();
+    let (listed, ()) = tokio::join!(store.list(), async { old.asked().await.refuse(401, "who?").await });
+    listed.unwrap_err();
+    let nodes = [FakeNode::new(2, 5)];
+    let (listed, ()) = tokio::join!(store.list(), async { new.asked().await.page(5, "", &nodes).await });
+    assert_eq!(listed.unwrap().len(), 1, "the new server");
+    new.close().await;
+    std::fs::copy(Fake::start().await.kubeconfig(), old.kubeconfig()).unwrap();
+    store.list().await.unwrap_err();
+    let mut third = Fake::start().await;
+    std::fs::copy(third.kubeconfig(), old.kubeconfig()).unwrap();
+    let (listed, ()) = tokio::join!(store.list(), async { third.asked().await.page(5, "", &nodes).await });
+    assert_eq!(listed.unwrap().len(), 1, "nobody answered at the old place");
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_not_waited_for() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let clock = Clock::stop();
+    let silent = async {
+        let asked = fake.asked().await;
+        std::future::pending::<()>().await;
+        drop(asked);
+    };
+    let error = tokio::select! {
+        listed = clock.until(store.list()) => listed.unwrap_err(),
+        () = silent => unreachable!(),
+    };
+    let Error::Unavailable { source: Some(source), .. } = error else { panic!("{error}") };
+    assert_eq!(source.to_string(), "no answer within 10 s");
+}
