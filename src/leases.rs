@@ -5,15 +5,17 @@ use std::fmt::Write;
 use std::net::IpAddr;
 
 use anyhow::Context;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::Source;
 use weft_subnet::text::{Shown, shown};
 
-/// The record that is this machine's: the subnet of subnet.env, published under one of our addresses.
+/// The record that is this machine's: the subnet of subnet.env, published under one of our addresses. A Node of Kubernetes may have a pod CIDR
+/// of a family that net-conf does not enable; subnet.env does not name it.
 pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
-    let leases = records.iter().filter_map(|record| record.lease.as_ref().ok());
-    let lease = leases.into_iter().find(|lease| lease.subnets == *subnets);
+    let leases = || records.iter().filter_map(|record| record.lease.as_ref().ok());
+    let has_ours = |lease: &&Lease| subnets.iter().all(|net| lease.subnets.of(family(&net)) == Some(net));
+    let lease = leases().find(|lease| lease.subnets == *subnets).or_else(|| leases().find(has_ours));
     let lease = lease.with_context(|| format!("no lease of {subnets} is in the store: there is nothing to release"))?;
     let (v4, v6) = (lease.attrs.public_ip.map(IpAddr::V4), lease.attrs.public_ipv6.map(IpAddr::V6));
     let published: Vec<IpAddr> = v4.into_iter().chain(v6).collect();
@@ -78,6 +80,26 @@ mod tests {
         assert!(
             own(&records, &other, &[[10, 0, 0, 1].into()]).unwrap_err().to_string().contains("no lease of 10.5.2.0/24")
         );
+    }
+
+    #[test]
+    fn a_family_that_net_conf_does_not_enable_is_no_obstacle_to_a_release() {
+        let dual = |id: &str, key: &str| {
+            let mut record = record();
+            let Ok(lease) = &mut record.lease else { panic!("a lease") };
+            (lease.id, lease.subnets) = (id.into(), Subnets::from_key(key).unwrap());
+            record
+        };
+        let ours = &[[10, 0, 0, 1].into()];
+        let of = |key: &str| Subnets::from_key(key).unwrap();
+        let records = [dual("n2", "10.5.2.0-24&fd00:12:0:2::-64"), dual("n1", "10.5.1.0-24&fd00:12:0:1::-64")];
+        assert_eq!(&*own(&records, &of("10.5.1.0-24"), ours).unwrap().id, "n1");
+        let six = Subnets { v4: None, v6: Some("fd00:12:0:1::/64".parse().unwrap()) };
+        assert_eq!(&*own(&records, &six, ours).unwrap().id, "n1");
+        assert!(own(&records, &of("10.5.1.0-24&fd00:12:0:2::-64"), ours).is_err(), "both families must be ours");
+        // The same subnet without the other family is meant first.
+        let records = [dual("n1", "10.5.1.0-24&fd00:12:0:1::-64"), record()];
+        assert_eq!(&*own(&records, &of("10.5.1.0-24"), ours).unwrap().id, "10.5.1.0-24");
     }
 
     #[test]

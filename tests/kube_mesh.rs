@@ -16,12 +16,16 @@ mod condition;
 mod exe;
 #[path = "kube_mesh/nodes.rs"]
 mod nodes;
+#[path = "kube_mesh/only_ipv6.rs"]
+mod only_ipv6;
 #[path = "common/places.rs"]
 mod places;
 #[path = "kube_mesh/refused.rs"]
 mod refused;
 #[path = "kube_mesh/relay.rs"]
 mod relay;
+#[path = "kube_mesh/release.rs"]
+mod release;
 #[path = "../subnet/tests/kube/server.rs"]
 mod server;
 #[path = "kube_mesh/site.rs"]

@@ -2,6 +2,7 @@
 //! The API is away: while agents run, and when they start.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -35,6 +36,56 @@ fn what_changed_meanwhile_is_applied() {
         site.routed(1, 100, "", false).await?;
         stream.answers(20, LIMIT).await?;
         let loss = stream.stop().await?;
+        ensure!(loss.lost == 0, "{} of {} packets lost", loss.lost, loss.sent);
+        Ok(())
+    });
+}
+
+/// Longer than the watch waits for a bookmark of a silent server, and than two reports of the same trouble are apart.
+const AWAY: Duration = Duration::from_secs(155);
+
+#[test]
+fn minutes_without_the_api() {
+    on_this_thread(async {
+        let mut site = Site::start(BackendKind::Vxlan, false).await?;
+        site.create_peer(100).await;
+        site.routed(1, 100, "", true).await?;
+        let before = site.versions().await;
+        let pods = (&site.lab.nodes[0].pods[0], site.lab.nodes[2].pods[0].addrs[0]);
+        let mut stream = Stream::start(pods.0, pods.1).await?;
+        site.relay.close();
+        let began = Instant::now();
+        let silent = async || site.lab.nodes[0].status().await.is_ok_and(|status| status.store_trouble.is_some());
+        site.until("the agent to say that the API is away", silent).await?;
+        while began.elapsed() < AWAY {
+            for node in &site.lab.nodes {
+                let status = node.status().await?;
+                ensure!(status.ready && status.store_trouble.is_some(), "{}: {status:?}", node.name());
+            }
+            // The kernel is still looked after.
+            site.lab.nodes[0].ns.ip("route del 10.244.2.0/24").await?;
+            site.routed(1, 2, "dev flannel.1", true).await?;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        for node in &site.lab.nodes {
+            let log = fs::read_to_string(node.log())?;
+            let said =
+                log.lines().filter(|line| line.contains("WARN store: ") || line.contains("store: watch nodes")).count();
+            // At once and then each minute, in one line, and not for each attempt.
+            ensure!((2..=8).contains(&said), "{}: {said} lines in {log}", node.name());
+        }
+        site.cluster.delete(100).await;
+        site.create_peer(101).await;
+        site.relay.open()?;
+        site.routed(1, 101, "", true).await?;
+        site.routed(1, 100, "", false).await?;
+        for node in &site.lab.nodes {
+            let answers = async || node.status().await.is_ok_and(|status| status.store_trouble.is_none());
+            site.until("the agent to say that the API answers", answers).await?;
+        }
+        stream.answers(20, LIMIT).await?;
+        let loss = stream.stop().await?;
+        ensure!(site.versions().await == before, "there was nothing to write");
         ensure!(loss.lost == 0, "{} of {} packets lost", loss.lost, loss.sent);
         Ok(())
     });

@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
+use serde_json::json;
 use weft::lab::BackendKind;
+use weft::status::{Peer, PeerState};
 
 use crate::site::{Site, on_this_thread};
 
@@ -42,6 +44,52 @@ fn a_lasting_fault_of_the_node_is_told() {
         let before = site.versions().await;
         site.stop_agents(Signal::SIGTERM).await?;
         ensure!(site.versions().await == before, "the end writes nothing");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_peers_fault_is_not_told() {
+    on_this_thread(async {
+        let mut site = Site::build(BackendKind::Vxlan, false).await?;
+        for node in &mut site.lab.nodes {
+            node.set_flag("--unwell-after=1s");
+        }
+        site.start_agents()?;
+        site.lab.settle().await?;
+        for number in 1..=3 {
+            site.conditioned(number, "False", "FlannelIsUp").await?;
+        }
+        let before = site.versions().await;
+        // The device that one peer needs cannot be made: another one has its VNI and port. A second peer cannot be read.
+        site.lab.nodes[0].ns.ip("link add theirs type vxlan id 7 dstport 8472 nolearning").await?;
+        site.create_peer(100).await;
+        site.create_peer(101).await;
+        let data = json!(r#"{"VNI":7,"VtepMAC":"0e:00:00:00:00:64"}"#);
+        site.cluster.annotate(100, "backend-data", &data).await;
+        site.cluster.annotate(101, "backend-data", &json!("no JSON")).await;
+        let failing = async |site: &Site| {
+            let status = site.lab.nodes[0].status().await;
+            let of =
+                |peers: &[Peer], subnet: &str, state| peers.iter().any(|it| it.subnet == subnet && it.state == state);
+            status.is_ok_and(|status| {
+                of(&status.peers, "10.244.100.0/24", PeerState::Pending)
+                    && of(&status.peers, &site.cluster.node(101), PeerState::SetAside)
+            })
+        };
+        site.until("both peers to fail", async || failing(&site).await).await?;
+        // The control: a fault of node 2 that began later is told.
+        lost_uplink(&mut site).await?;
+        let node = &site.lab.nodes[0];
+        ensure!(node.status().await?.ready, "a peer's fault makes no node unready");
+        ensure!(failing(&site).await, "the peers work");
+        let after = site.versions().await;
+        ensure!(
+            (&after[0], &after[2]) == (&before[0], &before[2]),
+            "nodes 1 and 3 have told something: {:?}",
+            site.condition(1).await
+        );
+        ensure!(after[1] != before[1], "node 2 has told its fault");
         Ok(())
     });
 }

@@ -14,6 +14,10 @@ use tokio::task::LocalSet;
 
 /// Where the nodes of a lab find it: the address of the fabric's bridge.
 pub const ADDRESS: &str = "192.168.77.1:6443";
+/// The same for nodes without IPv4.
+pub const ADDRESS_V6: &str = "[fd77::1]:6443";
+/// Both of them, and others of the fabric.
+const LISTEN: &str = "[::]:6443";
 
 pub struct Relay {
     to: u16,
@@ -72,7 +76,7 @@ impl Drop for Relay {
 fn listen() -> Result<TcpListener> {
     let (here, there) = (std::fs::File::open("/proc/thread-self/ns/net")?, std::fs::File::open("/run/netns/fabric")?);
     setns(there.as_fd(), CloneFlags::CLONE_NEWNET).context("enter the fabric")?;
-    let listener = TcpListener::bind(ADDRESS).with_context(|| format!("listen on {ADDRESS}"));
+    let listener = TcpListener::bind(LISTEN).with_context(|| format!("listen on {LISTEN}"));
     setns(here.as_fd(), CloneFlags::CLONE_NEWNET).context("leave the fabric")?;
     listener
 }

@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use weft::lab::net::checked;
 use weft::lab::node::Node;
-use weft::lab::{BackendKind, Lab, LabOptions, wait_for};
+use weft::lab::{BackendKind, Families, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::exe::weft_exe;
-use crate::relay::{ADDRESS, Relay};
+use crate::relay::{ADDRESS, ADDRESS_V6, Relay};
 use crate::server::{Cluster, Server};
 pub use crate::thread::on_this_thread;
 
@@ -25,13 +26,15 @@ pub struct Site {
     pub lab: Lab,
     pub cluster: Cluster,
     pub relay: Relay,
-    pub dual: bool,
+    /// The families of the Nodes' pod CIDRs.
+    pub families: Families,
 }
 
 /// The subnets of a node: number N of the lab's networks.
-fn cidrs(number: u8, dual: bool) -> Vec<String> {
-    let v6 = dual.then(|| format!("fd00:10:244:{number}::/64"));
-    std::iter::once(format!("10.244.{number}.0/24")).chain(v6).collect()
+fn cidrs(number: u8, families: Families) -> Vec<String> {
+    let v4 = (families != Families::V6).then(|| format!("10.244.{number}.0/24"));
+    let v6 = (families != Families::V4).then(|| format!("fd00:10:244:{number}::/64"));
+    v4.into_iter().chain(v6).collect()
 }
 
 /// What gives the agents' account its rights.
@@ -43,10 +46,34 @@ pub fn binding(cluster: &Cluster) -> Value {
     })
 }
 
+/// What leads an agent, or a command, to the store.
+fn flags(cluster: &Cluster) -> Vec<String> {
+    vec![
+        "--kube-subnet-mgr".to_owned(),
+        format!("--kubeconfig-file={}", cluster.conf.path().join("config").display()),
+        format!("--kube-annotation-prefix={}.weft.test", cluster.name),
+        format!("--net-config-path={}", cluster.conf.path().join("net-conf.json").display()),
+    ]
+}
+
 impl Site {
     /// Nodes 1 to 3 with their Node objects; no agent runs.
     pub async fn build(backend: BackendKind, dual: bool) -> Result<Site> {
-        let options = LabOptions { backend, ipv6: dual, exe: Some(weft_exe()), ..LabOptions::default() };
+        Site::build_with(LabOptions { backend, ipv6: dual, ..LabOptions::default() }).await
+    }
+
+    /// The same with nodes that have no IPv4 address at all; they reach the API by IPv6, too.
+    pub async fn build_only_ipv6(backend: BackendKind) -> Result<Site> {
+        let options = LabOptions { backend, only_ipv6: true, store: StoreKind::Dir, ..LabOptions::default() };
+        let site = Site::build_with(options).await?;
+        for node in &site.lab.nodes {
+            node.ns.ip("-4 addr flush dev eth0").await?;
+        }
+        Ok(site)
+    }
+
+    async fn build_with(options: LabOptions) -> Result<Site> {
+        let options = LabOptions { exe: Some(weft_exe()), ..options };
         let mut lab = Lab::build(&options).await?;
         let cluster = Cluster::new(Server::shared().await).await;
         let mut relay = Relay::new(cluster.server.port());
@@ -56,15 +83,10 @@ impl Site {
         cluster.post("/api/v1/namespaces/default/serviceaccounts", &account).await;
         cluster.post(BINDINGS, &binding(&cluster)).await;
         for (number, node) in (1..).zip(&mut lab.nodes) {
-            node.set_flags(vec![
-                "--kube-subnet-mgr".to_owned(),
-                format!("--kubeconfig-file={}", cluster.conf.path().join("config").display()),
-                format!("--kube-annotation-prefix={}.weft.test", cluster.name),
-                format!("--net-config-path={}", cluster.conf.path().join("net-conf.json").display()),
-            ]);
+            node.set_flags(flags(&cluster));
             node.set_env("NODE_NAME", &cluster.node(number));
         }
-        let site = Site { lab, cluster, relay, dual };
+        let site = Site { lab, cluster, relay, families: options.families() };
         for number in 1..=3 {
             site.create(number, number).await;
         }
@@ -95,7 +117,7 @@ impl Site {
 
     /// Creates the Node object of a node with the subnets of this number.
     pub async fn create(&self, node: u8, number: u8) {
-        let cidrs = cidrs(number, self.dual);
+        let cidrs = cidrs(number, self.families);
         self.cluster.create(node, &cidrs.iter().map(String::as_str).collect::<Vec<_>>()).await;
     }
 
@@ -113,7 +135,7 @@ impl Site {
             annotations[name("backend-data")] = json!("null");
             annotations[name("public-ipv6")] = json!(format!("fd77::{number}"));
         }
-        let cidrs = cidrs(number, self.dual);
+        let cidrs = cidrs(number, self.families);
         let cidrs: Vec<&str> = cidrs.iter().map(String::as_str).collect();
         self.cluster.create_as(&self.cluster.node(number), &cidrs, annotations).await;
     }
@@ -139,8 +161,9 @@ impl Site {
     }
 
     fn write_kubeconfig(&self) -> Result<()> {
+        let address = if self.families == Families::V6 { ADDRESS_V6 } else { ADDRESS };
         let server = json!({
-            "server": format!("https://{ADDRESS}"),
+            "server": format!("https://{address}"),
             "certificate-authority": self.cluster.server.ca(),
         });
         let text = json!({
@@ -181,10 +204,11 @@ impl Site {
     /// Waits until a node's kernel has, or has not, a route to subnet N with these words in it.
     pub async fn routed(&self, node: u8, number: u8, words: &str, there: bool) -> Result<()> {
         let node = &self.lab.nodes[usize::from(node) - 1];
-        let prefix = format!("10.244.{number}.0/24");
+        let prefix = cidrs(number, self.families).swap_remove(0);
         let what = format!("{}: route to {prefix} {words} to be {there}", node.name());
         let seen = async || {
-            let out = node.ns.ip(&format!("route show {prefix}")).await;
+            let family = if prefix.contains(':') { "-6" } else { "-4" };
+            let out = node.ns.ip(&format!("{family} route show {prefix}")).await;
             out.is_ok_and(|text| (text.contains(&prefix) && text.contains(words)) == there)
         };
         self.until(&what, seen).await
@@ -197,6 +221,20 @@ impl Site {
             node.status().await.is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
         };
         self.until(&format!("{}: problem {words:?} to be {there}", node.name()), said).await
+    }
+
+    /// Runs another command of weft in a node's namespace, with the store's flags; what it says, or the error with what it says.
+    pub async fn command(&self, node: u8, words: &[&str]) -> Result<String> {
+        let place = &self.lab.nodes[usize::from(node) - 1];
+        let mut command = place.ns.command(weft_exe());
+        command.args(words).args(flags(&self.cluster)).env("NODE_NAME", self.cluster.node(node));
+        checked(&mut command).await
+    }
+
+    /// `weft cleanup` in a node's namespace.
+    pub async fn cleanup(&self, node: u8, words: &[&str]) -> Result<String> {
+        let place = &self.lab.nodes[usize::from(node) - 1];
+        checked(place.ns.command(weft_exe()).arg("cleanup").args(words)).await
     }
 
     pub async fn until(&self, what: &str, reached: impl AsyncFn() -> bool) -> Result<()> {
@@ -215,7 +253,7 @@ impl Site {
     /// All pods reach all.
     pub async fn reach_all(&self) -> Result<()> {
         let matrix = self.lab.reach_all().await?;
-        ensure!(matrix.len() == if self.dual { 12 } else { 6 }, "{} pings", matrix.len());
+        ensure!(matrix.len() == if self.families == Families::Dual { 12 } else { 6 }, "{} pings", matrix.len());
         Ok(())
     }
 }
