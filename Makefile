@@ -26,7 +26,7 @@ help: ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: prepare-demo ## install what is missing, build, run a cluster of three nodes on this machine
-	@$(STEP) 1200 "release build" cargo build --release --locked --bin weft
+	@$(STEP) 2400 "release build" cargo build --release --locked --bin weft
 	@$(STEP) 600 "release build of the CNI plugin" cargo build --release --locked -p weft-cni --bin weft-cni
 	$(TARGET_DIR)/release/weft lab $(LAB_ARGS)
 
@@ -69,7 +69,7 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 # The binaries have the same bytes wherever the tree and cargo's files are.
 static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
 static: ## build the static binaries that are released: agent and CNI plugin
-	@$(STEP) 1200 "static build" cargo build --release --locked --target $(MUSL) --bin weft
+	@$(STEP) 2400 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
 	@for file in $(STATIC) $(STATIC_CNI); do \
 	  ldd $$file 2>&1 | grep -qE 'statically linked|not a dynamic' || { echo "$$file is not static" >&2; exit 1; }; \
@@ -82,7 +82,7 @@ BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
 BARE_SIZE := 12582912
 .PHONY: static-bare
 static-bare: ## build the static agent without Kubernetes
-	@$(STEP) 1200 "static build without Kubernetes" \
+	@$(STEP) 2400 "static build without Kubernetes" \
 	  cargo build --release --locked --no-default-features --target $(MUSL) --target-dir $(TARGET_DIR)/bare --bin weft
 	@[ $$(stat -c %s $(BARE)) -le $(BARE_SIZE) ] || { echo "$(BARE) is larger than $(BARE_SIZE) bytes" >&2; exit 1; }
 	@ls -l $(BARE)
@@ -160,12 +160,12 @@ test-all:
 # FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=
 bench: prepare-bench static static-bare ## measure speed and memory, beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold"
-	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
+	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --bare $(BARE) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
 
 .PHONY: bench-kube
 bench-kube: prepare-bench prepare-kube static ## measure the same with 5,000 Node objects of a real API server
-	@$(STEP) 1200 "build of the bench" cargo build --release --locked -p weft-bench
+	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench kube --weft $(STATIC) --out $(TARGET_DIR)/bench \
 	  --binaries "$${XDG_CACHE_HOME:-$$HOME/.cache}/weft/kube-$$(cat tools/kube-version)" $(BENCH_ARGS)
 
