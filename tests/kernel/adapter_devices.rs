@@ -112,7 +112,7 @@ fn a_device_without_mark_is_taken_over_only_if_it_was_seen() {
         let (key, value) = vxlan(false);
         for op in [Op::Ensure(key, value.clone()), Op::Recreate(key, value.clone())] {
             let outcome = k.apply(&[op]).remove(0);
-            assert!(matches!(&outcome, Outcome::Retry(text) if text.contains("somebody else")), "{outcome:?}");
+            assert!(matches!(&outcome, Outcome::Retry(text) if text.contains("another program has just created")), "{outcome:?}");
         }
         assert!(ip("link show flannel.1").contains("02:00:00:00:09:09"));
         k.observe(&[name("flannel.1")]).unwrap();
@@ -138,7 +138,7 @@ fn nothing_is_written_on_a_device_that_was_made_anew_by_somebody_else() {
         ];
         let put: Vec<Op> = all.iter().map(|(key, value)| Op::Ensure(*key, value.clone())).collect();
         let outcomes = k.apply(&put);
-        let waits = |outcome: &Outcome| matches!(outcome, Outcome::Retry(text) if text.contains("somebody else"));
+        let waits = |outcome: &Outcome| matches!(outcome, Outcome::Retry(text) if text.contains("another program has just created"));
         assert!(outcomes.iter().all(waits), "{outcomes:?}");
         // What stood on ours went with it; what stands on theirs is not ours to remove.
         bridge("fdb replace 02:00:00:00:00:07 dev flannel.1 dst 10.0.0.66 self permanent");
