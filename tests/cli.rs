@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 mod namespace;
 
 /// The longest that any condition is waited for.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 const NET_CONF: &str = r#"{"Network":"10.244.0.0/16","Backend":{"Type":"host-gw"}}"#;
 
 fn weft(args: &[&str], env: &[(&str, &str)]) -> Output {
@@ -237,11 +237,11 @@ fn an_agent_that_waits_for_its_config_says_so_and_ends_at_once() {
         let mut agent = place.agent(&[], &[]);
         let text = place.wait_status("config.json does not exist");
         assert!(text.contains("NOT READY") && text.contains("lease       none yet"), "{text}");
-        let asked = Instant::now();
         assert_eq!(agent.term().code(), Some(0));
-        // The shortest thing that an end could wait for is a call to a store, 3 s. How long an end takes is a row of the bench.
-        assert!(asked.elapsed() < Duration::from_secs(3), "took {:?}", asked.elapsed());
-        assert!(agent.log().contains("WARN waiting: net-conf:"));
+        // How long an end takes is a row of the bench. Here it does nothing else first, such as asking the store again.
+        let log = agent.log();
+        assert!(log.contains("WARN waiting: net-conf:"), "{log}");
+        assert!(log.lines().last().is_some_and(|line| line.contains("weft ends; it had no lease yet")), "{log}");
         assert!(!place.path("weft.sock").exists(), "the socket goes with the agent");
     });
 }

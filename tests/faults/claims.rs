@@ -54,7 +54,7 @@ fn a_lease_over_the_lan(kind: Kind) {
     let before = connected();
     assert!(!before.is_empty() && lan_works());
     site.start();
-    site.until("the start", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+    site.ready();
     let mut lease = Lease::new(99);
     lease.host = 199;
     let value = lease.value(kind).to_string();
@@ -183,7 +183,7 @@ fn two_nodes_with_one_address(kind: Kind) {
 fn routes_of_others_over_our_device(kind: Kind) {
     let mut site = Site::new(kind);
     site.start();
-    site.until("the start", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+    site.ready();
     let lines =
         ["172.20.0.0/16 via 10.5.7.0 dev flannel.1 onlink proto static", "172.21.0.0/16 dev flannel.1 proto static"];
     lines.iter().for_each(|line| drop(ip(&format!("route add {line}"))));
@@ -193,7 +193,7 @@ fn routes_of_others_over_our_device(kind: Kind) {
     site.until("a look at everything", |_| ip("link show flannel.1").contains("mtu 1350"));
     site.stop(Signal::SIGTERM);
     site.start();
-    site.until("the restart", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+    site.ready();
     site.put_peer(Lease::new(30));
     site.until("a new peer", |_| ip("-4 route show 10.5.30.0/24").contains("proto 90"));
     assert_eq!(there(), lines.len(), "{}", ip("-4 route"));

@@ -10,7 +10,7 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value as Json, json};
 
-use crate::site::{Kind, Lease, Site, array, bridge, in_namespace, ip, run};
+use crate::site::{Kind, Lease, Site, array, bridge, devices, in_namespace, ip, run};
 
 /// A lease like the others, but with another VNI.
 fn with_vni(number: u32, vni: u32) -> Json {
@@ -44,16 +44,6 @@ fn peer(site: &Site, number: u32) -> (String, String) {
     let row = status["peers"].as_array().into_iter().flatten().find(|row| row["subnet"] == json!(net)).cloned();
     let text = |key: &str| row.as_ref().and_then(|row| row[key].as_str()).unwrap_or_default().to_owned();
     (text("state"), text("reason"))
-}
-
-/// The vxlan devices, by name.
-fn devices() -> Vec<String> {
-    let mut names: Vec<String> = array(&run("ip", "-j link show type vxlan"))
-        .iter()
-        .map(|link| link["ifname"].as_str().unwrap().to_owned())
-        .collect();
-    names.sort();
-    names
 }
 
 /// All that an operator can see of a device: the link with its index and alias, addresses, forwarding entries, neighbours, routes.
@@ -224,7 +214,7 @@ fn a_lease_whose_vni_changes_leaves_no_device_behind() {
                 site.until("the device of the new VNI", |_| devices().contains(&dev));
             }
         }
-        site.until("the devices of the old VNIs to go", |_| devices() == ["flannel.1", "flannel.159"]);
+        site.until_devices("the devices of the old VNIs to go", &["flannel.1", "flannel.159"]);
         remove(&site, 60);
         site.healed("the end of the lease");
     });
@@ -240,10 +230,8 @@ fn a_restart_finds_devices_that_nobody_wants_any_more() {
         remove(&site, 60);
         configure(&site, &json!({"Type": "vxlan", "VNI": 2}));
         site.start();
-        site.until("devices of the new VNI alone", |_| {
-            // The peers' leases still say VNI 1.
-            devices() == ["flannel.1", "flannel.2"]
-        });
+        // The peers' leases still say VNI 1.
+        site.until_devices("devices of the new VNI alone", &["flannel.1", "flannel.2"]);
         configure(&site, &json!({"Type": "vxlan", "VNI": 1}));
         site.healed("the first VNI again");
         assert_eq!(devices(), ["flannel.1"]);
@@ -291,7 +279,7 @@ fn an_uplink_whose_name_is_not_utf8_carries_the_overlay() {
         ip_bytes(&[b"link", b"set", b"up\xff", b"up"]);
         site.uplink = "--iface=up\\xff".to_owned();
         site.start();
-        site.until("readiness", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+        site.ready();
         assert_eq!(devices(), ["flannel.1"]);
         assert!(site.status().unwrap()["uplink"].as_str().unwrap().starts_with("up\\xff "), "{:?}", site.status());
     });
@@ -328,7 +316,7 @@ fn rp_filter_is_loosened_for_a_lease_of_another_type_and_put_back_when_it_goes()
         // What was found outlives the agent.
         site.stop(Signal::SIGTERM);
         site.start();
-        site.until("readiness", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+        site.ready();
         assert!(both("2", "2"));
         remove(&site, 61);
         site.until("the filters as they were found", |_| both("1", "1"));

@@ -6,23 +6,19 @@ use nix::sys::signal::Signal;
 use crate::site::{Kind, Lease, Site, bridge, each, ip};
 
 each! {
-    route_deleted: Vxlan VxlanDual HostGw HostGwDual;
+    route_deleted: Vxlan VxlanDual HostGw HostGwDual VxlanV6 HostGwV6 DirectDual;
     route_changed: Vxlan HostGw HostGwDual;
-    forwarding_entries_deleted_and_repointed: Vxlan VxlanDual;
-    device_deleted: Vxlan VxlanDual;
-    device_down_and_up: Vxlan VxlanDual;
+    forwarding_entries_deleted_and_repointed: Vxlan VxlanDual VxlanV6;
+    device_deleted: Vxlan VxlanDual VxlanV6 DirectDual;
+    device_down_and_up: Vxlan VxlanDual VxlanV6;
     device_mac_rewritten: Vxlan VxlanDual;
     device_mtu_changed: Vxlan VxlanDual;
     device_addresses_flushed: Vxlan VxlanDual;
     device_replaced_by_another_kind: Vxlan;
     nexthops_flushed: Vxlan VxlanDual HostGw;
-    routes_flushed: Vxlan VxlanDual HostGw HostGwDual;
+    routes_flushed: Vxlan VxlanDual HostGw HostGwDual VxlanV6 HostGwV6 DirectDual;
     foreign_entries_survive: Vxlan VxlanDual HostGw HostGwDual;
     without_nexthop_objects: Vxlan HostGw;
-}
-
-fn families(kind: Kind) -> &'static [bool] {
-    if kind.dual() { &[false, true] } else { &[false] }
 }
 
 fn family(v6: bool) -> &'static str {
@@ -32,7 +28,7 @@ fn family(v6: bool) -> &'static str {
 fn route_deleted(kind: Kind) {
     let mut site = Site::running(kind);
     let before = site.quiet();
-    for v6 in families(kind) {
+    for v6 in kind.families() {
         for number in [7, 8] {
             ip(&format!("{} route del {}", family(*v6), site.peers[&number].net(*v6)));
         }
@@ -44,12 +40,12 @@ fn route_changed(kind: Kind) {
     let mut site = Site::running(kind);
     let before = site.quiet();
     let other = |v6: bool| if v6 { "fd00::99" } else { "10.0.0.99" };
-    for v6 in families(kind) {
+    for v6 in kind.families() {
         let net = site.peers[&8].net(*v6);
         ip(&format!("{} route replace {net} via {} dev up0 proto 90", family(*v6), other(*v6)));
     }
     site.healed_by_entries(&before, "changed routes that still bear our protocol number");
-    for v6 in families(kind) {
+    for v6 in kind.families() {
         let net = site.peers[&7].net(*v6);
         ip(&format!("{} route replace {net} via {} dev up0 proto static", family(*v6), other(*v6)));
     }
@@ -60,8 +56,8 @@ fn route_changed(kind: Kind) {
 fn forwarding_entries_deleted_and_repointed(kind: Kind) {
     let mut site = Site::running(kind);
     let before = site.quiet();
-    for v6 in families(kind) {
-        let dev = kind.devices()[usize::from(*v6)].0;
+    for v6 in kind.families() {
+        let dev = kind.device(*v6).unwrap().0;
         let (one, two) = (&site.peers[&7], &site.peers[&8]);
         let elsewhere = if *v6 { "fd00::99" } else { "10.0.0.99" };
         bridge(&format!("fdb del {} dev {dev} dst {} self", one.mac(*v6), one.public(*v6)));
@@ -146,7 +142,7 @@ fn nexthops_flushed(kind: Kind) {
 fn routes_flushed(kind: Kind) {
     let mut site = Site::running(kind);
     let before = site.quiet();
-    for v6 in families(kind) {
+    for v6 in kind.families() {
         // One by one: `ip route flush` of iproute2 6.1 fails on routes with a nexthop.
         site.peers.values().for_each(|peer| drop(ip(&format!("{} route del {}", family(*v6), peer.net(*v6)))));
     }

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value as Json, json};
 
 use crate::exe::weft_exe;
-use crate::site::{Kind, Lease, Site, fence, in_namespace, ip, observed};
+use crate::site::{Kind, Lease, PATIENCE, Site, fence, in_namespace, ip, observed};
 
 /// The second agent: host-gw in 10.6.0.0/16, with the files of the first one's directory under other names.
 struct Second {
@@ -70,7 +70,7 @@ impl Drop for Second {
 }
 
 fn both(site: &Site, want: &BTreeSet<String>, what: &str) {
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + PATIENCE;
     let mut seen = observed();
     while seen != *want {
         let log2 = || fs::read_to_string(site.path("log2")).unwrap();
@@ -111,7 +111,7 @@ fn two_agents_do_not_disturb_one_another() {
         ip("link set up0 down");
         ip("link set up0 up");
         both(&site, &all, "a restart of both, and the uplink down and up");
-        site.until("readiness", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+        site.ready();
         second.stop();
         let nexthops = ip("nexthop").lines().count();
         assert_eq!(nexthops, 30, "{}", ip("nexthop"));
@@ -234,7 +234,7 @@ impl Pod {
         let process = command.args(["--pdeathsig", "KILL", "unshare", "--net", "sleep", "600"]).spawn().unwrap();
         let netns = PathBuf::from(format!("/proc/{}/ns/net", process.id()));
         let ours = fs::read_link("/proc/thread-self/ns/net").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(15);
+        let deadline = Instant::now() + PATIENCE;
         while fs::read_link(&netns).unwrap() == ours {
             assert!(Instant::now() < deadline, "a network namespace");
         }

@@ -14,8 +14,9 @@ use serde_json::{Value as Json, json};
 use crate::exe::weft_exe;
 pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
 
-/// How long a repair may take on a busy machine; none needs the audit.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a test waits for a condition. A repair takes milliseconds, but this machine may be busy with much else. The limit may
+/// be this long because the audit is an hour away: only the awaited cause can end the wait.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -23,15 +24,48 @@ pub enum Kind {
     VxlanDual,
     HostGw,
     HostGwDual,
+    /// IPv6 without IPv4.
+    VxlanV6,
+    /// IPv6 without IPv4.
+    HostGwV6,
+    /// Both families with `DirectRouting`: peers on the link have direct routes, those behind a router use the devices.
+    DirectDual,
 }
 
 impl Kind {
     pub fn dual(self) -> bool {
-        matches!(self, Kind::VxlanDual | Kind::HostGwDual)
+        matches!(self, Kind::VxlanDual | Kind::HostGwDual | Kind::DirectDual)
     }
 
     pub fn vxlan(self) -> bool {
-        matches!(self, Kind::Vxlan | Kind::VxlanDual)
+        matches!(self, Kind::Vxlan | Kind::VxlanDual | Kind::VxlanV6 | Kind::DirectDual)
+    }
+
+    /// The address families of its pods: false is IPv4, true is IPv6.
+    pub fn families(self) -> &'static [bool] {
+        match self {
+            Kind::Vxlan | Kind::HostGw => &[false],
+            Kind::VxlanDual | Kind::HostGwDual | Kind::DirectDual => &[false, true],
+            Kind::VxlanV6 | Kind::HostGwV6 => &[true],
+        }
+    }
+
+    /// The net-conf of its cluster.
+    fn config(self) -> Json {
+        let mut config = json!({"Backend": {"Type": self.name()}});
+        if self.families().contains(&false) {
+            config["Network"] = json!("10.5.0.0/16");
+        } else {
+            config["EnableIPv4"] = json!(false);
+        }
+        if self.families().contains(&true) {
+            config["EnableIPv6"] = json!(true);
+            config["IPv6Network"] = json!("fd05::/48");
+        }
+        if self == Kind::DirectDual {
+            config["Backend"]["DirectRouting"] = json!(true);
+        }
+        config
     }
 
     pub fn name(self) -> &'static str {
@@ -42,18 +76,28 @@ impl Kind {
     pub fn devices(self) -> &'static [(&'static str, u32)] {
         match self {
             Kind::Vxlan => &[("flannel.1", 50)],
-            Kind::VxlanDual => &[("flannel.1", 50), ("flannel-v6.1", 70)],
-            Kind::HostGw | Kind::HostGwDual => &[],
+            Kind::VxlanDual | Kind::DirectDual => &[("flannel.1", 50), ("flannel-v6.1", 70)],
+            Kind::VxlanV6 => &[("flannel-v6.1", 70)],
+            Kind::HostGw | Kind::HostGwDual | Kind::HostGwV6 => &[],
         }
     }
+
+    /// Its device for one family, with the outer header's size.
+    pub fn device(self, v6: bool) -> Option<(&'static str, u32)> {
+        let name = if v6 { "flannel-v6.1" } else { "flannel.1" };
+        self.devices().iter().find(|device| device.0 == name).copied()
+    }
 }
+
+/// The first [`Lease::host`] that is reached over a router.
+pub const BEHIND_A_ROUTER: u32 = 240;
 
 /// A lease; number 1 is our own.
 #[derive(Debug, Clone)]
 pub struct Lease {
     /// Third part of the subnet.
     pub number: u32,
-    /// Last part of the public addresses.
+    /// Last part of the public addresses. From [`BEHIND_A_ROUTER`] on they are not on the uplink's link.
     pub host: u32,
     /// Last byte of the VTEP MACs.
     pub mac: u32,
@@ -69,7 +113,12 @@ impl Lease {
     }
 
     pub fn public(&self, v6: bool) -> String {
-        if v6 { format!("fd00::{:x}", self.host) } else { format!("10.0.0.{}", self.host) }
+        match (self.host >= BEHIND_A_ROUTER, v6) {
+            (false, false) => format!("10.0.0.{}", self.host),
+            (false, true) => format!("fd00::{:x}", self.host),
+            (true, false) => format!("10.9.0.{}", self.host),
+            (true, true) => format!("fd09::{:x}", self.host),
+        }
     }
 
     /// Network address of the subnet.
@@ -82,19 +131,18 @@ impl Lease {
     }
 
     pub fn key(&self, kind: Kind) -> String {
-        let v4 = format!("{}-24", self.first(false));
-        if kind.dual() { format!("{v4}&{}-64", self.first(true)) } else { v4 }
+        let key = |v6: &bool| format!("{}-{}", self.first(*v6), if *v6 { 64 } else { 24 });
+        kind.families().iter().map(key).collect::<Vec<_>>().join("&")
     }
 
     pub fn value(&self, kind: Kind) -> Json {
-        let mut value = json!({"PublicIP": self.public(false), "PublicIPv6": null, "BackendType": kind.name()});
-        if kind.vxlan() {
-            value["BackendData"] = json!({"VNI": 1, "VtepMAC": self.mac(false)});
-        }
-        if kind.dual() {
-            value["PublicIPv6"] = json!(self.public(true));
+        // flannel writes an IPv4 address in every lease.
+        let mut value = json!({"PublicIP": "0.0.0.0", "PublicIPv6": null, "BackendType": kind.name()});
+        for v6 in kind.families().iter().copied() {
+            value[if v6 { "PublicIPv6" } else { "PublicIP" }] = json!(self.public(v6));
             if kind.vxlan() {
-                value["BackendV6Data"] = json!({"VNI": 1, "VtepMAC": self.mac(true)});
+                let data = json!({"VNI": 1, "VtepMAC": self.mac(v6)});
+                value[if v6 { "BackendV6Data" } else { "BackendData" }] = data;
             }
         }
         value["Created"] = json!(1000 + self.number);
@@ -143,12 +191,7 @@ impl Site {
         let own = Lease::new(1);
         let (flags, uplink) = (Vec::new(), "--iface=up0".to_owned());
         let site = Site { kind, dir, peers, own, mtu: 1500, resync: "1h", flags, uplink, agent: None };
-        let mut config = json!({"Network": "10.5.0.0/16", "Backend": {"Type": kind.name()}});
-        if kind.dual() {
-            config["EnableIPv6"] = json!(true);
-            config["IPv6Network"] = json!("fd05::/48");
-        }
-        fs::write(site.path("store/config.json"), config.to_string()).unwrap();
+        fs::write(site.path("store/config.json"), kind.config().to_string()).unwrap();
         for lease in site.peers.values().chain([&site.own]) {
             site.put(&lease.key(kind), &lease.value(kind).to_string());
         }
@@ -222,12 +265,10 @@ impl Site {
         Pid::from_raw(i32::try_from(self.agent.as_ref().unwrap().id()).unwrap())
     }
 
-    /// Ends the agent; its exit code and how long it took.
-    pub fn stop(&mut self, signal: Signal) -> (Option<i32>, Duration) {
-        let started = Instant::now();
+    /// Ends the agent; its exit code.
+    pub fn stop(&mut self, signal: Signal) -> Option<i32> {
         kill(self.pid(), signal).unwrap();
-        let status = self.agent.take().unwrap().wait().unwrap();
-        (status.code(), started.elapsed())
+        self.agent.take().unwrap().wait().unwrap().code()
     }
 
     pub fn cleanup(&self) -> Output {
@@ -244,12 +285,14 @@ impl Site {
     }
 
     pub fn expected_env(&self) -> String {
-        let mut text = "FLANNEL_NETWORK=10.5.0.0/16\n".to_owned();
+        let mut text = String::new();
         let overhead = self.kind.devices().iter().map(|device| device.1).max().unwrap_or(0);
-        text += &format!("FLANNEL_SUBNET=10.5.{}.1/24\n", self.own.number);
-        if self.kind.dual() {
-            text += "FLANNEL_IPV6_NETWORK=fd05::/48\n";
-            text += &format!("FLANNEL_IPV6_SUBNET=fd05:0:0:{:x}::1/64\n", self.own.number);
+        for v6 in self.kind.families().iter().copied() {
+            text += &if v6 {
+                format!("FLANNEL_IPV6_NETWORK=fd05::/48\nFLANNEL_IPV6_SUBNET=fd05:0:0:{:x}::1/64\n", self.own.number)
+            } else {
+                format!("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.{}.1/24\n", self.own.number)
+            };
         }
         text + &format!("FLANNEL_MTU={}\nFLANNEL_IPMASQ=false\n", self.mtu - overhead)
     }
@@ -257,11 +300,10 @@ impl Site {
     /// What must be in the kernel, as lines.
     pub fn expected(&self) -> BTreeSet<String> {
         let mut lines = BTreeSet::new();
-        let families: &[bool] = if self.kind.dual() { &[false, true] } else { &[false] };
-        for v6 in families.iter().copied() {
+        for v6 in self.kind.families().iter().copied() {
             let network = if v6 { "fd05::/48" } else { "10.5.0.0/16" };
             lines.extend(fence(network));
-            let device = self.kind.devices().get(usize::from(v6));
+            let device = self.kind.device(v6);
             if let Some((dev, overhead)) = device {
                 let (mtu, mac, local) = (self.mtu - overhead, self.own.mac(v6), self.own.public(v6));
                 lines.insert(format!("link {dev} up mtu {mtu} {mac} id 1 local {local} dev up0 port 8472"));
@@ -269,7 +311,8 @@ impl Site {
             }
             for peer in self.peers.values() {
                 let (net, first, public, mac) = (peer.net(v6), peer.first(v6), peer.public(v6), peer.mac(v6));
-                match device {
+                let direct = self.kind == Kind::DirectDual && peer.host < BEHIND_A_ROUTER;
+                match device.filter(|_| !direct) {
                     Some((dev, _)) => {
                         lines.insert(format!("route {net} via {first} dev {dev}"));
                         lines.insert(format!("neigh {first} {mac} dev {dev}"));
@@ -346,6 +389,16 @@ impl Site {
             "{what}: no notification led to a look at everything\n{}",
             self.log()
         );
+    }
+
+    /// Waits until the agent says that it is ready.
+    pub fn ready(&self) {
+        self.until("readiness", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
+    }
+
+    /// Waits until the vxlan devices of the node are exactly these, sorted by name.
+    pub fn until_devices(&self, what: &str, names: &[&str]) {
+        self.until(what, |_| devices() == names);
     }
 
     /// Waits for a condition.
@@ -455,6 +508,14 @@ pub fn observed() -> BTreeSet<String> {
         }
     }
     lines
+}
+
+/// The names of the vxlan devices, sorted.
+pub fn devices() -> Vec<String> {
+    let links = array(&run("ip", "-j link show type vxlan"));
+    let mut names: Vec<String> = links.iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
 }
 
 fn is_ours(name: &Json) -> bool {

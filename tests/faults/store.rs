@@ -6,15 +6,16 @@ use std::fs;
 use nix::sys::signal::Signal;
 use serde_json::{Value as Json, json};
 
-use crate::site::{Kind, Lease, Site, each};
+use crate::site::{BEHIND_A_ROUTER, Kind, Lease, Site, each, ip};
 
 each! {
-    peers_removed_while_away: Vxlan VxlanDual HostGw HostGwDual;
-    peers_come_and_go: Vxlan VxlanDual HostGw HostGwDual;
+    peers_removed_while_away: Vxlan VxlanDual HostGw HostGwDual VxlanV6 HostGwV6 DirectDual;
+    peers_come_and_go: Vxlan VxlanDual HostGw HostGwDual VxlanV6 HostGwV6 DirectDual;
     another_mac_of_a_peer: Vxlan VxlanDual;
     another_mac_of_a_peer_while_away: Vxlan VxlanDual;
-    another_address_of_a_peer: Vxlan HostGw;
-    own_lease_deleted: Vxlan VxlanDual HostGw HostGwDual;
+    another_address_of_a_peer: Vxlan HostGw VxlanV6 HostGwV6 DirectDual;
+    a_peer_moves_behind_a_router_and_back: DirectDual;
+    own_lease_deleted: Vxlan VxlanDual HostGw HostGwDual VxlanV6 HostGwV6 DirectDual;
     unreadable_leases: Vxlan VxlanDual HostGw HostGwDual;
     leases_that_claim_what_is_ours: Vxlan HostGw;
     most_peers_vanish: Vxlan HostGw;
@@ -60,6 +61,22 @@ fn another_address_of_a_peer(kind: Kind) {
     let mut site = Site::running(kind);
     site.put_peer(Lease { host: 177, ..Lease::new(5) });
     site.healed("another address of a peer");
+}
+
+fn a_peer_moves_behind_a_router_and_back(kind: Kind) {
+    let mut site = Site::running(kind);
+    site.put_peer(Lease { host: BEHIND_A_ROUTER, ..Lease::new(5) });
+    site.put_peer(Lease { host: BEHIND_A_ROUTER + 1, ..Lease::new(40) });
+    site.healed("two peers behind a router");
+    let before = site.quiet();
+    for v6 in kind.families() {
+        let family = if *v6 { "-6" } else { "-4" };
+        ip(&format!("{family} route del {}", site.peers[&5].net(*v6)));
+        ip(&format!("{family} route del {}", site.peers[&6].net(*v6)));
+    }
+    site.healed_by_entries(&before, "a deleted route over the tunnel and a direct one");
+    site.put_peer(Lease::new(5));
+    site.healed("one of them on the link again");
 }
 
 fn own_lease_deleted(kind: Kind) {

@@ -47,7 +47,8 @@ impl Agent {
     }
 
     fn until(&self, what: &str, reached: impl Fn(&Agent) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        // A busy machine may be slow; nothing but the awaited cause ends the wait.
+        let deadline = Instant::now() + Duration::from_secs(120);
         while !reached(self) {
             assert!(Instant::now() < deadline, "waited for {what}: {:#?}", self.status());
         }
