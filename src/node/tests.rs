@@ -37,6 +37,7 @@ mod claims;
 mod config;
 mod conflist;
 mod lease;
+mod looks;
 mod rules;
 mod uplink;
 

@@ -133,3 +133,144 @@ async fn what_flannel_left_is_removed_although_the_kernel_refuses_it_once() {
     passer.full(&plan, Cause::Audit).await.unwrap();
     assert!(kernel.entries().contains_key(&key));
 }
+
+#[tokio::test]
+async fn an_entry_that_another_program_takes_again_and_again_is_left_to_the_audit() {
+    let (mut plan, mut passer, kernel) = bench();
+    plan.put(record(2, 1));
+    plan.put(record(3, 1));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let neigh = |third: u8| Key::Neigh(name("flannel.1"), [10, 5, third, 0].into());
+    for repair in 1..=3 {
+        kernel.disturb(neigh(2), None, false);
+        assert!(passer.noticed(&plan, HashMap::from([(neigh(2), None)])).await.is_some(), "repair {repair}");
+        assert!(kernel.entries().contains_key(&neigh(2)), "repair {repair}");
+    }
+    for key in [neigh(2), neigh(3)] {
+        kernel.disturb(key, None, false);
+    }
+    kernel.take_ops();
+    passer.noticed(&plan, HashMap::from([(neigh(2), None), (neigh(3), None)])).await.unwrap();
+    let written: Vec<Key> = kernel.take_ops().iter().map(Op::key).collect();
+    assert_eq!(written, [neigh(3)], "the fourth repair of one entry waits, another entry does not");
+    passer.full(&plan, Cause::Audit).await.unwrap();
+    assert!(kernel.entries().contains_key(&neigh(2)), "the audit repairs it");
+}
+
+#[tokio::test]
+async fn an_event_removes_nothing_while_removals_are_held() {
+    let (mut plan, mut passer, kernel) = bench();
+    plan.put(record(2, 1));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let dev = name("flannel.1");
+    let (stale, wanted) = (Key::Neigh(dev, [10, 5, 99, 0].into()), Key::Neigh(dev, [10, 5, 2, 0].into()));
+    let seen = Seen { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 99])), protocol: 0, mark: false };
+    kernel.disturb(stale, Some(seen), false);
+    let news = || HashMap::from([(stale, Some(seen)), (wanted, None)]);
+    // Before the first list of leases, and after a first list without peers.
+    for until in [None, Some(Instant::now() + Duration::from_secs(3600))] {
+        passer.keep_all(until.is_none());
+        passer.keep_stale_until = until;
+        kernel.disturb(wanted, None, false);
+        passer.noticed(&plan, news()).await.unwrap();
+        assert!(kernel.entries().contains_key(&stale), "held, {until:?}");
+        assert!(kernel.entries().contains_key(&wanted), "repaired all the same, {until:?}");
+    }
+    passer.keep_stale_until = None;
+    passer.noticed(&plan, HashMap::from([(stale, Some(seen))])).await.unwrap();
+    assert!(!kernel.entries().contains_key(&stale), "nothing is held any more");
+}
+
+#[tokio::test]
+async fn entries_wait_for_a_device_that_is_broken_and_come_with_it() {
+    let (mut plan, mut passer, kernel) = bench();
+    let own = Key::Link(name("flannel.1"));
+    plan.put(record(2, 1));
+    // The device is there, so the kernel would take the entries.
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
+    let Some(Seen { value: Value::Link(link), .. }) = kernel.entries().get(&own).copied() else { panic!("no device") };
+    let broken = Seen { value: Value::Link(Link { up: false, ..link }), protocol: 0, mark: true };
+    kernel.disturb(own, Some(broken), false);
+    kernel.disturb(entry, None, false);
+    kernel.fail(own, Some(Outcome::Retry("EADDRINUSE".into())));
+    kernel.take_ops();
+    passer.full(&plan, Cause::Kernel).await.unwrap();
+    let written: Vec<Key> = kernel.take_ops().iter().map(Op::key).collect();
+    assert_eq!(written, [own], "nothing but the device is tried");
+    // A retry of the device asks for a full pass, which brings the entries along.
+    kernel.fail(own, None);
+    tokio::time::sleep_until(passer.next_retry().expect("the device is tried again").into()).await;
+    assert_eq!(passer.retry(&plan).await.unwrap().unwrap_err(), NeedsFull);
+    passer.full(&plan, Cause::Retry).await.unwrap();
+    assert!(kernel.entries().contains_key(&entry) && passer.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_marked_device_that_nobody_wants_is_found_unasked_with_what_stands_on_it() {
+    let (plan, mut passer, kernel) = bench();
+    // An earlier run made it for a peer that is gone. The plan does not name it.
+    let dev = name("flannel.7");
+    let link = Link { kind: LinkKind::Other, mtu: 1400, mac: None, up: true, learning: false };
+    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::Link(link), protocol: PROTOCOL, mark: true }), false);
+    let (via, net) = ([10, 5, 9, 0].into(), "10.5.9.0/24".parse().unwrap());
+    let route = Value::Route(Route::Unicast { via, dev, onlink: true });
+    kernel.disturb(Key::Route(net, 0), Some(Seen { value: route, protocol: 3, mark: false }), false);
+    passer.keep_all(true);
+    passer.full(&plan, Cause::Start).await.unwrap();
+    assert_eq!(links(&kernel), ["link flannel.1", "link flannel.7"], "held");
+    // What appears on it meanwhile is as unwanted as the device, whoever wrote it.
+    passer.keep_all(false);
+    let neigh = Key::Neigh(dev, [10, 5, 9, 0].into());
+    let seen = Seen { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false };
+    kernel.disturb(neigh, Some(seen), false);
+    passer.noticed(&plan, HashMap::from([(neigh, Some(seen))])).await.unwrap();
+    assert!(!kernel.entries().contains_key(&neigh));
+    passer.full(&plan, Cause::Audit).await.unwrap();
+    assert_eq!(links(&kernel), ["link flannel.1"]);
+}
+
+#[tokio::test]
+async fn a_device_that_is_made_anew_gets_its_entries_in_the_same_pass() {
+    let (mut plan, mut passer, kernel) = bench();
+    plan.put(record(2, 1));
+    let own = Key::Link(name("flannel.1"));
+    // One of flannel's with other fixed attributes: what stands on it vanishes when it is made anew.
+    let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
+    kernel.disturb(own, Some(Seen { value: Value::Link(link), protocol: 0, mark: false }), false);
+    let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
+    let theirs = Value::Fdb([192, 168, 0, 2].into());
+    kernel.disturb(entry, Some(Seen { value: theirs, protocol: 0, mark: false }), false);
+    passer.full(&plan, Cause::Start).await.unwrap();
+    assert_eq!(kernel.entries().len(), 5, "link, address, neighbour, FDB entry, route: {:?}", kernel.entries());
+    assert!(passer.pending().is_empty());
+}
+
+#[tokio::test]
+async fn what_somebody_else_mended_is_no_longer_pending() {
+    let (mut plan, mut passer, kernel) = bench();
+    plan.put(record(2, 1));
+    let entry = Key::Neigh(name("flannel.1"), [10, 5, 2, 0].into());
+    kernel.fail(entry, Some(Outcome::Fatal("not now".into())));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    assert!(passer.pending().get(&entry).is_some_and(|pending| !pending.retry), "refused for good");
+    assert_eq!(passer.next_retry(), None, "only the audit tries it again");
+    let seen = Seen { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 2])), protocol: 0, mark: false };
+    kernel.disturb(entry, Some(seen), false);
+    passer.full(&plan, Cause::Audit).await.unwrap();
+    assert!(passer.pending().is_empty(), "{:?}", passer.pending());
+}
+
+#[tokio::test]
+async fn additions_come_before_removals() {
+    let (mut plan, mut passer, kernel) = bench();
+    plan.put(record(2, 1));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    kernel.take_ops();
+    // The peer's MAC changes, and another peer comes: the old FDB entry may go only when the new one is there.
+    let mut changed = plan.remove(&lease(2, 1).id);
+    changed.extend(plan.put(record(3, 1)));
+    passer.changed(changed).await;
+    let removals: Vec<bool> = kernel.take_ops().iter().map(|op| matches!(op, Op::Remove(..))).collect();
+    assert_eq!(removals, [false, false, false, true, true, true]);
+}

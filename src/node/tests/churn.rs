@@ -9,7 +9,7 @@ use super::{Bench, lease, local, put};
 use crate::options::OnLostLease;
 
 /// A lease of a vxlan node: in a host-gw network it brings a device of its own.
-fn vxlan(key: &str, vni: u32) -> Record {
+pub(super) fn vxlan(key: &str, vni: u32) -> Record {
     let mut lease = lease(key, "192.168.0.77");
     lease.attrs.backend_type = "vxlan".into();
     let third = lease.subnets.v4.unwrap().addr().octets()[2];
