@@ -35,6 +35,7 @@ use crate::plan::old_routes;
 use crate::rules::keeper::Desk;
 use crate::rules::{self, Carrier, Instance};
 use crate::saved::{Saver, Shelf};
+use crate::say::Patience;
 use crate::start::{self, Memory, Place, Waiting};
 use crate::tell::Teller;
 
@@ -112,7 +113,12 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
 
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let teller = Teller::new(store.clone(), options.unwell_after);
-    let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, store.identity().await);
+    let identity = tokio::select! {
+        // The API server may be away, and then this answer takes its time.
+        () = &mut shutdown => return Ok(ended_early()),
+        identity = store.identity() => identity,
+    };
+    let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Programs are asked while the lease is waited for.
     let look = rules::auto::Look::begin(options.rules.firewall);
     let started = {
@@ -124,10 +130,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
         let mut starting = pin!(starting);
         loop {
             tokio::select! {
-                () = &mut shutdown => {
-                    tracing::info!("weft ends; it had no lease yet");
-                    return Ok(ExitCode::SUCCESS);
-                }
+                () = &mut shutdown => return Ok(ended_early()),
                 started = &mut starting => break started,
                 Some(request) = asked.recv() => answer_early(request, &*store, &readiness),
             }
@@ -152,6 +155,11 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await
 }
 
+fn ended_early() -> ExitCode {
+    tracing::info!("weft ends; it had no lease yet");
+    ExitCode::SUCCESS
+}
+
 /// What reaches the loop from other tasks.
 struct Inputs {
     received: mpsc::Receiver<Event>,
@@ -169,6 +177,7 @@ async fn turn<K: Kernel, M: Monitor>(
 ) -> anyhow::Result<ExitCode> {
     let mut file = FileWatch::new(node.subnet_file());
     let mut conf = node.world.conflist.source().map(FileWatch::new);
+    let mut deaf = Patience::default();
     // The watch begins with the list that brought us our lease: what it says belongs to the first look.
     tokio::task::yield_now().await;
     node.begin(waiting(&mut inputs.received)).await;
@@ -183,7 +192,9 @@ async fn turn<K: Kernel, M: Monitor>(
             notices = monitor.next() => match notices {
                 Ok(notices) => node.noticed(notices).await,
                 Err(error) => {
-                    tracing::error!(%error, "read the netlink monitor");
+                    if deaf.due(&error.to_string(), Instant::now()) {
+                        tracing::error!("read the netlink monitor: {error}: everything is looked at instead");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     node.noticed(vec![Notice::Lost]).await;
                 }

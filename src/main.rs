@@ -5,9 +5,13 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use tokio::signal::unix::{SignalKind, signal};
 use weft::cleanup::Running;
 use weft::cli::flags::InstallFlags;
@@ -182,17 +186,20 @@ async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     Ok(show(&format!("released {subnets}\n")))
 }
 
-/// Ends with the first SIGTERM or SIGINT; a second one ends the process at once.
+/// Ends with the first SIGTERM or SIGINT. A second one ends the process at once, from inside the signal handler: a disk that hangs
+/// may keep the only thread in a system call, so that nothing else could act on it.
 fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
     let mut term = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut int = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let asked = Arc::new(AtomicBool::new(false));
+    for number in [SIGTERM, SIGINT] {
+        // Handlers run in this order, so the first signal finds the flag unset.
+        flag::register_conditional_shutdown(number, i32::from(cli::FAILURE), asked.clone())
+            .and_then(|_| flag::register(number, asked.clone()))
+            .context("listen for a second signal")?;
+    }
     Ok(async move {
         tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-        tokio::spawn(async move {
-            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-            #[allow(clippy::disallowed_methods)] // asked twice: nothing more to wait for
-            std::process::exit(i32::from(cli::FAILURE));
-        });
     })
 }
 

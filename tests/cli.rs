@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -243,6 +244,34 @@ fn an_agent_that_waits_for_its_config_says_so_and_ends_at_once() {
         assert!(log.contains("WARN waiting: net-conf:"), "{log}");
         assert!(log.lines().last().is_some_and(|line| line.contains("weft ends; it had no lease yet")), "{log}");
         assert!(!place.path("weft.sock").exists(), "the socket goes with the agent");
+    });
+}
+
+/// A disk that hangs keeps the agent's only thread inside a system call, so that nothing in the agent can act on a signal.
+#[test]
+fn a_second_signal_ends_an_agent_that_cannot_act_on_the_first() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        let file = place.path("subnet.env");
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut agent = place.agent(&[], &[]);
+        let pid = Pid::from_raw(i32::try_from(agent.0.id()).unwrap());
+        // A FIFO can be opened for writing only while somebody reads it. The agent waits for content as long as this one is open.
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).custom_flags(nix::libc::O_NONBLOCK);
+        let _hangs = wait_for("the agent to read subnet.env", || options.open(&file).ok());
+        kill(pid, Signal::SIGTERM).unwrap();
+        // Two signals of one kind that are not handled yet count as one.
+        wait_for("the agent to take the signal", || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let pending = status.lines().filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"));
+            pending.clone().all(|line| line.ends_with("0000000000000000")).then_some(())
+        });
+        assert!(agent.0.try_wait().unwrap().is_none(), "the first signal asks for an orderly end");
+        kill(pid, Signal::SIGINT).unwrap();
+        let status = wait_for("the end", || agent.0.try_wait().unwrap());
+        assert_eq!(status.code(), Some(1));
     });
 }
 
