@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Entries and devices deleted, changed in place, or losing what they stand on.
 
-use nix::sys::signal::Signal;
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
 
 use crate::site::{Kind, Lease, Site, bridge, each, ip};
 
@@ -19,6 +21,7 @@ each! {
     routes_flushed: Vxlan VxlanDual HostGw HostGwDual VxlanV6 HostGwV6 DirectDual;
     foreign_entries_survive: Vxlan VxlanDual HostGw HostGwDual;
     without_nexthop_objects: Vxlan HostGw;
+    notifications_that_the_kernel_drops: Vxlan HostGw;
 }
 
 fn family(v6: bool) -> &'static str {
@@ -206,4 +209,27 @@ fn without_nexthop_objects(kind: Kind) {
     ip("link set up0 up");
     site.until("the IPv4 address", |_| ip("-4 addr show dev up0").contains("10.0.0.1"));
     site.healed("a deleted route and the uplink down and up");
+}
+
+/// True once the kernel has dropped a notification because a socket of this namespace was full.
+fn dropped() -> bool {
+    let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+    // The columns are sk, Eth, Pid, Groups, Rmem, Wmem, Dump, Locks, Drops and Inode.
+    sockets.lines().skip(1).any(|line| line.split_whitespace().nth(8).is_some_and(|drops| drops != "0"))
+}
+
+fn notifications_that_the_kernel_drops(kind: Kind) {
+    let mut site = Site::running(kind);
+    let before = site.quiet();
+    kill(site.pid(), Signal::SIGSTOP).unwrap();
+    // Routes of another table matter to nobody, so only the loss itself can tell the agent to look at the kernel.
+    let adds = (0..20_000).map(|n| format!("route add 198.18.{}.{}/32 dev lo table 77\n", n / 256, n % 256));
+    fs::write(site.path("batch"), adds.collect::<String>()).unwrap();
+    ip(&format!("-batch {}", site.path("batch").display()));
+    assert!(dropped(), "the agent's socket has room for all of them");
+    for number in [7, 8] {
+        ip(&format!("route del {}", site.peers[&number].net(false)));
+    }
+    kill(site.pid(), Signal::SIGCONT).unwrap();
+    site.healed_by_links(&before, "deleted routes whose notifications were lost");
 }

@@ -118,6 +118,25 @@ fn routes_that_forwarding_lets_expire_are_told() {
     });
 }
 
+#[test]
+fn forwarding_is_turned_on_for_the_families_of_the_network() {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
+        let (plan, v4) = (plan(), "net/ipv4/ip_forward");
+        let read = |path: &str| std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap().trim().to_owned();
+        set(v4, "0");
+        set(FORWARDING, "0");
+        let told = sysctls::ensure(&plan, false).join("\n");
+        for wanted in [v4, FORWARDING] {
+            assert!(told.contains(&format!("run: sysctl -w {wanted}=1")), "{told}");
+            assert_eq!(read(wanted), "0", "only looked at");
+        }
+        assert_eq!(sysctls::ensure(&plan, true), [""; 0]);
+        assert_eq!((read(v4).as_str(), read(FORWARDING).as_str()), ("1", "1"));
+    });
+}
+
 const FILTER: &str = "net/ipv4/conf/up0/rp_filter";
 
 fn filter() -> String {
@@ -183,5 +202,31 @@ fn what_rp_filter_was_is_put_back_and_nothing_is_guessed() {
         assert!(told.len() == 2 && told[1].contains("write /proc/no/subnet.env.rp_filter"), "{told:?}");
         assert_eq!((filter().as_str(), loosened.ensure(None, true).len()), ("2", 0));
         assert_eq!(filter(), "1");
+    });
+}
+
+/// The interface is made anew while its filter is loosened.
+#[test]
+fn rp_filter_of_an_interface_that_was_made_anew_is_found_anew() {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
+        let dir = tempfile::tempdir().unwrap();
+        let (env, file) = (dir.path().join("subnet.env"), dir.path().join("subnet.env.rp_filter"));
+        let wanted = Some(Wanted { names: vec![name("up0")], why: "lease X uses host-gw".into() });
+        set(FILTER, "0");
+        set("net/ipv4/conf/all/rp_filter", "1");
+        let mut loosened = Loosened::beside(&env);
+        loosened.ensure(wanted.as_ref(), true);
+        assert_eq!(filter(), "2", "the stricter of \"all\" and the interface's own value counts");
+        ip("link del up0");
+        // The new interface gets another index.
+        ip("link add between0 type veth peer name between1");
+        add_uplink();
+        set(FILTER, "1");
+        let told = loosened.ensure(wanted.as_ref(), true);
+        assert!(told[0].ends_with("up0 1") && filter() == "2", "{told:?}");
+        assert_eq!(loosened.ensure(None, true), [""; 0]);
+        assert_eq!((filter().as_str(), file.exists()), ("1", false));
     });
 }
