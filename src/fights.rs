@@ -74,4 +74,14 @@ mod tests {
             "the entry must be repaired again after a minute"
         );
     }
+    #[test]
+    fn a_program_that_flushes_all_rules_and_routes_a_few_times_is_no_fight() {
+        let fence = Key::Fence(weft_subnet::cidr::Family::V4);
+        let start = Instant::now();
+        let mut fights = Fights::default();
+        for part in 0..MAX_REPAIRS * PARTS_OF_A_FENCE {
+            assert!(fights.allow(fence, None, start), "part {part}");
+        }
+        assert!(!fights.allow(fence, None, start));
+    }
 }

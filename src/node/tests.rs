@@ -38,6 +38,7 @@ mod config;
 mod conflist;
 mod lease;
 mod looks;
+mod peers;
 mod rules;
 mod uplink;
 

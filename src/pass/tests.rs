@@ -274,3 +274,19 @@ async fn additions_come_before_removals() {
     let removals: Vec<bool> = kernel.take_ops().iter().map(|op| matches!(op, Op::Remove(..))).collect();
     assert_eq!(removals, [false, false, false, true, true, true]);
 }
+
+#[tokio::test]
+async fn devices_of_peers_leave_room_for_our_own_in_the_same_pass() {
+    let (mut plan, mut passer, kernel) = bench();
+    passer.keep_all(true);
+    // One place is left, and two devices are wanted.
+    let link = Link { kind: LinkKind::Other, mtu: 1400, mac: None, up: true, learning: false };
+    for n in 1..MOST_DEVICES {
+        let seen = Seen { value: Value::Link(link), protocol: PROTOCOL, mark: true };
+        kernel.disturb(Key::Link(name(&format!("flannel.{}", 200 + n))), Some(seen), false);
+    }
+    plan.put(record(2, 7));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let there = links(&kernel);
+    assert!(there.contains(&"link flannel.1".to_owned()) && there.len() == MOST_DEVICES, "{there:?}");
+}

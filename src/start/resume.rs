@@ -135,10 +135,18 @@ fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) ->
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use weft_backends::host::Reach;
+    use weft_backends::state::Name;
     use weft_subnet::attrs::Attrs;
+    use weft_subnet::dir::DirStore;
     use weft_subnet::lease::{Age, Lease};
 
     use super::*;
+    use crate::kernel::fake::FakeKernel;
+    use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, RouteInfo};
+    use crate::options::UplinkChoice;
 
     const DAY: u64 = 24 * 3600;
     const SAVED: u64 = 20_000 * DAY;
@@ -177,6 +185,87 @@ mod tests {
                 None => assert_eq!(got, Ok(()), "{expires:?} {of_store} {now}"),
                 Some(words) => assert!(got.as_ref().is_err_and(|text| text.contains(words)), "{now}: {got:?}"),
             }
+        }
+    }
+    const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+
+    /// What a node with 192.168.0.1 saved a moment ago.
+    fn just_now() -> Head {
+        let saved = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let public = ("192.168.0.1".parse().ok(), None);
+        Head { saved, config: CONFIG.into(), public, ..head(Expiry::Never) }
+    }
+
+    /// eth0 has these addresses, the first one before the others, and the default route.
+    fn machine(addrs: &[&str]) -> Machine {
+        let eth0 = Name::new("eth0").unwrap();
+        let (carrier, maker) = (true, Maker::Unknown);
+        let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier, loopback: false, maker };
+        let addr = |net: &&str| AddrInfo { index: 2, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
+        let route = |net: &str, reach| RouteInfo {
+            net: net.parse().unwrap(),
+            metric: 0,
+            dev: Some(eth0),
+            via: None,
+            reach,
+            protocol: 2,
+        };
+        let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
+        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes }
+    }
+
+    fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, mut kernel) = (DirStore::new(dir.path().into()), FakeKernel::new(machine(addrs), 90));
+        let (choice, memory) = (UplinkChoice::default(), Memory::default());
+        let subnet_file = Path::new("/nonexistent/subnet.env");
+        let mut place =
+            Place { store: &store, kernel: &mut kernel, choice: &choice, subnet_file, guard: false, memory };
+        fit(&mut place, config, head)
+    }
+
+    #[test]
+    fn what_was_saved_counts_for_this_node_and_network_alone() {
+        let ours: &[&str] = &["192.168.0.1/24"];
+        let started = fits(ours, None, just_now()).map_err(drop).unwrap();
+        assert_eq!((started.own, started.config.as_str()), (just_now().own, CONFIG));
+        // A second address of the uplink, which would be preferred otherwise, changes nothing.
+        let started = fits(&["192.168.0.9/24", "192.168.0.1/24"], None, just_now()).map_err(drop).unwrap();
+        assert_eq!(started.host.public_v4, "192.168.0.1".parse().ok());
+        let other_network = CONFIG.replace("10.5.", "10.6.");
+        let other_type = CONFIG.replace("host-gw", "vxlan");
+        let small = CONFIG.replacen('{', r#"{"SubnetMax":"10.5.99.0","#, 1);
+        let table: [(&[&str], Option<&str>, Option<&str>); 5] = [
+            (&["192.168.0.2/24"], None, Some("this node had other addresses then")),
+            (ours, Some(&other_network), Some("they are of 10.5.0.0/16 with host-gw, net-conf says 10.6.0.0/16")),
+            (ours, Some(&other_type), Some("net-conf says 10.5.0.0/16 with vxlan")),
+            (ours, Some("{"), Some("net-conf")),
+            (ours, Some(&small), None),
+        ];
+        for (addrs, config, wanted) in table {
+            let got = fits(addrs, config, just_now()).map(|started| started.config);
+            match wanted {
+                None => assert_eq!(got.as_deref(), Ok(config.unwrap())),
+                Some(words) => assert!(got.as_ref().is_err_and(|said| said.contains(words)), "{words}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_subnet_is_remembered_for_the_same_addresses_and_network_where_none_is_assigned() {
+        let network = |text: &str| Network::parse(text).unwrap();
+        let other = CONFIG.replace("10.5.", "10.6.");
+        let (mine, elsewhere) = (just_now().public, ("192.168.0.2".parse().ok(), None));
+        for (public, config, assigned, wanted) in [
+            (mine, CONFIG, false, Some(just_now().own.subnets)),
+            (elsewhere, CONFIG, false, None),
+            (mine, &other, false, None),
+            (mine, CONFIG, true, None),
+        ] {
+            let saved = Some(Saved { head: just_now(), peers: Vec::new() });
+            let mut memory = Memory { saved, ..Memory::default() };
+            let store = Capabilities { expires: true, fenced: true, assigned };
+            assert_eq!(memory.subnet(public, &network(config), store), wanted, "{public:?} {config} {assigned}");
         }
     }
 }
