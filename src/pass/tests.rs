@@ -202,6 +202,7 @@ async fn entries_wait_for_a_device_that_is_broken_and_come_with_it() {
     kernel.fail(own, None);
     tokio::time::sleep_until(passer.next_retry().expect("the device is tried again").into()).await;
     assert_eq!(passer.retry(&plan).await.unwrap().unwrap_err(), NeedsFull);
+    assert!(passer.next_retry().is_some_and(|next| next > Instant::now()), "should that pass fail, it is tried again");
     passer.full(&plan, Cause::Retry).await.unwrap();
     assert!(kernel.entries().contains_key(&entry) && passer.pending().is_empty());
 }

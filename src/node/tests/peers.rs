@@ -50,18 +50,50 @@ async fn held_removals_are_carried_out_when_the_grace_time_is_over() {
     .await;
 }
 
+/// This lease has changed so often that its next record waits.
+fn indebt(bench: &mut Bench, third: usize) {
+    let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
+    let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::Link(link)));
+    for _ in 0..12 {
+        bench.node.churn.charge(&key(third).as_str().into(), &[change], Instant::now());
+    }
+}
+
+#[tokio::test]
+async fn a_record_that_waits_goes_with_its_lease() {
+    local(async {
+        let mut bench = twenty().await;
+        for gone in [list(2..9), vec![Event::Changes(vec![Err(key(9).as_str().into())])]] {
+            indebt(&mut bench, 9);
+            bench.node.stored(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
+            assert!(bench.node.churn.next(Instant::now()).is_some(), "it waits");
+            bench.node.stored(gone).await;
+            assert_eq!(bench.node.churn.next(Instant::now()), None, "it must not come back when its time has come");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_first_list_ends_the_use_of_saved_peers() {
+    local(async {
+        let mut bench = Bench::new(OnLostLease::Hold);
+        bench.node.resumed = Some("the store is away: peers are those that were saved".into());
+        bench.node.stored(vec![Event::Word]).await;
+        assert!(bench.node.resumed.is_some(), "a word is no list");
+        bench.node.stored(list(2..4)).await;
+        assert_eq!(bench.node.resumed, None);
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_held_lease_that_comes_back_too_often_is_kept_all_the_same() {
     local(async {
         let mut bench = twenty().await;
         bench.node.stored(list(0..0)).await;
         let held = bench.node.hold.len();
-        // This lease has changed so often that its next record waits.
-        let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-        let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::Link(link)));
-        for _ in 0..12 {
-            bench.node.churn.charge(&key(9).as_str().into(), &[change], Instant::now());
-        }
+        indebt(&mut bench, 9);
         bench.node.stored(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
         assert_eq!(bench.via("10.5.9.0/24"), "192.168.0.9".parse().ok(), "its newest record waits");
         assert_eq!(bench.node.hold.len(), held - 1, "but it is there, so nothing removes it later");
