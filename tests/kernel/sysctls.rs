@@ -228,5 +228,13 @@ fn rp_filter_of_an_interface_that_was_made_anew_is_found_anew() {
         assert!(told[0].ends_with("up0 1") && filter() == "2", "{told:?}");
         assert_eq!(loosened.ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("1", false));
+
+        // A damaged record stays for a person to see, although there is something new to write down.
+        std::fs::write(&file, "boot of another kind").unwrap();
+        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        assert_eq!(
+            (filter().as_str(), std::fs::read_to_string(&file).unwrap().as_str()),
+            ("2", "boot of another kind")
+        );
     });
 }
