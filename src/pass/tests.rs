@@ -84,7 +84,7 @@ async fn nothing_is_done_to_a_device_of_somebody_else_on_any_path() {
         kernel.take_ops().iter().filter(|op| on(op) == Some(dev)).map(Op::to_string).collect::<Vec<_>>()
     };
     assert_eq!(on_it(&kernel), [""; 0], "a look at everything");
-    assert_eq!(passer.strangers().iter().copied().collect::<Vec<_>>(), [dev]);
+    assert_eq!(passer.strangers().iter().cloned().collect::<Vec<_>>(), [dev]);
     // The plan has not heard of it yet.
     let changed = plan.put(record(3, 7));
     passer.changed(changed).await;
@@ -165,8 +165,8 @@ async fn an_event_removes_nothing_while_removals_are_held() {
     let dev = name("flannel.1");
     let (stale, wanted) = (Key::Neigh(dev, [10, 5, 99, 0].into()), Key::Neigh(dev, [10, 5, 2, 0].into()));
     let seen = Seen { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 99])), protocol: 0, mark: false };
-    kernel.disturb(stale, Some(seen), false);
-    let news = || HashMap::from([(stale, Some(seen)), (wanted, None)]);
+    kernel.disturb(stale, Some(seen.clone()), false);
+    let news = || HashMap::from([(stale, Some(seen.clone())), (wanted, None)]);
     // Before the first list of leases, and after a first list without peers.
     for until in [None, Some(Instant::now() + Duration::from_secs(3600))] {
         passer.keep_all(until.is_none());
@@ -189,8 +189,8 @@ async fn entries_wait_for_a_device_that_is_broken_and_come_with_it() {
     // The device is there, so the kernel would take the entries.
     passer.full(&plan, Cause::Start).await.unwrap();
     let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
-    let Some(Seen { value: Value::Link(link), .. }) = kernel.entries().get(&own).copied() else { panic!("no device") };
-    let broken = Seen { value: Value::Link(Link { up: false, ..link }), protocol: 0, mark: true };
+    let Some(Seen { value: Value::Link(link), .. }) = kernel.entries().get(&own).cloned() else { panic!("no device") };
+    let broken = Seen { value: Value::link(Link { up: false, ..Link::clone(&link) }), protocol: 0, mark: true };
     kernel.disturb(own, Some(broken), false);
     kernel.disturb(entry, None, false);
     kernel.fail(own, Some(Outcome::Retry("EADDRINUSE".into())));
@@ -212,8 +212,8 @@ async fn a_marked_device_that_nobody_wants_is_found_unasked_with_what_stands_on_
     let (plan, mut passer, kernel) = bench();
     // An earlier run made it for a peer that is gone. The plan does not name it.
     let dev = name("flannel.7");
-    let link = Link { kind: LinkKind::Other, mtu: 1400, mac: None, up: true, learning: false };
-    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::Link(link), protocol: PROTOCOL, mark: true }), false);
+    let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
+    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::link(link), protocol: PROTOCOL, mark: true }), false);
     let (via, net) = ([10, 5, 9, 0].into(), "10.5.9.0/24".parse().unwrap());
     let route = Value::Route(Route::Unicast { via, dev, onlink: true });
     kernel.disturb(Key::Route(net, 0), Some(Seen { value: route, protocol: 3, mark: false }), false);
@@ -224,7 +224,7 @@ async fn a_marked_device_that_nobody_wants_is_found_unasked_with_what_stands_on_
     passer.keep_all(false);
     let neigh = Key::Neigh(dev, [10, 5, 9, 0].into());
     let seen = Seen { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false };
-    kernel.disturb(neigh, Some(seen), false);
+    kernel.disturb(neigh, Some(seen.clone()), false);
     passer.noticed(&plan, HashMap::from([(neigh, Some(seen))])).await.unwrap();
     assert!(!kernel.entries().contains_key(&neigh));
     passer.full(&plan, Cause::Audit).await.unwrap();
@@ -237,8 +237,8 @@ async fn a_device_that_is_made_anew_gets_its_entries_in_the_same_pass() {
     plan.put(record(2, 1));
     let own = Key::Link(name("flannel.1"));
     // One of flannel's with other fixed attributes: what stands on it vanishes when it is made anew.
-    let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-    kernel.disturb(own, Some(Seen { value: Value::Link(link), protocol: 0, mark: false }), false);
+    let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+    kernel.disturb(own, Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
     let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
     let theirs = Value::Fdb([192, 168, 0, 2].into());
     kernel.disturb(entry, Some(Seen { value: theirs, protocol: 0, mark: false }), false);
@@ -281,9 +281,9 @@ async fn devices_of_peers_leave_room_for_our_own_in_the_same_pass() {
     let (mut plan, mut passer, kernel) = bench();
     passer.keep_all(true);
     // One place is left, and two devices are wanted.
-    let link = Link { kind: LinkKind::Other, mtu: 1400, mac: None, up: true, learning: false };
+    let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
     for n in 1..MOST_DEVICES {
-        let seen = Seen { value: Value::Link(link), protocol: PROTOCOL, mark: true };
+        let seen = Seen { value: Value::link(link.clone()), protocol: PROTOCOL, mark: true };
         kernel.disturb(Key::Link(name(&format!("flannel.{}", 200 + n))), Some(seen), false);
     }
     plan.put(record(2, 7));

@@ -112,7 +112,10 @@ fn a_device_without_mark_is_taken_over_only_if_it_was_seen() {
         let (key, value) = vxlan(false);
         for op in [Op::Ensure(key, value.clone()), Op::Recreate(key, value.clone())] {
             let outcome = k.apply(&[op]).remove(0);
-            assert!(matches!(&outcome, Outcome::Retry(text) if text.contains("another program has just created")), "{outcome:?}");
+            assert!(
+                matches!(&outcome, Outcome::Retry(text) if text.contains("another program has just created")),
+                "{outcome:?}"
+            );
         }
         assert!(ip("link show flannel.1").contains("02:00:00:00:09:09"));
         k.observe(&[name("flannel.1")]).unwrap();

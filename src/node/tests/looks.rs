@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What news of the kernel and the clock lead to: a repair of one entry, a look at everything, or nothing.
 
+use std::sync::Arc;
+
 use std::time::{Duration, Instant};
 
-use weft_backends::state::{Key, Link, LinkKind, Name, Seen, Value};
+use weft_backends::link::{Foreign, Link};
+use weft_backends::state::{Key, Name, Seen, Value};
 use weft_subnet::source::Event;
 
 use super::{Bench, CONFIG, VXLAN, local, machine, put};
@@ -28,7 +31,7 @@ fn lose(bench: &Bench) {
 }
 
 fn audits(bench: &Bench) -> u64 {
-    bench.node.full_passes.get("audit").copied().unwrap_or(0)
+    bench.node.full_passes.get("audit").cloned().unwrap_or(0)
 }
 
 #[tokio::test]
@@ -101,7 +104,7 @@ async fn one_entry_is_repaired_by_itself_and_many_by_a_look_at_everything() {
         let gone = |count: usize| {
             let nets = (0..count).map(|n| format!("10.5.{}.{}/32", 100 + n / 256, n % 256));
             let seen = Seen { value: Value::Route(weft_backends::state::Route::Blackhole), protocol: 90, mark: false };
-            let mut all: Vec<Notice> = nets.map(|net| Notice::Entry(route(&net), Some(seen))).collect();
+            let mut all: Vec<Notice> = nets.map(|net| Notice::Entry(route(&net), Some(seen.clone()))).collect();
             all.push(Notice::Entry(route(PEER), None));
             all
         };
@@ -120,7 +123,7 @@ async fn one_entry_is_repaired_by_itself_and_many_by_a_look_at_everything() {
 async fn an_echo_of_what_we_wrote_is_no_news() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
-        let seen = bench.kernel.entries().get(&route(PEER)).copied();
+        let seen = bench.kernel.entries().get(&route(PEER)).cloned();
         let (looks, nobodys) = (bench.kernel.looks(), "10.5.77.0/24");
         bench.kernel.take_ops();
         // More than [`MANY`] of them, as after a start with many peers; and what is gone that nobody wanted.
@@ -192,7 +195,7 @@ async fn nothing_of_a_lease_is_written_before_the_first_list() {
 }
 
 fn device(kernel: &FakeKernel, name: &str) -> Option<Seen> {
-    kernel.entries().get(&Key::Link(Name::new(name).unwrap())).copied()
+    kernel.entries().get(&Key::Link(Name::new(name).unwrap())).cloned()
 }
 
 #[tokio::test]
@@ -200,8 +203,8 @@ async fn a_device_that_a_stranger_gives_free_is_made_in_the_same_look() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
         let dev = Key::Link(Name::new("flannel.7").unwrap());
-        let link = Link { kind: LinkKind::Other, mtu: 1400, mac: None, up: true, learning: false };
-        bench.kernel.disturb(dev, Some(Seen { value: Value::Link(link), protocol: 0, mark: false }), false);
+        let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
+        bench.kernel.disturb(dev, Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
         bench.node.stored(vec![Event::Changes(vec![Ok(super::churn::vxlan("10.5.77.0-24", 7))])]).await;
         let state = |bench: &Bench| {
             let peers = report::status(&bench.node).peers;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What becomes of leases that come, go, and are held, and what the node says meanwhile.
 
+use std::sync::Arc;
+
 use std::time::{Duration, Instant};
 
-use weft_backends::state::{Key, Link, LinkKind, Name, Value};
+use weft_backends::link::{Foreign, Link};
+use weft_backends::state::{Key, Name, Value};
 use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
 use weft_subnet::source::Event;
@@ -52,10 +55,10 @@ async fn held_removals_are_carried_out_when_the_grace_time_is_over() {
 
 /// This lease has changed so often that its next record waits.
 fn indebt(bench: &mut Bench, third: usize) {
-    let link = Link { kind: LinkKind::Other, mtu: 1450, mac: None, up: true, learning: false };
-    let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::Link(link)));
+    let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+    let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::link(link)));
     for _ in 0..12 {
-        bench.node.churn.charge(&key(third).as_str().into(), &[change], Instant::now());
+        bench.node.churn.charge(&key(third).as_str().into(), &[change.clone()], Instant::now());
     }
 }
 
