@@ -22,6 +22,7 @@ use crate::admin::{self, Admin};
 use crate::conflist::Conflist;
 use crate::files::FileWatch;
 use crate::health::{self, Readiness};
+use crate::instance::{self, Instance};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
 use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
 use crate::kernel::{Kernel, Monitor, Notice};
@@ -33,7 +34,7 @@ use crate::own::{Answer, Keeper};
 use crate::pass::Passer;
 use crate::plan::old_routes;
 use crate::rules::keeper::Desk;
-use crate::rules::{self, Carrier, Instance};
+use crate::rules::{self, Carrier};
 use crate::saved::{Saver, Shelf};
 use crate::say::Patience;
 use crate::start::{self, Memory, Place, Waiting};
@@ -70,7 +71,7 @@ pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
 }
 
 fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
-    let instance = rules::hash(subnet_file).to_be_bytes()[0];
+    let instance = instance::hash(subnet_file).to_be_bytes()[0];
     LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: format!("weft {}", subnet_file.display()) }
 }
 

@@ -13,6 +13,7 @@ pub mod files;
 pub mod guard;
 pub mod health;
 pub mod install;
+pub mod instance;
 pub mod kernel;
 pub mod lab;
 pub mod leases;

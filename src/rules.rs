@@ -7,19 +7,15 @@ pub mod auto;
 pub mod fake;
 pub mod keeper;
 
-use std::path::Path;
-
 use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
+use crate::instance::Instance;
 use crate::kernel::iptables::Iptables;
 use crate::kernel::nft::Nft;
 use crate::options::RuleOptions;
 use around::Around;
 use auto::{Chosen, Mode};
-
-/// The subnet file of an instance that has the plain name.
-const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
 
 /// What carries the rules: nftables or iptables. Blocks neither the loop nor a packet.
 pub trait Firewall {
@@ -77,33 +73,6 @@ pub enum Choice {
     Nft,
     /// iptables.
     Iptables,
-}
-
-/// Names of one agent's tables and chains. Two agents of one machine have two subnet files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Instance {
-    /// `weft`, or `weft-1a2b3c4d` for any subnet file but flannel's usual one: at most 13 bytes, so that it fits in the name
-    /// of an iptables chain.
-    pub name: String,
-    /// The subnet file, for people.
-    pub file: String,
-}
-
-impl Instance {
-    /// Of the agent with this subnet file: the same after every restart.
-    pub fn new(subnet_file: &Path) -> Instance {
-        let file = subnet_file.display().to_string();
-        if file == USUAL_FILE {
-            return Instance { name: "weft".to_owned(), file };
-        }
-        let [a, b, c, d, ..] = hash(subnet_file).to_be_bytes();
-        Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
-    }
-}
-
-/// What names and ids in the kernel are made of, so that two agents of one machine do not meet in one.
-pub fn hash(subnet_file: &Path) -> u64 {
-    weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
 }
 
 /// What carries the rules of an agent, once net-conf is known.

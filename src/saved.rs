@@ -16,7 +16,7 @@ use weft_subnet::cache::{self, FIRST_LINE, Head, Saved, Writer};
 use weft_subnet::peers::Peers;
 
 use crate::files;
-use crate::rules;
+use crate::instance;
 
 /// Between two savings, at least.
 const EVERY: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ impl Shelf {
 
 /// The file of an instance: two agents of one machine have two.
 pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
-    state_dir.join(format!("peers-{:016x}", rules::hash(subnet_file)))
+    state_dir.join(format!("peers-{:016x}", instance::hash(subnet_file)))
 }
 
 /// Removes the file of an instance; one that is not there is no failure.

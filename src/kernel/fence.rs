@@ -76,7 +76,7 @@ impl Numbers {
     /// Of the agent whose links bear this alias, `weft FILE`: the lowest ones for flannel's usual file.
     pub fn of_alias(alias: &str) -> Numbers {
         let file = Path::new(alias.strip_prefix("weft ").unwrap_or(alias));
-        let hash = crate::rules::hash(file);
+        let hash = crate::instance::hash(file);
         let usual = file == Path::new(weft_subnet::env::USUAL_FILE);
         let number = |below: u64, hash: u64| if usual { 0 } else { 1 + u32::try_from(hash % (below - 1)).unwrap_or(0) };
         Numbers {

@@ -8,7 +8,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -23,7 +22,7 @@ use super::nft::news::{News, is_about};
 use super::nft::table::{self, Chain, INPUT, Set, Table};
 use super::socket::{Netlink, Refusal};
 use super::{Notice, Outcome, errno};
-use crate::rules::Instance;
+use crate::instance::Instance;
 
 const PEERS: &str = "peers";
 const CHAIN: &str = "input";
@@ -257,7 +256,7 @@ fn rules(family: Family, guard: Guard) -> Vec<Vec<Expr>> {
 }
 
 fn table_of_alias(alias: &str) -> String {
-    table_name(&Instance::new(Path::new(alias.strip_prefix("weft ").unwrap_or(alias))))
+    table_name(&Instance::of_alias(alias))
 }
 
 fn table_name(instance: &Instance) -> String {

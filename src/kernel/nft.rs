@@ -19,7 +19,8 @@ use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
 use super::socket::{Netlink, Refusal};
-use crate::rules::{Ensured, Failed, Firewall, Instance, Trouble};
+use crate::instance::Instance;
+use crate::rules::{Ensured, Failed, Firewall, Trouble};
 use batch::Batch;
 use generation::{Known, generation};
 use news::{News, is_about};
@@ -93,7 +94,7 @@ impl Nft {
         if replace.is_empty() && delete.is_empty() && change.is_empty() {
             return Ok(Ok(Ensured::Same));
         }
-        let comment = format!("weft {}", instance.file);
+        let comment = instance.alias();
         let mut batch = Batch::new(netlink);
         delete.into_iter().for_each(|family| batch.delete(family, name));
         replace.iter().for_each(|table| batch.replace(table, &comment));

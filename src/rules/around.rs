@@ -10,10 +10,11 @@ use weft_backends::masq::{FamilyRules, Rules, Test};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
+use super::Firewall;
 use super::auto::Mode;
 use super::keeper::Surroundings;
-use super::{Firewall, Instance};
 use crate::cleanup;
+use crate::instance::Instance;
 use crate::kernel::forward::Closing;
 use crate::kernel::guard;
 use crate::kernel::iptables::{self, Failure, Flavour, Iptables, Saved, render};

@@ -6,8 +6,8 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use weft::instance::Instance;
 use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice, guard};
-use weft::rules::Instance;
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, Observed, Value};
 use weft_subnet::cidr::Family;

@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use weft::instance::Instance;
 use weft::kernel::nft::table::{forward_chains, number, rules_of};
 use weft::kernel::nft::{self, Nft, foreign};
 use weft::kernel::socket::Netlink;
-use weft::rules::{Ensured, Firewall, Instance};
+use weft::rules::{Ensured, Firewall};
 use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
 use weft_subnet::cidr::{Family, Subnets};
 

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
+use weft::instance::Instance;
 use weft::kernel::nft::batch::Batch;
 use weft::kernel::nft::{self, table};
 use weft::lab::store::Store;
 use weft::lab::{BackendKind, LabOptions};
-use weft::rules::Instance;
 
 use crate::packets::{any, inside, socket};
 use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread, options, straight};

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The names by which the agents of one host are told apart. Two agents of one host have two subnet files, so every name and number that
+//! an agent uses in the kernel is made from the path of its subnet file.
+
+use std::path::Path;
+
+/// The subnet file of an instance that has the plain names.
+const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
+/// What the alias of our devices and the comment of our tables begin with; the subnet file follows.
+const ALIAS: &str = "weft ";
+
+/// The names of one agent's tables and chains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// `weft`, or `weft-1a2b3c4d` for any subnet file but flannel's usual one. At most 13 bytes, so that it fits into the name
+    /// of an iptables chain.
+    pub name: String,
+    /// The path of the subnet file, for people.
+    pub file: String,
+}
+
+impl Instance {
+    /// The instance that belongs to this subnet file. It has the same name after every restart.
+    pub fn new(subnet_file: &Path) -> Instance {
+        let file = subnet_file.display().to_string();
+        if file == USUAL_FILE {
+            return Instance { name: "weft".to_owned(), file };
+        }
+        let [a, b, c, d, ..] = hash(subnet_file).to_be_bytes();
+        Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
+    }
+
+    /// The instance whose devices have this alias, `weft FILE`.
+    pub fn of_alias(alias: &str) -> Instance {
+        Instance::new(Path::new(alias.strip_prefix(ALIAS).unwrap_or(alias)))
+    }
+
+    /// What our devices and tables are marked with: `weft FILE`.
+    pub fn alias(&self) -> String {
+        format!("{ALIAS}{}", self.file)
+    }
+}
+
+/// The number that names and numbers of this agent in the kernel are made from.
+pub fn hash(subnet_file: &Path) -> u64 {
+    weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Instance;
+
+    #[test]
+    fn two_subnet_files_have_two_names_and_a_file_keeps_its_name() {
+        let usual = Instance::new(Path::new("/run/flannel/subnet.env"));
+        assert_eq!(usual.name, "weft");
+        let other = Instance::new(Path::new("/run/other/subnet.env"));
+        assert_eq!(other, Instance::new(Path::new("/run/other/subnet.env")));
+        assert_ne!(other.name, Instance::new(Path::new("/run/third/subnet.env")).name);
+        // An iptables chain has at most 28 bytes; `-POSTRTG` is added.
+        assert!(other.name.starts_with("weft-") && other.name.len() == 13, "{other:?}");
+    }
+
+    #[test]
+    fn an_instance_is_known_by_the_alias_of_its_devices() {
+        for file in ["/run/flannel/subnet.env", "/run/other/subnet.env", "/run/with space/weft .env"] {
+            let instance = Instance::new(Path::new(file));
+            assert_eq!(instance.alias(), format!("weft {file}"));
+            assert_eq!(Instance::of_alias(&instance.alias()), instance);
+        }
+    }
+}
