@@ -21,6 +21,8 @@ use weft_subnet::source::{Event, Source};
 use crate::admin::{self, Admin};
 use crate::conflist::Conflist;
 use crate::files::FileWatch;
+use crate::firewall::reconciler::Desk;
+use crate::firewall::{self, Carrier};
 use crate::health::{self, Readiness};
 use crate::instance::{self, Instance};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
@@ -33,8 +35,6 @@ use crate::options::{Options, Store};
 use crate::own::{Answer, Keeper};
 use crate::pass::Passer;
 use crate::plan::old_routes;
-use crate::rules::keeper::Desk;
-use crate::rules::{self, Carrier};
 use crate::saved::{Saver, Shelf};
 use crate::say::Patience;
 use crate::start::{self, Memory, Place, Waiting};
@@ -121,7 +121,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     };
     let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Programs are asked while the lease is waited for.
-    let look = rules::auto::Look::begin(options.rules.firewall);
+    let look = firewall::choice::Look::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
@@ -166,7 +166,7 @@ struct Inputs {
     received: mpsc::Receiver<Event>,
     answers: mpsc::UnboundedReceiver<Answer>,
     asked: mpsc::Receiver<admin::Request>,
-    ruled: watch::Receiver<rules::keeper::State>,
+    ruled: watch::Receiver<firewall::reconciler::State>,
 }
 
 /// The loop: dirty, tick or shutdown, then a pass.

@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod async_socket;
 pub mod claims;
 pub mod cleanup;
 pub mod cli;
@@ -10,7 +11,7 @@ pub mod conflist;
 pub mod doctor;
 pub mod fights;
 pub mod files;
-pub mod guard;
+pub mod firewall;
 pub mod health;
 pub mod install;
 pub mod instance;
@@ -27,7 +28,6 @@ pub mod own;
 pub mod pass;
 pub mod plan;
 pub mod report;
-pub mod rules;
 pub mod saved;
 pub mod say;
 pub mod start;

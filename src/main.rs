@@ -16,9 +16,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use weft::cleanup::Running;
 use weft::cli::flags::InstallFlags;
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
+use weft::firewall::other_programs;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
-use weft::rules::around;
 use weft::say::printable;
 use weft::sysctls::loosened::Loosened;
 use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, saved, status};
@@ -146,7 +146,7 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     let mut kernel = agent::open_kernel(&task.subnet_file)?;
     let scope = cleanup::Scope { networks, flannel_devices: task.flannel_devices };
     let mut report = cleanup::cleanup(&mut kernel, &scope).context("clean up")?;
-    let rules = around::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|problems| {
+    let rules = other_programs::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|problems| {
         report.failed.extend(problems);
         false
     });

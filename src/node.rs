@@ -29,6 +29,7 @@ use churn::Churn;
 
 use crate::admin;
 use crate::conflist::Conflist;
+use crate::firewall::reconciler::Desk;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
 use crate::metrics::Metrics;
@@ -38,7 +39,6 @@ use crate::own::Keeper;
 use crate::pass::{Cause, Passer, Report};
 use crate::plan::Plan;
 use crate::report;
-use crate::rules::keeper::Desk;
 use crate::saved::Saver;
 use crate::say::Patience;
 use crate::start::Started;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft_backends::masq::Masquerade;
 
-use crate::rules::Choice;
+use crate::firewall::Choice;
 
 /// Options of `weft agent`.
 #[derive(Debug, Clone)]

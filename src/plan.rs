@@ -29,7 +29,7 @@ pub use devices::MOST_DEVICES;
 use fence::Fence;
 use others::Others;
 
-use crate::guard::{self, Roster};
+use crate::firewall::guard::{self, Roster};
 use crate::nodes::Nodes;
 use crate::options::Fences;
 use crate::say::Lines;

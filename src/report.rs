@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 
 use crate::claims;
-use crate::guard;
+use crate::firewall::guard;
 use crate::kernel::Kernel;
 use crate::node::Node;
 use crate::pass;

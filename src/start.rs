@@ -24,7 +24,7 @@ use weft_subnet::retry::jitter;
 use weft_subnet::source::{Claim, Error, Source, random};
 use weft_subnet::text::sentence;
 
-use crate::guard;
+use crate::firewall::guard;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Machine, Maker};
 use crate::notify::Notify;

@@ -9,8 +9,8 @@ use clap::{ArgAction, Args, ValueEnum};
 use weft_subnet::env::USUAL_FILE;
 
 use super::duration::{boolean, duration};
+use crate::firewall::Choice;
 use crate::options::OnLostLease;
-use crate::rules::Choice;
 
 /// Flags of weft that flannel has not.
 const OURS: &str = "Flags that only weft has";

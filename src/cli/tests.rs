@@ -4,8 +4,8 @@ use std::time::Duration;
 use weft_backends::masq::Masquerade;
 
 use super::*;
+use crate::firewall::Choice;
 use crate::options::{Fences, OnLostLease, RuleOptions};
-use crate::rules::Choice;
 
 fn run(line: &str) -> Result<Task, Exit> {
     parse_from(line.split(' ').map(OsString::from), |_| None)

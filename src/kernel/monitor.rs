@@ -20,12 +20,13 @@ use ipnet::IpNet;
 use super::decode::{self, LinkFacts, Links};
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
 use super::fence::Numbers;
-use super::guard::GuardNews;
 use super::nexthop::Shared;
 use super::observe;
 use super::socket::{Netlink, force_buffer};
 use super::wire::{Message, messages};
 use super::{Monitor, Notice};
+use crate::async_socket::wait_on;
+use crate::firewall::guard::table::GuardNews;
 
 /// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
@@ -305,15 +306,6 @@ fn forget_mac(link: &mut LinkFacts) {
 /// Link-local and multicast routes come with every IPv6 link.
 fn is_local(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local() || net.addr().is_multicast())
-}
-
-/// Registers the socket with the runtime.
-///
-/// The successor of this function is unsafe, and this program forbids unsafe code. What it would make us promise holds: the
-/// socket owns its descriptor, closes it only when dropped, and nothing takes it out of the `AsyncFd`.
-#[expect(deprecated, reason = "the replacement needs an unsafe block")]
-pub(super) fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
-    AsyncFd::new(socket)
 }
 
 impl Batch {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which traffic rules this node wants, and what it waits for until they are in place. Writing them is [`crate::rules::keeper`]'s.
+//! Which traffic rules this node wants, and what it waits for until they are in place. Writing them is [`crate::firewall::reconciler`]'s.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::network::Masquerading;
 
 use super::Node;
-use crate::guard;
+use crate::firewall::guard;
+use crate::firewall::reconciler::Desk;
 use crate::kernel::Kernel;
 use crate::plan::fence;
-use crate::rules::keeper::Desk;
 use crate::status::RuleStatus;
 
 /// Where nodes are exceptions from masquerading, they are passed on once in this time at most: a change of one costs a look at all

@@ -6,8 +6,9 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use weft::firewall::guard::table as guard;
 use weft::instance::Instance;
-use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice, guard};
+use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice};
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, Observed, Value};
 use weft_subnet::cidr::Family;

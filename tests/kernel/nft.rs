@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use weft::firewall::nft::table::{forward_chains, number, rules_of};
+use weft::firewall::nft::{self, Nft, foreign_chains};
+use weft::firewall::{Ensured, Firewall};
 use weft::instance::Instance;
-use weft::kernel::nft::table::{forward_chains, number, rules_of};
-use weft::kernel::nft::{self, Nft, foreign};
 use weft::kernel::socket::Netlink;
-use weft::rules::{Ensured, Firewall};
 use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
 use weft_subnet::cidr::{Family, Subnets};
 
@@ -271,13 +271,13 @@ fn a_look_does_not_read_the_rules_of_others() {
     });
 }
 
-fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<foreign::Dropping>> {
+fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<foreign_chains::Dropping>> {
     let chains = forward_chains(netlink)?;
-    foreign::dropping(netlink, &chains, rules, ("weft", "weft forward"))
+    foreign_chains::dropping(netlink, &chains, rules, ("weft", "weft forward"))
 }
 
 fn bring(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> std::io::Result<bool> {
-    foreign::bring(netlink, Family::V4, rules, "weft forward")
+    foreign_chains::bring(netlink, Family::V4, rules, "weft forward")
 }
 
 /// What makes a rule of iptables-nft, in its words.

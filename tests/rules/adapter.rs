@@ -5,10 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::namespace::alone;
+use weft::firewall::choice::{Chosen, Look, Mode};
+use weft::firewall::iptables::{Iptables, remove_flannels};
+use weft::firewall::{Choice, Ensured, Firewall};
 use weft::instance::Instance;
-use weft::kernel::iptables::{Iptables, remove_flannels};
-use weft::rules::auto::{Chosen, Look, Mode};
-use weft::rules::{Choice, Ensured, Firewall};
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
 

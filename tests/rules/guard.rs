@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
+use weft::firewall::nft::batch::Batch;
+use weft::firewall::nft::{self, table};
 use weft::instance::Instance;
-use weft::kernel::nft::batch::Batch;
-use weft::kernel::nft::{self, table};
 use weft::lab::store::Store;
 use weft::lab::{BackendKind, LabOptions};
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
+use weft::firewall::Firewall;
+use weft::firewall::nft::table::look;
+use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
-use weft::kernel::nft::table::look;
-use weft::kernel::nft::{self, Nft};
 use weft::lab::BackendKind;
-use weft::rules::Firewall;
 
 use crate::exe::weft_exe;
 use crate::flanneld::flanneld;

@@ -4,13 +4,13 @@
 use weft_backends::masq::Masquerade;
 
 use super::{Bench, CONFIG, local, put};
+use crate::firewall::fake::FakeFirewall;
+use crate::firewall::reconciler::{Alone, Desk, keep};
 use crate::kernel::{Notice, Outcome};
 use crate::node::tests::lease;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
 use crate::report;
-use crate::rules::fake::FakeFirewall;
-use crate::rules::keeper::{Alone, Desk, keep};
 use crate::status::PeerState;
 use weft_backends::state::{Fence, Key, Route, Seen, Value};
 use weft_subnet::cidr::Family;

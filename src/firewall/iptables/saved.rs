@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use weft_cni::masquerade::words;
 
-use crate::kernel::forward::{Closing, Rule};
+use crate::firewall::forward_chain::{Closing, Rule};
 
 /// The tables `nat` and `filter`; others are passed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

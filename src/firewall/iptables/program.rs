@@ -12,8 +12,8 @@ use tokio::process::Command;
 use weft_subnet::cidr::Family;
 
 use super::saved::Saved;
-use crate::kernel::nft::tables::tables;
-use crate::rules::Trouble;
+use crate::firewall::Trouble;
+use crate::firewall::nft::tables::tables;
 
 /// For one program. It waits [`LOCK`] of it for others that write.
 const LIMIT: Duration = Duration::from_secs(15);
@@ -208,7 +208,7 @@ async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String
 #[cfg(test)]
 mod tests {
     use super::{Failure, Flavour};
-    use crate::rules::Trouble;
+    use crate::firewall::Trouble;
     use weft_subnet::cidr::Family;
 
     #[test]

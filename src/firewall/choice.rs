@@ -12,12 +12,12 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 use weft_subnet::cidr::Family;
 
-use super::{Choice, around};
-use crate::kernel::iptables::{self, Saved};
-use crate::kernel::nft;
-use crate::kernel::nft::generation::{Known, generation};
-use crate::kernel::nft::tables::{Table, read_by, tables};
-use crate::kernel::socket::Netlink;
+use super::{Choice, other_programs};
+use crate::firewall::iptables::{self, Saved};
+use crate::firewall::nft;
+use crate::firewall::nft::generation::{Known, generation};
+use crate::firewall::nft::tables::{Table, read_by, tables};
+use weft_netlink::socket::Netlink;
 
 /// kube-proxy's table in its nftables mode.
 const KUBE_TABLE: &str = "kube-proxy";
@@ -78,7 +78,7 @@ impl Snapshot {
         for table in ["nat", "filter"] {
             for (name, chain) in saved.table(table).into_iter().flatten() {
                 let foreign = |rule: &&String| {
-                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !around::is_ours(rule)
+                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !other_programs::is_ours(rule)
                 };
                 if !ours(name) {
                     self.rules += chain.rules.iter().filter(foreign).count();
@@ -257,8 +257,8 @@ async fn look() -> Snapshot {
 #[cfg(test)]
 mod tests {
     use super::{Chosen, Instant, KubeProxy, Look, Mode, Snapshot, decide, is_settled};
-    use crate::kernel::iptables::Saved;
-    use crate::rules::Choice;
+    use crate::firewall::Choice;
+    use crate::firewall::iptables::Saved;
 
     fn node() -> Snapshot {
         Snapshot { iptables: true, nftables: true, ..Snapshot::default() }

@@ -15,14 +15,14 @@ use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, Seen, Value};
 use weft_subnet::cidr::{Family, family};
 
-use super::nft;
-use super::nft::batch::Batch;
-use super::nft::expr::{self, Expr};
-use super::nft::news::{News, is_about};
-use super::nft::table::{self, Chain, INPUT, Set, Table};
-use super::socket::{Netlink, Refusal};
-use super::{Notice, Outcome, errno};
+use crate::firewall::nft;
+use crate::firewall::nft::batch::Batch;
+use crate::firewall::nft::expr::{self, Expr};
+use crate::firewall::nft::notifications::{News, is_about};
+use crate::firewall::nft::table::{self, Chain, INPUT, Set, Table};
 use crate::instance::Instance;
+use crate::kernel::{Notice, Outcome, errno};
+use weft_netlink::socket::{Netlink, Refusal};
 
 const PEERS: &str = "peers";
 const CHAIN: &str = "input";

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use weft_backends::masq::{FamilyRules, Rule, Test, Verdict};
 
 use super::saved::{Saved, Table, options, role, target};
-use crate::kernel::forward;
+use crate::firewall::forward_chain;
 
 /// A chain and the hook that jumps to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,8 +99,8 @@ fn change_of(saved: &Saved, place: &Place, wanted: &[String]) -> Option<String> 
         }
         // Others' rules come first (policies for pods are among them), but nothing comes after what drops all the rest.
         let roles = hook.iter().map(|rule| role(rule, &place.chain));
-        let others: Vec<_> = roles.filter(|role| *role != forward::Rule::Ours).collect();
-        let at = forward::place(&others);
+        let others: Vec<_> = roles.filter(|role| *role != forward_chain::Rule::Ours).collect();
+        let at = forward_chain::place(&others);
         text += &match at < others.len() {
             true => format!("-I {} {} -j {}\n", place.hook, at + 1, place.chain),
             false => format!("-A {} -j {}\n", place.hook, place.chain),

@@ -7,23 +7,23 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use weft_backends::masq::{FamilyRules, Rules, Test};
+use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
 use super::Firewall;
-use super::auto::Mode;
-use super::keeper::Surroundings;
+use super::choice::Mode;
+use super::reconciler::Surroundings;
 use crate::cleanup;
+use crate::firewall::forward_chain::Closing;
+use crate::firewall::guard::table as guard;
+use crate::firewall::iptables::{self, Failure, Flavour, Iptables, Saved, render};
+use crate::firewall::nft::foreign_chains::{self, Dropping};
+use crate::firewall::nft::generation::{Known, generation};
+use crate::firewall::nft::table::{self, ForwardChain};
+use crate::firewall::nft::tables::{Table, tables};
+use crate::firewall::nft::{self, Nft};
 use crate::instance::Instance;
-use crate::kernel::forward::Closing;
-use crate::kernel::guard;
-use crate::kernel::iptables::{self, Failure, Flavour, Iptables, Saved, render};
-use crate::kernel::nft::foreign::{self, Dropping};
-use crate::kernel::nft::generation::{Known, generation};
-use crate::kernel::nft::table::{self, ForwardChain};
-use crate::kernel::nft::tables::{Table, tables};
-use crate::kernel::nft::{self, Nft};
-use crate::kernel::socket::Netlink;
 
 /// Bridged packets pass the rules only with this module; net/bridge/br_netfilter_hooks.c makes the directory.
 const BR_NETFILTER: &str = "/proc/sys/net/bridge";
@@ -178,7 +178,7 @@ fn forward(
     let comment = comment(instance);
     // In the other mode iptables itself accepts, at the end of the chain.
     let wanted = part.filter(|_| mode == Mode::Nft);
-    if foreign::bring(netlink, family, wanted, &comment)? {
+    if foreign_chains::bring(netlink, family, wanted, &comment)? {
         tracing::info!(
             ?family,
             wanted = wanted.is_some(),
@@ -186,7 +186,7 @@ fn forward(
         );
     }
     let Some(part) = part else { return Ok(Vec::new()) };
-    let dropping = foreign::dropping(netlink, chains, part, (&instance.name, &comment))?;
+    let dropping = foreign_chains::dropping(netlink, chains, part, (&instance.name, &comment))?;
     let open = |chain: &&Dropping| !chain.is_iptables() || chain.will;
     Ok(dropping.iter().filter(open).map(|chain| remedy(chain, part)).collect())
 }
@@ -289,7 +289,7 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<String>> {
     let mut problems = Vec::new();
     let mut gone = false;
     let withdrawn = nft::socket().and_then(|mut netlink| {
-        let mut withdraw = |family| foreign::bring(&mut netlink, family, None, &comment(instance));
+        let mut withdraw = |family| foreign_chains::bring(&mut netlink, family, None, &comment(instance));
         Ok(withdraw(Family::V4)? | withdraw(Family::V6)?)
     });
     match withdrawn {

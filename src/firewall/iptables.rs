@@ -16,8 +16,8 @@ use weft_backends::masq::{FamilyRules, Rules};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
+use crate::firewall::{Ensured, Failed, Firewall, Trouble};
 use crate::instance::Instance;
-use crate::rules::{Ensured, Failed, Firewall, Trouble};
 use program::restore;
 use render::Places;
 

@@ -10,9 +10,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::unix::AsyncFd;
 
-use crate::kernel::monitor::wait_on;
-use crate::kernel::socket::force_buffer;
-use crate::kernel::wire::{Message, attrs_after, messages, text};
+use crate::async_socket::wait_on;
+use weft_netlink::socket::force_buffer;
+use weft_netlink::wire::{Message, attrs_after, messages, text};
 
 use super::table::TABLE_NAME;
 

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use weft_backends::masq::{Rule, Test, Verdict};
 use weft_subnet::cidr::{Family, family};
 
-use crate::kernel::wire::{Writer, attrs, text};
+use weft_netlink::wire::{Writer, attrs, text};
 
 const LIST_ELEM: u16 = 1;
 const EXPR_NAME: u16 = 1;

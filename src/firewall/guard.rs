@@ -13,6 +13,8 @@ use weft_subnet::lease::{Id, Lease};
 
 use crate::pass::Pendings;
 
+pub mod table;
+
 /// The peers, as the guard sees them.
 #[derive(Debug, Default)]
 pub struct Roster {

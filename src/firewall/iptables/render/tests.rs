@@ -5,7 +5,7 @@ use weft_backends::masq::{FamilyRules, Masquerade, Policy, rules};
 use weft_subnet::cidr::{Family, Subnets};
 
 use super::{Places, changes, present, removal};
-use crate::kernel::iptables::saved::Saved;
+use crate::firewall::iptables::saved::Saved;
 
 fn part(except: &[&str], nodes: &[&str]) -> FamilyRules {
     let masquerade = Masquerade {

@@ -10,8 +10,8 @@ use weft_backends::masq::{FamilyRules, Rule, Test};
 use weft_subnet::cidr::Family;
 
 use super::expr::{self, DATA_VALUE, Expr, NODES, be32_of};
-use crate::kernel::socket::Netlink;
-use crate::kernel::wire::{self, Writer, attrs, attrs_after, messages, text};
+use weft_netlink::socket::Netlink;
+use weft_netlink::wire::{self, Writer, attrs, attrs_after, messages, text};
 
 pub(super) const SUBSYS: u16 = 10 << 8;
 pub(super) const NEWTABLE: u16 = SUBSYS;
@@ -213,7 +213,7 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
         let mut found = Found { exprs: Vec::new(), comment: String::new(), handle: 0 };
         for (kind, value) in attrs_after(m.payload, NFGEN) {
             match kind {
-                3 => found.handle = super::foreign::handle_of(value),
+                3 => found.handle = super::foreign_chains::handle_of(value),
                 4 => found.exprs = Expr::list(value),
                 7 => found.comment = comment_of(value),
                 _ => {}

@@ -221,7 +221,7 @@ mod tests {
     use weft_subnet::cidr::Subnets;
 
     use super::*;
-    use crate::rules::fake::FakeFirewall;
+    use crate::firewall::fake::FakeFirewall;
 
     const RESYNC: Duration = Duration::from_secs(5);
 

@@ -11,8 +11,8 @@ use super::expr::{DATA_VALUE, Expr, be32};
 use super::table::{
     DELSETELEM, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, Place, REQUEST, SUBSYS, Set, TABLE_NAME, Table, nfgen,
 };
-use crate::kernel::socket::{Netlink, Refusal};
-use crate::kernel::wire::Writer;
+use weft_netlink::socket::{Netlink, Refusal};
+use weft_netlink::wire::Writer;
 
 const DELTABLE: u16 = SUBSYS | 2;
 const DELCHAIN: u16 = SUBSYS | 5;

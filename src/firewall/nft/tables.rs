@@ -6,8 +6,8 @@ use std::io;
 use weft_subnet::cidr::Family;
 
 use super::table::{self, GETTABLE, NFGEN, TABLE_NAME};
-use crate::kernel::socket::Netlink;
-use crate::kernel::wire::{attrs_after, messages, text};
+use weft_netlink::socket::Netlink;
+use weft_netlink::wire::{attrs_after, messages, text};
 
 /// `struct nfgenmsg` with AF_UNSPEC: all families.
 const ALL_FAMILIES: [u8; NFGEN] = [0; NFGEN];

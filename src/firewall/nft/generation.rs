@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::expr::be32_of;
 use super::table::{NFGEN, REQUEST, SUBSYS};
-use crate::kernel::socket::Netlink;
-use crate::kernel::wire::{attrs_after, messages};
+use weft_netlink::socket::Netlink;
+use weft_netlink::wire::{attrs_after, messages};
 
 const NEWGEN: u16 = SUBSYS | 15;
 const GETGEN: u16 = SUBSYS | 16;

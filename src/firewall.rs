@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Traffic rules: the seam to whatever carries them, and which one that is. What the rules say is decided in
-//! [`weft_backends::masq`]; when they are looked at, in [`keeper`].
+//! [`weft_backends::masq`]; when they are looked at, in [`reconciler`].
 
-pub mod around;
-pub mod auto;
+pub mod choice;
 pub mod fake;
-pub mod keeper;
+pub mod forward_chain;
+pub mod guard;
+pub mod iptables;
+pub mod nft;
+pub mod other_programs;
+pub mod reconciler;
 
 use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
+use crate::firewall::iptables::Iptables;
+use crate::firewall::nft::Nft;
 use crate::instance::Instance;
-use crate::kernel::iptables::Iptables;
-use crate::kernel::nft::Nft;
 use crate::options::RuleOptions;
-use around::Around;
-use auto::{Chosen, Mode};
+use choice::{Chosen, Mode};
+use other_programs::Around;
 
 /// What carries the rules: nftables or iptables. Blocks neither the loop nor a packet.
 pub trait Firewall {
@@ -83,12 +87,12 @@ pub struct Carrier {
     /// Flags.
     pub options: RuleOptions,
     /// What the node uses, for mode `auto`.
-    pub look: auto::Look,
+    pub look: choice::Look,
 }
 
 impl Carrier {
     /// Chooses nftables or iptables, and looks after the rules until the node is gone.
-    pub async fn keep(self, nftables: Option<bool>, mut post: keeper::Post) {
+    pub async fn keep(self, nftables: Option<bool>, mut post: reconciler::Post) {
         let mut chosen = Chosen::now(self.options.firewall, nftables, self.look).await;
         loop {
             let mode = chosen.mode();
@@ -99,7 +103,7 @@ impl Carrier {
             let around = Box::new(Around::new(mode, self.instance.clone()));
             // What the other mode wrote stays until the next one's rules are in.
             tokio::select! {
-                () = keeper::keep(firewall, around, &mut post, self.options.resync) => return,
+                () = reconciler::keep(firewall, around, &mut post, self.options.resync) => return,
                 () = chosen.changed(self.options.resync) => {}
             }
         }

@@ -4,9 +4,9 @@
 
 pub mod batch;
 pub mod expr;
-pub mod foreign;
+pub mod foreign_chains;
 pub mod generation;
-pub mod news;
+pub mod notifications;
 pub mod table;
 pub mod tables;
 
@@ -18,14 +18,14 @@ use weft_backends::masq::Rules;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use super::socket::{Netlink, Refusal};
+use crate::firewall::{Ensured, Failed, Firewall, Trouble};
 use crate::instance::Instance;
-use crate::rules::{Ensured, Failed, Firewall, Trouble};
 use batch::Batch;
 use generation::{Known, generation};
-use news::{News, is_about};
+use notifications::{News, is_about};
 use table::Table;
 use tables::FLANNELS;
+use weft_netlink::socket::{Netlink, Refusal};
 
 /// Our tables, and the news about them.
 #[derive(Debug)]

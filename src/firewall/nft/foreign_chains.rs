@@ -14,8 +14,8 @@ use weft_subnet::cidr::Family;
 use super::batch::{Batch, New};
 use super::expr::{self, Expr, be32_of};
 use super::table::{self, ForwardChain, Found};
-use crate::kernel::forward::{Closing, Rule};
-use crate::kernel::socket::Netlink;
+use crate::firewall::forward_chain::{Closing, Rule};
+use weft_netlink::socket::Netlink;
 
 /// Tables that iptables-nft looks after.
 const IPTABLES: &str = "filter";

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Netlink sockets that a task can wait on.
+
+use std::io;
+
+use netlink_sys::Socket;
+use tokio::io::unix::AsyncFd;
+
+/// Registers the socket with the runtime.
+///
+/// The successor of `AsyncFd::new` is unsafe, and this program forbids unsafe code. What the successor would make us promise is true
+/// here: the socket owns its descriptor, closes it only when it is dropped, and nothing takes it out of the `AsyncFd`.
+///
+/// # Errors
+/// The runtime cannot watch the descriptor.
+#[expect(deprecated, reason = "the replacement needs an unsafe block")]
+pub fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
+    AsyncFd::new(socket)
+}
