@@ -21,8 +21,8 @@ use weft_subnet::source::{Event, Source};
 use crate::admin::{self, Admin};
 use crate::conflist::Conflist;
 use crate::files::FileWatch;
-use crate::firewall::reconciler::Desk;
-use crate::firewall::{self, Carrier};
+use crate::firewall;
+use crate::firewall::reconciler::Handle;
 use crate::health::{self, Readiness};
 use crate::instance::{self, Instance};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
@@ -121,7 +121,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     };
     let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Programs are asked while the lease is waited for.
-    let look = firewall::choice::Look::begin(options.rules.firewall);
+    let survey = firewall::choice::Survey::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
@@ -141,18 +141,23 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (keeper, answers) = Keeper::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let carrier = Carrier { instance: Instance::new(&options.subnet_file), options: options.rules.clone(), look };
-    let (desk, post) = Desk::new();
-    let ruled = desk.state.clone();
+    let rules = firewall::Task {
+        instance: Instance::new(&options.subnet_file),
+        choice: options.rules.firewall,
+        resync: options.rules.resync,
+        survey,
+    };
+    let (handle, port) = Handle::new();
+    let ruled = handle.state.clone();
     let nftables = started.network.nftables;
-    helpers.spawn_local(async move { carrier.keep(nftables, post).await });
+    helpers.spawn_local(async move { rules.run(nftables, port).await });
     // The store's admin may have chosen another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let saver = Saver::new(shelf);
     let conflist = Conflist::new(options.cni.clone(), &options.subnet_file);
     let world = World { options, store, readiness, metrics, notify, teller, saver, conflist };
     let mut node = Node::new(world, Passer::new(kernel), keeper, started);
-    node.carry(desk);
+    node.carry(handle);
     turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft cleanup`: removes all that is ours from the kernel, and nothing else.
+//! `weft cleanup`: removes every entry of ours from the kernel, and nothing else.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,13 +13,14 @@ use weft_subnet::cidr::Subnets;
 
 use crate::cli;
 use crate::kernel::{Kernel, Outcome};
+use crate::running::{AgentProcess, agent_processes};
 
-/// What is to go.
+/// What is to be removed.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
-    /// Routes of ours are removed inside these networks; without any (no subnet.env) wherever they lead.
+    /// Our routes inside these networks are removed. Without any network (no subnet.env), all of our routes are removed.
     pub networks: Subnets,
-    /// Also devices with flannel's names that do not bear our mark.
+    /// Devices with flannel's names are removed too, though they do not have our mark.
     pub flannel_devices: bool,
 }
 
@@ -29,13 +29,16 @@ pub struct Scope {
 pub struct Report {
     /// Devices and routes removed.
     pub removed: usize,
-    /// What the kernel refused, as sentences.
+    /// What the kernel refused to remove, one sentence each.
     pub failed: Vec<String>,
-    /// Devices with flannel's names that were left, because weft did not make them.
+    /// Devices with flannel's names that were not removed, because weft did not make them.
     pub left: Vec<Name>,
 }
 
-/// Removes our routes, then our devices (their addresses, neighbours and forwarding entries go with them).
+/// Removes our routes and then our devices. Addresses, neighbours and FDB entries go with their device.
+///
+/// # Errors
+/// The kernel cannot be read. What it refuses to remove is in the report.
 pub fn cleanup(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<Report> {
     let links: Vec<Name> = kernel.machine()?.links.iter().map(|link| link.name).collect();
     let observed = kernel.observe(&links)?;
@@ -52,11 +55,11 @@ pub fn cleanup(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<Report> {
     Ok(report)
 }
 
-/// The removals, routes first, and the devices that only look like ours.
+/// The removals, routes first, and the devices that only have flannel's names.
 fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
     let mut left = Vec::new();
     let mut ops = Vec::new();
-    // Downwards: routes are the last variant of Key, links the first.
+    // In reverse order of keys: routes come last among them, and links first.
     for (key, seen) in observed.iter().rev() {
         let ours = match key {
             Key::Route(net, _) => {
@@ -64,9 +67,9 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
                 seen.protocol == PROTOCOL && (inside || scope.networks == Subnets::default())
             }
             Key::Link(name) => device(*name, seen, scope, &mut left),
-            // They stand in tables of this agent alone.
+            // These stand in tables that no other agent uses.
             Key::Open(_) | Key::Fence(_) => true,
-            // The guard's table goes with the rules.
+            // The table of the tunnel guard is removed together with the traffic rules.
             Key::Addr(..) | Key::Fdb(..) | Key::Neigh(..) | Key::Peer(_) | Key::Guard(_) => false,
         };
         if ours {
@@ -90,24 +93,19 @@ fn is_flannels(name: &str) -> bool {
     rest.is_some_and(|rest| rest == "ipip" || (!rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())))
 }
 
-/// An agent that runs in our network namespace: weft or flanneld.
+/// An agent that runs in our network namespace, and its subnet file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Running {
-    /// Command and pid, for people.
+    /// The command and the process id, for people.
     pub what: String,
     /// Its subnet file; `None` when its command line cannot be understood.
     pub subnet_file: Option<PathBuf>,
-    /// Where it runs: a relative subnet file is meant from there.
+    /// Its working directory, which a relative path of a subnet file starts from.
     dir: PathBuf,
 }
 
 impl Running {
-    /// True for flannel's own program, or weft under its name.
-    pub fn is_flanneld(&self) -> bool {
-        self.what.starts_with("flanneld")
-    }
-
-    /// False when it is surely the agent of another subnet file: whatever that one wrote is not ours.
+    /// False when the agent certainly has another subnet file, so that nothing that it wrote is ours.
     pub fn may_have(&self, subnet_file: &Path) -> bool {
         let Some(its) = &self.subnet_file else { return true };
         let ours = std::path::absolute(subnet_file);
@@ -115,30 +113,20 @@ impl Running {
     }
 }
 
-/// All agents in our network namespace, but this process. Reads /proc.
+/// All agents in our network namespace, except this process.
+///
+/// # Errors
+/// /proc cannot be read.
 pub fn running_agents() -> io::Result<Vec<Running>> {
-    let ours = fs::read_link("/proc/self/ns/net")?;
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let path = entry?.path();
-        let pid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<u32>().ok());
-        let Some(pid) = pid.filter(|pid| *pid != std::process::id()) else { continue };
-        // A process may end while we look at it.
-        let Ok(cmdline) = fs::read(path.join("cmdline")) else { continue };
-        let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
-        if is_agent(comm.trim_end(), &cmdline) && fs::read_link(path.join("ns/net")).is_ok_and(|ns| ns == ours) {
-            let environ = fs::read(path.join("environ")).unwrap_or_default();
-            found.push(Running {
-                what: format!("{} (pid {pid})", comm.trim_end()),
-                subnet_file: subnet_file_of(&cmdline, &environ),
-                dir: fs::read_link(path.join("cwd")).unwrap_or_default(),
-            });
-        }
-    }
-    Ok(found)
+    let running = |agent: AgentProcess| Running {
+        what: agent.to_string(),
+        subnet_file: subnet_file_of(&agent.cmdline, &agent.environ),
+        dir: agent.dir,
+    };
+    Ok(agent_processes()?.into_iter().map(running).collect())
 }
 
-/// The subnet file of an agent with this command line and environment, each as /proc shows it.
+/// The subnet file of an agent with this command line and environment, both as /proc shows them.
 fn subnet_file_of(cmdline: &[u8], environ: &[u8]) -> Option<PathBuf> {
     let words = cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|b| *b == 0);
     let words = words.map(|word| OsStr::from_bytes(word).to_owned());
@@ -151,13 +139,6 @@ fn subnet_file_of(cmdline: &[u8], environ: &[u8]) -> Option<PathBuf> {
         Ok(cli::Task::Agent(task)) => Some(task.options.subnet_file),
         _ => None,
     }
-}
-
-fn is_agent(comm: &str, cmdline: &[u8]) -> bool {
-    let mut words = cmdline.split(|b| *b == 0);
-    let program = words.next().and_then(|word| Path::new(std::str::from_utf8(word).ok()?).file_name()?.to_str());
-    let command = words.next();
-    comm == "flanneld" || program == Some("flanneld") || (program == Some("weft") && command == Some(b"agent"))
 }
 
 #[cfg(test)]
@@ -208,14 +189,6 @@ mod tests {
         let (ops, left) = removed(&Scope { networks: Subnets::default(), flannel_devices: true });
         assert_eq!(ops, ["172.16.0.0/24", "10.5.1.0/24", "mine", "flannel.7", "flannel.1"]);
         assert!(left.is_empty());
-    }
-
-    #[test]
-    fn agents_are_told_by_command() {
-        assert!(is_agent("flanneld", b"/opt/bin/flanneld\0--iface=eth0\0"));
-        assert!(is_agent("weft", b"/usr/bin/weft\0agent\0-v\0"));
-        assert!(!is_agent("weft", b"/usr/bin/weft\0cleanup\0"));
-        assert!(!is_agent("sh", b"sh\0-c\0weft agent\0"));
     }
 
     #[test]

@@ -1,111 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Traffic rules: the seam to whatever carries them, and which one that is. What the rules say is decided in
-//! [`weft_backends::masq`]; when they are looked at, in [`reconciler`].
+//! The traffic rules of the node (masquerading, accepting forwarded packets) and the tunnel guard.
+//!
+//! What the rules say is decided in [`weft_backends::masq`]. Here they are written: [`choice`] chooses nftables or iptables,
+//! [`reconciler`] keeps the rules in place, and [`other_programs`] deals with what other programs' rules do to ours.
+//!
+//! Invariant: nothing here imports the rest of the agent (kernel, plan, options), which stands above.
 
+pub mod carrier;
 pub mod choice;
+pub mod error;
 pub mod fake;
+pub mod foreign_chains;
 pub mod forward_chain;
 pub mod guard;
 pub mod iptables;
+pub mod iptables_forward;
 pub mod nft;
 pub mod other_programs;
 pub mod reconciler;
 
-use weft_backends::masq::Rules;
-use weft_subnet::source::Local;
+use std::time::Duration;
 
-use crate::firewall::iptables::Iptables;
-use crate::firewall::nft::Nft;
 use crate::instance::Instance;
-use crate::options::RuleOptions;
-use choice::{Chosen, Mode};
-use other_programs::Around;
+use carrier::Carrier;
+use choice::{Choice, Chosen, Mode, Survey};
+use iptables::Iptables;
+use nft::Nft;
+use other_programs::OtherPrograms;
+use reconciler::Port;
 
-/// What carries the rules: nftables or iptables. Blocks neither the loop nor a packet.
-pub trait Firewall {
-    /// For people: `nftables, table weft`, `iptables-legacy, chain WEFT-POSTRTG`.
-    fn describe(&self) -> String;
-    /// Brings our rules to this value, atomically: reads what is there, writes only when it differs. A part that the value
-    /// lacks (a family, a chain) is removed. Never a moment without rules.
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>>;
-    /// Removes all that is ours; true when something was there.
-    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>>;
-    /// Ends when someone else may have touched our rules; never, where nothing tells. May be dropped at any time.
-    fn disturbed(&mut self) -> Local<'_, ()>;
-}
-
-/// What [`Firewall::ensure`] found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ensured {
-    /// All was in place: nothing was written.
-    Same,
-    /// Written.
-    Written,
-}
-
-/// Why rules are not in place: one sentence, lower case, with the remedy where there is one.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Trouble(pub String);
-
-/// Why [`Firewall::ensure`] did not bring the rules to what is wanted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failed {
-    /// What is there could not be read: all may well be in place.
-    #[error("{0}")]
-    Look(Trouble),
-    /// What is missing could not be written.
-    #[error("{0}")]
-    Write(Trouble),
-}
-
-impl From<Failed> for Trouble {
-    fn from(failed: Failed) -> Trouble {
-        match failed {
-            Failed::Look(trouble) | Failed::Write(trouble) => trouble,
-        }
-    }
-}
-
-/// `--firewall`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Choice {
-    /// `EnableNFTables` where net-conf says it, else what kube-proxy and the node use.
-    #[default]
-    Auto,
-    /// nftables.
-    Nft,
-    /// iptables.
-    Iptables,
-}
-
-/// What carries the rules of an agent, once net-conf is known.
+/// The task that looks after the traffic rules of an agent.
 #[derive(Debug)]
-pub struct Carrier {
-    /// Names.
+pub struct Task {
+    /// Whose rules they are.
     pub instance: Instance,
-    /// Flags.
-    pub options: RuleOptions,
-    /// What the node uses, for mode `auto`.
-    pub look: choice::Look,
+    /// `--firewall`.
+    pub choice: Choice,
+    /// How often the rules are compared with the kernel.
+    pub resync: Duration,
+    /// What the node uses, for `--firewall=auto`.
+    pub survey: Survey,
 }
 
-impl Carrier {
-    /// Chooses nftables or iptables, and looks after the rules until the node is gone.
-    pub async fn keep(self, nftables: Option<bool>, mut post: reconciler::Post) {
-        let mut chosen = Chosen::now(self.options.firewall, nftables, self.look).await;
+impl Task {
+    /// Chooses nftables or iptables, and looks after the rules until the other end of the port is dropped. `nftables`:
+    /// `EnableNFTables`, where net-conf has it.
+    pub async fn run(self, nftables: Option<bool>, mut port: Port) {
+        let mut chosen = Chosen::now(self.choice, nftables, self.survey).await;
         loop {
             let mode = chosen.mode();
-            let firewall: Box<dyn Firewall> = match mode {
+            let carrier: Box<dyn Carrier> = match mode {
                 Mode::Nft => Box::new(Nft::new(&self.instance)),
-                Mode::Iptables => Box::new(Iptables::open(&self.instance)),
+                Mode::Iptables => Box::new(Iptables::new(&self.instance)),
             };
-            let around = Box::new(Around::new(mode, self.instance.clone()));
-            // What the other mode wrote stays until the next one's rules are in.
+            let others = Box::new(OtherPrograms::new(mode, self.instance.clone()));
+            // What the other mode wrote stays until the rules of the new mode are in place.
             tokio::select! {
-                () = reconciler::keep(firewall, around, &mut post, self.options.resync) => return,
-                () = chosen.changed(self.options.resync) => {}
+                () = reconciler::run(carrier, others, &mut port, self.resync) => return,
+                () = chosen.changed(self.resync) => {}
             }
         }
     }
+}
+
+/// Removes all rules of an agent, whatever carries them, and its tunnel guard. True when there were some. For `weft cleanup`.
+///
+/// # Errors
+/// One error for each part that could not be removed; the other parts are removed all the same.
+pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::FirewallError>> {
+    let (mut removed, mut errors) = (false, Vec::new());
+    let mut note = |done: Result<bool, error::FirewallError>| match done {
+        Ok(some) => removed |= some,
+        Err(error) => errors.push(error),
+    };
+    match iptables_forward::remove(instance) {
+        Ok(some) => {
+            note(Ok(some));
+            note(guard::table::remove(instance).map_err(error::FirewallError::Nftables));
+            note(Nft::new(instance).remove().await);
+        }
+        // A kernel without nftables has no rules in it.
+        Err(error) if nft::connection::is_unsupported(&error) => {}
+        Err(error) => note(Err(error::FirewallError::Nftables(error))),
+    }
+    note(Iptables::new(instance).remove().await);
+    if errors.is_empty() { Ok(removed) } else { Err(errors) }
 }

@@ -6,6 +6,7 @@ pub mod encode;
 pub mod errno;
 pub mod fake;
 pub mod fence;
+pub mod guard;
 pub mod kinds;
 mod links;
 pub mod linux;

@@ -28,6 +28,7 @@ pub mod own;
 pub mod pass;
 pub mod plan;
 pub mod report;
+pub mod running;
 pub mod saved;
 pub mod say;
 pub mod start;

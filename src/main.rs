@@ -16,12 +16,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use weft::cleanup::Running;
 use weft::cli::flags::InstallFlags;
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
-use weft::firewall::other_programs;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
 use weft::say::printable;
 use weft::sysctls::loosened::Loosened;
-use weft::{admin, agent, cleanup, conflist, doctor, install, leases, log, saved, status};
+use weft::{admin, agent, cleanup, conflist, doctor, firewall, install, leases, log, saved, status};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -146,8 +145,8 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     let mut kernel = agent::open_kernel(&task.subnet_file)?;
     let scope = cleanup::Scope { networks, flannel_devices: task.flannel_devices };
     let mut report = cleanup::cleanup(&mut kernel, &scope).context("clean up")?;
-    let rules = other_programs::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|problems| {
-        report.failed.extend(problems);
+    let rules = firewall::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|errors| {
+        report.failed.extend(errors.iter().map(ToString::to_string));
         false
     });
     let unlinked = conflist::remove(&task.cni_conf_dir, &task.subnet_file).unwrap_or_else(|error| {

@@ -29,7 +29,7 @@ use churn::Churn;
 
 use crate::admin;
 use crate::conflist::Conflist;
-use crate::firewall::reconciler::Desk;
+use crate::firewall::reconciler::Handle;
 use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
 use crate::metrics::Metrics;
@@ -145,7 +145,7 @@ pub struct Node<K> {
     churn: Churn,
     trouble_said: Patience,
     /// Traffic rules, where they are looked after.
-    rules: Option<Desk>,
+    rules: Option<Handle>,
     made: rules::Made,
     /// The rules were in place once: subnet.env may say IPMASQ=true.
     masquerading: bool,

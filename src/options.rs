@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft_backends::masq::Masquerade;
 
-use crate::firewall::Choice;
+use crate::firewall::choice::Choice;
 
 /// Options of `weft agent`.
 #[derive(Debug, Clone)]

@@ -266,7 +266,7 @@ impl Plan {
     /// What our lease should say now.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let attrs = self.backend.advertise(host)?;
-        Ok(if self.guard.is_some() { guard::stated(attrs, host) } else { attrs })
+        Ok(if self.guard.is_some() { guard::with_tunnel_addresses(attrs, host) } else { attrs })
     }
 
     /// What tells our leftovers from other people's entries.

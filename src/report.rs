@@ -115,7 +115,7 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
 /// Peers with an entry that waits, and peers with one that the kernel refused.
 fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
     let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
-    for (key, entry) in node.passer.pending().iter().filter(|(key, _)| !guard::is_no_peers(key)) {
+    for (key, entry) in node.passer.pending().iter().filter(|(key, _)| !guard::is_of_guard_or_fence(key)) {
         let Some(id) = node.plan.owner(key) else { continue };
         if entry.retry {
             pending.insert(id.clone());
@@ -160,7 +160,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     problems.extend(node.lease_trouble.as_ref().map(|text| format!("own lease: {text}")));
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());
-    problems.extend(node.rules_remarks());
+    problems.extend(node.rules_warnings());
     problems.extend(node.plan.problem());
     problems.extend(node.fence_trouble());
     problems.extend(claims::problems(&node.plan));
@@ -213,7 +213,7 @@ fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {
                 .plan
                 .keys(&lease.id)
                 .into_iter()
-                .filter(|key| !guard::is_no_peers(key))
+                .filter(|key| !guard::is_of_guard_or_fence(key))
                 .find_map(|key| node.passer.pending().get(&key));
             (PeerState::Pending, first.map(|pending| pending.reason.clone()))
         } else if held.contains(&lease.id) {

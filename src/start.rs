@@ -226,7 +226,7 @@ async fn lease<K: Kernel>(
     let host = host_with(&picked, &machine, (backend, network), mine.as_ref());
     let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.0))?;
     if place.guard {
-        attrs = guard::stated(attrs, &host);
+        attrs = guard::with_tunnel_addresses(attrs, &host);
     }
     let connected = connected(&host, backend, mine.as_ref().map(|lease| lease.subnets).or(previous));
     let was = mine.map(|lease| lease.attrs);

@@ -9,7 +9,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use weft_subnet::env::USUAL_FILE;
 
 use super::duration::{boolean, duration};
-use crate::firewall::Choice;
+use crate::firewall::choice::Choice;
 use crate::options::OnLostLease;
 
 /// Flags of weft that flannel has not.

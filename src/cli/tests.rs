@@ -4,7 +4,7 @@ use std::time::Duration;
 use weft_backends::masq::Masquerade;
 
 use super::*;
-use crate::firewall::Choice;
+use crate::firewall::choice::Choice;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 
 fn run(line: &str) -> Result<Task, Exit> {

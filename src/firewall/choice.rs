@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which of the two carries the rules, when nobody says: what kube-proxy and the node use already. A pure decision over a
-//! snapshot.
-//!
-//! It matters because an accept in one does not undo a drop in the other, and because iptables needs programs.
+//! The choice between nftables and iptables. Where neither a flag nor net-conf decides, the rules go where kube-proxy and the node have
+//! theirs, because an accept in nftables does not undo a drop in iptables. The decision is a pure function of a [`Snapshot`].
 
 use std::io;
 use std::time::Duration;
@@ -12,22 +10,34 @@ use tokio::time::Instant;
 use tracing::{debug, info};
 use weft_subnet::cidr::Family;
 
-use super::{Choice, other_programs};
-use crate::firewall::iptables::{self, Saved};
-use crate::firewall::nft;
-use crate::firewall::nft::generation::{Known, generation};
-use crate::firewall::nft::tables::{Table, read_by, tables};
+use super::iptables::{self, Saved};
+use super::iptables_forward;
+use super::nft::connection;
+use super::nft::generation::{Cached, generation};
+use super::nft::tables::{Table, read_by, tables};
 use weft_netlink::socket::Netlink;
 
-/// kube-proxy's table in its nftables mode.
+/// The table of kube-proxy in its nftables mode.
 const KUBE_TABLE: &str = "kube-proxy";
-/// Chains of kube-proxy alone: kubelet makes KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-FIREWALL in any mode.
+/// Chains that only kube-proxy makes. kubelet makes KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-FIREWALL in any mode.
 const KUBE_PROXY_CHAINS: [&str; 4] = ["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-FORWARD"];
 
-/// A provisional choice is looked at again this often, though no table came or went.
-const AGAIN: Duration = Duration::from_secs(60);
-/// What was seen longer ago is looked at again: kube-proxy may have come meanwhile.
-const FRESH: Duration = Duration::from_secs(10);
+/// A provisional choice is checked again after this time, even if no table was added or removed.
+const CHECK_AGAIN: Duration = Duration::from_secs(60);
+/// A survey that is older than this is made again, because kube-proxy may have started in the meantime.
+const VALID: Duration = Duration::from_secs(10);
+
+/// `--firewall`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// `EnableNFTables` where net-conf has it, else what kube-proxy and the node use.
+    #[default]
+    Auto,
+    /// nftables.
+    Nft,
+    /// iptables.
+    Iptables,
+}
 
 /// What carries the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,30 +48,30 @@ pub enum Mode {
     Iptables,
 }
 
-/// What kube-proxy uses, by what it left in the kernel.
+/// What kube-proxy uses, judged by its tables and chains in the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KubeProxy {
-    /// Not there, or in a mode that uses neither.
+    /// kube-proxy does not run here, or runs in a mode that uses neither.
     #[default]
     Unseen,
-    /// Its chains of iptables are there.
+    /// It has chains in iptables.
     Iptables,
-    /// Its table of nftables is there; chains of iptables may be left from before.
+    /// It has a table in nftables. Chains in iptables may be left from an earlier mode.
     Nftables,
 }
 
-/// What the node uses.
+/// What the node uses at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Programs of iptables are there, and what they read can be read.
+    /// Programs of iptables are installed, and one of them works.
     pub iptables: bool,
     /// The kernel has nftables.
     pub nftables: bool,
     /// What kube-proxy uses.
     pub kube_proxy: KubeProxy,
-    /// Rules of iptables in `nat` and `filter`, of anybody but us and flannel.
+    /// The number of rules in `nat` and `filter` of iptables, without those of weft and flannel.
     pub rules: usize,
-    /// FORWARD of iptables drops what nobody accepts: Docker sets that.
+    /// FORWARD of iptables drops packets that no rule accepts. Docker sets that policy.
     pub forward_drops: bool,
 }
 
@@ -78,7 +88,7 @@ impl Snapshot {
         for table in ["nat", "filter"] {
             for (name, chain) in saved.table(table).into_iter().flatten() {
                 let foreign = |rule: &&String| {
-                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !other_programs::is_ours(rule)
+                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !iptables_forward::is_ours(rule)
                 };
                 if !ours(name) {
                     self.rules += chain.rules.iter().filter(foreign).count();
@@ -88,46 +98,46 @@ impl Snapshot {
     }
 }
 
-/// Says which, and why. `nftables`: `EnableNFTables` where net-conf has it.
+/// Decides, and says why. `nftables`: `EnableNFTables`, where net-conf has it.
 pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode, &'static str) {
     match (choice, nftables) {
-        (Choice::Nft, _) => (Mode::Nft, "--firewall says so"),
-        (Choice::Iptables, _) => (Mode::Iptables, "--firewall says so"),
+        (Choice::Nft, _) => (Mode::Nft, "--firewall asks for it"),
+        (Choice::Iptables, _) => (Mode::Iptables, "--firewall asks for it"),
         (Choice::Auto, Some(true)) => (Mode::Nft, "EnableNFTables is true"),
-        (Choice::Auto, _) if !node.nftables && node.iptables => (Mode::Iptables, "the kernel lacks nftables"),
-        (Choice::Auto, _) if !node.iptables => (Mode::Nft, "no program of iptables is there, or none works"),
+        (Choice::Auto, _) if !node.nftables && node.iptables => (Mode::Iptables, "the kernel has no nftables"),
+        (Choice::Auto, _) if !node.iptables => (Mode::Nft, "no program of iptables is installed, or none works"),
         (Choice::Auto, Some(false)) => (Mode::Iptables, "EnableNFTables is false"),
         (Choice::Auto, None) if node.kube_proxy == KubeProxy::Nftables => (Mode::Nft, "kube-proxy uses nftables"),
         (Choice::Auto, None) if node.kube_proxy == KubeProxy::Iptables => (Mode::Iptables, "kube-proxy uses iptables"),
-        (Choice::Auto, None) if node.forward_drops => (Mode::Iptables, "FORWARD of iptables drops"),
+        (Choice::Auto, None) if node.forward_drops => (Mode::Iptables, "chain FORWARD of iptables drops packets"),
         (Choice::Auto, None) if node.rules > 0 => (Mode::Iptables, "the node has rules in iptables"),
         (Choice::Auto, None) => (Mode::Nft, "the node has no rules in iptables"),
     }
 }
 
-/// A look at the node, begun before anyone knows whether it is needed: asking the programs of iptables takes a quarter of a second,
-/// in which a lease can be acquired. Dropped, it ends.
+/// A snapshot in the making. It is begun before the lease is acquired, because the programs of iptables take a quarter of a second. It
+/// ends when it is dropped.
 #[derive(Debug)]
-pub struct Look(Option<(Instant, JoinHandle<Snapshot>)>);
+pub struct Survey(Option<(Instant, JoinHandle<Snapshot>)>);
 
-impl Look {
-    /// Begins it, unless it is never needed. Inside a tokio runtime.
-    pub fn begin(choice: Choice) -> Look {
-        Look((choice == Choice::Auto).then(|| (Instant::now(), tokio::spawn(look()))))
+impl Survey {
+    /// Begins the survey, unless the choice does not depend on it. Must be called inside a tokio runtime.
+    pub fn begin(choice: Choice) -> Survey {
+        Survey((choice == Choice::Auto).then(|| (Instant::now(), tokio::spawn(survey()))))
     }
 
-    async fn end(mut self) -> Snapshot {
+    async fn finish(mut self) -> Snapshot {
         if let Some((began, task)) = &mut self.0
-            && began.elapsed() < FRESH
+            && began.elapsed() < VALID
             && let Ok(node) = task.await
         {
             return node;
         }
-        look().await
+        survey().await
     }
 }
 
-impl Drop for Look {
+impl Drop for Survey {
     fn drop(&mut self) {
         if let Some((_, task)) = &self.0 {
             task.abort();
@@ -135,8 +145,9 @@ impl Drop for Look {
     }
 }
 
-/// Whether nothing that comes later can say otherwise. At boot the tables are empty: kubelet, kube-proxy and Docker start after us.
-fn is_settled(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> bool {
+/// True when no program that starts later can change the decision. At boot the tables are empty, because kubelet, kube-proxy and Docker
+/// start after the agent.
+fn is_final(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> bool {
     match (choice, nftables) {
         (Choice::Nft | Choice::Iptables, _) | (Choice::Auto, Some(true)) => true,
         (Choice::Auto, Some(false)) => node.iptables,
@@ -144,23 +155,23 @@ fn is_settled(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> bool {
     }
 }
 
-/// The choice for this node. It is provisional until kube-proxy was seen.
+/// The decision for this node. It is provisional until kube-proxy was seen.
 #[derive(Debug)]
 pub struct Chosen {
     choice: Choice,
     nftables: Option<bool>,
     mode: Mode,
-    settled: bool,
+    is_final: bool,
 }
 
 impl Chosen {
-    /// Decides, and says it in the log.
-    pub async fn now(choice: Choice, nftables: Option<bool>, look: Look) -> Chosen {
-        let looked_at = choice == Choice::Auto && nftables != Some(true);
-        let node = if looked_at { look.end().await } else { Snapshot::default() };
+    /// Decides, and logs the decision.
+    pub async fn now(choice: Choice, nftables: Option<bool>, survey: Survey) -> Chosen {
+        let depends_on_node = choice == Choice::Auto && nftables != Some(true);
+        let node = if depends_on_node { survey.finish().await } else { Snapshot::default() };
         let (mode, why) = decide(choice, nftables, &node);
-        say(mode, why);
-        Chosen { choice, nftables, mode, settled: is_settled(choice, nftables, &node) }
+        log(mode, why);
+        Chosen { choice, nftables, mode, is_final: is_final(choice, nftables, &node) }
     }
 
     /// What carries the rules.
@@ -168,43 +179,43 @@ impl Chosen {
         self.mode
     }
 
-    /// Looks again, until something says otherwise than at the first look. Never ends once the choice is settled.
+    /// Waits until the decision changes. Waits forever once the decision is final. Cancel-safe.
     pub async fn changed(&mut self, every: Duration) {
         let (mut tables, mut seen, mut next) = (Tables::default(), None, Instant::now());
-        while !self.settled {
+        while !self.is_final {
             tokio::time::sleep(every).await;
-            // A look at everything runs programs: only when tables came or went, and now and then.
+            // A survey runs programs, so it is made only when tables were added or removed, and after a longer time.
             let now = tables.names();
             if seen.as_ref() == Some(&now) && Instant::now() < next {
                 continue;
             }
-            (seen, next) = (Some(now), Instant::now() + AGAIN);
-            if self.take(&look().await) {
+            (seen, next) = (Some(now), Instant::now() + CHECK_AGAIN);
+            if self.update(&survey().await) {
                 return;
             }
         }
         std::future::pending().await
     }
 
-    /// True when the mode is another now. That rules went is no sign.
-    fn take(&mut self, node: &Snapshot) -> bool {
+    /// Decides again. True when the mode changed. It does not change to nftables only because rules were removed.
+    fn update(&mut self, node: &Snapshot) -> bool {
         let (mode, why) = decide(self.choice, self.nftables, node);
-        self.settled = is_settled(self.choice, self.nftables, node);
-        let sign = mode == Mode::Iptables || node.kube_proxy == KubeProxy::Nftables;
-        if mode == self.mode || !sign {
+        self.is_final = is_final(self.choice, self.nftables, node);
+        let is_reason = mode == Mode::Iptables || node.kube_proxy == KubeProxy::Nftables;
+        if mode == self.mode || !is_reason {
             return false;
         }
         self.mode = mode;
-        say(mode, why);
+        log(mode, why);
         true
     }
 }
 
-/// What costs next to nothing to look at: which tables there are, of nftables and of iptables-legacy.
+/// The names of the tables of nftables and iptables-legacy, which cost almost nothing to read.
 #[derive(Debug, Default)]
 struct Tables {
     netlink: Option<Netlink>,
-    known: Known<Vec<Table>>,
+    known: Cached<Vec<Table>>,
 }
 
 impl Tables {
@@ -213,7 +224,7 @@ impl Tables {
     }
 
     fn of_nftables(&mut self) -> io::Result<Vec<Table>> {
-        let netlink = nft::kept(&mut self.netlink)?;
+        let netlink = connection::open_once(&mut self.netlink)?;
         let generation = generation(netlink);
         if let Some(tables) = self.known.at(generation) {
             return Ok(tables.clone());
@@ -224,15 +235,15 @@ impl Tables {
     }
 }
 
-fn say(mode: Mode, why: &str) {
+fn log(mode: Mode, why: &str) {
     let name = match mode {
         Mode::Nft => "nftables",
         Mode::Iptables => "iptables",
     };
-    info!("traffic rules by {name}: {why}");
+    info!("the traffic rules are carried by {name}: {why}");
 }
 
-async fn look() -> Snapshot {
+async fn survey() -> Snapshot {
     let mut node = Snapshot::default();
     match tables().await {
         Ok(tables) => {
@@ -241,13 +252,13 @@ async fn look() -> Snapshot {
                 node.kube_proxy = KubeProxy::Nftables;
             }
         }
-        Err(error) => debug!("tables of nftables cannot be listed: {error}"),
+        Err(error) => debug!("list the tables of nftables: {error}"),
     }
     for flavour in iptables::installed() {
         for family in [Family::V4, Family::V6] {
             match iptables::save(flavour, family).await {
                 Ok(saved) => node.add(&saved),
-                Err(error) => debug!("{flavour}: {}", error.said()),
+                Err(error) => debug!("{flavour}: {}", error.stderr()),
             }
         }
     }
@@ -256,8 +267,7 @@ async fn look() -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::{Chosen, Instant, KubeProxy, Look, Mode, Snapshot, decide, is_settled};
-    use crate::firewall::Choice;
+    use super::{Choice, Chosen, Instant, KubeProxy, Mode, Snapshot, Survey, decide, is_final};
     use crate::firewall::iptables::Saved;
 
     fn node() -> Snapshot {
@@ -265,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_decides_when_nobody_else_does() {
+    fn the_node_decides_when_no_flag_does() {
         let (nft, iptables) = (Mode::Nft, Mode::Iptables);
         for (what, node, wanted) in [
             ("nothing there", node(), nft),
@@ -291,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_wins() {
+    fn flags_and_net_conf_win_over_the_node() {
         let kube = Snapshot { kube_proxy: KubeProxy::Nftables, ..node() };
         let chains = Snapshot { kube_proxy: KubeProxy::Iptables, ..node() };
         let bare = Snapshot { nftables: true, ..Snapshot::default() };
@@ -307,9 +317,9 @@ mod tests {
         }
     }
 
-    /// After a reboot the agent is there before everyone else: it ends where a restart of it would.
+    /// After a reboot the agent starts before the other programs. It decides in the end as it would after a restart.
     #[test]
-    fn what_comes_after_us_decides_too() {
+    fn programs_that_start_later_change_the_decision() {
         let rules = Snapshot { rules: 1, ..node() };
         let chains = Snapshot { kube_proxy: KubeProxy::Iptables, rules: 40, ..node() };
         let table = Snapshot { kube_proxy: KubeProxy::Nftables, rules: 3, ..node() };
@@ -323,37 +333,37 @@ mod tests {
             ("rules that go", vec![(&rules, Mode::Iptables, false), (&node(), Mode::Iptables, false)]),
             ("nothing", vec![(&node(), Mode::Nft, false)]),
         ] {
-            let settled = is_settled(Choice::Auto, None, &node());
-            let mut chosen = Chosen { choice: Choice::Auto, nftables: None, mode: Mode::Nft, settled };
-            assert!(!chosen.settled);
-            for (node, mode, settled) in steps {
+            let before = is_final(Choice::Auto, None, &node());
+            let mut chosen = Chosen { choice: Choice::Auto, nftables: None, mode: Mode::Nft, is_final: before };
+            assert!(!chosen.is_final);
+            for (node, mode, is_final) in steps {
                 let before = chosen.mode;
-                assert_eq!(chosen.take(node), mode != before, "{what}");
-                assert_eq!((chosen.mode, chosen.settled), (mode, settled), "{what}");
+                assert_eq!(chosen.update(node), mode != before, "{what}");
+                assert_eq!((chosen.mode, chosen.is_final), (mode, is_final), "{what}");
             }
         }
         for (choice, nftables) in [(Choice::Nft, None), (Choice::Iptables, None), (Choice::Auto, Some(true))] {
-            assert!(is_settled(choice, nftables, &Snapshot::default()));
+            assert!(is_final(choice, nftables, &Snapshot::default()));
         }
-        assert!(is_settled(Choice::Auto, Some(false), &node()));
-        assert!(!is_settled(Choice::Auto, Some(false), &Snapshot::default()), "no program worked yet");
+        assert!(is_final(Choice::Auto, Some(false), &node()));
+        assert!(!is_final(Choice::Auto, Some(false), &Snapshot::default()), "no program worked yet");
     }
 
-    /// What was seen while the lease was waited for decides; where it cannot matter, nobody looks, and nobody waits for a look.
+    /// The survey that was begun earlier decides. Where the decision does not depend on it, none is begun and none is waited for.
     #[tokio::test]
-    async fn a_look_that_was_begun_before_is_the_one_that_counts() {
+    async fn the_survey_that_was_begun_earlier_decides() {
         let docker = Snapshot { forward_drops: true, ..node() };
-        let seen = Look(Some((Instant::now(), tokio::spawn(async { docker }))));
+        let seen = Survey(Some((Instant::now(), tokio::spawn(async { docker }))));
         assert_eq!(Chosen::now(Choice::Auto, None, seen).await.mode(), Mode::Iptables);
-        let endless = Look(Some((Instant::now(), tokio::spawn(std::future::pending()))));
+        let endless = Survey(Some((Instant::now(), tokio::spawn(std::future::pending()))));
         assert_eq!(Chosen::now(Choice::Auto, Some(true), endless).await.mode(), Mode::Nft);
         for choice in [Choice::Nft, Choice::Iptables] {
-            assert!(Look::begin(choice).0.is_none());
+            assert!(Survey::begin(choice).0.is_none());
         }
     }
 
     #[test]
-    fn our_own_rules_and_flannels_are_no_sign() {
+    fn rules_of_weft_and_flannel_do_not_decide() {
         let ours = "*nat\n:POSTROUTING ACCEPT [0:0]\n:WEFT-POSTRTG - [0:0]\n:FLANNEL-POSTRTG - [0:0]\n\
                     -A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
                     -A POSTROUTING -j WEFT-POSTRTG\n-A WEFT-POSTRTG -m mark --mark 0x4000/0x4000 -j RETURN\nCOMMIT\n";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A firewall in memory, for tests: records, fails on demand, and is disturbed on demand.
+//! A carrier in memory, for tests: it counts what it does, fails on demand, and lets a test change its rules as another program would.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,92 +8,97 @@ use tokio::sync::Notify;
 use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
-use super::{Ensured, Failed, Firewall, Trouble};
+use super::carrier::{Carrier, EnsureError, Ensured};
+use super::error::{FirewallError, ProgramError};
 
 #[derive(Debug, Default)]
-struct Inside {
+struct Content {
     rules: Rules,
     writes: usize,
-    looks: usize,
-    trouble: Option<Trouble>,
-    blind: Option<Trouble>,
+    reads: usize,
+    write_error: Option<String>,
+    read_error: Option<String>,
 }
 
 /// Clones share one content.
 #[derive(Debug, Clone, Default)]
-pub struct FakeFirewall {
-    inside: Rc<RefCell<Inside>>,
-    rings: Rc<Notify>,
+pub struct FakeCarrier {
+    content: Rc<RefCell<Content>>,
+    changed: Rc<Notify>,
 }
 
-impl FakeFirewall {
-    /// What is in it.
+impl FakeCarrier {
+    /// The rules that are in place.
     pub fn rules(&self) -> Rules {
-        self.inside.borrow().rules.clone()
+        self.content.borrow().rules.clone()
     }
 
-    /// How often it was written.
+    /// How often rules were written.
     pub fn writes(&self) -> usize {
-        self.inside.borrow().writes
+        self.content.borrow().writes
     }
 
-    /// How often it was looked at.
-    pub fn looks(&self) -> usize {
-        self.inside.borrow().looks
+    /// How often the rules were compared.
+    pub fn reads(&self) -> usize {
+        self.content.borrow().reads
     }
 
-    /// Everything fails so; `None`: works again.
-    pub fn fail(&self, trouble: Option<&str>) {
-        self.inside.borrow_mut().trouble = trouble.map(|text| Trouble(text.to_owned()));
+    /// From now on every write fails with `run fake: TEXT`; `None`: writes work again.
+    pub fn fail_writes(&self, text: Option<&str>) {
+        self.content.borrow_mut().write_error = text.map(str::to_owned);
     }
 
-    /// Nothing can be read, and this is said; `None`: it can be again.
-    pub fn blind(&self, trouble: Option<&str>) {
-        self.inside.borrow_mut().blind = trouble.map(|text| Trouble(text.to_owned()));
+    /// From now on every read fails with `run fake: TEXT`; `None`: reads work again.
+    pub fn fail_reads(&self, text: Option<&str>) {
+        self.content.borrow_mut().read_error = text.map(str::to_owned);
     }
 
-    /// Someone flushes the rules, and it is told.
+    /// Removes all rules as another program would, and tells the agent.
     pub fn flush(&self) {
-        self.inside.borrow_mut().rules = Rules::default();
-        self.rings.notify_one();
+        self.content.borrow_mut().rules = Rules::default();
+        self.changed.notify_one();
     }
 }
 
-impl Firewall for FakeFirewall {
+fn error(text: &str) -> FirewallError {
+    ProgramError::Failed { program: "fake".to_owned(), stderr: text.to_owned() }.into()
+}
+
+impl Carrier for FakeCarrier {
     fn describe(&self) -> String {
         "fake".to_owned()
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>> {
         Box::pin(async move {
-            let mut inside = self.inside.borrow_mut();
-            inside.looks += 1;
-            if let Some(trouble) = &inside.blind {
-                return Err(Failed::Look(trouble.clone()));
+            let mut content = self.content.borrow_mut();
+            content.reads += 1;
+            if let Some(text) = &content.read_error {
+                return Err(EnsureError::Read(error(text)));
             }
-            if let Some(trouble) = &inside.trouble {
-                return Err(Failed::Write(trouble.clone()));
+            if let Some(text) = &content.write_error {
+                return Err(EnsureError::Write(error(text)));
             }
-            if inside.rules == *rules {
-                return Ok(Ensured::Same);
+            if content.rules == *rules {
+                return Ok(Ensured::Unchanged);
             }
-            inside.rules = rules.clone();
-            inside.writes += 1;
+            content.rules = rules.clone();
+            content.writes += 1;
             Ok(Ensured::Written)
         })
     }
 
-    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>> {
+    fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>> {
         Box::pin(async move {
-            let mut inside = self.inside.borrow_mut();
-            if let Some(trouble) = &inside.trouble {
-                return Err(trouble.clone());
+            let mut content = self.content.borrow_mut();
+            if let Some(text) = &content.write_error {
+                return Err(error(text));
             }
-            Ok(!std::mem::take(&mut inside.rules).is_empty())
+            Ok(!std::mem::take(&mut content.rules).is_empty())
         })
     }
 
-    fn disturbed(&mut self) -> Local<'_, ()> {
-        Box::pin(self.rings.notified())
+    fn changed(&mut self) -> Local<'_, ()> {
+        Box::pin(self.changed.notified())
     }
 }

@@ -1,99 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a chain of forwarded packets ends: where what we accept has its place in other people's chains. Pure.
+//! Where rules that accept our packets go in another program's chain of forwarded packets. Pure functions.
 //!
-//! A chain that drops all the rest at its end says what happens by default, and we stand before that. A rule that drops all before
-//! anything else is looked at is somebody's will (a node cut off by hand): nothing of ours goes before it.
+//! A rule at the end of a chain that drops all remaining packets is the default of that chain, and our rules go before it. A rule that
+//! drops all packets before any other rule is checked was put there on purpose, for example to cut a node off by hand. Nothing of ours
+//! goes before such a rule.
 
-/// What a rule is to us.
+/// What a rule of the chain does, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// One of ours.
+    /// The rule is ours.
     Ours,
-    /// Drops everything.
-    Drops,
-    /// Rejects everything.
-    Rejects,
-    /// Any other.
+    /// It drops every packet.
+    DropsAll,
+    /// It rejects every packet.
+    RejectsAll,
+    /// Any other rule.
     Other,
 }
 
-/// How a chain ends.
+/// What happens to packets that no rule of the chain accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Closing {
-    /// Its policy decides.
-    Open,
-    /// The rule at this place drops all the rest: ours go before it.
+pub enum Ending {
+    /// The policy of the chain decides.
+    Policy,
+    /// The rule at this index drops all remaining packets by default. Our rules go before it.
     Default(usize),
-    /// The rule at this place drops everything, and someone put it there for that.
-    Will(usize),
+    /// The rule at this index drops all packets, and somebody put it there on purpose.
+    Block(usize),
 }
 
-impl Closing {
-    /// Of a chain with these rules.
-    pub fn of(rules: &[Rule]) -> Closing {
-        let Some(at) = rules.iter().position(|rule| matches!(rule, Rule::Drops | Rule::Rejects)) else {
-            return Closing::Open;
+impl Ending {
+    /// The ending of a chain with these rules.
+    pub fn of(rules: &[Rule]) -> Ending {
+        let Some(at) = rules.iter().position(|rule| matches!(rule, Rule::DropsAll | Rule::RejectsAll)) else {
+            return Ending::Policy;
         };
-        let (before, after) = (&rules[..at], &rules[at + 1..]);
-        // Ours are written before a default: behind it they are only where someone put it before them.
-        let last = after.is_empty();
-        // A chain that says nothing but "reject" is what distributions load; nothing but "drop" is a hand's work.
-        let alone = before.is_empty() && rules[at] == Rule::Drops;
-        if last && !alone { Closing::Default(at) } else { Closing::Will(at) }
+        // Our rules are written before a default. When they stand behind the rule, somebody put the rule before them.
+        let is_last = at + 1 == rules.len();
+        // Distributions load a chain with a single REJECT. A single DROP is somebody's work.
+        let is_only_drop = at == 0 && rules[at] == Rule::DropsAll;
+        if is_last && !is_only_drop { Ending::Default(at) } else { Ending::Block(at) }
     }
 
-    /// Rules from here on are never reached; `len`: how many there are.
-    pub fn end(self, len: usize) -> usize {
+    /// Rules from this index on are never reached, in a chain of `len` rules.
+    pub fn reach(self, len: usize) -> usize {
         match self {
-            Closing::Open => len,
-            Closing::Default(at) | Closing::Will(at) => at,
+            Ending::Policy => len,
+            Ending::Default(at) | Ending::Block(at) => at,
         }
     }
 }
 
-/// Where a new rule of ours goes: at the end, but before what drops all the rest there.
-pub fn place(rules: &[Rule]) -> usize {
+/// The index for a new rule of ours: at the end, but before a rule that drops all remaining packets there.
+pub fn index_of_new_rule(rules: &[Rule]) -> usize {
     match rules {
-        [] | [Rule::Drops] => rules.len(),
-        [rest @ .., Rule::Drops | Rule::Rejects] => rest.len(),
+        [] | [Rule::DropsAll] => rules.len(),
+        [rest @ .., Rule::DropsAll | Rule::RejectsAll] => rest.len(),
         _ => rules.len(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Closing::{self, Default, Open, Will};
-    use super::Rule::{Drops, Other, Ours, Rejects};
-    use super::place;
+    use super::Ending::{self, Block, Default, Policy};
+    use super::Rule::{DropsAll, Other, Ours, RejectsAll};
+    use super::index_of_new_rule;
 
     #[test]
-    fn a_last_rule_is_a_default_an_earlier_one_somebodys_will() {
+    fn a_last_rule_is_a_default_and_an_earlier_one_is_a_block() {
         for (rules, wanted) in [
-            (&[][..], Open),
-            (&[Other, Ours], Open),
-            (&[Rejects], Default(0)),
-            (&[Other, Rejects], Default(1)),
-            (&[Other, Drops], Default(1)),
-            (&[Other, Ours, Drops], Default(2)),
-            (&[Ours, Drops], Default(1)),
-            (&[Drops], Will(0)),
-            (&[Drops, Ours], Will(0)),
-            (&[Rejects, Ours], Will(0)),
-            (&[Drops, Ours, Rejects], Will(0)),
-            (&[Other, Drops, Other], Will(1)),
+            (&[][..], Policy),
+            (&[Other, Ours], Policy),
+            (&[RejectsAll], Default(0)),
+            (&[Other, RejectsAll], Default(1)),
+            (&[Other, DropsAll], Default(1)),
+            (&[Other, Ours, DropsAll], Default(2)),
+            (&[Ours, DropsAll], Default(1)),
+            (&[DropsAll], Block(0)),
+            (&[DropsAll, Ours], Block(0)),
+            (&[RejectsAll, Ours], Block(0)),
+            (&[DropsAll, Ours, RejectsAll], Block(0)),
+            (&[Other, DropsAll, Other], Block(1)),
         ] {
-            assert_eq!(Closing::of(rules), wanted, "{rules:?}");
+            assert_eq!(Ending::of(rules), wanted, "{rules:?}");
         }
+        assert_eq!((Policy.reach(3), Default(1).reach(3), Block(0).reach(3)), (3, 1, 0));
+    }
+
+    #[test]
+    fn a_new_rule_goes_to_the_end_but_before_a_default() {
         for (rules, wanted) in [
             (&[][..], 0),
-            (&[Drops], 1),
-            (&[Rejects], 0),
+            (&[DropsAll], 1),
+            (&[RejectsAll], 0),
             (&[Other], 1),
-            (&[Other, Drops], 1),
-            (&[Drops, Other, Rejects], 2),
+            (&[Other, DropsAll], 1),
+            (&[DropsAll, Other, RejectsAll], 2),
         ] {
-            assert_eq!(place(rules), wanted, "{rules:?}");
+            assert_eq!(index_of_new_rule(rules), wanted, "{rules:?}");
         }
-        assert_eq!((Open.end(3), Default(1).end(3), Will(0).end(3)), (3, 1, 0));
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who may send us tunnel packets: the peers' addresses, and whether all of them are known, without which nothing is dropped.
+//! The tunnel guard: tunnel packets are accepted only from the addresses of peers. As long as the address of one peer is unknown,
+//! nothing is dropped.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,33 +12,33 @@ use weft_backends::state::{Guard, Key, State, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 
-use crate::pass::Pendings;
-
 pub mod table;
 
-/// The peers, as the guard sees them.
+/// The peers whose packets the guard lets in.
 #[derive(Debug, Default)]
 pub struct Roster {
+    /// Leases that say where their tunnel packets come from.
     stated: HashSet<Id>,
-    /// Leases that do not say where their tunnel packets come from: flannel's, or of weft without the guard.
+    /// Leases that do not say it: those of flannel, and of weft without the guard.
     silent: HashSet<Id>,
-    /// A list of leases was seen: before it, everyone is unknown.
+    /// A list of all leases has arrived. Before that, every peer is unknown.
     listed: bool,
 }
 
 impl Roster {
-    /// Leases are known now.
+    /// A list of all leases has arrived.
     pub fn listed(&mut self) {
         self.listed = true;
     }
 
-    /// The addresses from which this peer's packets may come. That of its tunnel device, and its public one: where an address
-    /// translation of 1:1 stands between us they come from the public one, and inside of it from the device's.
+    /// The addresses from which this peer's packets may come: the address of its tunnel device, and its public address. Behind a 1:1
+    /// address translation the packets come from the public address, and on the near side of it from the address of the device.
     pub fn peer(&mut self, lease: &Lease) -> State {
         let Attrs { public_ip, public_ipv6, tunnel_ip, tunnel_ipv6, .. } = &lease.attrs;
-        let says = (public_ip.is_none() || tunnel_ip.is_some()) && (public_ipv6.is_none() || tunnel_ipv6.is_some());
+        let is_stated =
+            (public_ip.is_none() || tunnel_ip.is_some()) && (public_ipv6.is_none() || tunnel_ipv6.is_some());
         self.forget(&lease.id);
-        if says {
+        if is_stated {
             self.stated.insert(lease.id.clone())
         } else {
             self.silent.insert(lease.id.clone())
@@ -47,19 +48,19 @@ impl Roster {
         v4.chain(v6).map(|ip| (Key::Peer(ip), Value::Peer)).collect()
     }
 
-    /// This peer is gone.
+    /// The lease of this peer is gone.
     pub fn forget(&mut self, id: &Id) {
         self.stated.remove(id);
         self.silent.remove(id);
     }
 
-    /// All peers are planned anew.
+    /// Every lease is planned again from the start.
     pub fn forget_all(&mut self) {
         self.stated.clear();
         self.silent.clear();
     }
 
-    /// The chains that guard these devices; none while anybody's packets could be dropped by mistake.
+    /// The chains that guard these devices. There are none while packets of a peer could be dropped by mistake.
     pub fn chains(&self, links: impl Iterator<Item = Value>) -> State {
         if !self.listed || !self.silent.is_empty() {
             return State::new();
@@ -75,7 +76,7 @@ impl Roster {
             match outer {
                 Outer::Ipip => guard.ipip = true,
                 Outer::Udp(port) if guard.ports.contains(&port) => {}
-                // Our own port and the default of the others: more there are not.
+                // A node uses at most two ports: the one of its own configuration, and the default one.
                 Outer::Udp(port) => guard.ports[0] = port,
             }
             guard.ports.sort_unstable();
@@ -100,27 +101,29 @@ impl fmt::Display for Roster {
     }
 }
 
-/// What is wrong with the guard in the kernel: its chains, or peers that are not in its set.
-pub fn trouble(pending: &Pendings) -> Option<String> {
-    if pending.is_empty() {
-        return None;
+/// What the kernel lacks of the guard: its chains, or addresses of peers. `failures`: the entries that could not be written, and why.
+pub fn trouble<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option<String> {
+    let (mut peers, mut first) = (0, "");
+    for (key, reason) in failures {
+        match key {
+            Key::Guard(_) => return Some(format!("off: anyone may send tunnel packets: {reason}")),
+            Key::Peer(_) => {
+                first = if peers == 0 { reason } else { first };
+                peers += 1;
+            }
+            _ => {}
+        }
     }
-    let reason = |wanted: fn(&Key) -> bool| pending.iter().find(|(key, _)| wanted(key)).map(|(_, entry)| &entry.reason);
-    if let Some(reason) = reason(|key| matches!(key, Key::Guard(_))) {
-        return Some(format!("off: anyone may send tunnel packets: {reason}"));
-    }
-    let reason = reason(|key| matches!(key, Key::Peer(_)))?;
-    let count = pending.iter().filter(|(key, _)| matches!(key, Key::Peer(_))).count();
-    Some(format!("incomplete: tunnel packets from {count} addresses of peers may be dropped: {reason}"))
+    (peers > 0).then(|| format!("incomplete: tunnel packets from {peers} addresses of peers may be dropped: {first}"))
 }
 
-/// Whether this entry is the guard's or the fence's: what becomes of it says nothing of a peer's routes.
-pub fn is_no_peers(key: &Key) -> bool {
+/// True for an entry of the guard or of the fence. A failure of such an entry does not mean that a peer cannot be reached.
+pub fn is_of_guard_or_fence(key: &Key) -> bool {
     matches!(key, Key::Guard(_) | Key::Peer(_) | Key::Fence(_) | Key::Open(_))
 }
 
-/// What our lease says, with the source of our tunnel packets.
-pub fn stated(attrs: Attrs, host: &Host) -> Attrs {
+/// The attributes of our lease, with the addresses that our tunnel packets come from.
+pub fn with_tunnel_addresses(attrs: Attrs, host: &Host) -> Attrs {
     let tunnel_ip = host.uplink.v4.filter(|_| attrs.public_ip.is_some());
     let tunnel_ipv6 = host.uplink.v6.filter(|_| attrs.public_ipv6.is_some());
     Attrs { tunnel_ip, tunnel_ipv6, ..attrs }
@@ -146,18 +149,17 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refused_is_not_said_to_be_on() {
-        let mut pending = Pendings::default();
-        let now = std::time::Instant::now();
-        assert_eq!(trouble(&pending), None);
-        pending.failed(Key::Route("10.5.1.0/24".parse().unwrap(), 0), "no carrier".into(), true, now);
-        assert_eq!(trouble(&pending), None, "a route is none of its");
-        pending.failed(Key::Peer("10.0.0.2".parse().unwrap()), "no room".into(), true, now);
-        let text = trouble(&pending).unwrap();
-        assert!(text.starts_with("incomplete: tunnel packets from 1 addresses") && text.ends_with("no room"), "{text}");
-        pending.failed(Key::Guard(Family::V4), "not supported".into(), false, now);
-        let text = trouble(&pending).unwrap();
-        assert!(text.starts_with("off: ") && text.ends_with("not supported"), "{text}");
+    fn a_guard_that_the_kernel_refused_is_not_reported_as_on() {
+        let route = Key::Route("10.5.1.0/24".parse().unwrap(), 0);
+        let peers = ["10.0.0.2", "10.0.0.3"].map(|ip| Key::Peer(ip.parse().unwrap()));
+        let guard = Key::Guard(Family::V4);
+        let said = |failures: &[(&Key, &'static str)]| trouble(failures.iter().copied());
+        assert_eq!(said(&[]), None);
+        assert_eq!(said(&[(&route, "no carrier")]), None, "a route is not part of the guard");
+        let text = said(&[(&route, "no carrier"), (&peers[0], "no room"), (&peers[1], "no memory")]).unwrap();
+        assert_eq!(text, "incomplete: tunnel packets from 2 addresses of peers may be dropped: no room");
+        let text = said(&[(&peers[0], "no room"), (&guard, "not supported")]).unwrap();
+        assert_eq!(text, "off: anyone may send tunnel packets: not supported");
     }
 
     fn vxlan(local: &str, port: u16) -> Value {
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(chains(&roster), State::new(), "before the list");
         roster.listed();
         assert_eq!(chains(&roster).len(), 1);
-        // Beyond its address translation the packets come from the public address.
+        // Behind an address translation the packets come from the public address.
         let both = peers(&["10.0.0.2", "198.51.100.1"]);
         assert_eq!(roster.peer(&lease("a", "198.51.100.1", Some("10.0.0.2"))), both);
         assert_eq!(roster.peer(&lease("b", "198.51.100.2", None)), peers(&["198.51.100.2"]));
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tunnel_in_use_is_guarded() {
+    fn every_tunnel_device_is_guarded() {
         let mut roster = Roster::default();
         roster.listed();
         let parent = Name::new("eth0").unwrap();

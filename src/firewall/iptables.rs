@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Traffic rules through the programs of iptables, for nodes whose other rules are there too: read with `iptables-save`,
-//! written with `iptables-restore --noflush`, one transaction per table, only when something differs.
+//! The rules in iptables, for nodes where other programs have their rules there too. They are read with `iptables-save` and, only when
+//! something differs, written with `iptables-restore --noflush`, in one transaction for each table.
 
 mod program;
 pub mod render;
 mod saved;
 
-pub use program::{Failure, Flavour, has_legacy_table, has_tables, installed, legacy_tables, save};
+pub use program::{Flavour, has_legacy_table, has_tables, installed, legacy_tables, save};
 pub use saved::{Saved, target};
 
 use std::time::{Duration, Instant};
@@ -16,57 +16,62 @@ use weft_backends::masq::{FamilyRules, Rules};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use crate::firewall::{Ensured, Failed, Firewall, Trouble};
+use super::carrier::{Carrier, EnsureError, Ensured};
+use super::error::{FirewallError, ProgramError};
 use crate::instance::Instance;
 use program::restore;
-use render::Places;
+use render::HookedChains;
 
-/// Others write to the same tables: between reading and writing, a rule that we wanted to move may have gone.
+/// How often a write is tried. Other programs write to the same tables, so a rule that we read may be gone when we move it.
 const ATTEMPTS: usize = 3;
-/// A flavour that was chosen for want of a sign is chosen again after this time.
-const AGAIN: Duration = Duration::from_secs(30);
+/// When nothing showed which flavour the node uses, the choice is made again after this time.
+const CHOOSE_AGAIN: Duration = Duration::from_secs(30);
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// Our chains in iptables.
+/// The chains of one agent.
 #[derive(Debug)]
 pub struct Iptables {
-    places: Places,
-    /// Chosen at the first need: the flavour that the node uses.
+    chains: HookedChains,
+    /// The flavour that the node uses, once it was chosen.
     flavour: Option<Flavour>,
-    /// When to choose again; `None`: who uses which flavour was seen. At boot nobody does yet.
-    again: Option<Instant>,
-    /// The programs know `--random-fully` (iptables 1.6.2 does).
+    /// When to choose again. `None`: the choice is final, because somebody uses the flavour. At boot nobody does yet.
+    choose_again: Option<Instant>,
+    /// The programs know `--random-fully`, as those of iptables 1.6.2 and later do.
     random_fully: bool,
-    /// Looked for at the first need.
+    /// The flavours that are installed, once that was looked up.
     installed: Vec<Flavour>,
 }
 
 impl Iptables {
-    /// Of this instance. Looks at nothing yet.
-    pub fn open(instance: &Instance) -> Iptables {
+    /// The chains of this agent. Nothing is read yet.
+    pub fn new(instance: &Instance) -> Iptables {
         Iptables {
-            places: Places::of(&instance.name),
+            chains: HookedChains::of(&instance.name),
             flavour: None,
-            again: None,
+            choose_again: None,
             random_fully: true,
             installed: Vec::new(),
         }
     }
 
-    async fn bring(&mut self, rules: &Rules) -> Result<Ensured, Failed> {
-        if self.flavour.is_none() || self.again.is_some_and(|again| again <= Instant::now()) {
-            self.choose().await.map_err(Failed::Look)?;
+    async fn bring(&mut self, rules: &Rules) -> Result<Ensured, EnsureError> {
+        if self.flavour.is_none() || self.choose_again.is_some_and(|at| at <= Instant::now()) {
+            self.choose().await.map_err(EnsureError::Read)?;
         }
         let Some(flavour) = self.flavour else {
-            // Without programs there can be no rules of ours either.
-            return if rules.is_empty() { Ok(Ensured::Same) } else { Err(Failed::Write(nothing_installed())) };
+            // Without programs no rules of ours can be there.
+            return if rules.is_empty() {
+                Ok(Ensured::Unchanged)
+            } else {
+                Err(EnsureError::Write(FirewallError::NoPrograms))
+            };
         };
         let mut written = false;
         for part in &rules.families {
             written |= self.bring_part(flavour, part.family, |_| part.clone()).await?;
         }
-        // Only after ours are in: what an earlier run left where nothing is wanted any more, and in the other flavour. There a
-        // FORWARD that drops needs our accepts too.
+        // When our rules are in place, those that an earlier run left in the other flavour, or in a family that is no longer wanted,
+        // are removed. In the other flavour the forward rules are needed too, if its FORWARD drops packets.
         for other in self.installed.clone() {
             for family in FAMILIES {
                 let part = rules.of(family);
@@ -81,151 +86,147 @@ impl Iptables {
                 };
                 match self.bring_part(other, family, wanted).await {
                     Ok(true) if other == flavour => written = true,
-                    // Nobody need have touched ours for that: no sign of somebody who changes our rules.
-                    Ok(true) => info!(?family, "rules of ours in {other}: brought to what is wanted there"),
+                    // This does not count as a write, because it is no sign that somebody changed our rules.
+                    Ok(true) => info!(?family, "changed our rules in {other}, the flavour that is not in use"),
                     Ok(false) => {}
-                    Err(trouble) => debug!("{other}: {trouble}"),
+                    Err(error) => debug!("{other}: {error}"),
                 }
             }
         }
-        Ok(if written { Ensured::Written } else { Ensured::Same })
+        Ok(if written { Ensured::Written } else { Ensured::Unchanged })
     }
 
-    /// Chooses the flavour. One that cannot be read is no empty one: then nothing is chosen.
-    async fn choose(&mut self) -> Result<(), Trouble> {
+    /// Chooses the flavour. Nothing is chosen when one of them cannot be read, because it may have rules.
+    async fn choose(&mut self) -> Result<(), FirewallError> {
         self.installed = installed();
         let mut found = Vec::new();
         for flavour in &self.installed {
             match save(*flavour, Family::V4).await {
                 Ok(saved) => found.push((*flavour, Traces::of(&saved))),
-                Err(late @ Failure::Run(..)) => return Err(late.into()),
-                // It has not the tables: nobody uses it.
-                Err(Failure::Said(..) | Failure::Missing(_)) => found.push((*flavour, Traces::default())),
+                Err(error @ ProgramError::NotRun { .. }) => return Err(error.into()),
+                // The kernel has no tables of this flavour, so nobody uses it.
+                Err(ProgramError::Failed { .. } | ProgramError::Missing { .. }) => {
+                    found.push((*flavour, Traces::default()))
+                }
             }
         }
         let settled = found.len() < 2 || found.iter().any(|(_, traces)| traces.kube);
-        self.again = (!settled).then(|| Instant::now() + AGAIN);
+        self.choose_again = (!settled).then(|| Instant::now() + CHOOSE_AGAIN);
         if let Some((flavour, why)) = pick(&found)
             && self.flavour != Some(flavour)
         {
-            info!("traffic rules go through {flavour}: {why}");
+            info!("the traffic rules are written with {flavour}: {why}");
             self.flavour = Some(flavour);
         }
         Ok(())
     }
 
-    /// Brings one family of one flavour to what is wanted in view of what is there; true when something was written.
+    /// Brings one family of one flavour to what is wanted, which may depend on what is there. True when something was written.
     async fn bring_part(
         &mut self,
         flavour: Flavour,
         family: Family,
         wanted: impl Fn(&Saved) -> FamilyRules,
-    ) -> Result<bool, Failed> {
-        let mut failure = None;
-        for attempt in 0..ATTEMPTS {
-            let saved = save(flavour, family).await.map_err(|failure| Failed::Look(failure.into()))?;
-            let Some(text) = render::changes(&saved, &self.places, &wanted(&saved), self.random_fully) else {
-                return Ok(attempt > 0);
+    ) -> Result<bool, EnsureError> {
+        let mut attempt = 1;
+        loop {
+            let saved = save(flavour, family).await.map_err(|error| EnsureError::Read(error.into()))?;
+            let Some(text) = render::changes(&saved, &self.chains, &wanted(&saved), self.random_fully) else {
+                return Ok(attempt > 1);
             };
             match restore(flavour, family, &text).await {
                 Ok(()) => return Ok(true),
-                Err(error) if self.random_fully && error.said().contains("random-fully") => self.random_fully = false,
-                Err(error) => {
-                    debug!("{flavour}: attempt {}: {}", attempt + 1, error.said());
-                    failure = Some(error);
-                }
+                Err(error) if self.random_fully && error.stderr().contains("random-fully") => self.random_fully = false,
+                Err(error) if attempt >= ATTEMPTS => return Err(EnsureError::Write(error.into())),
+                Err(error) => debug!("{flavour}: attempt {attempt}: {}", error.stderr()),
             }
+            attempt += 1;
         }
-        Err(Failed::Write(failure.map_or_else(|| Trouble(format!("{flavour} takes no rule")), Trouble::from)))
     }
 }
 
-impl Firewall for Iptables {
+impl Carrier for Iptables {
     fn describe(&self) -> String {
         let name = self.flavour.map_or_else(|| "iptables".to_owned(), |flavour| flavour.to_string());
-        format!("{name}, chains {} and {}", self.places.masquerade.chain, self.places.forward.chain)
+        format!("{name}, chains {} and {}", self.chains.masquerade.chain, self.chains.forward.chain)
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>> {
         Box::pin(self.bring(rules))
     }
 
-    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>> {
-        Box::pin(async { Ok(!remove_all(&self.places).await?.is_empty()) })
+    fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>> {
+        Box::pin(async { Ok(!remove_all(&self.chains).await?.is_empty()) })
     }
 
-    fn disturbed(&mut self) -> Local<'_, ()> {
-        // iptables tells nobody: the resync looks again.
+    fn changed(&mut self) -> Local<'_, ()> {
+        // iptables does not notify anybody. Changes are found at the next resync.
         Box::pin(std::future::pending())
     }
 }
 
-/// Removes what flannel left: its chains and the jumps to them, from both flavours and families. Returns what was removed;
-/// nothing where there are no programs, and so nobody wrote such rules.
+/// Removes the chains of flannel and the jumps to them, from both flavours and families. Returns what was removed, for people. Without
+/// programs of iptables nothing can be removed, and nobody can have written such rules.
 ///
 /// # Errors
-/// When a program that is there refuses.
-pub async fn remove_flannels() -> Result<Vec<String>, Trouble> {
-    remove_all(&Places::flannels()).await
+/// A program failed, or did not end in time.
+pub async fn remove_flannel_chains() -> Result<Vec<String>, FirewallError> {
+    remove_all(&HookedChains::of_flannel()).await
 }
 
-async fn remove_all(places: &Places) -> Result<Vec<String>, Trouble> {
+async fn remove_all(chains: &HookedChains) -> Result<Vec<String>, FirewallError> {
     let mut removed = Vec::new();
     for flavour in installed() {
         for family in FAMILIES {
             let saved = match save(flavour, family).await {
                 Ok(saved) => saved,
-                Err(late @ Failure::Run(..)) => return Err(late.into()),
-                // A family that the kernel lacks has no rules.
-                Err(Failure::Said(..) | Failure::Missing(_)) => continue,
+                Err(error @ ProgramError::NotRun { .. }) => return Err(error.into()),
+                // The kernel does not have this family, so there are no rules.
+                Err(ProgramError::Failed { .. } | ProgramError::Missing { .. }) => continue,
             };
-            if let Some(text) = render::removal(&saved, places) {
+            if let Some(text) = render::removal(&saved, chains) {
                 restore(flavour, family, &text).await?;
-                let chains = render::present(&saved, places);
-                removed.extend(chains.iter().map(|chain| format!("{flavour} {family:?} chain {chain}")));
+                let present = render::present(&saved, chains);
+                removed.extend(present.iter().map(|chain| format!("{flavour} {family:?} chain {chain}")));
             }
         }
     }
     Ok(removed)
 }
 
-fn nothing_installed() -> Trouble {
-    let names = "iptables-restore, iptables-nft-restore or iptables-legacy-restore";
-    Trouble(format!("none of {names} is in PATH: install the package iptables, or choose --firewall=nft"))
-}
-
-/// What tells who uses a flavour.
+/// What shows that a flavour is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traces {
-    /// kubelet or kube-proxy made a chain there.
+    /// There is a chain of kubelet or kube-proxy.
     pub kube: bool,
-    /// FORWARD drops there what nobody accepts: Docker sets that.
+    /// FORWARD drops packets that no rule accepts. Docker sets that policy.
     pub drops: bool,
-    /// Rules there, of anybody.
+    /// The number of rules, of any program.
     pub rules: usize,
 }
 
 impl Traces {
-    /// From the IPv4 tables.
+    /// What the IPv4 tables show.
     pub fn of(saved: &Saved) -> Traces {
         let kube = saved.chains().any(|name| name.starts_with("KUBE-"));
         Traces { kube, drops: saved.forward_drops(), rules: saved.rules() }
     }
 }
 
-/// As kubelet's hint chains are meant: where they are is where rules go; else where FORWARD drops; else where more rules are; else nf_tables.
+/// Chooses the flavour with the chains of kubelet, which are meant as a hint; else the one whose FORWARD drops packets; else the one with
+/// more rules; else nf_tables.
 fn pick(found: &[(Flavour, Traces)]) -> Option<(Flavour, &'static str)> {
     if let [(only, _)] = found {
-        return Some((*only, "no other is installed"));
+        return Some((*only, "no other flavour is installed"));
     }
     if let Some((flavour, _)) = found.iter().find(|(_, traces)| traces.kube) {
-        return Some((*flavour, "kubelet or kube-proxy has chains there"));
+        return Some((*flavour, "kubelet or kube-proxy has chains in it"));
     }
     if let Some((flavour, _)) = found.iter().find(|(_, traces)| traces.drops) {
-        return Some((*flavour, "FORWARD drops there"));
+        return Some((*flavour, "its chain FORWARD drops packets"));
     }
     let (flavour, traces) = found.iter().rev().max_by_key(|(_, traces)| traces.rules)?;
-    Some((*flavour, if traces.rules > 0 { "most rules are there" } else { "no rules are anywhere yet" }))
+    Some((*flavour, if traces.rules > 0 { "it has the most rules" } else { "no flavour has rules yet" }))
 }
 
 #[cfg(test)]
@@ -233,7 +234,7 @@ mod tests {
     use super::{Flavour, Traces, pick};
 
     #[test]
-    fn the_flavour_is_that_of_the_node() {
+    fn the_flavour_that_the_node_uses_is_chosen() {
         let traces = |kube, rules| Traces { kube, rules, drops: false };
         let both = |nft, legacy| vec![(Flavour::Nft, nft), (Flavour::Legacy, legacy)];
         for (what, found, wanted) in [

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! nftables without helpers: one table per family and agent, replaced as a whole in one transaction, by a socket that stays open
-//! (closing one costs the kernel 16 ms). What is there is read back and compared first, so that nothing is written for nothing.
+//! The rules in nftables, without the program `nft`: one table for each family and agent, replaced in one transaction.
+//!
+//! What is in the kernel is read and compared first, so that nothing is written when nothing changed. The socket stays open, because to
+//! close one costs the kernel 16 ms.
 
+pub mod accept;
 pub mod batch;
+pub mod connection;
 pub mod expr;
-pub mod foreign_chains;
 pub mod generation;
 pub mod notifications;
 pub mod table;
@@ -12,53 +15,52 @@ pub mod tables;
 
 use std::io;
 
-use netlink_sys::protocols::NETLINK_NETFILTER;
-use nix::errno::Errno;
 use weft_backends::masq::Rules;
+use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use crate::firewall::{Ensured, Failed, Firewall, Trouble};
+use super::carrier::{Carrier, EnsureError, Ensured};
+use super::error::FirewallError;
 use crate::instance::Instance;
 use batch::Batch;
-use generation::{Known, generation};
-use notifications::{News, is_about};
+use generation::{Cached, generation};
+use notifications::{Notifications, is_about};
 use table::Table;
-use tables::FLANNELS;
-use weft_netlink::socket::{Netlink, Refusal};
+use tables::FLANNEL_TABLES;
 
-/// Our tables, and the news about them.
+/// The tables of one agent, and the notifications about them.
 #[derive(Debug)]
 pub struct Nft {
     instance: Instance,
     sockets: Option<Sockets>,
-    /// What was all in place.
-    in_place: Known<Rules>,
+    /// The rules that were found in place.
+    in_place: Cached<Rules>,
 }
 
 #[derive(Debug)]
 struct Sockets {
     netlink: Netlink,
-    news: News,
+    notifications: Notifications,
 }
 
 impl Nft {
-    /// The tables of this agent. Sockets are opened when they are needed, in the network namespace of the thread that runs then.
+    /// The tables of this agent. Sockets are opened at the first use, in the network namespace of the thread that uses them.
     pub fn new(instance: &Instance) -> Nft {
-        Nft { instance: instance.clone(), sockets: None, in_place: Known::default() }
+        Nft { instance: instance.clone(), sockets: None, in_place: Cached::default() }
     }
 
     fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
         let generation = generation(self.netlink()?);
         if self.in_place.at(generation) == Some(rules) {
-            return Ok(Ok(Ensured::Same));
+            return Ok(Ok(Ensured::Unchanged));
         }
-        let mut done = self.bring_by(rules, true)?;
-        // An element that others took away meanwhile cannot be removed, and takes the whole batch along.
+        let mut done = self.write_difference(rules, Sets::ElementByElement)?;
+        // Another program may have removed an element after it was read. The kernel then refuses to remove it, and the transaction fails.
         if done.is_err() {
-            done = self.bring_by(rules, false)?;
+            done = self.write_difference(rules, Sets::WithTheTable)?;
         }
-        if done == Ok(Ensured::Same) {
+        if done == Ok(Ensured::Unchanged) {
             self.in_place.keep(generation, rules.clone());
         }
         Ok(done)
@@ -71,28 +73,27 @@ impl Nft {
         })
     }
 
-    /// `elements`: where a set alone differs, its elements are changed one by one; else tables are replaced as a whole.
-    fn bring_by(&mut self, rules: &Rules, elements: bool) -> io::Result<Result<Ensured, Refusal>> {
+    fn write_difference(&mut self, rules: &Rules, sets: Sets) -> io::Result<Result<Ensured, Refusal>> {
         let instance = self.instance.clone();
         let (name, netlink) = (&instance.name, self.netlink()?);
-        let mut replace = Vec::new();
-        let mut change = Vec::new();
-        let mut delete = Vec::new();
+        let (mut replace, mut change, mut delete) = (Vec::new(), Vec::new(), Vec::new());
         for family in [Family::V4, Family::V6] {
             let Some(wanted) = rules.of(family).map(|part| Table::of(part, name)) else {
-                if table::look(netlink, family, name)?.is_some() {
+                if table::head(netlink, family, name)?.is_some() {
                     delete.push(family);
                 }
                 continue;
             };
             match table::read(netlink, &wanted)? {
                 Some(found) if found == wanted => {}
-                Some(found) if elements && found.chains == wanted.chains => change.push((found, wanted)),
+                Some(found) if sets == Sets::ElementByElement && found.chains == wanted.chains => {
+                    change.push((found, wanted));
+                }
                 _ => replace.push(wanted),
             }
         }
         if replace.is_empty() && delete.is_empty() && change.is_empty() {
-            return Ok(Ok(Ensured::Same));
+            return Ok(Ok(Ensured::Unchanged));
         }
         let comment = instance.alias();
         let mut batch = Batch::new(netlink);
@@ -103,19 +104,28 @@ impl Nft {
     }
 }
 
+/// How a table is changed when only the elements of its sets differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sets {
+    /// Elements are added and removed, and the rules keep their counters.
+    ElementByElement,
+    /// The whole table is replaced.
+    WithTheTable,
+}
+
 impl Sockets {
     /// # Errors
-    /// No nfnetlink (a kernel without nftables), or out of descriptors.
+    /// The kernel has no nftables, or there are too many open files.
     fn open() -> io::Result<Sockets> {
-        Ok(Sockets { netlink: socket()?, news: News::open()? })
+        Ok(Sockets { netlink: connection::open()?, notifications: Notifications::open()? })
     }
 
-    /// Waits for news about a table of ours.
-    async fn told(&mut self, table: &str) -> io::Result<()> {
+    /// Waits for a notification about a table of this name.
+    async fn notified(&mut self, table: &str) -> io::Result<()> {
         loop {
-            self.news.ready().await?;
+            self.notifications.ready().await?;
             let mut ours = false;
-            let lost = self.news.drain(|message| ours |= is_about(message, table))?;
+            let lost = self.notifications.drain(|message| ours |= is_about(message, table))?;
             if ours || lost {
                 return Ok(());
             }
@@ -123,100 +133,62 @@ impl Sockets {
     }
 }
 
-impl Firewall for Nft {
+impl Carrier for Nft {
     fn describe(&self) -> String {
         format!("nftables, table {}", self.instance.name)
     }
 
-    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, Failed>> {
+    fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>> {
         Box::pin(async move {
             match self.bring(rules) {
                 Ok(Ok(done)) => Ok(done),
-                Ok(Err(refusal)) => Err(Failed::Write(trouble(&refusal.errno.into(), &refusal.text))),
-                Err(error) => Err(Failed::Look(trouble(&error, ""))),
+                Ok(Err(refusal)) => Err(EnsureError::Write(FirewallError::Refused(refusal))),
+                Err(error) => Err(EnsureError::Read(FirewallError::Nftables(error))),
             }
         })
     }
 
-    fn remove(&mut self) -> Local<'_, Result<bool, Trouble>> {
+    fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>> {
         Box::pin(async move { Ok(self.ensure(&Rules::default()).await? == Ensured::Written) })
     }
 
-    fn disturbed(&mut self) -> Local<'_, ()> {
+    fn changed(&mut self) -> Local<'_, ()> {
         Box::pin(async move {
-            let told = match &mut self.sockets {
-                Some(sockets) => sockets.told(&self.instance.name).await,
+            let notified = match &mut self.sockets {
+                Some(sockets) => sockets.notified(&self.instance.name).await,
                 None => std::future::pending().await,
             };
-            self.in_place = Known::default();
-            if let Err(error) = told {
-                tracing::warn!(%error, "read the news of nftables: left to the resync");
+            self.in_place = Cached::default();
+            if let Err(error) = notified {
+                tracing::warn!(%error, "read the notifications of nftables: changes are found at the next resync");
                 std::future::pending::<()>().await;
             }
         })
     }
 }
 
-/// The sentence for people, with the remedy.
-pub fn trouble(error: &io::Error, text: &str) -> Trouble {
-    let said = if text.is_empty() { String::new() } else { format!(": {text}") };
-    let remedy = match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EPERM | Errno::EACCES) => "; run as root or with CAP_NET_ADMIN",
-        Some(Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EINVAL | Errno::EAFNOSUPPORT) => {
-            "; if the kernel lacks nf_tables or nft_masq, load them or give --firewall=iptables"
-        }
-        _ => "",
-    };
-    Trouble(format!("write the rules with nftables: {error}{said}{remedy}"))
-}
-
-/// A socket for what is not ours.
-///
-/// # Errors
-/// No nfnetlink: a kernel without nftables.
-pub fn socket() -> io::Result<Netlink> {
-    Netlink::open_on(NETLINK_NETFILTER)
-}
-
-/// The same, kept open for the next look: closing one costs the kernel 16 ms.
-///
-/// # Errors
-/// As [`socket`].
-pub fn kept(netlink: &mut Option<Netlink>) -> io::Result<&mut Netlink> {
-    Ok(match netlink {
-        Some(netlink) => netlink,
-        none => none.insert(socket()?),
-    })
-}
-
-/// True when this answer to a plain question means that the kernel has no nftables: nothing of it can be there.
-pub fn lacks(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    // nfnetlink without nf_tables says EINVAL.
-    let known = matches!(errno, Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL));
-    known || error.kind() == io::ErrorKind::Unsupported
-}
-
 /// True when the kernel has no nftables.
 pub fn is_absent() -> bool {
-    socket().and_then(|mut netlink| table::look(&mut netlink, Family::V4, "weft")).is_err_and(|error| lacks(&error))
+    connection::open()
+        .and_then(|mut netlink| table::head(&mut netlink, Family::V4, "weft"))
+        .is_err_and(|error| connection::is_unsupported(&error))
 }
 
-/// Removes the tables that flannel makes; their names.
+/// Removes the tables that flannel makes. Returns what was removed, for people.
 ///
 /// # Errors
-/// No nfnetlink, or the kernel refused.
-pub fn remove_flannels() -> io::Result<Vec<String>> {
-    let mut netlink = socket()?;
-    let mut gone = Vec::new();
-    for (family, kind, name) in [(Family::V4, "ip", FLANNELS[0]), (Family::V6, "ip6", FLANNELS[1])] {
-        if table::look(&mut netlink, family, name)?.is_none() {
+/// The kernel has no nftables, or refused.
+pub fn remove_flannel_tables() -> io::Result<Vec<String>> {
+    let mut netlink = connection::open()?;
+    let mut removed = Vec::new();
+    for (family, kind, name) in [(Family::V4, "ip", FLANNEL_TABLES[0]), (Family::V6, "ip6", FLANNEL_TABLES[1])] {
+        if table::head(&mut netlink, family, name)?.is_none() {
             continue;
         }
         let mut batch = Batch::new(&mut netlink);
         batch.delete(family, name);
         batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
-        gone.push(format!("table {kind} {name}"));
+        removed.push(format!("table {kind} {name}"));
     }
-    Ok(gone)
+    Ok(removed)
 }

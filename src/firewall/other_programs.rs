@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is done around our rules: the other mode's and flannel's are removed once ours are in; what makes ours of no effect is
-//! said with its remedy.
+//! What is done about the rules of other programs, once ours are in place. Rules that flannel or the other mode of weft left are removed.
+//! Accepts are written where iptables-nft drops pods ([`iptables_forward`]). What the agent cannot change is reported with a remedy.
 
 use std::io;
 use std::path::Path;
@@ -11,324 +11,289 @@ use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use super::Firewall;
+use super::carrier::Carrier;
 use super::choice::Mode;
-use super::reconciler::Surroundings;
-use crate::cleanup;
-use crate::firewall::forward_chain::Closing;
-use crate::firewall::guard::table as guard;
-use crate::firewall::iptables::{self, Failure, Flavour, Iptables, Saved, render};
-use crate::firewall::nft::foreign_chains::{self, Dropping};
-use crate::firewall::nft::generation::{Known, generation};
-use crate::firewall::nft::table::{self, ForwardChain};
-use crate::firewall::nft::tables::{Table, tables};
-use crate::firewall::nft::{self, Nft};
+use super::error::{FirewallError, ProgramError};
+use super::foreign_chains::{self, DroppingChain};
+use super::forward_chain::Ending;
+use super::iptables::{self, Flavour, Iptables, Saved, render};
+use super::iptables_forward;
+use super::nft::generation::{Cached, generation};
+use super::nft::table::{self, ForwardChain};
+use super::nft::tables::{Table, tables};
+use super::nft::{self, Nft, connection};
+use super::reconciler::Others;
 use crate::instance::Instance;
+use crate::running::{AgentProcess, agent_processes};
 
-/// Bridged packets pass the rules only with this module; net/bridge/br_netfilter_hooks.c makes the directory.
+/// The kernel passes bridged packets to the rules only when this module is loaded. It creates the directory
+/// (net/bridge/br_netfilter_hooks.c).
 const BR_NETFILTER: &str = "/proc/sys/net/bridge";
 
-/// How long what was found in iptables-legacy holds.
-const LEGACY_AGAIN: Duration = Duration::from_secs(60);
+/// How long what was read from iptables-legacy is valid. To read it runs a program.
+const LEGACY_VALID: Duration = Duration::from_secs(60);
 
-/// How long until it is tried again to remove what could not be removed.
-const SWEEP_AGAIN: Duration = Duration::from_secs(60);
+/// How long until the removal of old rules is tried again.
+const REMOVE_AGAIN: Duration = Duration::from_secs(60);
 
-/// The surroundings of one agent.
+/// Something that is wrong although our rules are in place. Each is a sentence, with the remedy where one is known.
+#[derive(Debug, thiserror::Error)]
+enum Warning {
+    #[error(
+        "br_netfilter is not loaded: packets between pods of one node pass no rules, and answers of services get lost; run: \
+         modprobe br_netfilter"
+    )]
+    NoBrNetfilter,
+    #[error("rules of the other mode could not be removed: {0}")]
+    OtherMode(FirewallError),
+    #[error("the tables of flannel in nftables could not be removed: {0}")]
+    FlannelTables(io::Error),
+    #[error("the chains of flannel in iptables could not be removed: {0}")]
+    FlannelChains(FirewallError),
+    #[error("{0} runs beside weft, so its rules are not removed; stop it")]
+    FlannelRuns(AgentProcess),
+    #[error("chains of nftables may drop packets of pods, and cannot be read or written: {0}")]
+    Nftables(io::Error),
+    #[error(
+        "a rule of chain FORWARD drops all packets before pods are accepted, and is not changed; see: {program} -S FORWARD"
+    )]
+    Blocked { program: &'static str },
+    #[error("chain {chain} of table {family} {table} drops forwarded packets of pods; run: {command}")]
+    Chain { family: &'static str, table: String, chain: String, command: String },
+    #[error("chain FORWARD of {program} drops forwarded packets of pods; run: {command}, or give --firewall=iptables")]
+    Legacy { program: &'static str, command: String },
+    #[error(
+        "chain FORWARD of {program} may drop packets of pods, and cannot be read because the program is not installed here; see on \
+         the node: {program} -S FORWARD; if it drops packets, run: {command}"
+    )]
+    LegacyUnread { program: &'static str, command: String },
+}
+
+/// What is known of the other programs on this node.
 #[derive(Debug)]
-pub struct Around {
+pub struct OtherPrograms {
     mode: Mode,
     instance: Instance,
     netlink: Option<Netlink>,
-    /// The remarks about chains of nftables while these rules are in.
-    forward: Known<(Rules, Vec<String>)>,
-    /// What was found in iptables-legacy, and when: asking costs a process.
+    /// The warnings about chains of nftables, for these rules.
+    nftables: Cached<(Rules, Vec<String>)>,
+    /// The warnings about iptables-legacy, and when it was read.
     legacy: Option<(Instant, Vec<String>)>,
-    /// What could not be removed of the other mode's and flannel's rules, and when that was tried. Nobody writes them again: once
-    /// all are gone it is not looked again.
-    left: Option<(Instant, Vec<String>)>,
+    /// The warnings about rules of the other mode and of flannel that could not be removed, and when that was tried. Once all of them
+    /// are removed, nobody writes them again.
+    removal: Option<(Instant, Vec<String>)>,
 }
 
-impl Around {
-    /// Nothing is removed yet.
-    pub fn new(mode: Mode, instance: Instance) -> Around {
-        Around { mode, instance, netlink: None, forward: Known::default(), legacy: None, left: None }
+impl OtherPrograms {
+    /// Nothing is read or removed yet.
+    pub fn new(mode: Mode, instance: Instance) -> OtherPrograms {
+        OtherPrograms { mode, instance, netlink: None, nftables: Cached::default(), legacy: None, removal: None }
     }
 
-    /// Brings our accepts in FORWARD of iptables-nft to what is wanted; names all other chains that drop.
-    fn open_forward(&mut self, rules: &Rules) -> Vec<String> {
-        let netlink = match nft::kept(&mut self.netlink) {
+    /// Writes our accepts into FORWARD of iptables-nft where they are needed, and warns of all other chains that drop packets of pods.
+    fn settle_nftables(&mut self, rules: &Rules) -> Vec<String> {
+        let netlink = match connection::open_once(&mut self.netlink) {
             Ok(netlink) => netlink,
-            Err(error) => return unread(&error).into_iter().collect(),
+            Err(error) => return unread(error),
         };
         let generation = generation(netlink);
-        if let Some((then, remarks)) = self.forward.at(generation)
+        if let Some((then, warnings)) = self.nftables.at(generation)
             && then == rules
         {
-            return remarks.clone();
+            return warnings.clone();
         }
-        // Costs the kernel a look at every chain there is: once for both families, and only where a drop of others matters.
-        let wanted = rules.families.iter().any(|part| !part.forward.is_empty());
-        let there = table::look(netlink, Family::V4, &self.instance.name);
-        let chains = there.and_then(|_| if wanted { table::forward_chains(netlink) } else { Ok(Vec::new()) });
+        // To list the chains costs the kernel a visit of every chain. It is done once for both families, and only when a chain that
+        // drops packets matters.
+        let is_needed = rules.families.iter().any(|part| !part.forward.is_empty());
+        let present = table::head(netlink, Family::V4, &self.instance.name);
+        let chains = present.and_then(|_| if is_needed { table::forward_chains(netlink) } else { Ok(Vec::new()) });
         let chains = match chains {
             Ok(chains) => chains,
-            Err(error) => return unread(&error).into_iter().collect(),
+            Err(error) => return unread(error),
         };
-        let (mut remarks, mut all) = (Vec::new(), true);
+        let (mut warnings, mut is_complete) = (Vec::new(), true);
         for family in [Family::V4, Family::V6] {
             let part = rules.of(family).filter(|part| !part.forward.is_empty());
-            match self::forward(netlink, (family, part), &chains, (self.mode, &self.instance)) {
-                Ok(more) => remarks.extend(more),
+            match settle_family(netlink, (family, part), &chains, (self.mode, &self.instance)) {
+                Ok(found) => warnings.extend(found.iter().map(Warning::to_string)),
                 Err(error) => {
-                    all = false;
-                    remarks.push(trouble(&error));
+                    is_complete = false;
+                    warnings.push(Warning::Nftables(error).to_string());
                 }
             }
         }
-        if all {
-            self.forward.keep(generation, (rules.clone(), remarks.clone()));
+        if is_complete {
+            self.nftables.keep(generation, (rules.clone(), warnings.clone()));
         }
-        remarks
+        warnings
     }
 
-    /// Names chains of iptables-legacy that drop: nftables cannot reach into them, and nothing of ours goes before what someone
-    /// put first.
-    async fn look_at_legacy(&mut self, rules: &Rules) -> Vec<String> {
-        if let Some((at, remarks)) = &self.legacy
-            && at.elapsed() < LEGACY_AGAIN
+    /// Warns of chains of iptables-legacy that drop packets of pods. Rules of nftables do not take effect there.
+    async fn check_legacy(&mut self, rules: &Rules) -> Vec<String> {
+        if let Some((at, warnings)) = &self.legacy
+            && at.elapsed() < LEGACY_VALID
         {
-            return remarks.clone();
+            return warnings.clone();
         }
-        let mut remarks = Vec::new();
+        let mut warnings = Vec::new();
         for part in rules.families.iter().filter(|part| !part.forward.is_empty()) {
             if !iptables::has_legacy_table(part.family, "filter") {
                 continue;
             }
-            match iptables::save(Flavour::Legacy, part.family).await {
-                Ok(saved) => remarks.extend(legacy_remark(&saved, part, self.mode)),
-                Err(Failure::Missing(_)) => remarks.push(unseen(part)),
-                Err(Failure::Said(..) | Failure::Run(..)) => {}
-            }
+            let warning = match iptables::save(Flavour::Legacy, part.family).await {
+                Ok(saved) => legacy_warning(&saved, part, self.mode),
+                Err(ProgramError::Missing { .. }) => {
+                    Some(Warning::LegacyUnread { program: legacy_program(part), command: legacy_command(part) })
+                }
+                Err(ProgramError::Failed { .. } | ProgramError::NotRun { .. }) => None,
+            };
+            warnings.extend(warning.iter().map(Warning::to_string));
         }
-        self.legacy = Some((Instant::now(), remarks.clone()));
-        remarks
+        self.legacy = Some((Instant::now(), warnings.clone()));
+        warnings
     }
 
-    /// Removes what an earlier start in the other mode, or flannel, left, until all of it is gone. What is not: sentences.
-    async fn sweep(&mut self) -> Vec<String> {
-        match &self.left {
-            Some((_, left)) if left.is_empty() => return Vec::new(),
-            Some((at, left)) if at.elapsed() < SWEEP_AGAIN => return left.clone(),
+    /// Removes the rules of flannel, and those of an earlier start in the other mode, until all of them are gone. Warns of those that
+    /// could not be removed.
+    async fn remove_old_rules(&mut self) -> Vec<String> {
+        match &self.removal {
+            Some((_, warnings)) if warnings.is_empty() => return Vec::new(),
+            Some((at, warnings)) if at.elapsed() < REMOVE_AGAIN => return warnings.clone(),
             _ => {}
         }
-        let mut left = Vec::new();
-        let other = match self.mode {
-            Mode::Nft => Iptables::open(&self.instance).remove().await,
+        let mut warnings = Vec::new();
+        let other_mode = match self.mode {
+            Mode::Nft => Iptables::new(&self.instance).remove().await,
             Mode::Iptables if nft::is_absent() => Ok(false),
             Mode::Iptables => Nft::new(&self.instance).remove().await,
         };
-        match other {
-            Ok(true) => tracing::info!("rules of the other mode removed"),
+        match other_mode {
+            Ok(true) => tracing::info!("removed the rules of the other mode"),
             Ok(false) => {}
-            Err(error) => left.push(format!("rules of the other mode are still there: {error}")),
+            Err(error) => warnings.push(Warning::OtherMode(error)),
         }
-        left.extend(remove_flannels().await);
-        self.left = Some((Instant::now(), left.clone()));
-        left
+        warnings.extend(remove_rules_of_flannel().await);
+        let warnings: Vec<String> = warnings.iter().map(Warning::to_string).collect();
+        self.removal = Some((Instant::now(), warnings.clone()));
+        warnings
     }
 }
 
-/// Removes flannel's rules unless it runs; what is left, as sentences.
-async fn remove_flannels() -> Vec<String> {
-    // A walk over all processes only where flannel can have left anything.
-    let none = tables().await.is_ok_and(|tables| !tables.iter().any(Table::is_flannels));
-    if none && !iptables::has_tables().await {
+/// Removes the rules of flannel, unless it runs.
+async fn remove_rules_of_flannel() -> Vec<Warning> {
+    // All processes are examined only where flannel can have left rules.
+    let has_no_tables = tables().await.is_ok_and(|tables| !tables.iter().any(Table::is_of_flannel));
+    if has_no_tables && !iptables::has_tables().await {
         return Vec::new();
     }
-    if let Ok(Ok(agents)) = tokio::task::spawn_blocking(cleanup::running_agents).await
-        && let Some(agent) = agents.iter().find(|agent| agent.is_flanneld())
+    if let Ok(Ok(agents)) = tokio::task::spawn_blocking(agent_processes).await
+        && let Some(agent) = agents.into_iter().find(AgentProcess::is_flanneld)
     {
-        return vec![format!("{} runs beside weft: its rules stay; stop it", agent.what)];
+        return vec![Warning::FlannelRuns(agent)];
     }
-    let (mut gone, mut left) = (Vec::new(), Vec::new());
-    let tables = tokio::task::spawn_blocking(nft::remove_flannels).await;
+    let (mut removed, mut warnings) = (Vec::new(), Vec::new());
+    let tables = tokio::task::spawn_blocking(nft::remove_flannel_tables).await;
     match tables.unwrap_or_else(|error| Err(io::Error::other(error))) {
-        Ok(tables) => gone.extend(tables),
-        Err(error) if nft::lacks(&error) => {}
-        Err(error) => left.push(format!("flannel's tables of nftables are still there: {error}")),
+        Ok(tables) => removed.extend(tables),
+        Err(error) if connection::is_unsupported(&error) => {}
+        Err(error) => warnings.push(Warning::FlannelTables(error)),
     }
-    match iptables::remove_flannels().await {
-        Ok(chains) => gone.extend(chains),
-        Err(error) => left.push(format!("flannel's chains are still there: {error}")),
+    match iptables::remove_flannel_chains().await {
+        Ok(chains) => removed.extend(chains),
+        Err(error) => warnings.push(Warning::FlannelChains(error)),
     }
-    if !gone.is_empty() {
-        tracing::info!(removed = gone.join(", "), "flannel's rules removed");
+    if !removed.is_empty() {
+        tracing::info!(removed = removed.join(", "), "removed the rules of flannel");
     }
-    left
+    warnings
 }
 
-/// One family of [`Around::open_forward`].
-fn forward(
+/// One family of [`OtherPrograms::settle_nftables`].
+fn settle_family(
     netlink: &mut Netlink,
     (family, part): (Family, Option<&FamilyRules>),
     chains: &[ForwardChain],
     (mode, instance): (Mode, &Instance),
-) -> io::Result<Vec<String>> {
-    let comment = comment(instance);
-    // In the other mode iptables itself accepts, at the end of the chain.
+) -> io::Result<Vec<Warning>> {
+    // In the other mode a chain of our own, written by iptables, accepts the packets.
     let wanted = part.filter(|_| mode == Mode::Nft);
-    if foreign_chains::bring(netlink, family, wanted, &comment)? {
-        tracing::info!(
-            ?family,
-            wanted = wanted.is_some(),
-            "accepts of pods in FORWARD of iptables: brought to what is wanted"
-        );
+    if iptables_forward::ensure(netlink, family, wanted, instance)? {
+        tracing::info!(?family, wanted = wanted.is_some(), "changed our rules in chain FORWARD of iptables-nft");
     }
     let Some(part) = part else { return Ok(Vec::new()) };
-    let dropping = foreign_chains::dropping(netlink, chains, part, (&instance.name, &comment))?;
-    let open = |chain: &&Dropping| !chain.is_iptables() || chain.will;
-    Ok(dropping.iter().filter(open).map(|chain| remedy(chain, part)).collect())
+    let dropping = foreign_chains::dropping(netlink, chains, part, instance)?;
+    // In FORWARD of iptables-nft our rules accept the packets, unless a rule stands before them.
+    let matters = |chain: &&DroppingChain| !chain.is_iptables() || chain.blocked;
+    Ok(dropping.iter().filter(matters).map(|chain| chain_warning(chain, part)).collect())
 }
 
-/// Where nftables is not in the kernel it drops nothing.
-fn unread(error: &io::Error) -> Option<String> {
-    (!nft::lacks(error)).then(|| trouble(error))
+/// A kernel without nftables drops nothing there.
+fn unread(error: io::Error) -> Vec<String> {
+    if connection::is_unsupported(&error) { Vec::new() } else { vec![Warning::Nftables(error).to_string()] }
 }
 
-fn trouble(error: &io::Error) -> String {
-    format!("pods may be dropped where nftables forwards; its chains cannot be read or written: {error}")
-}
-
-/// What our rules in other people's chains are marked with.
-fn comment(instance: &Instance) -> String {
-    format!("{} forward", instance.name)
-}
-
-/// Whether a rule of FORWARD is one of ours, of any agent, as `iptables-save` prints it.
-pub fn is_ours(rule: &str) -> bool {
-    let Some((_, rest)) = rule.split_once("--comment \"weft") else { return false };
-    rest.split_once('"').is_some_and(|(comment, _)| comment.ends_with(" forward"))
-}
-
-/// What the forward rules accept.
-fn network(part: &FamilyRules) -> String {
-    let nets = part.forward.iter().flat_map(|rule| &rule.tests).filter_map(|test| match test {
+/// The networks whose packets the forward rules accept.
+fn networks(part: &FamilyRules) -> String {
+    let networks = part.forward.iter().flat_map(|rule| &rule.tests).filter_map(|test| match test {
         Test::From(net) => Some(net.to_string()),
         _ => None,
     });
-    nets.collect::<Vec<_>>().join(",")
+    networks.collect::<Vec<_>>().join(",")
 }
 
-/// The sentence for people, with the command.
-fn remedy(chain: &Dropping, part: &FamilyRules) -> String {
-    let Dropping { family, table, chain: name, .. } = chain;
+fn chain_warning(chain: &DroppingChain, part: &FamilyRules) -> Warning {
+    let v4 = part.family == Family::V4;
     if chain.is_iptables() {
-        return cut_off(&format!("{}tables-nft", if part.family == Family::V4 { "ip" } else { "ip6" }));
+        return Warning::Blocked { program: if v4 { "iptables-nft" } else { "ip6tables-nft" } };
     }
-    let net = network(part);
-    let run = if chain.is_firewalld() {
-        format!("firewall-cmd --permanent --zone=trusted --add-source={net} && firewall-cmd --reload")
+    let networks = networks(part);
+    let DroppingChain { family, table, chain: name, .. } = chain;
+    let command = if chain.is_firewalld() {
+        format!("firewall-cmd --permanent --zone=trusted --add-source={networks} && firewall-cmd --reload")
     } else {
-        let ip = if part.family == Family::V4 { "ip" } else { "ip6" };
-        let insert = |side| format!("nft insert rule {family} {table} {name} {ip} {side} {net} accept");
+        let ip = if v4 { "ip" } else { "ip6" };
+        let insert = |side| format!("nft insert rule {family} {table} {name} {ip} {side} {networks} accept");
         format!("{} && {}", insert("saddr"), insert("daddr"))
     };
-    format!("chain {name} of table {family} {table} drops forwarded packets of pods that it does not know; run: {run}")
+    Warning::Chain { family, table: table.clone(), chain: name.clone(), command }
 }
 
-/// Somebody's will: it is named, and stays.
-fn cut_off(program: &str) -> String {
-    format!(
-        "a rule of chain FORWARD drops everything before pods are accepted; it is left there; see: {program} -S FORWARD"
-    )
-}
-
-/// As in a container without programs.
-fn unseen(part: &FamilyRules) -> String {
-    let program = legacy(part);
-    format!(
-        "FORWARD of {program} may drop pods and cannot be looked at from here; see on the node: {program} -S FORWARD; if it drops, run: {}",
-        inserts(part)
-    )
-}
-
-fn inserts(part: &FamilyRules) -> String {
-    let insert = |accept: &String| format!("{} -I FORWARD {accept}", legacy(part));
+/// The command that accepts packets of pods in iptables-legacy.
+fn legacy_command(part: &FamilyRules) -> String {
+    let insert = |accept: &String| format!("{} -I FORWARD {accept}", legacy_program(part));
     render::accepts(part).iter().map(insert).collect::<Vec<_>>().join(" && ")
 }
 
-fn legacy(part: &FamilyRules) -> &'static str {
+fn legacy_program(part: &FamilyRules) -> &'static str {
     if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" }
 }
 
-/// What FORWARD of iptables-legacy does to pods, if they are not let through.
-fn legacy_remark(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<String> {
-    let program = legacy(part);
+/// What FORWARD of iptables-legacy does to packets of pods, when it does not accept them.
+fn legacy_warning(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<Warning> {
+    let program = legacy_program(part);
     let rules = &saved.table("filter")?.get("FORWARD")?.rules;
-    if let Closing::Will(_) = saved.forward_closing() {
-        return Some(cut_off(program));
+    let ending = saved.forward_ending();
+    if let Ending::Block(_) = ending {
+        return Some(Warning::Blocked { program });
     }
-    let wanted = render::accepts(part);
-    let end = saved.forward_closing().end(rules.len());
-    let known = wanted.iter().all(|accept| rules[..end].iter().any(|rule| render::is_same(rule, accept)));
-    if mode == Mode::Iptables || known || !saved.forward_drops() {
+    let reached = &rules[..ending.reach(rules.len())];
+    let is_accepted = |accept: &String| reached.iter().any(|rule| render::is_same(rule, accept));
+    if mode == Mode::Iptables || !saved.forward_drops() || render::accepts(part).iter().all(is_accepted) {
         return None;
     }
-    Some(format!(
-        "chain FORWARD of {program} drops packets of pods; run: {}, or give --firewall=iptables",
-        inserts(part)
-    ))
+    Some(Warning::Legacy { program, command: legacy_command(part) })
 }
 
-/// Removes the rules of an agent, by whatever they are carried; true when there were some. For `weft cleanup`.
-///
-/// # Errors
-/// What could not be removed: one sentence each.
-pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<String>> {
-    let mut problems = Vec::new();
-    let mut gone = false;
-    let withdrawn = nft::socket().and_then(|mut netlink| {
-        let mut withdraw = |family| foreign_chains::bring(&mut netlink, family, None, &comment(instance));
-        Ok(withdraw(Family::V4)? | withdraw(Family::V6)?)
-    });
-    match withdrawn {
-        Ok(some) => {
-            gone |= some;
-            match guard::remove(instance) {
-                Ok(some) => gone |= some,
-                Err(error) => problems.push(nft::trouble(&error, "").0),
-            }
-            match Nft::new(instance).remove().await {
-                Ok(some) => gone |= some,
-                Err(trouble) => problems.push(trouble.0),
-            }
-        }
-        // A kernel without nftables has no rules in it.
-        Err(error) if nft::lacks(&error) => {}
-        Err(error) => problems.push(nft::trouble(&error, "").0),
-    }
-    match Iptables::open(instance).remove().await {
-        Ok(some) => gone |= some,
-        Err(trouble) => problems.push(trouble.0),
-    }
-    if problems.is_empty() { Ok(gone) } else { Err(problems) }
-}
-
-impl Surroundings for Around {
+impl Others for OtherPrograms {
     fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>> {
         Box::pin(async move {
-            let mut remarks = self.sweep().await;
+            let mut warnings = self.remove_old_rules().await;
             if rules.masquerades() && !Path::new(BR_NETFILTER).exists() {
-                remarks.push(
-                    "br_netfilter is not loaded: packets between pods of one node pass no rules, and answers of services \
-                     get lost; run: modprobe br_netfilter"
-                        .to_owned(),
-                );
+                warnings.push(Warning::NoBrNetfilter.to_string());
             }
-            remarks.extend(self.open_forward(rules));
-            remarks.extend(self.look_at_legacy(rules).await);
-            remarks
+            warnings.extend(self.settle_nftables(rules));
+            warnings.extend(self.check_legacy(rules).await);
+            warnings
         })
     }
 }
@@ -339,22 +304,25 @@ mod tests {
     use weft_backends::masq::{Policy, rules};
     use weft_subnet::cidr::Subnets;
 
-    /// What is said of a legacy FORWARD with this policy and these rules.
-    fn said(policy: &str, forward: &[&str], mode: Mode) -> Option<String> {
+    fn forward_rules() -> Rules {
         let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
         let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: None };
-        let rules = rules(&networks, &own, &Policy { masquerade: None, forward: true });
+        rules(&networks, &own, &Policy { masquerade: None, forward: true })
+    }
+
+    /// The warning about a legacy FORWARD with this policy and these rules.
+    fn warning(policy: &str, forward: &[&str], mode: Mode) -> Option<String> {
         let lines: String = forward.iter().map(|rule| format!("-A FORWARD {rule}\n")).collect();
         let saved = Saved::parse(&format!("*filter\n:FORWARD {policy} [0:0]\n{lines}COMMIT\n"));
-        legacy_remark(&saved, rules.of(Family::V4).unwrap(), mode)
+        legacy_warning(&saved, forward_rules().of(Family::V4).unwrap(), mode).map(|warning| warning.to_string())
     }
 
     #[test]
-    fn only_accepts_of_just_our_packets_silence_the_remark() {
+    fn only_accepts_of_exactly_our_packets_end_the_warning() {
         let (from, to) = ("-s 10.5.0.0/16 -j ACCEPT", "-d 10.5.0.0/16 -j ACCEPT");
         let commented = "-d 10.5.0.0/16 -m comment --comment pods -j ACCEPT";
         for accepts in [&[from, to][..], &[from, commented], &["-i eth1 -j DROP", to, from]] {
-            assert_eq!(said("DROP", accepts, Mode::Nft), None, "{accepts:?}");
+            assert_eq!(warning("DROP", accepts, Mode::Nft), None, "{accepts:?}");
         }
         for others in [
             &[][..],
@@ -364,17 +332,34 @@ mod tests {
             &["-s 10.5.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT", to],
             &["-i eth1 -j DROP", "-j REJECT"],
         ] {
-            let text = said("DROP", others, Mode::Nft).unwrap_or_else(|| panic!("{others:?} silence it"));
+            let text = warning("DROP", others, Mode::Nft).unwrap_or_else(|| panic!("{others:?} end it"));
             assert!(
                 text.contains("iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT && iptables-legacy -I FORWARD -d"),
                 "{text}"
             );
         }
-        assert_eq!(said("ACCEPT", &[], Mode::Nft), None);
-        assert_eq!(said("DROP", &[], Mode::Iptables), None, "our own chain accepts");
+        assert_eq!(warning("ACCEPT", &[], Mode::Nft), None);
+        assert_eq!(warning("DROP", &[], Mode::Iptables), None, "our own chain accepts");
         for mode in [Mode::Nft, Mode::Iptables] {
-            let text = said("ACCEPT", &["-j DROP", "-j WEFT-FWD"], mode).unwrap();
-            assert!(text.contains("it is left there; see: iptables-legacy -S FORWARD"), "{text}");
+            let text = warning("ACCEPT", &["-j DROP", "-j WEFT-FWD"], mode).unwrap();
+            assert!(text.contains("is not changed; see: iptables-legacy -S FORWARD"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_warning_about_a_chain_names_the_command_that_helps() {
+        let said = |table: &str, chain: &str, blocked| {
+            let chain = DroppingChain { family: "ip", table: table.to_owned(), chain: chain.to_owned(), blocked };
+            chain_warning(&chain, forward_rules().of(Family::V4).unwrap()).to_string()
+        };
+        let text = said("fw", "way", false);
+        assert!(
+            text.starts_with(
+                "chain way of table ip fw drops forwarded packets of pods; run: nft insert rule ip fw way"
+            )
+        );
+        assert!(text.ends_with("ip saddr 10.5.0.0/16 accept && nft insert rule ip fw way ip daddr 10.5.0.0/16 accept"));
+        assert!(said("firewalld", "filter_FORWARD", false).contains("--zone=trusted --add-source=10.5.0.0/16 && "));
+        assert!(said("filter", "FORWARD", true).ends_with("see: iptables-nft -S FORWARD"));
     }
 }

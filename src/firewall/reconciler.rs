@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looks after the rules, beside the loop: brings them to what is wanted, again whenever someone may have touched them and
-//! every `--iptables-resync`. The node says what is wanted and hears how it stands; packets and passes wait for neither.
+//! Keeps the traffic rules in place, in a task beside the loop of the agent. It compares the rules in the kernel with the wanted ones,
+//! and writes the difference: whenever the wanted rules change, whenever another program may have changed them, and every
+//! `--iptables-resync`. The node sends the wanted rules and receives the state. Neither packets nor passes wait for this task.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,63 +11,63 @@ use tokio::time::Instant;
 use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
-use super::{Ensured, Failed, Firewall};
+use super::carrier::{Carrier, EnsureError, Ensured};
 use crate::say::Patience;
 
-/// Whoever changes our rules more often than this in a minute is not fought at wire speed: the resync mends it.
-const MENDED_A_MINUTE: usize = 20;
+/// When other programs change our rules more often than this in a minute, the rules are restored by the resync and no longer at once.
+const RESTORED_A_MINUTE: usize = 20;
 const MINUTE: Duration = Duration::from_secs(60);
-/// How long rules that were in place count as such, though nobody could look.
-const UNSEEN: Duration = Duration::from_secs(180);
-/// The pause between two looks is this many times what the last one took, at most [`MINUTE`]: with kube-proxy's rules in iptables
-/// one may take a second.
-const SHARE: u32 = 10;
+/// Rules that were in place count as in place for this time, even when they cannot be read.
+const UNREAD: Duration = Duration::from_secs(180);
+/// The pause between two comparisons is at least this many times what the last one took, but at most [`MINUTE`]. With kube-proxy's
+/// rules in iptables, a comparison may take a second.
+const PAUSE: u32 = 10;
 
-/// How the rules stand.
+/// The state of the rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// What carries them, for people.
     pub carrier: String,
-    /// What is in place; `None`: nothing is known to be.
+    /// The rules that are in place; `None`: it is not known that any are.
     pub in_place: Option<Rules>,
-    /// Why what is wanted is not in place.
-    pub trouble: Option<String>,
-    /// Degraded, though the rules are in place: sentences.
-    pub remarks: Vec<String>,
-    /// How often they were written.
+    /// Why the wanted rules are not in place.
+    pub error: Option<String>,
+    /// What is wrong although the rules are in place, one sentence each.
+    pub warnings: Vec<String>,
+    /// How often rules were written.
     pub writes: u64,
-    /// How many of these because others had changed them.
-    pub mended: u64,
+    /// How many of these writes restored rules that another program had changed.
+    pub restored: u64,
 }
 
-/// The node's end: what is wanted, and how it stands.
+/// The end of the node: it sends the wanted rules, and receives the state.
 #[derive(Debug)]
-pub struct Desk {
-    /// `None`: not known yet.
+pub struct Handle {
+    /// The wanted rules; `None`: not known yet.
     pub wanted: watch::Sender<Option<Rules>>,
-    /// How it stands.
+    /// The state.
     pub state: watch::Receiver<State>,
 }
 
-/// The keeper's end.
+/// The end of the task.
 #[derive(Debug)]
-pub struct Post {
+pub struct Port {
     wanted: watch::Receiver<Option<Rules>>,
     state: watch::Sender<State>,
 }
 
-impl Desk {
+impl Handle {
     /// Both ends.
-    pub fn new() -> (Desk, Post) {
+    pub fn new() -> (Handle, Port) {
         let (wanted, asked) = watch::channel(None);
-        let (state, told) = watch::channel(State::default());
-        (Desk { wanted, state: told }, Post { wanted: asked, state })
+        let (state, received) = watch::channel(State::default());
+        (Handle { wanted, state: received }, Port { wanted: asked, state })
     }
 }
 
-impl Post {
-    /// The same again is no news.
-    fn tell(&self, state: &State) {
+impl Port {
+    /// Sends the state, unless it is the same as before.
+    fn send(&self, state: &State) {
         self.state.send_if_modified(|now| {
             let changed = now != state;
             if changed {
@@ -77,111 +78,113 @@ impl Post {
     }
 }
 
-/// What is done around the rules: others' chains that drop what ours accept, and what earlier programs left.
-pub trait Surroundings {
-    /// After the rules are in, and at every look: remarks for people. Removals only here, never before ours are in.
+/// What is done about the rules of other programs, once ours are in place: chains that drop what our rules accept, and rules that an
+/// earlier program left.
+pub trait Others {
+    /// Called after every comparison that found or brought our rules in place, and never before, because rules are removed here.
+    /// Returns warnings for the operator, one sentence each.
     fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>>;
 }
 
-/// Nothing is around them.
+/// There are no other programs.
 #[derive(Debug)]
-pub struct Alone;
+pub struct NoOthers;
 
-impl Surroundings for Alone {
+impl Others for NoOthers {
     fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
         Box::pin(async { Vec::new() })
     }
 }
 
-/// Runs until the desk is gone. What an earlier keeper of the same desk counted goes on.
-pub async fn keep(
-    mut firewall: Box<dyn Firewall>,
-    mut around: Box<dyn Surroundings>,
-    post: &mut Post,
-    resync: Duration,
-) {
-    let mut watch = Watch::default();
-    let before = post.state.borrow().clone();
-    let mut state = State { carrier: firewall.describe(), in_place: None, trouble: None, ..before };
+/// Runs until the handle is dropped. The counters of the state go on from those of an earlier run with the same port.
+pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, port: &mut Port, resync: Duration) {
+    let mut history = History::default();
+    let before = port.state.borrow().clone();
+    let mut state = State { carrier: carrier.describe(), in_place: None, error: None, ..before };
     loop {
-        let wanted = post.wanted.borrow_and_update().clone();
+        let wanted = port.wanted.borrow_and_update().clone();
         let mut pause = resync;
         if let Some(rules) = &wanted {
             let start = Instant::now();
-            let outcome = firewall.ensure(rules).await;
-            state.carrier = firewall.describe();
-            let unseen = watch.note(&mut state, rules, outcome);
-            // The rules are in, or not: subnet.env waits for that, not for what is done around them.
-            post.tell(&state);
+            let outcome = carrier.ensure(rules).await;
+            state.carrier = carrier.describe();
+            let unread = history.record(&mut state, rules, outcome);
+            // subnet.env waits until the rules are in place. It does not wait for what is done about other programs.
+            port.send(&state);
             if state.in_place.is_some() {
-                let remarks: Vec<String> = unseen.into_iter().chain(around.settle(rules).await).collect();
-                remarks.iter().filter(|text| !state.remarks.contains(text)).for_each(|text| tracing::warn!("{text}"));
-                state.remarks = remarks;
-                post.tell(&state);
+                let warnings: Vec<String> = unread.into_iter().chain(others.settle(rules).await).collect();
+                warnings.iter().filter(|text| !state.warnings.contains(text)).for_each(|text| tracing::warn!("{text}"));
+                state.warnings = warnings;
+                port.send(&state);
             }
-            pause = resync.max((start.elapsed() * SHARE).min(MINUTE));
+            pause = resync.max((start.elapsed() * PAUSE).min(MINUTE));
         }
-        let well = state.trouble.is_none() && state.remarks.is_empty();
-        let idle = wanted.as_ref().is_none_or(Rules::is_empty) && well;
-        let calm = watch.is_calm();
+        let is_well = state.error.is_none() && state.warnings.is_empty();
+        let idle = wanted.as_ref().is_none_or(Rules::is_empty) && is_well;
+        let is_calm = history.is_calm();
         tokio::select! {
-            changed = post.wanted.changed() => if changed.is_err() {
+            changed = port.wanted.changed() => if changed.is_err() {
                 return;
             },
-            () = firewall.disturbed(), if calm => {}
+            () = carrier.changed(), if is_calm => {}
             () = tokio::time::sleep(pause), if !idle => {}
         }
     }
 }
 
-/// What is remembered from look to look.
+/// What is remembered from one comparison to the next.
 #[derive(Debug, Default)]
-struct Watch {
-    /// When others' changes were mended, the last minute.
-    mended: VecDeque<Instant>,
-    /// Since when nothing could be seen.
-    unseen: Option<Instant>,
-    said: Patience,
+struct History {
+    /// When the rules were restored, within the last minute.
+    restored: VecDeque<Instant>,
+    /// Since when the rules could not be read.
+    unread: Option<Instant>,
+    /// Limits how often the same warning is logged.
+    logged: Patience,
 }
 
-impl Watch {
-    /// Takes in the outcome of a look; the remark, when nothing could be seen for a while.
-    fn note(&mut self, state: &mut State, rules: &Rules, outcome: Result<Ensured, Failed>) -> Option<String> {
-        let there = state.in_place.as_ref() == Some(rules);
+impl History {
+    /// Records the outcome of a comparison. Returns a warning when the rules could not be read but still count as in place.
+    fn record(&mut self, state: &mut State, rules: &Rules, outcome: Result<Ensured, EnsureError>) -> Option<String> {
+        let in_place = state.in_place.as_ref() == Some(rules);
         match outcome {
             Ok(done) => {
-                self.unseen = None;
-                self.written(state, rules, done, there);
+                self.unread = None;
+                self.ensured(state, rules, done, in_place);
             }
-            // They were there at the last look, and that nobody can look takes none of them away.
-            Err(Failed::Look(trouble)) if there && self.unseen.get_or_insert_with(Instant::now).elapsed() < UNSEEN => {
-                return Some(format!("rules: not looked at, they were in place at the last look: {trouble}"));
+            // The rules were in place at the last comparison, and a failed read does not remove any.
+            Err(EnsureError::Read(error))
+                if in_place && self.unread.get_or_insert_with(Instant::now).elapsed() < UNREAD =>
+            {
+                return Some(format!(
+                    "rules: they were in place when they were read last, and cannot be read now: {error}"
+                ));
             }
-            Err(trouble) => failed(state, rules, &trouble.to_string()),
+            Err(error) => failed(state, rules, &error.to_string()),
         }
         None
     }
 
-    fn written(&mut self, state: &mut State, rules: &Rules, done: Ensured, by_others: bool) {
+    fn ensured(&mut self, state: &mut State, rules: &Rules, done: Ensured, by_others: bool) {
         let carrier = &state.carrier;
-        if state.trouble.take().is_some() {
-            tracing::info!(carrier, rules = rules.len(), "the rules can be written again");
+        if state.error.take().is_some() {
+            tracing::info!(carrier, rules = rules.len(), "the traffic rules can be written again");
         }
         if done == Ensured::Written {
             state.writes += 1;
             if by_others {
-                state.mended += 1;
-                self.mended.push_back(Instant::now());
-                let text = match self.mended.len() {
-                    ..MENDED_A_MINUTE => "someone changed the rules: written again",
-                    _ => "someone changes the rules all the time: left to the resync",
+                state.restored += 1;
+                self.restored.push_back(Instant::now());
+                let text = match self.restored.len() {
+                    ..RESTORED_A_MINUTE => "another program changed the traffic rules: they are restored",
+                    _ => "another program changes the traffic rules all the time: the next resync restores them",
                 };
-                // Who does it every few seconds is named once a minute; status counts.
-                if self.said.due(text, Instant::now().into_std()) {
-                    tracing::warn!(carrier, mended = state.mended, "{text}");
+                // Some programs do this every few seconds. It is logged once a minute, and counted in the status.
+                if self.logged.due(text, Instant::now().into_std()) {
+                    tracing::warn!(carrier, restored = state.restored, "{text}");
                 }
             } else {
-                tracing::info!(carrier, rules = rules.len(), "rules written");
+                tracing::info!(carrier, rules = rules.len(), "traffic rules written");
             }
         }
         if !by_others {
@@ -189,29 +192,29 @@ impl Watch {
         }
     }
 
-    /// True while changes by others are rare enough to be mended at once.
+    /// True while other programs change the rules rarely enough to restore them at once.
     fn is_calm(&mut self) -> bool {
         let now = Instant::now();
-        while self.mended.front().is_some_and(|at| now.duration_since(*at) > MINUTE) {
-            self.mended.pop_front();
+        while self.restored.front().is_some_and(|at| now.duration_since(*at) > MINUTE) {
+            self.restored.pop_front();
         }
-        self.mended.len() < MENDED_A_MINUTE
+        self.restored.len() < RESTORED_A_MINUTE
     }
 }
 
-fn failed(state: &mut State, rules: &Rules, trouble: &str) {
+fn failed(state: &mut State, rules: &Rules, error: &str) {
     state.in_place = None;
-    // Nothing is wanted, and nothing of ours can be where nothing can be written.
+    // No rules are wanted, and where nothing can be written there are none of ours.
     if rules.is_empty() {
-        tracing::debug!(trouble, "no rules are wanted");
-        state.trouble = None;
+        tracing::debug!(error, "no rules are wanted");
+        state.error = None;
         state.in_place = Some(rules.clone());
         return;
     }
-    if state.trouble.as_deref() != Some(trouble) {
-        tracing::warn!("rules: {trouble}");
+    if state.error.as_deref() != Some(error) {
+        tracing::warn!("rules: {error}");
     }
-    state.trouble = Some(trouble.to_owned());
+    state.error = Some(error.to_owned());
 }
 
 #[cfg(test)]
@@ -221,7 +224,7 @@ mod tests {
     use weft_subnet::cidr::Subnets;
 
     use super::*;
-    use crate::firewall::fake::FakeFirewall;
+    use crate::firewall::fake::FakeCarrier;
 
     const RESYNC: Duration = Duration::from_secs(5);
 
@@ -231,46 +234,46 @@ mod tests {
         rules(&networks, &own, &Policy { masquerade: Some(Masquerade::default()), forward: true })
     }
 
-    /// A keeper of a fake, time that moves only when everyone waits.
-    async fn with(test: impl AsyncFnOnce(FakeFirewall, &mut Desk)) {
+    /// Runs the reconciler with a fake carrier. The clock moves only when all tasks wait.
+    async fn with(test: impl AsyncFnOnce(FakeCarrier, &mut Handle)) {
         tokio::time::pause();
-        let (mut desk, mut post) = Desk::new();
-        let fake = FakeFirewall::default();
-        let firewall = Box::new(fake.clone());
+        let (mut handle, mut port) = Handle::new();
+        let fake = FakeCarrier::default();
+        let carrier = Box::new(fake.clone());
         let local = LocalSet::new();
-        local.spawn_local(async move { keep(firewall, Box::new(Alone), &mut post, RESYNC).await });
-        local.run_until(test(fake, &mut desk)).await;
+        local.spawn_local(async move { run(carrier, Box::new(NoOthers), &mut port, RESYNC).await });
+        local.run_until(test(fake, &mut handle)).await;
     }
 
     #[tokio::test]
-    async fn writes_once_and_equal_is_no_news() {
-        with(async |fake, desk| {
+    async fn rules_are_written_once_and_the_same_state_is_not_sent_again() {
+        with(async |fake, handle| {
             tokio::time::sleep(RESYNC * 3).await;
-            assert_eq!(fake.looks(), 0, "nothing is wanted yet");
-            desk.wanted.send_replace(Some(some("10.5.1.0/24")));
-            desk.state.changed().await.unwrap();
-            assert_eq!(desk.state.borrow_and_update().in_place, Some(some("10.5.1.0/24")));
+            assert_eq!(fake.reads(), 0, "nothing is wanted yet");
+            handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+            handle.state.changed().await.unwrap();
+            assert_eq!(handle.state.borrow_and_update().in_place, Some(some("10.5.1.0/24")));
             tokio::time::sleep(RESYNC * 21 / 2).await;
-            assert!(!desk.state.has_changed().unwrap(), "equal is no news");
-            assert_eq!((fake.writes(), fake.looks()), (1, 11));
-            desk.wanted.send_replace(Some(some("10.5.2.0/24")));
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.writes, state.mended), (Some(some("10.5.2.0/24")), 2, 0));
-            desk.wanted.send_replace(Some(Rules::default()));
-            desk.state.changed().await.unwrap();
-            let looks = fake.looks();
+            assert!(!handle.state.has_changed().unwrap(), "the same state is not sent again");
+            assert_eq!((fake.writes(), fake.reads()), (1, 11));
+            handle.wanted.send_replace(Some(some("10.5.2.0/24")));
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.writes, state.restored), (Some(some("10.5.2.0/24")), 2, 0));
+            handle.wanted.send_replace(Some(Rules::default()));
+            handle.state.changed().await.unwrap();
+            let reads = fake.reads();
             tokio::time::sleep(RESYNC * 10).await;
-            assert_eq!(fake.looks(), looks, "no rules need no looking after");
+            assert_eq!(fake.reads(), reads, "where no rules are wanted, none are read");
         })
         .await;
     }
 
     #[tokio::test]
-    async fn a_flush_is_mended_at_once_a_fight_by_the_resync() {
-        with(async |fake, desk| {
-            desk.wanted.send_replace(Some(some("10.5.1.0/24")));
-            desk.state.changed().await.unwrap();
+    async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
+        with(async |fake, handle| {
+            handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+            handle.state.changed().await.unwrap();
             let mut last = Duration::ZERO;
             for n in 1..=30 {
                 let start = tokio::time::Instant::now();
@@ -279,72 +282,75 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 last = start.elapsed();
-                assert!(n > MENDED_A_MINUTE || last <= Duration::from_millis(2), "{n}: {last:?}");
+                assert!(n > RESTORED_A_MINUTE || last <= Duration::from_millis(2), "{n}: {last:?}");
             }
             assert!(last > RESYNC / 2, "{last:?}");
-            assert_eq!(desk.state.borrow().mended, 30);
+            assert_eq!(handle.state.borrow().restored, 30);
         })
         .await;
     }
 
     #[tokio::test]
-    async fn trouble_is_said_and_ends() {
-        with(async |fake, desk| {
-            fake.fail(Some("no"));
-            desk.wanted.send_replace(Some(some("10.5.1.0/24")));
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble.as_deref()), (None, Some("no")));
-            fake.fail(None);
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble), (Some(some("10.5.1.0/24")), None));
+    async fn an_error_is_in_the_state_until_it_ends() {
+        with(async |fake, handle| {
+            fake.fail_writes(Some("no"));
+            handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: no")));
+            fake.fail_writes(None);
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
         })
         .await;
     }
 
-    /// A dump that fails, a program that waits too long: what was in place counts as such for a while.
+    /// A dump fails, or a program waits too long for a lock. Rules that were in place count as in place for a while.
     #[tokio::test]
-    async fn rules_that_cannot_be_looked_at_are_no_trouble_for_a_while() {
-        with(async |fake, desk| {
-            desk.wanted.send_replace(Some(some("10.5.1.0/24")));
-            desk.state.changed().await.unwrap();
-            fake.blind(Some("busy"));
-            desk.state.changed().await.unwrap();
-            let blind = tokio::time::Instant::now();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble), (Some(some("10.5.1.0/24")), None));
-            assert_eq!(state.remarks, ["rules: not looked at, they were in place at the last look: busy"]);
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble.as_deref()), (None, Some("busy")));
-            assert!(blind.elapsed() >= UNSEEN && blind.elapsed() < UNSEEN + RESYNC * 2, "{:?}", blind.elapsed());
-            fake.blind(None);
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble, state.remarks.len()), (Some(some("10.5.1.0/24")), None, 0));
+    async fn rules_that_cannot_be_read_count_as_in_place_for_a_while() {
+        with(async |fake, handle| {
+            handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+            handle.state.changed().await.unwrap();
+            fake.fail_reads(Some("busy"));
+            handle.state.changed().await.unwrap();
+            let unread = tokio::time::Instant::now();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
+            assert_eq!(
+                state.warnings,
+                ["rules: they were in place when they were read last, and cannot be read now: run fake: busy"]
+            );
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
+            assert!(unread.elapsed() >= UNREAD && unread.elapsed() < UNREAD + RESYNC * 2, "{:?}", unread.elapsed());
+            fake.fail_reads(None);
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error, state.warnings.len()), (Some(some("10.5.1.0/24")), None, 0));
         })
         .await;
     }
 
-    /// Never in place, and nobody can look: that is not well.
+    /// Rules that were never seen in place cannot count as in place.
     #[tokio::test]
-    async fn rules_that_were_never_seen_are_trouble_at_once() {
-        with(async |fake, desk| {
-            fake.blind(Some("busy"));
-            desk.wanted.send_replace(Some(some("10.5.1.0/24")));
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble.as_deref()), (None, Some("busy")));
+    async fn rules_that_were_never_read_are_an_error_at_once() {
+        with(async |fake, handle| {
+            fake.fail_reads(Some("busy"));
+            handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
         })
         .await;
     }
 
-    /// What could not be removed at the first look is tried again, though no rules are wanted.
+    /// What other programs left and could not be removed is removed later, even when no rules are wanted.
     #[tokio::test]
-    async fn remarks_keep_the_looks_going_without_rules() {
+    async fn warnings_are_checked_again_even_without_rules() {
         struct Busy(u32);
-        impl Surroundings for Busy {
+        impl Others for Busy {
             fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
                 self.0 = self.0.saturating_sub(1);
                 let left =
@@ -353,32 +359,32 @@ mod tests {
             }
         }
         tokio::time::pause();
-        let (mut desk, mut post) = Desk::new();
+        let (mut handle, mut port) = Handle::new();
         let local = LocalSet::new();
-        let fake = FakeFirewall::default();
-        let firewall = Box::new(fake.clone());
-        local.spawn_local(async move { keep(firewall, Box::new(Busy(3)), &mut post, RESYNC).await });
+        let fake = FakeCarrier::default();
+        let carrier = Box::new(fake.clone());
+        local.spawn_local(async move { run(carrier, Box::new(Busy(3)), &mut port, RESYNC).await });
         local
             .run_until(async {
-                desk.wanted.send_replace(Some(Rules::default()));
-                desk.state.wait_for(|state| !state.remarks.is_empty()).await.unwrap();
-                desk.state.wait_for(|state| state.remarks.is_empty()).await.unwrap();
-                let looks = fake.looks();
-                assert_eq!(looks, 3);
+                handle.wanted.send_replace(Some(Rules::default()));
+                handle.state.wait_for(|state| !state.warnings.is_empty()).await.unwrap();
+                handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
+                let reads = fake.reads();
+                assert_eq!(reads, 3);
                 tokio::time::sleep(RESYNC * 10).await;
-                assert_eq!(fake.looks(), looks);
+                assert_eq!(fake.reads(), reads);
             })
             .await;
     }
 
     #[tokio::test]
-    async fn no_rules_that_cannot_be_written_are_no_trouble() {
-        with(async |fake, desk| {
-            fake.fail(Some("no"));
-            desk.wanted.send_replace(Some(Rules::default()));
-            desk.state.changed().await.unwrap();
-            let state = desk.state.borrow_and_update().clone();
-            assert_eq!((state.in_place, state.trouble), (Some(Rules::default()), None));
+    async fn an_error_does_not_matter_when_no_rules_are_wanted() {
+        with(async |fake, handle| {
+            fake.fail_writes(Some("no"));
+            handle.wanted.send_replace(Some(Rules::default()));
+            handle.state.changed().await.unwrap();
+            let state = handle.state.borrow_and_update().clone();
+            assert_eq!((state.in_place, state.error), (Some(Rules::default()), None));
         })
         .await;
     }

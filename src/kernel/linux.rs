@@ -20,13 +20,13 @@ use weft_backends::state::{Key, Name, Observed, Route, Value};
 
 use super::encode::{self, Exit, NewNexthop};
 use super::fence::FenceTable;
+use super::guard::GuardTable;
 use super::links::MADE_ANEW;
 use super::nexthop::{Index, Shared};
 use super::run::{Move, Run, Step};
 use super::socket::{NLM_F_ACK, Netlink};
 use super::wire::Writer;
 use super::{Kernel, Machine, Outcome, errno};
-use crate::firewall::guard::table::GuardTable;
 
 /// Messages per datagram: the flat part of the measured curve, far from what the send buffer holds.
 const BATCH: usize = 128;

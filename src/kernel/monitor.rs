@@ -20,13 +20,13 @@ use ipnet::IpNet;
 use super::decode::{self, LinkFacts, Links};
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
 use super::fence::Numbers;
+use super::guard::GuardMonitor;
 use super::nexthop::Shared;
 use super::observe;
 use super::socket::{Netlink, force_buffer};
 use super::wire::{Message, messages};
 use super::{Monitor, Notice};
 use crate::async_socket::wait_on;
-use crate::firewall::guard::table::GuardNews;
 
 /// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
@@ -82,7 +82,7 @@ pub struct LinuxMonitor {
     addrs: HashMap<(u32, IpNet), (u8, u32)>,
     buffer: Vec<u8>,
     more: bool,
-    guard: Option<GuardNews>,
+    guard: Option<GuardMonitor>,
 }
 
 /// Notices of one batch: each key once, with its last state, where it was first seen.
@@ -122,7 +122,7 @@ impl LinuxMonitor {
         let (socket, dumps) = (wait_on(socket)?, Netlink::open()?);
         let (links, addrs, buffer) = (Links::new(), HashMap::new(), vec![0; DATAGRAM]);
         let guard =
-            options.guard.as_deref().and_then(|alias| GuardNews::open(alias).inspect_err(left_to_the_audit).ok());
+            options.guard.as_deref().and_then(|alias| GuardMonitor::open(alias).inspect_err(left_to_the_audit).ok());
         let mut monitor = LinuxMonitor { socket, dumps, options, links, addrs, buffer, more: false, guard };
         monitor.take_down()?;
         Ok(monitor)
@@ -284,7 +284,7 @@ impl LinuxMonitor {
 }
 
 /// News of the guard's table; never, where there is none.
-async fn guarded(guard: Option<&GuardNews>) {
+async fn guarded(guard: Option<&GuardMonitor>) {
     match guard {
         // What fails fails again when it is read.
         Some(guard) => drop(guard.ready().await),

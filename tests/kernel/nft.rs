@@ -4,9 +4,11 @@
 use std::path::Path;
 use std::time::Duration;
 
+use weft::firewall::carrier::{Carrier, Ensured};
+use weft::firewall::foreign_chains::{self, DroppingChain};
+use weft::firewall::iptables_forward;
 use weft::firewall::nft::table::{forward_chains, number, rules_of};
-use weft::firewall::nft::{self, Nft, foreign_chains};
-use weft::firewall::{Ensured, Firewall};
+use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
 use weft::kernel::socket::Netlink;
 use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
@@ -32,8 +34,12 @@ fn plain() -> Rules {
     rules(Some(Masquerade::default()), true)
 }
 
+fn instance() -> Instance {
+    Instance::new(Path::new("/run/flannel/subnet.env"))
+}
+
 fn open() -> Nft {
-    Nft::new(&Instance::new(Path::new("/run/flannel/subnet.env")))
+    Nft::new(&instance())
 }
 
 /// The listing without counters and handles, one rule a line.
@@ -46,7 +52,7 @@ fn listing(family: &str) -> Vec<String> {
 fn nft_shows_what_was_written() {
     in_namespace(|| async {
         let mut nft = open();
-        assert_eq!(nft.ensure(&all()).await, Ok(Ensured::Written));
+        assert_eq!(nft.ensure(&all()).await.unwrap(), Ensured::Written);
         let v4 = [
             "table ip weft {",
             "comment \"weft /run/flannel/subnet.env\"",
@@ -95,18 +101,18 @@ fn equal_is_not_written_and_the_difference_is() {
             ("forward only", rules(None, true)),
             ("masquerade only", rules(Some(Masquerade::default()), false)),
         ] {
-            assert_eq!(nft.ensure(&rules).await, Ok(Ensured::Written), "{name}");
+            assert_eq!(nft.ensure(&rules).await.unwrap(), Ensured::Written, "{name}");
             let before = handles();
-            assert_eq!(nft.ensure(&rules).await, Ok(Ensured::Same), "{name}");
-            assert_eq!(open().ensure(&rules).await, Ok(Ensured::Same), "{name}: another process");
+            assert_eq!(nft.ensure(&rules).await.unwrap(), Ensured::Unchanged, "{name}");
+            assert_eq!(open().ensure(&rules).await.unwrap(), Ensured::Unchanged, "{name}: another process");
             assert_eq!(handles(), before, "{name}");
         }
         let v4 = Rules { families: plain().families[..1].to_vec() };
-        assert_eq!(nft.ensure(&v4).await, Ok(Ensured::Written));
+        assert_eq!(nft.ensure(&v4).await.unwrap(), Ensured::Written);
         assert!(!handles().contains("table ip6"), "a family that is off has no table");
-        assert_eq!(nft.remove().await, Ok(true));
+        assert!(nft.remove().await.unwrap());
         assert_eq!(handles(), "");
-        assert_eq!(nft.remove().await, Ok(false));
+        assert!(!nft.remove().await.unwrap());
     });
 }
 
@@ -134,12 +140,12 @@ fn other_nodes_change_the_set_alone() {
             ),
             (&["192.0.2.9", "fd00::8"], ["elements = { 192.0.2.9 }", "elements = { fd00::8 }"]),
         ] {
-            assert_eq!(nft.ensure(&with(nodes)).await, Ok(Ensured::Written));
+            assert_eq!(nft.ensure(&with(nodes)).await.unwrap(), Ensured::Written);
             assert_eq!(elements(&handles()), shown);
             assert_eq!(without(handles()), before, "the rules are those of before");
-            assert_eq!(nft.ensure(&with(nodes)).await, Ok(Ensured::Same));
+            assert_eq!(nft.ensure(&with(nodes)).await.unwrap(), Ensured::Unchanged);
         }
-        assert_eq!(nft.ensure(&with(&["fd00::8"])).await, Ok(Ensured::Written));
+        assert_eq!(nft.ensure(&with(&["fd00::8"])).await.unwrap(), Ensured::Written);
         assert_eq!(elements(&handles()), ["elements = { fd00::8 }"], "a rule for no node is none");
     });
 }
@@ -164,14 +170,14 @@ fn whatever_others_change_is_seen_and_mended() {
             "delete element ip weft nodes { 192.0.2.7 }",
         ] {
             // The news of our own write are read first.
-            while tokio::time::timeout(Duration::from_millis(20), nft.disturbed()).await.is_ok() {}
+            while tokio::time::timeout(Duration::from_millis(20), nft.changed()).await.is_ok() {}
             let file = format!("/tmp/weft-nft-{}-{:?}", std::process::id(), std::thread::current().id());
             std::fs::write(&file, change).unwrap();
             run("nft", &format!("-f {file}"));
             std::fs::remove_file(&file).unwrap();
-            let told = tokio::time::timeout(Duration::from_secs(5), nft.disturbed()).await;
+            let told = tokio::time::timeout(Duration::from_secs(5), nft.changed()).await;
             assert!(told.is_ok(), "{change}: not told");
-            assert_eq!(nft.ensure(&all()).await, Ok(Ensured::Written), "{change}");
+            assert_eq!(nft.ensure(&all()).await.unwrap(), Ensured::Written, "{change}");
             assert_eq!(listing("ip"), good, "{change}");
         }
     });
@@ -187,7 +193,7 @@ fn news_about_other_tables_are_not_ours() {
         nft.ensure(&all()).await.unwrap();
         control.ensure(&plain()).await.unwrap();
         for agent in [&mut nft, &mut control] {
-            while tokio::time::timeout(Duration::from_millis(20), agent.disturbed()).await.is_ok() {}
+            while tokio::time::timeout(Duration::from_millis(20), agent.changed()).await.is_ok() {}
         }
         let others = &instance.name;
         for change in [format!("add chain ip {others} weft"), format!("flush table ip {others}")] {
@@ -195,15 +201,15 @@ fn news_about_other_tables_are_not_ours() {
             let told = async {
                 tokio::select! {
                     biased;
-                    () = nft.disturbed() => "the agent that it does not concern",
-                    () = control.disturbed() => "the other agent",
+                    () = nft.changed() => "the agent that it does not concern",
+                    () = control.changed() => "the other agent",
                 }
             };
             assert_eq!(tokio::time::timeout(Duration::from_secs(5), told).await, Ok("the other agent"), "{change}");
         }
         // The silent one is not deaf.
         run("nft", "add chain ip weft extra");
-        let told = tokio::time::timeout(Duration::from_secs(5), nft.disturbed()).await;
+        let told = tokio::time::timeout(Duration::from_secs(5), nft.changed()).await;
         assert!(told.is_ok(), "a change of its own table is not told");
     });
 }
@@ -215,9 +221,10 @@ fn two_agents_have_two_tables() {
         let (mut a, mut b) = (open(), Nft::new(&other));
         a.ensure(&plain()).await.unwrap();
         b.ensure(&all()).await.unwrap();
-        assert_eq!((a.ensure(&plain()).await, b.ensure(&all()).await), (Ok(Ensured::Same), Ok(Ensured::Same)));
+        assert_eq!(a.ensure(&plain()).await.unwrap(), Ensured::Unchanged);
+        assert_eq!(b.ensure(&all()).await.unwrap(), Ensured::Unchanged);
         b.remove().await.unwrap();
-        assert_eq!(a.ensure(&plain()).await, Ok(Ensured::Same));
+        assert_eq!(a.ensure(&plain()).await.unwrap(), Ensured::Unchanged);
         assert!(!handles().contains(&other.name));
     });
 }
@@ -232,10 +239,10 @@ fn cpu_time() -> Duration {
 fn twenty_looks(nft: &mut Nft) -> Duration {
     let mut other = Nft::new(&Instance::new(Path::new("/run/other/subnet.env")));
     let look = |_| {
-        assert_eq!(futures_now(other.ensure(&plain())), Ok(Ensured::Written));
-        assert_eq!(futures_now(other.remove()), Ok(true));
+        assert_eq!(futures_now(other.ensure(&plain())).unwrap(), Ensured::Written);
+        assert!(futures_now(other.remove()).unwrap());
         let start = cpu_time();
-        assert_eq!(futures_now(nft.ensure(&all())), Ok(Ensured::Same));
+        assert_eq!(futures_now(nft.ensure(&all())).unwrap(), Ensured::Unchanged);
         cpu_time() - start
     };
     (0..20).map(look).sum()
@@ -260,7 +267,7 @@ fn a_look_does_not_read_the_rules_of_others() {
         run("nft", &format!("-f {file}"));
         std::fs::remove_file(&file).unwrap();
         let looks = twenty_looks(&mut nft);
-        let mut netlink = nft::socket().unwrap();
+        let mut netlink = nft::connection::open().unwrap();
         let read = |_| {
             let start = cpu_time();
             assert_eq!(rules_of(&mut netlink, number(Family::V4), "kube-proxy", "services").unwrap().len(), 10_000);
@@ -271,13 +278,13 @@ fn a_look_does_not_read_the_rules_of_others() {
     });
 }
 
-fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<foreign_chains::Dropping>> {
+fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<DroppingChain>> {
     let chains = forward_chains(netlink)?;
-    foreign_chains::dropping(netlink, &chains, rules, ("weft", "weft forward"))
+    foreign_chains::dropping(netlink, &chains, rules, &instance())
 }
 
 fn bring(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> std::io::Result<bool> {
-    foreign_chains::bring(netlink, Family::V4, rules, "weft forward")
+    iptables_forward::ensure(netlink, Family::V4, rules, &instance())
 }
 
 /// What makes a rule of iptables-nft, in its words.
@@ -290,7 +297,7 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
     in_namespace(|| async {
         let rules = plain();
         let v4 = rules.of(Family::V4).unwrap();
-        let mut netlink = nft::socket().unwrap();
+        let mut netlink = nft::connection::open().unwrap();
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
         assert!(!bring(&mut netlink, Some(v4)).unwrap(), "no iptables, no rule");
         run("iptables-nft", "-P FORWARD DROP");
@@ -339,7 +346,7 @@ fn accepts_of_before_are_taken_back() {
         let v4 = rules.of(Family::V4).unwrap();
         let (networks, own) = (subnets("10.6.0.0/16", "fd00:6::/48"), subnets("10.6.1.0/24", "fd00:6:0:1::/64"));
         let moved = masq::rules(&networks, &own, &Policy { masquerade: None, forward: true });
-        let mut netlink = nft::socket().unwrap();
+        let mut netlink = nft::connection::open().unwrap();
         run("iptables-nft", "-P FORWARD DROP");
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -p tcp -j ACCEPT");
         assert!(bring(&mut netlink, Some(v4)).unwrap());
@@ -367,7 +374,7 @@ fn nothing_goes_before_a_drop_that_someone_put_first() {
     in_namespace(|| async {
         let rules = plain();
         let v4 = rules.of(Family::V4).unwrap();
-        let mut netlink = nft::socket().unwrap();
+        let mut netlink = nft::connection::open().unwrap();
         for (default, first) in
             [("-P FORWARD DROP", "-I FORWARD -j DROP"), ("-A FORWARD -j REJECT", "-I FORWARD -j REJECT")]
         {
@@ -379,7 +386,7 @@ fn nothing_goes_before_a_drop_that_someone_put_first() {
                 assert!(!bring(&mut netlink, Some(v4)).unwrap(), "{first}");
                 assert_eq!(saved("FORWARD"), before, "{first}");
                 let named = dropping(&mut netlink, v4).unwrap();
-                assert!(named.len() == 1 && named[0].is_iptables() && named[0].will, "{named:?}");
+                assert!(named.len() == 1 && named[0].is_iptables() && named[0].blocked, "{named:?}");
                 run("iptables-nft", "-D FORWARD 1");
             }
             run("iptables-nft", "-F FORWARD");
@@ -402,7 +409,7 @@ fn other_chains_that_drop_are_named() {
     in_namespace(|| async {
         let rules = plain();
         let (v4, v6) = (rules.of(Family::V4).unwrap(), rules.of(Family::V6).unwrap());
-        let mut netlink = nft::socket().unwrap();
+        let mut netlink = nft::connection::open().unwrap();
         run("nft", "add table inet fw");
         run("nft", "add chain inet fw way { type filter hook forward priority 0 ; policy drop ; }");
         run("nft", "add table ip6 six");
@@ -443,9 +450,9 @@ fn flannels_tables_are_removed_and_no_others() {
         for table in ["ip flannel-ipv4", "ip6 flannel-ipv6", "ip flannel-ipv6", "inet flannel-ipv4"] {
             run("nft", &format!("add table {table}"));
         }
-        let gone = nft::remove_flannels().unwrap();
+        let gone = nft::remove_flannel_tables().unwrap();
         assert_eq!(gone, ["table ip flannel-ipv4", "table ip6 flannel-ipv6"]);
-        assert_eq!(nft::remove_flannels().unwrap(), [""; 0]);
+        assert_eq!(nft::remove_flannel_tables().unwrap(), [""; 0]);
         assert_eq!(run("nft", "list tables").trim(), "table ip flannel-ipv6\ntable inet flannel-ipv4");
     });
 }

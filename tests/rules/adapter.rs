@@ -5,9 +5,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::namespace::alone;
-use weft::firewall::choice::{Chosen, Look, Mode};
-use weft::firewall::iptables::{Iptables, remove_flannels};
-use weft::firewall::{Choice, Ensured, Firewall};
+use weft::firewall::carrier::{Carrier, Ensured};
+use weft::firewall::choice::{Choice, Chosen, Mode, Survey};
+use weft::firewall::iptables::{Iptables, remove_flannel_chains};
 use weft::instance::Instance;
 use weft_backends::masq::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
@@ -78,20 +78,20 @@ fn instance() -> Instance {
     Instance { name: "weft".to_owned(), file: "/run/flannel/subnet.env".to_owned() }
 }
 
-async fn ensure(iptables: &mut impl Firewall, rules: &Rules, expected: Ensured, what: &str) {
-    assert_eq!(iptables.ensure(rules).await, Ok(expected), "{what}");
+async fn ensure(iptables: &mut impl Carrier, rules: &Rules, expected: Ensured, what: &str) {
+    assert_eq!(iptables.ensure(rules).await.unwrap(), expected, "{what}");
 }
 
 #[test]
 fn rules_are_written_once_and_put_back_when_broken() {
     each_flavour(async |flavour| {
-        let (rules, mut iptables) = (dual(), Iptables::open(&instance()));
+        let (rules, mut iptables) = (dual(), Iptables::new(&instance()));
         ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
         let whole = lines_with(flavour, "WEFT");
         // 1 + 3 + 1 + 2 or 1 nodes + 2 of masquerade, 2 of forward, 2 jumps, 2 chains of each family.
         assert_eq!(whole.len(), 15 + 14, "{whole:#?}");
-        ensure(&mut iptables, &rules, Ensured::Same, "all is there").await;
-        ensure(&mut Iptables::open(&instance()), &rules, Ensured::Same, "a restart").await;
+        ensure(&mut iptables, &rules, Ensured::Unchanged, "all is there").await;
+        ensure(&mut Iptables::new(&instance()), &rules, Ensured::Unchanged, "a restart").await;
         for damage in [
             "iptables -t nat -F POSTROUTING",
             "iptables -t nat -F",
@@ -107,7 +107,7 @@ fn rules_are_written_once_and_put_back_when_broken() {
             assert_ne!(lines_with(flavour, "WEFT"), whole, "{damage}");
             ensure(&mut iptables, &rules, Ensured::Written, damage).await;
             assert_eq!(lines_with(flavour, "WEFT"), whole, "after {damage}");
-            ensure(&mut iptables, &rules, Ensured::Same, damage).await;
+            ensure(&mut iptables, &rules, Ensured::Unchanged, damage).await;
         }
         assert_eq!(lines_with(other(flavour), "WEFT"), [""; 0], "nothing in the other flavour");
     });
@@ -125,7 +125,7 @@ fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
         restore(flavour, "", foreign);
         restore(flavour, "6", foreign);
         let before = lines(flavour);
-        let (rules, mut iptables) = (dual(), Iptables::open(&instance()));
+        let (rules, mut iptables) = (dual(), Iptables::new(&instance()));
         ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
         let forward = lines_with(flavour, "-A FORWARD");
         let expected = ["-i eth1 -j ACCEPT", "-j WEFT-FWD", "-j REJECT"].repeat(2);
@@ -133,7 +133,7 @@ fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
             forward.iter().zip(expected).all(|(line, part)| line.contains(part)),
             "before what ends all: {forward:#?}"
         );
-        ensure(&mut iptables, &rules, Ensured::Same, "all is there").await;
+        ensure(&mut iptables, &rules, Ensured::Unchanged, "all is there").await;
 
         let mut less = rules.clone();
         less.families[0].masquerade.clear();
@@ -144,11 +144,11 @@ fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
         ensure(&mut iptables, &Rules::default(), Ensured::Written, "no rules").await;
         // Only legacy makes a table by looking at it.
         assert_eq!(lines(flavour), before);
-        ensure(&mut iptables, &Rules::default(), Ensured::Same, "no rules").await;
+        ensure(&mut iptables, &Rules::default(), Ensured::Unchanged, "no rules").await;
 
         ensure(&mut iptables, &rules, Ensured::Written, "all again").await;
-        assert_eq!(iptables.remove().await, Ok(true));
-        assert_eq!(iptables.remove().await, Ok(false));
+        assert!(iptables.remove().await.unwrap());
+        assert!(!iptables.remove().await.unwrap());
         assert_eq!(lines(flavour), before);
     });
 }
@@ -157,12 +157,12 @@ fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
 fn two_agents_keep_their_own_chains() {
     each_flavour(async |flavour| {
         let second = Instance { name: "weft-1a2b3c4d".to_owned(), file: "/tmp/other.env".to_owned() };
-        let (mut one, mut two) = (Iptables::open(&instance()), Iptables::open(&second));
+        let (mut one, mut two) = (Iptables::new(&instance()), Iptables::new(&second));
         ensure(&mut one, &dual(), Ensured::Written, "one").await;
         ensure(&mut two, &dual(), Ensured::Written, "two").await;
-        ensure(&mut one, &dual(), Ensured::Same, "one").await;
-        assert_eq!(two.remove().await, Ok(true));
-        ensure(&mut one, &dual(), Ensured::Same, "one").await;
+        ensure(&mut one, &dual(), Ensured::Unchanged, "one").await;
+        assert!(two.remove().await.unwrap());
+        ensure(&mut one, &dual(), Ensured::Unchanged, "one").await;
         assert_eq!(lines_with(flavour, "1A2B3C4D"), [""; 0]);
     });
 }
@@ -170,10 +170,10 @@ fn two_agents_keep_their_own_chains() {
 #[test]
 fn the_node_changes_its_flavour() {
     each_flavour(async |flavour| {
-        ensure(&mut Iptables::open(&instance()), &dual(), Ensured::Written, "first").await;
+        ensure(&mut Iptables::new(&instance()), &dual(), Ensured::Written, "first").await;
         sh(&format!("iptables-{flavour} -w 20 -t mangle -X KUBE-IPTABLES-HINT"));
         hint(other(flavour));
-        let mut iptables = Iptables::open(&instance());
+        let mut iptables = Iptables::new(&instance());
         ensure(&mut iptables, &dual(), Ensured::Written, "in the other").await;
         assert!(iptables.describe().contains(other(flavour)), "{}", iptables.describe());
         assert_eq!(lines_with(flavour, "WEFT"), [""; 0], "nothing is left behind");
@@ -191,11 +191,11 @@ fn flannels_chains_are_removed_and_others_stay() {
                       -A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\nCOMMIT\n";
         restore(flavour, "", theirs);
         restore(flavour, "6", theirs);
-        let removed = remove_flannels().await.unwrap();
+        let removed = remove_flannel_chains().await.unwrap();
         assert_eq!(removed.len(), 4, "{removed:?}");
         assert_eq!(lines_with(flavour, "FLANNEL"), [""; 0]);
         assert_eq!(lines_with(flavour, "OTHER").len(), 4, "others stay");
-        assert_eq!(remove_flannels().await, Ok(Vec::new()));
+        assert_eq!(remove_flannel_chains().await.unwrap(), [""; 0]);
     });
 }
 
@@ -203,16 +203,16 @@ fn flannels_chains_are_removed_and_others_stay() {
 #[test]
 fn a_policy_in_the_other_flavour_is_answered_there_and_counts_for_nothing() {
     each_flavour(async |flavour| {
-        let mut iptables = Iptables::open(&instance());
+        let mut iptables = Iptables::new(&instance());
         ensure(&mut iptables, &dual(), Ensured::Written, "nothing was there").await;
         sh(&format!("iptables-{} -w 20 -P FORWARD DROP", other(flavour)));
-        ensure(&mut iptables, &dual(), Ensured::Same, "ours are as they were").await;
+        ensure(&mut iptables, &dual(), Ensured::Unchanged, "ours are as they were").await;
         assert_eq!(lines_with(other(flavour), "WEFT").len(), 4, "a chain, its jump, two accepts");
     });
 }
 
 async fn chosen(nftables: Option<bool>) -> Chosen {
-    Chosen::now(Choice::Auto, nftables, Look::begin(Choice::Auto)).await
+    Chosen::now(Choice::Auto, nftables, Survey::begin(Choice::Auto)).await
 }
 
 /// At boot we are first. What kube-proxy writes later decides, without a restart.

@@ -182,7 +182,7 @@ fn changes_by_others_are_mended_by_the_news() {
             // More often than this in a minute an entry is left to the audit.
             for _ in 0..3 {
                 inside("n1", || {
-                    let mut netlink = nft::socket().unwrap();
+                    let mut netlink = nft::connection::open().unwrap();
                     let mut batch = Batch::new(&mut netlink);
                     damage(&mut batch);
                     batch.send().unwrap().unwrap();
@@ -203,7 +203,7 @@ fn changes_by_others_are_mended_by_the_news() {
 /// Peers and number of rules, per family.
 fn looked_at(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
     use weft_subnet::cidr::Family;
-    let mut netlink = nft::socket().unwrap();
+    let mut netlink = nft::connection::open().unwrap();
     let one = |family: Family| {
         let peers = table::elements(&mut netlink, family, name, "peers").ok()?;
         let rules = table::rules_of(&mut netlink, table::number(family), name, "input").ok()?;

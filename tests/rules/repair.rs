@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use weft::firewall::Firewall;
-use weft::firewall::nft::table::look;
+use weft::firewall::carrier::Carrier;
+use weft::firewall::nft::table::head;
 use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
 use weft::lab::BackendKind;
@@ -58,10 +58,10 @@ fn nft_is_back_each_time_it_is_removed() {
             inside("n1", || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 let gone = async { Nft::new(&instance).remove().await.unwrap() };
-                let mut netlink = nft::socket().unwrap();
+                let mut netlink = nft::connection::open().unwrap();
                 assert!(runtime.block_on(gone), "the rules were there");
                 let start = Instant::now();
-                while look(&mut netlink, weft_subnet::cidr::Family::V4, &instance.name).unwrap().is_none() {
+                while head(&mut netlink, weft_subnet::cidr::Family::V4, &instance.name).unwrap().is_none() {
                     assert!(start.elapsed() < PATIENCE, "they do not come back after removal {round}");
                     std::thread::yield_now();
                 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tunnel guard in the kernel: a table of its own with a set of the peers' addresses, changed one by one, and a chain that drops
-//! tunnel packets from anyone else. An open vxlan port gives everyone a place in the pod network.
+//! The tunnel guard in nftables: a table of its own, with a set of the peers' addresses and a chain that drops tunnel packets from all
+//! other addresses. Without it, anyone who reaches the vxlan port can send packets into the pod network.
 //!
-//! Changes by others are told by nftables: of an element as a notice of its own, of all else as one to look again.
+//! nftables notifies of changes by other programs: [`Change::Peer`] for an element of the set, [`Change::Table`] for everything else.
 //!
-//! Invariant: the table is never replaced as a whole, so that no peer is unknown for a moment.
+//! Invariant: the table is never replaced as a whole, because the packets of all peers would be dropped for a moment.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,16 +13,15 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, Seen, Value};
+use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::{Family, family};
 
-use crate::firewall::nft;
 use crate::firewall::nft::batch::Batch;
+use crate::firewall::nft::connection;
 use crate::firewall::nft::expr::{self, Expr};
-use crate::firewall::nft::notifications::{News, is_about};
+use crate::firewall::nft::notifications::{Notifications, is_about};
 use crate::firewall::nft::table::{self, Chain, INPUT, Set, Table};
 use crate::instance::Instance;
-use crate::kernel::{Notice, Outcome, errno};
-use weft_netlink::socket::{Netlink, Refusal};
 
 const PEERS: &str = "peers";
 const CHAIN: &str = "input";
@@ -30,7 +29,7 @@ const UDP: u8 = 17;
 const IPIP: u8 = 4;
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// The guard's tables of one agent.
+/// The tables of the tunnel guard of one agent, one for each family.
 #[derive(Debug)]
 pub struct GuardTable {
     name: String,
@@ -39,28 +38,30 @@ pub struct GuardTable {
 }
 
 impl GuardTable {
-    /// Of the agent whose links bear this alias, `weft FILE`.
+    /// The tables of the agent whose devices have this alias, `weft FILE`. Nothing is opened yet.
     pub fn new(alias: &str) -> GuardTable {
         GuardTable { name: table_of_alias(alias), comment: alias.to_owned(), netlink: None }
     }
 
-    /// What is there. A kernel without nftables, or one that lets us see nothing of it, has nothing.
+    /// The chains and peers that are in the kernel. There are none where the kernel has no nftables, or does not let us read it.
     ///
     /// # Errors
-    /// A dump failed: what it would have shown is not taken for gone.
+    /// The tables could not be read, which does not mean that they are gone.
     pub fn observe(&mut self) -> io::Result<Vec<(Key, Seen)>> {
-        match self.look() {
-            Err(error) if nft::lacks(&error) || error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
+        match self.read() {
+            Err(error) if connection::is_unsupported(&error) || error.kind() == io::ErrorKind::PermissionDenied => {
+                Ok(Vec::new())
+            }
             found => found,
         }
     }
 
-    fn look(&mut self) -> io::Result<Vec<(Key, Seen)>> {
+    fn read(&mut self) -> io::Result<Vec<(Key, Seen)>> {
         let name = self.name.clone();
-        let netlink = nft::kept(&mut self.netlink)?;
+        let netlink = connection::open_once(&mut self.netlink)?;
         let mut found = Vec::new();
         for family in FAMILIES {
-            let Some((flags, _)) = table::look(netlink, family, &name)? else { continue };
+            let Some((flags, _)) = table::head(netlink, family, &name)? else { continue };
             match table::elements(netlink, family, &name, PEERS) {
                 Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), seen(Value::Peer)))),
                 Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => {}
@@ -76,33 +77,27 @@ impl GuardTable {
         Ok(found)
     }
 
-    /// Writes operations on peers and guards, one outcome each.
-    pub fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
-        let alone = match ops {
-            [] => return Vec::new(),
-            [op] => return vec![self.write(std::slice::from_ref(op)).unwrap_or_else(|failure| failure.outcome(op))],
-            _ => self.write(ops),
-        };
-        // One that is refused takes all along: then each by itself.
-        match alone {
-            Ok(done) => vec![done; ops.len()],
-            Err(_) => ops
-                .iter()
-                .map(|op| self.write(std::slice::from_ref(op)).unwrap_or_else(|failure| failure.outcome(op)))
-                .collect(),
+    /// Writes operations on peers and chains of the guard. One result for each operation, in order.
+    pub fn apply(&mut self, ops: &[Op]) -> Vec<Result<(), GuardError>> {
+        if let [_, _, ..] = ops
+            && self.write(ops).is_ok()
+        {
+            return ops.iter().map(|_| Ok(())).collect();
         }
+        // The kernel refuses a transaction as a whole. So that one bad operation does not stop the others, each is written alone.
+        ops.iter().map(|op| self.write(std::slice::from_ref(op))).collect()
     }
 
-    fn write(&mut self, ops: &[Op]) -> Result<Outcome, Failure> {
+    fn write(&mut self, ops: &[Op]) -> Result<(), GuardError> {
         let (name, comment) = (&self.name, &self.comment);
-        let netlink = nft::kept(&mut self.netlink)?;
-        let mut there = Vec::new();
+        let netlink = connection::open_once(&mut self.netlink)?;
+        let mut present = Vec::new();
         for op in ops {
             let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
             if let Key::Guard(family) = *key
                 && table::has_chain(netlink, family, name, CHAIN)?
             {
-                there.push(family);
+                present.push(family);
             }
         }
         let bare = FAMILIES.map(|family| Table { chains: Vec::new(), ..table_of(name, family, Guard::default()) });
@@ -121,77 +116,94 @@ impl GuardTable {
         for op in ops {
             match *op {
                 Op::Ensure(Key::Guard(family), Value::Guard(guard)) => {
-                    if there.contains(&family) {
+                    if present.contains(&family) {
                         batch.delete_chain(family, (name, CHAIN));
                     }
                     batch.add(&table_of(name, family, guard), comment);
                 }
-                Op::Remove(Key::Guard(family), _) if there.contains(&family) => {
+                Op::Remove(Key::Guard(family), _) if present.contains(&family) => {
                     batch.delete_chain(family, (name, CHAIN));
                 }
                 _ => {}
             }
         }
-        match batch.send()? {
-            Ok(()) => Ok(Outcome::Done),
-            Err(refusal) => Err(Failure::Refused(refusal)),
-        }
+        batch.send()?.map_err(GuardError::Refused)
     }
 }
 
-/// What nftables tells of the guard's tables.
+/// Why an operation on the guard was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// The kernel refused it.
+    #[error("{}: {}", .0.errno, .0.text)]
+    Refused(Refusal),
+    /// The netlink socket failed.
+    #[error(transparent)]
+    Netlink(#[from] io::Error),
+}
+
+/// What changed in the guard's tables. Our own writes are among the changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A peer was added (true) or removed.
+    Peer(IpAddr, bool),
+    /// Something else changed, and the tables must be read again.
+    Table,
+}
+
+/// The notifications about the guard's tables of one agent.
 #[derive(Debug)]
-pub struct GuardNews {
-    news: News,
+pub struct GuardNotifications {
+    notifications: Notifications,
     table: String,
 }
 
-impl GuardNews {
-    /// Of the agent whose links bear this alias.
+impl GuardNotifications {
+    /// Those for the agent whose devices have this alias.
     ///
     /// # Errors
-    /// As [`News::open`].
-    pub fn open(alias: &str) -> io::Result<GuardNews> {
-        Ok(GuardNews { news: News::open()?, table: table_of_alias(alias) })
+    /// As [`Notifications::open`].
+    pub fn open(alias: &str) -> io::Result<GuardNotifications> {
+        Ok(GuardNotifications { notifications: Notifications::open()?, table: table_of_alias(alias) })
     }
 
-    /// Waits for news, of whatever table.
+    /// Waits for a notification about any table. Cancel-safe.
     ///
     /// # Errors
-    /// As [`News::ready`].
+    /// As [`Notifications::ready`].
     pub async fn ready(&self) -> io::Result<()> {
-        self.news.ready().await
+        self.notifications.ready().await
     }
 
-    /// What it was about, in order. Our own writes are told, too: the agent compares.
+    /// The changes that were notified, in order. The last one is [`Change::Table`] when there is more to read.
     ///
     /// # Errors
-    /// As [`News::drain`].
-    pub fn notices(&mut self) -> io::Result<Vec<Notice>> {
-        let (mut notices, mut look) = (Vec::new(), false);
+    /// As [`Notifications::drain`].
+    pub fn changes(&mut self) -> io::Result<Vec<Change>> {
+        let (mut changes, mut read_again) = (Vec::new(), false);
         let table = &self.table;
-        look |= self.news.drain(|message| {
+        read_again |= self.notifications.drain(|message| {
             if !is_about(message, table) {
                 return;
             }
-            match table::elements_told(message, PEERS) {
-                Some((there, peers)) => notices
-                    .extend(peers.into_iter().map(|ip| Notice::Entry(Key::Peer(ip), there.then(|| seen(Value::Peer))))),
-                None => look |= !table::adds_a_set(message),
+            match table::notified_elements(message, PEERS) {
+                Some((added, peers)) => changes.extend(peers.into_iter().map(|ip| Change::Peer(ip, added))),
+                None => read_again |= !table::is_new_set(message),
             }
         })?;
-        if look {
-            notices.push(Notice::Guard);
+        if read_again {
+            changes.push(Change::Table);
         }
-        Ok(notices)
+        Ok(changes)
     }
 }
 
-fn seen(value: Value) -> Seen {
+/// What the kernel adapter reports of an entry of the guard.
+pub fn seen(value: Value) -> Seen {
     Seen { value, protocol: 0, mark: false }
 }
 
-/// What the chain looks at; `None` when it is not as we write it.
+/// The ports and protocols that the chain guards. `None`: the chain is not as we write it.
 fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Guard>> {
     let Some(chain) = table::chain(netlink, shape)? else { return Ok(None) };
     let is_port = |expr: &Expr| matches!(expr, Expr::Cmp { equal: true, data } if data.len() == 2);
@@ -206,26 +218,6 @@ fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Guard>> {
     Ok((chain == rules(shape.family, guard)).then_some(guard))
 }
 
-enum Failure {
-    Refused(Refusal),
-    Broken(io::Error),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Broken(error)
-    }
-}
-
-impl Failure {
-    fn outcome(self, op: &Op) -> Outcome {
-        match self {
-            Failure::Refused(refusal) => errno::outcome(op, &refusal),
-            Failure::Broken(error) => errno::retry(op, &error.to_string()),
-        }
-    }
-}
-
 fn peers(ops: &[Op], wanted: Family, adds: bool) -> Vec<IpAddr> {
     let of = |op: &Op| match *op {
         Op::Ensure(Key::Peer(ip), _) | Op::Recreate(Key::Peer(ip), _) if adds => Some(ip),
@@ -236,21 +228,22 @@ fn peers(ops: &[Op], wanted: Family, adds: bool) -> Vec<IpAddr> {
 }
 
 fn table_of(name: &str, family: Family, guard: Guard) -> Table {
-    let chains = vec![Chain { name: CHAIN, place: INPUT, rules: rules(family, guard) }];
+    let chains = vec![Chain { name: CHAIN, position: INPUT, rules: rules(family, guard) }];
     Table { family, name: name.to_owned(), chains, sets: vec![Set { name: PEERS, elements: None }] }
 }
 
-/// Packets to this machine alone are looked at; what it forwards costs nothing.
+/// The chain sees only packets to this host, so forwarded packets cost nothing.
 fn rules(family: Family, guard: Guard) -> Vec<Vec<Expr>> {
-    let stranger = || {
+    let drop_unless_peer = || {
         let lookup = Expr::Lookup { set: PEERS.to_owned(), inside: false };
         [expr::source(family), lookup, Expr::Counter, Expr::Drop]
     };
     let ports = guard.ports.into_iter().filter(|port| *port != 0);
-    let mut all: Vec<Vec<Expr>> =
-        ports.map(|port| expr::l4proto(UDP).into_iter().chain(expr::dport(port)).chain(stranger()).collect()).collect();
+    let mut all: Vec<Vec<Expr>> = ports
+        .map(|port| expr::l4proto(UDP).into_iter().chain(expr::dport(port)).chain(drop_unless_peer()).collect())
+        .collect();
     if guard.ipip && family == Family::V4 {
-        all.push(expr::l4proto(IPIP).into_iter().chain(stranger()).collect());
+        all.push(expr::l4proto(IPIP).into_iter().chain(drop_unless_peer()).collect());
     }
     all
 }
@@ -263,21 +256,21 @@ fn table_name(instance: &Instance) -> String {
     format!("{}-guard", instance.name)
 }
 
-/// Removes the guard of an agent; true when there was one.
+/// Removes the guard of an agent. True when there was one.
 ///
 /// # Errors
-/// No nfnetlink, or the kernel refused.
+/// The kernel has no nftables, or refused.
 pub fn remove(instance: &Instance) -> io::Result<bool> {
     let name = table_name(instance);
-    let mut netlink = nft::socket()?;
-    let mut gone = false;
+    let mut netlink = connection::open()?;
+    let mut removed = false;
     for family in FAMILIES {
-        if table::look(&mut netlink, family, &name)?.is_some() {
+        if table::head(&mut netlink, family, &name)?.is_some() {
             let mut batch = Batch::new(&mut netlink);
             batch.delete(family, &name);
             batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
-            gone = true;
+            removed = true;
         }
     }
-    Ok(gone)
+    Ok(removed)
 }

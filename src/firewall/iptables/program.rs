@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs of iptables: which there are, and running one within a time limit. Nothing here blocks the caller's thread.
+//! The programs of iptables: which of them are installed, and how they are run. Nothing here blocks the thread of the caller.
 
 use std::fmt;
 use std::io;
@@ -12,29 +12,29 @@ use tokio::process::Command;
 use weft_subnet::cidr::Family;
 
 use super::saved::Saved;
-use crate::firewall::Trouble;
+use crate::firewall::error::ProgramError;
 use crate::firewall::nft::tables::tables;
 
-/// For one program. It waits [`LOCK`] of it for others that write.
+/// The time limit for one program. It may wait [`LOCK`] of it for other programs that write.
 const LIMIT: Duration = Duration::from_secs(15);
-/// Seconds for `-w`.
+/// How long a program waits for the lock of iptables, in seconds (`-w`).
 const LOCK: &str = "5";
-/// Names of the legacy tables that this namespace has, one a line; opening a table that is not there would create it.
+/// Lists the legacy tables of this namespace, one on each line. To open a table instead would create it when it does not exist.
 const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// One of the two sets of tables in the kernel that programs called iptables write to.
+/// Programs of iptables write to one of two sets of tables in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// `iptables-nft`: tables of nf_tables.
+    /// `iptables-nft`, which writes to nf_tables.
     Nft,
-    /// `iptables-legacy`: those of ip_tables.
+    /// `iptables-legacy`, which writes to ip_tables.
     Legacy,
-    /// `iptables` without its twin: whichever of the two was installed.
+    /// `iptables`, where neither of the other two is installed. It is one of them under the plain name.
     Plain,
 }
 
 impl Flavour {
-    /// All, in the order in which they are looked for.
+    /// All flavours, in the order in which they are tried.
     pub const ALL: [Flavour; 3] = [Flavour::Nft, Flavour::Legacy, Flavour::Plain];
 
     fn program(self, family: Family, end: &str) -> String {
@@ -58,68 +58,12 @@ impl fmt::Display for Flavour {
     }
 }
 
-/// Why a program did not do it.
-#[derive(Debug)]
-pub enum Failure {
-    /// There is no such program.
-    Missing(String),
-    /// It said so.
-    Said(String, String),
-    /// It could not be run, or did not end in time.
-    Run(String, io::Error),
-}
-
-impl Failure {
-    /// What it said, if it ran.
-    pub fn said(&self) -> &str {
-        match self {
-            Failure::Said(_, text) => text,
-            Failure::Missing(_) | Failure::Run(..) => "",
-        }
-    }
-}
-
-impl From<Failure> for Trouble {
-    fn from(failure: Failure) -> Trouble {
-        Trouble(match failure {
-            Failure::Missing(program) => {
-                format!("run {program}: not in PATH; install the package iptables, or choose --firewall=nft")
-            }
-            Failure::Said(program, text) => format!("run {program}: {}{}", one_line(&text), remedy(&text)),
-            Failure::Run(program, error) => format!("run {program}: {error}"),
-        })
-    }
-}
-
-/// The lines that say something: the end of long ones is a hint at --help.
-fn one_line(text: &str) -> String {
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Try `"));
-    lines.take(3).collect::<Vec<_>>().join("; ")
-}
-
-/// What to do, for what is known to go wrong.
-fn remedy(text: &str) -> &'static str {
-    let has = |word: &str| text.to_lowercase().contains(word);
-    if has("permission denied") || has("operation not permitted") {
-        "; the agent needs CAP_NET_ADMIN"
-    } else if has("xtables lock") {
-        "; another program holds it: see `fuser /run/xtables.lock`"
-    } else if has("table does not exist") || has("insmod") || has("failed to initialize nft") {
-        "; the kernel lacks the table: `modprobe iptable_nat iptable_filter` (ip6table_... for IPv6), or choose --firewall=nft"
-    } else if has("missing kernel module") || has("couldn't load") || has("no chain/target/match by that name") {
-        "; the kernel lacks a match or target: `modprobe xt_MASQUERADE xt_mark`, or choose --firewall=nft"
-    } else if has("incompatible") {
-        "; another program wrote rules there that iptables cannot read: choose --firewall=nft"
-    } else {
-        ""
-    }
-}
-
-/// The flavours whose programs are in PATH: the two that say what they are, else the plain one. Whether they work is seen when they run.
+/// The flavours whose programs are in PATH: those with a flavour in their name, else the plain one. Whether a program works is found out
+/// when it runs.
 pub fn installed() -> Vec<Flavour> {
     let mut found = Vec::new();
     for flavour in Flavour::ALL {
-        // The plain one is one of the others, when they are there.
+        // Where one of the others is installed, the plain program is a link to it.
         if flavour == Flavour::Plain && !found.is_empty() {
             break;
         }
@@ -135,25 +79,31 @@ fn is_in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| access(&dir.join(program), AccessFlags::X_OK).is_ok())
 }
 
-/// What is in the kernel. No program runs where the kernel says that there is nothing.
-pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, Failure> {
+/// Reads the rules of one flavour and family. No program is run when the kernel has no table of it.
+///
+/// # Errors
+/// The program is missing, failed, or did not end in time.
+pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, ProgramError> {
     let program = flavour.program(family, "save");
     if has_no_tables(flavour, family).await {
-        return if is_in_path(&program) { Ok(Saved::default()) } else { Err(Failure::Missing(program)) };
+        return if is_in_path(&program) { Ok(Saved::default()) } else { Err(ProgramError::Missing { program }) };
     }
     let text = run(&program, &[], None).await?;
-    // kube-proxy may have a hundred thousand lines there: the loop does not wait for the reading of them.
+    // kube-proxy may have written a hundred thousand lines. They are parsed on another thread, so that the loop does not wait.
     let parsed = tokio::task::spawn_blocking(move || Saved::parse(&text)).await;
-    parsed.map_err(|error| Failure::Run(program, io::Error::other(error)))
+    parsed.map_err(|error| ProgramError::NotRun { program, source: io::Error::other(error) })
 }
 
-/// Writes changes: all of each table, or nothing of it.
-pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(), Failure> {
+/// Writes changes. Of each table, all changes are written or none.
+///
+/// # Errors
+/// As [`save`].
+pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(), ProgramError> {
     let program = flavour.program(family, "restore");
     run(&program, &["--noflush", "-w", LOCK], Some(text)).await.map(drop)
 }
 
-/// Whether iptables of any flavour or family has a table.
+/// True when the kernel has a table of iptables, of any flavour and family.
 pub async fn has_tables() -> bool {
     !has_no_tables(Flavour::Plain, Family::V4).await || !has_no_tables(Flavour::Plain, Family::V6).await
 }
@@ -163,27 +113,27 @@ async fn has_no_tables(flavour: Flavour, family: Family) -> bool {
     match flavour {
         Flavour::Legacy => legacy,
         Flavour::Plain if !legacy => false,
-        // Where nftables cannot be asked, the program says why.
+        // Where nftables cannot be read, the program is run, and says why.
         Flavour::Plain | Flavour::Nft => {
             tables().await.is_ok_and(|tables| !tables.iter().any(|table| table.is_of_iptables(family)))
         }
     }
 }
 
-/// Whether this namespace has that table of iptables-legacy. Makes none by looking.
+/// True when this namespace has that table of iptables-legacy. The question does not create the table.
 pub fn has_legacy_table(family: Family, table: &str) -> bool {
     legacy_tables(family).lines().any(|line| line == table)
 }
 
-/// Names of the tables of iptables-legacy that this namespace has, one a line.
+/// The names of the tables of iptables-legacy in this namespace, one on each line.
 pub fn legacy_tables(family: Family) -> String {
     std::fs::read_to_string(LEGACY_TABLES[usize::from(family == Family::V6)]).unwrap_or_default()
 }
 
-async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String, Failure> {
+async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String, ProgramError> {
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => Failure::Missing(program.to_owned()),
-        _ => Failure::Run(program.to_owned(), error),
+        io::ErrorKind::NotFound => ProgramError::Missing { program: program.to_owned() },
+        _ => ProgramError::NotRun { program: program.to_owned(), source: error },
     };
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -191,55 +141,30 @@ async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String
     let stdin = child.stdin.take();
     let write = async {
         if let (Some(mut stdin), Some(text)) = (stdin, input) {
-            // It ended before it read all: what it says tells why.
+            // When the program ends before it has read everything, what it prints says why.
             let _ = stdin.write_all(text.as_bytes()).await;
         }
     };
     let both = async { tokio::join!(write, child.wait_with_output()).1 };
-    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no end after {} s", LIMIT.as_secs()));
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("it did not end within {} s", LIMIT.as_secs()));
     let out = tokio::time::timeout(LIMIT, both).await.map_err(|_| failed(late()))?.map_err(failed)?;
     if out.status.success() {
         return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    Err(Failure::Said(program.to_owned(), if said.trim().is_empty() { out.status.to_string() } else { said }))
+    let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+    let stderr = if stderr.trim().is_empty() { out.status.to_string() } else { stderr };
+    Err(ProgramError::Failed { program: program.to_owned(), stderr })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, Flavour};
-    use crate::firewall::Trouble;
+    use super::Flavour;
     use weft_subnet::cidr::Family;
 
     #[test]
-    fn programs_of_each_flavour_and_family() {
+    fn each_flavour_and_family_has_its_programs() {
         assert_eq!(Flavour::Nft.program(Family::V4, "restore"), "iptables-nft-restore");
         assert_eq!(Flavour::Legacy.program(Family::V6, "save"), "ip6tables-legacy-save");
         assert_eq!(Flavour::Plain.program(Family::V6, "restore"), "ip6tables-restore");
-    }
-
-    #[test]
-    fn trouble_names_the_program_and_the_remedy() {
-        let program = || "iptables-legacy-restore".to_owned();
-        for (failure, wanted) in [
-            (Failure::Missing(program()), "install the package iptables"),
-            (
-                Failure::Said(program(), "iptables-restore v1.8.9 (legacy): unable to initialize table 'nat'\n\nError occurred at line: 1\nTry `iptables-restore -h'\n modprobe: FATAL: insmod".into()),
-                "modprobe iptable_nat",
-            ),
-            (
-                Failure::Said(program(), "iptables v1.8.9 (legacy): can't initialize iptables table `nat': Table does not exist (do you need to insmod?)".into()),
-                "modprobe iptable_nat",
-            ),
-            (Failure::Said(program(), "Another app is currently holding the xtables lock".into()), "fuser"),
-            (
-                Failure::Said(program(), "can't initialize iptables table `nat': Permission denied (you must be root)".into()),
-                "CAP_NET_ADMIN",
-            ),
-        ] {
-            let Trouble(text) = failure.into();
-            assert!(text.starts_with("run iptables-legacy-restore: ") && text.contains(wanted), "{text}");
-            assert!(!text.contains('\n') && !text.contains("Try `iptables"), "{text}");
-        }
     }
 }

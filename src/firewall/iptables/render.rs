@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules as text for `iptables-restore --noflush`: only what differs from what `iptables-save` printed. Pure.
+//! Rules as text for `iptables-restore --noflush`: only what differs from what `iptables-save` printed. Pure functions.
 //!
-//! The text of one table is one transaction: iptables takes all of it or nothing, and no packet meets a chain half filled.
+//! The text of one table is one transaction: iptables writes all of it or nothing, so no packet meets an incomplete chain.
 
 use std::collections::BTreeSet;
 
@@ -10,66 +10,67 @@ use weft_backends::masq::{FamilyRules, Rule, Test, Verdict};
 use super::saved::{Saved, Table, options, role, target};
 use crate::firewall::forward_chain;
 
-/// A chain and the hook that jumps to it.
+/// A chain of our own, and the chain of iptables that jumps to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// `nat`, `filter`.
+pub struct HookedChain {
+    /// `nat` or `filter`.
     pub table: &'static str,
-    /// `POSTROUTING`, `FORWARD`.
+    /// `POSTROUTING` or `FORWARD`.
     pub hook: &'static str,
-    /// The chain.
+    /// The name of our chain.
     pub chain: String,
 }
 
 /// The two chains of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
-    /// In `nat`.
-    pub masquerade: Place,
-    /// In `filter`.
-    pub forward: Place,
+pub struct HookedChains {
+    /// The chain in table `nat`.
+    pub masquerade: HookedChain,
+    /// The chain in table `filter`.
+    pub forward: HookedChain,
 }
 
-impl Places {
-    /// `WEFT-POSTRTG` and `WEFT-FWD`, or `WEFT-1A2B3C4D-...` (at most 28 bytes).
-    pub fn of(instance: &str) -> Places {
-        Places::with_prefix(&instance.to_uppercase())
+impl HookedChains {
+    /// The chains of an instance: `WEFT-POSTRTG` and `WEFT-FWD`, or `WEFT-1A2B3C4D-...` (at most 28 bytes).
+    pub fn of(instance: &str) -> HookedChains {
+        HookedChains::with_prefix(&instance.to_uppercase())
     }
 
-    /// Those of flannel.
-    pub fn flannels() -> Places {
-        Places::with_prefix("FLANNEL")
+    /// The chains of flannel.
+    pub fn of_flannel() -> HookedChains {
+        HookedChains::with_prefix("FLANNEL")
     }
 
-    fn with_prefix(prefix: &str) -> Places {
-        let place = |table, hook, end| Place { table, hook, chain: format!("{prefix}-{end}") };
-        Places { masquerade: place("nat", "POSTROUTING", "POSTRTG"), forward: place("filter", "FORWARD", "FWD") }
+    fn with_prefix(prefix: &str) -> HookedChains {
+        let chain = |table, hook, end| HookedChain { table, hook, chain: format!("{prefix}-{end}") };
+        HookedChains { masquerade: chain("nat", "POSTROUTING", "POSTRTG"), forward: chain("filter", "FORWARD", "FWD") }
     }
 
-    fn both(&self) -> [&Place; 2] {
+    fn both(&self) -> [&HookedChain; 2] {
         [&self.masquerade, &self.forward]
     }
 }
 
-/// What brings the chains to these rules; `None`: they are so already. `random_fully`: the program knows `--random-fully`.
-pub fn changes(saved: &Saved, places: &Places, rules: &FamilyRules, random_fully: bool) -> Option<String> {
+/// The text that brings the chains to these rules. `None`: they are there already. `random_fully`: the program knows
+/// `--random-fully`.
+pub fn changes(saved: &Saved, chains: &HookedChains, rules: &FamilyRules, random_fully: bool) -> Option<String> {
     let wanted = [&rules.masquerade, &rules.forward];
-    let parts = places.both().into_iter().zip(wanted).map(|(place, rules)| {
+    let parts = chains.both().into_iter().zip(wanted).map(|(hooked, rules)| {
         let rules: Vec<String> = rules.iter().flat_map(|rule| lines(rule, random_fully)).collect();
-        if rules.is_empty() { removal_of(saved, place) } else { change_of(saved, place, &rules) }
+        if rules.is_empty() { removal_of(saved, hooked) } else { change_of(saved, hooked, &rules) }
     });
     joined(parts)
 }
 
-/// What removes the chains and every jump to them; `None`: neither is there.
-pub fn removal(saved: &Saved, places: &Places) -> Option<String> {
-    joined(places.both().into_iter().map(|place| removal_of(saved, place)))
+/// The text that removes the chains and every jump to them. `None`: there are none.
+pub fn removal(saved: &Saved, chains: &HookedChains) -> Option<String> {
+    joined(chains.both().into_iter().map(|hooked| removal_of(saved, hooked)))
 }
 
-/// Which of these chains, or jumps to them, are there.
-pub fn present(saved: &Saved, places: &Places) -> Vec<String> {
-    let there = places.both().into_iter().filter(|place| removal_of(saved, place).is_some());
-    there.map(|place| place.chain.clone()).collect()
+/// The names of those of the chains that exist, or that a rule jumps to.
+pub fn present(saved: &Saved, chains: &HookedChains) -> Vec<String> {
+    let present = chains.both().into_iter().filter(|hooked| removal_of(saved, hooked).is_some());
+    present.map(|hooked| hooked.chain.clone()).collect()
 }
 
 fn joined(parts: impl Iterator<Item = Option<String>>) -> Option<String> {
@@ -77,58 +78,59 @@ fn joined(parts: impl Iterator<Item = Option<String>>) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn change_of(saved: &Saved, place: &Place, wanted: &[String]) -> Option<String> {
+fn change_of(saved: &Saved, hooked: &HookedChain, wanted: &[String]) -> Option<String> {
     let none = Table::new();
-    let table = saved.table(place.table).unwrap_or(&none);
+    let table = saved.table(hooked.table).unwrap_or(&none);
     let mut text = String::new();
-    if !table.get(&place.chain).is_some_and(|chain| same(&chain.rules, wanted)) {
-        // To name a chain here creates it, or empties it when it is there.
-        text += &format!(":{} - [0:0]\n", place.chain);
-        wanted.iter().for_each(|rule| text += &format!("-A {} {rule}\n", place.chain));
+    if !table.get(&hooked.chain).is_some_and(|chain| same(&chain.rules, wanted)) {
+        // This line creates the chain, or empties it when it exists.
+        text += &format!(":{} - [0:0]\n", hooked.chain);
+        wanted.iter().for_each(|rule| text += &format!("-A {} {rule}\n", hooked.chain));
     }
-    let jumps = jumps(table, &place.chain);
-    let hook = table.get(place.hook).map(|chain| chain.rules.as_slice()).unwrap_or_default();
-    // Ours were written before what drops all the rest. Behind such a rule they are only where someone put that rule before them:
-    // left there.
-    let right = |(chain, _, spec): &(&str, usize, &str)| {
-        *chain == place.hook && options(spec) == [format!("-j {}", place.chain)]
+    let jumps = jumps(table, &hooked.chain);
+    let hook = table.get(hooked.hook).map(|chain| chain.rules.as_slice()).unwrap_or_default();
+    // The jump was written before a rule that drops all remaining packets. When it stands behind such a rule, somebody put the rule
+    // before it, and the jump stays where it is.
+    let is_right = |(chain, _, spec): &(&str, usize, &str)| {
+        *chain == hooked.hook && options(spec) == [format!("-j {}", hooked.chain)]
     };
-    if jumps.len() != 1 || !jumps.iter().all(right) {
+    if jumps.len() != 1 || !jumps.iter().all(is_right) {
         for (chain, _, spec) in &jumps {
             text += &format!("-D {chain} {spec}\n");
         }
-        // Others' rules come first (policies for pods are among them), but nothing comes after what drops all the rest.
-        let roles = hook.iter().map(|rule| role(rule, &place.chain));
+        // The rules of other programs come first, because network policies are among them. But no packet passes a rule that drops
+        // all remaining packets, so the jump goes before it.
+        let roles = hook.iter().map(|rule| role(rule, &hooked.chain));
         let others: Vec<_> = roles.filter(|role| *role != forward_chain::Rule::Ours).collect();
-        let at = forward_chain::place(&others);
+        let at = forward_chain::index_of_new_rule(&others);
         text += &match at < others.len() {
-            true => format!("-I {} {} -j {}\n", place.hook, at + 1, place.chain),
-            false => format!("-A {} -j {}\n", place.hook, place.chain),
+            true => format!("-I {} {} -j {}\n", hooked.hook, at + 1, hooked.chain),
+            false => format!("-A {} -j {}\n", hooked.hook, hooked.chain),
         };
     }
-    transaction(place, &text)
+    transaction(hooked, &text)
 }
 
-fn removal_of(saved: &Saved, place: &Place) -> Option<String> {
-    let table = saved.table(place.table)?;
+fn removal_of(saved: &Saved, hooked: &HookedChain) -> Option<String> {
+    let table = saved.table(hooked.table)?;
     let mut text = String::new();
-    for (chain, _, spec) in jumps(table, &place.chain) {
-        // Rules in our own chain go with it.
-        if chain != place.chain {
+    for (chain, _, spec) in jumps(table, &hooked.chain) {
+        // Rules in our own chain are removed with the chain.
+        if chain != hooked.chain {
             text += &format!("-D {chain} {spec}\n");
         }
     }
-    if table.contains_key(&place.chain) {
-        text += &format!("-F {0}\n-X {0}\n", place.chain);
+    if table.contains_key(&hooked.chain) {
+        text += &format!("-F {0}\n-X {0}\n", hooked.chain);
     }
-    transaction(place, &text)
+    transaction(hooked, &text)
 }
 
-fn transaction(place: &Place, text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| format!("*{}\n{text}COMMIT\n", place.table))
+fn transaction(hooked: &HookedChain, text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| format!("*{}\n{text}COMMIT\n", hooked.table))
 }
 
-/// Every rule of the table that goes on to the chain: where it is, its place there, and its text.
+/// Every rule of the table that jumps to the chain: the chain that it is in, its index there, and its text.
 fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
     let mut jumps = Vec::new();
     for (name, chain) in table {
@@ -141,21 +143,21 @@ fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
     jumps
 }
 
-/// What accepts the packets that these rules accept, as rules of a chain.
+/// The forward rules as rules of a chain.
 pub fn accepts(rules: &FamilyRules) -> Vec<String> {
     rules.forward.iter().flat_map(|rule| lines(rule, true)).collect()
 }
 
-/// Whether a rule, its comment aside, says just this.
+/// True when a rule does exactly what `wanted` does. Its comment does not matter.
 pub fn is_same(rule: &str, wanted: &str) -> bool {
     options(rule).into_iter().filter(|option| !option.starts_with("--comment ")).eq(options(wanted))
 }
 
-fn same(there: &[String], wanted: &[String]) -> bool {
-    there.len() == wanted.len() && there.iter().zip(wanted).all(|(one, two)| options(one) == options(two))
+fn same(present: &[String], wanted: &[String]) -> bool {
+    present.len() == wanted.len() && present.iter().zip(wanted).all(|(one, two)| options(one) == options(two))
 }
 
-/// One rule of the core is one rule here, but for a list of destinations: that is one for each.
+/// The lines for one rule. A rule with a list of destinations needs one line for each of them.
 fn lines(rule: &Rule, random_fully: bool) -> Vec<String> {
     let mut all = vec![String::new()];
     for test in &rule.tests {

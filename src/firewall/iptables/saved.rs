@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `iptables-save` prints, read for the two tables that our rules are in.
+//! Parses what `iptables-save` prints, for the two tables that our rules are in.
 
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 use weft_cni::masquerade::words;
 
-use crate::firewall::forward_chain::{Closing, Rule};
+use crate::firewall::forward_chain::{Ending, Rule};
 
-/// The tables `nat` and `filter`; others are passed over.
+/// The tables `nat` and `filter`, and the names of the chains of all tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Saved {
     tables: BTreeMap<String, Table>,
     chains_elsewhere: Vec<String>,
 }
 
-/// One table: chains by name.
+/// The chains of one table, by name.
 pub type Table = BTreeMap<String, Chain>;
 
 /// One chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// `ACCEPT` or `DROP`; `None` of a chain that is no hook's.
+    /// `ACCEPT` or `DROP`; `None` for a chain that belongs to no hook.
     pub policy: Option<String>,
-    /// What follows `-A CHAIN`, in order.
+    /// The text behind `-A CHAIN`, in order.
     pub rules: Vec<String>,
 }
 
 impl Saved {
-    /// Reads the text; lines that are neither table, chain nor rule are passed over.
+    /// Parses the text. Lines that are neither a table nor a chain nor a rule are ignored.
     pub fn parse(text: &str) -> Saved {
         let mut saved = Saved::default();
         let mut table = "";
@@ -54,34 +54,34 @@ impl Saved {
         saved
     }
 
-    /// A table's chains; `None`: the table is not there.
+    /// The chains of a table; `None`: there is no such table.
     pub fn table(&self, name: &str) -> Option<&Table> {
         self.tables.get(name)
     }
 
-    /// Names of the chains of all tables.
+    /// The names of the chains of all tables.
     pub fn chains(&self) -> impl Iterator<Item = &str> {
         let known = self.tables.values().flat_map(|table| table.keys().map(String::as_str));
         known.chain(self.chains_elsewhere.iter().map(String::as_str))
     }
 
-    /// True when FORWARD drops what nobody accepts: by its policy, or in a rule that ends all.
+    /// True when FORWARD drops packets that no rule accepts: by its policy, or by a rule that drops every packet.
     pub fn forward_drops(&self) -> bool {
         let policy = self.forward().and_then(|chain| chain.policy.as_deref());
-        policy == Some("DROP") || self.forward_closing() != Closing::Open
+        policy == Some("DROP") || self.forward_ending() != Ending::Policy
     }
 
-    /// How FORWARD ends, whoever wrote its rules.
-    pub fn forward_closing(&self) -> Closing {
+    /// How FORWARD ends, whichever program wrote its rules.
+    pub fn forward_ending(&self) -> Ending {
         let rules = self.forward().map(|chain| chain.rules.as_slice()).unwrap_or_default();
-        Closing::of(&rules.iter().map(|rule| role(rule, "")).collect::<Vec<_>>())
+        Ending::of(&rules.iter().map(|rule| role(rule, "")).collect::<Vec<_>>())
     }
 
     fn forward(&self) -> Option<&Chain> {
         self.table("filter").and_then(|table| table.get("FORWARD"))
     }
 
-    /// How many rules there are in the two tables.
+    /// The number of rules in the two tables.
     pub fn rules(&self) -> usize {
         self.tables.values().flat_map(Table::values).map(|chain| chain.rules.len()).sum()
     }
@@ -96,24 +96,24 @@ fn rule(line: &str) -> Option<(&str, &str)> {
     Some(rest.split_once(' ').unwrap_or((rest, "")))
 }
 
-/// Where a rule goes on: the chain or target after `-j` or `-g`.
+/// The chain or target of a rule: the word after `-j` or `-g`.
 pub fn target(spec: &str) -> Option<String> {
     let words = words(spec);
     let at = words.iter().position(|word| matches!(word.as_str(), "-j" | "--jump" | "-g" | "--goto"))?;
     words.get(at + 1).cloned()
 }
 
-/// What a rule is to the agent whose chain this is.
+/// What a rule does, as far as it matters for where ours go. `ours`: the name of our chain.
 pub fn role(spec: &str, ours: &str) -> Rule {
     match target(spec) {
         Some(target) if target == ours => Rule::Ours,
-        Some(target) if target == "DROP" && ends_all(spec) => Rule::Drops,
-        Some(_) if ends_all(spec) => Rule::Rejects,
+        Some(target) if target == "DROP" && ends_all(spec) => Rule::DropsAll,
+        Some(_) if ends_all(spec) => Rule::RejectsAll,
         _ => Rule::Other,
     }
 }
 
-/// True when nothing passes this rule.
+/// True when no packet passes this rule.
 fn ends_all(spec: &str) -> bool {
     let tests = options(spec).into_iter().any(|option| {
         let name = option.split(' ').next().unwrap_or_default();
@@ -122,7 +122,7 @@ fn ends_all(spec: &str) -> bool {
     !tests && target(spec).is_some_and(|target| target == "DROP" || target == "REJECT")
 }
 
-/// The options of a rule with their values, sorted: versions of iptables print them in various orders.
+/// The options of a rule with their values, sorted, because versions of iptables print them in different orders.
 pub fn options(spec: &str) -> Vec<String> {
     let mut options: Vec<String> = Vec::new();
     let mut negated = false;
@@ -141,13 +141,13 @@ pub fn options(spec: &str) -> Vec<String> {
             None => options.push(word),
         }
     }
-    // The option of a match says which one it is.
+    // `-m NAME` loads a match; the options of the match show which one it is.
     options.retain(|option| !option.starts_with("-m "));
     options.sort();
     options
 }
 
-/// One way to write an address.
+/// An address in one spelling: `192.0.2.1` becomes `192.0.2.1/32`.
 fn value(word: String) -> String {
     let net = word.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(word.parse::<std::net::IpAddr>().ok()?)));
     net.map_or(word, |net| net.to_string())
@@ -174,7 +174,7 @@ COMMIT
 "#;
 
     #[test]
-    fn chains_policies_and_rules_are_read() {
+    fn chains_policies_and_rules_are_parsed() {
         let saved = Saved::parse(TEXT);
         let nat = saved.table("nat").unwrap();
         assert_eq!(nat["POSTROUTING"].policy.as_deref(), Some("ACCEPT"));
@@ -209,7 +209,7 @@ COMMIT
     }
 
     #[test]
-    fn only_a_drop_without_a_test_ends_all() {
+    fn only_a_drop_without_a_test_drops_all_packets() {
         for (spec, ends) in [
             ("-j DROP", true),
             ("-j REJECT --reject-with icmp-host-prohibited", true),

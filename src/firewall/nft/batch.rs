@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A batch: messages about tables of nftables that take effect together or not at all.
+//! A transaction of nftables: messages that take effect together or not at all.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,7 +9,8 @@ use weft_subnet::cidr::Family;
 
 use super::expr::{DATA_VALUE, Expr, be32};
 use super::table::{
-    DELSETELEM, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, Place, REQUEST, SUBSYS, Set, TABLE_NAME, Table, nfgen,
+    DELSETELEM, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, Position, REQUEST, SUBSYS, Set, TABLE_NAME, Table,
+    nfgen,
 };
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_netlink::wire::Writer;
@@ -22,7 +23,7 @@ const BATCH_END: u16 = 17;
 const ACK: u16 = 0x4;
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
-/// Elements per message: a list of attributes holds 64 KiB.
+/// The most elements in one message. A list of attributes holds at most 64 KiB.
 const ELEMENTS: usize = 1024;
 
 /// Messages that take effect together or not at all.
@@ -32,44 +33,44 @@ pub struct Batch<'a> {
     w: Writer,
 }
 
-/// A rule for someone else's chain.
+/// A rule for a chain of another program.
 #[derive(Debug, Clone, Copy)]
-pub struct New<'a> {
-    /// What it says.
+pub struct NewRule<'a> {
+    /// What it does.
     pub exprs: &'a [Expr],
-    /// Says whose it is.
+    /// The comment by which its owner knows it again.
     pub comment: &'a str,
-    /// The rule that it goes before.
+    /// The handle of the rule before which it is inserted; `None`: it goes to the end.
     pub before: Option<u64>,
 }
 
 impl<'a> Batch<'a> {
-    /// Empty.
+    /// An empty transaction.
     pub fn new(netlink: &'a mut Netlink) -> Batch<'a> {
         let mut batch = Batch { netlink, w: Writer::default() };
         batch.edge(BATCH_BEGIN);
         batch
     }
 
-    /// Removes a table if it is there.
+    /// Removes a table, if there is one.
     pub fn delete(&mut self, family: Family, name: &str) {
-        // Deleting what is not there fails the batch: make it first.
+        // To delete a table that does not exist makes the transaction fail, so the table is created first.
         self.message(NEWTABLE, CREATE, family, |w| w.attr_str(TABLE_NAME, name));
         self.message(DELTABLE, 0, family, |w| w.attr_str(TABLE_NAME, name));
     }
 
-    /// Puts a table in the place of the one that is there. `comment`: for people.
+    /// Replaces a table. `comment`: for people who list the tables.
     pub fn replace(&mut self, table: &Table, comment: &str) {
         self.delete(table.family, &table.name);
         self.add(table, comment);
     }
 
-    /// Adds what of a table is not there yet; its chains must not be.
+    /// Adds a table, or adds chains and sets to it. None of the chains may exist.
     pub fn add(&mut self, table: &Table, comment: &str) {
         let Table { family, name, chains, sets } = table;
         self.message(NEWTABLE, CREATE, *family, |w| {
             w.attr_str(TABLE_NAME, name);
-            // No flag: one that was put to sleep wakes up.
+            // Without the flag a dormant table is in force again.
             be32(w, 2, 0);
             w.attr(6, &userdata(comment));
         });
@@ -77,7 +78,7 @@ impl<'a> Batch<'a> {
             self.set(table, set, id);
         }
         for chain in chains {
-            let Place { kind, hook, priority } = chain.place;
+            let Position { kind, hook, priority } = chain.position;
             self.message(NEWCHAIN, CREATE, *family, |w| {
                 w.attr_str(TABLE_NAME, name);
                 w.attr_str(3, chain.name);
@@ -99,7 +100,7 @@ impl<'a> Batch<'a> {
     }
 
     fn set(&mut self, table: &Table, set: &Set, id: u32) {
-        // nft's own numbers of the types, for its listing.
+        // The numbers of the types in the program `nft`, which lists the set by them.
         let (kind, len) = if table.family == Family::V4 { (7, 4) } else { (8, 16) };
         self.message(NEWSET, CREATE, table.family, |w| {
             w.attr_str(TABLE_NAME, &table.name);
@@ -112,22 +113,22 @@ impl<'a> Batch<'a> {
         self.elements(table.family, (&table.name, set.name), &elements, true);
     }
 
-    /// Brings the sets of a table to what is wanted, element by element.
+    /// Brings the sets of a table to what is wanted by adding and removing elements.
     pub fn change(&mut self, found: &Table, wanted: &Table) {
         let none = BTreeSet::new();
         for (before, after) in found.sets.iter().zip(&wanted.sets) {
             let name = (&*wanted.name, after.name);
             let (before, after) = (before.elements.as_ref().unwrap_or(&none), after.elements.as_ref().unwrap_or(&none));
-            for (more, less, there) in [(after, before, true), (before, after, false)] {
+            for (more, less, present) in [(after, before, true), (before, after, false)] {
                 let elements: Vec<IpAddr> = more.difference(less).copied().collect();
-                self.elements(wanted.family, name, &elements, there);
+                self.elements(wanted.family, name, &elements, present);
             }
         }
     }
 
-    /// Adds elements to a set (`there`: no error when they are there), or removes them.
-    pub fn elements(&mut self, family: Family, (table, set): (&str, &str), elements: &[IpAddr], there: bool) {
-        let (kind, flags) = if there { (NEWSETELEM, CREATE) } else { (DELSETELEM, 0) };
+    /// Adds elements to a set (`present` is true), or removes them. To add an element that is there already is no error.
+    pub fn elements(&mut self, family: Family, (table, set): (&str, &str), elements: &[IpAddr], present: bool) {
+        let (kind, flags) = if present { (NEWSETELEM, CREATE) } else { (DELSETELEM, 0) };
         for part in elements.chunks(ELEMENTS) {
             self.message(kind, flags, family, |w| {
                 w.attr_str(TABLE_NAME, table);
@@ -141,8 +142,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Puts a rule before the one with this handle, or at the end of a chain.
-    pub fn insert(&mut self, family: Family, (table, chain): (&str, &str), rule: &New<'_>) {
+    /// Inserts a rule into a chain of another program.
+    pub fn insert_rule(&mut self, family: Family, (table, chain): (&str, &str), rule: &NewRule<'_>) {
         let flags = if rule.before.is_some() { CREATE } else { CREATE | APPEND };
         self.message(NEWRULE, flags, family, |w| {
             w.attr_str(TABLE_NAME, table);
@@ -155,7 +156,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Removes a rule.
+    /// Removes the rule with this handle.
     pub fn delete_rule(&mut self, family: Family, (table, chain): (&str, &str), handle: u64) {
         self.message(DELRULE, 0, family, |w| {
             w.attr_str(TABLE_NAME, table);
@@ -164,7 +165,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Removes a chain with its rules.
+    /// Removes a chain and its rules.
     pub fn delete_chain(&mut self, family: Family, (table, chain): (&str, &str)) {
         self.message(DELCHAIN, 0, family, |w| {
             w.attr_str(TABLE_NAME, table);
@@ -172,7 +173,10 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Sends it. The inner error is the kernel's: nothing was changed.
+    /// Sends the transaction. The inner error is the kernel's refusal; nothing was changed then.
+    ///
+    /// # Errors
+    /// The socket failed, or the acknowledgement was lost: the transaction may have taken effect.
     pub fn send(mut self) -> io::Result<Result<(), Refusal>> {
         self.w.flag_last(ACK);
         let last = self.netlink.last_seq();
@@ -196,14 +200,14 @@ impl<'a> Batch<'a> {
     }
 
     fn edge(&mut self, kind: u16) {
-        // The subsystem, big-endian, where other messages have none.
+        // The number of the subsystem, big-endian.
         self.w.begin(kind, REQUEST, &[0, 0, 0, 10]);
         let seq = self.netlink.next_seq();
         self.w.end(seq);
     }
 }
 
-/// A comment as nft's user space keeps it: type 0, length, text with its zero.
+/// A comment in user data: type 0, length, and the text with a zero byte at its end.
 fn userdata(comment: &str) -> Vec<u8> {
     let mut text: Vec<u8> = comment.bytes().take(120).collect();
     text.push(0);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expressions of nftables rules: the few that we write, to bytes and back. What is read back is compared as a value, because
-//! the kernel adds attributes of its own and counts.
+//! The expressions of nftables that our rules use, encoded and decoded. Rules that are read from the kernel are compared as values,
+//! because the kernel adds attributes of its own and counts packets.
 //!
-//! Numbers are big-endian, contents of registers as they are in the packet (linux/netfilter/nf_tables.h).
+//! Numbers are big-endian, and the contents of registers are as they are in the packet (linux/netfilter/nf_tables.h).
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ const EXPR_DATA: u16 = 2;
 pub const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
-/// The register that everything is loaded into: sixteen bytes.
+/// The only register that our rules use. It has sixteen bytes.
 const REG_1: u32 = 1;
 const META_MARK: u32 = 3;
 const META_L4PROTO: u32 = 16;
@@ -29,7 +29,7 @@ const NF_DROP: i32 = 0;
 const NF_ACCEPT: i32 = 1;
 const NFT_RETURN: i32 = -5;
 
-/// Where a payload load starts.
+/// Where the offset of a payload expression starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     /// The IP header.
@@ -38,56 +38,56 @@ pub enum Base {
     Transport,
 }
 
-/// One expression. All use one register.
+/// One expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expr {
-    /// Loads the packet mark (host order).
+    /// Loads the mark of the packet, in host byte order.
     Mark,
-    /// Loads the transport protocol's number.
+    /// Loads the number of the transport protocol.
     L4Proto,
     /// Loads part of the packet.
     Payload {
-        /// From where.
+        /// Where the offset starts.
         base: Base,
-        /// Bytes behind it.
+        /// Offset in bytes.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Masks the register.
+    /// Applies a mask to the register.
     Mask(Vec<u8>),
-    /// Goes on when the register is equal, or not equal.
+    /// Ends the rule unless the register is equal (or not equal) to the data.
     Cmp {
-        /// Equal.
+        /// True for equal, false for not equal.
         equal: bool,
-        /// To this.
+        /// What the register is compared with.
         data: Vec<u8>,
     },
-    /// Goes on when the register is, or is not, in a set of this table.
+    /// Ends the rule unless the register is (or is not) in a set of the table.
     Lookup {
-        /// The set.
+        /// The name of the set.
         set: String,
-        /// In it.
+        /// True for in the set, false for not in the set.
         inside: bool,
     },
-    /// Counts.
+    /// Counts packets and bytes.
     Counter,
-    /// NF_ACCEPT.
+    /// Verdict NF_ACCEPT.
     Accept,
-    /// NF_DROP.
+    /// Verdict NF_DROP.
     Drop,
-    /// NFT_RETURN.
+    /// Verdict NFT_RETURN.
     Return,
-    /// Source address translation to the address of the outgoing interface.
+    /// Translates the source address to that of the outgoing interface.
     Masquerade {
-        /// Ports at random.
+        /// Source ports are chosen at random.
         fully_random: bool,
     },
-    /// One that we never write.
+    /// An expression that we never write, by its name.
     Other(String),
 }
 
-/// The set that stands for [`Test::ToOneOf`].
+/// The name of the set for [`Test::ToOneOf`].
 pub const NODES: &str = "nodes";
 
 /// The expressions of a rule.
@@ -118,7 +118,7 @@ pub fn of(rule: &Rule) -> Vec<Expr> {
     all
 }
 
-/// Loads the source address.
+/// The expression that loads the source address.
 pub fn source(family: Family) -> Expr {
     match family {
         Family::V4 => Expr::Payload { base: Base::Network, offset: 12, len: 4 },
@@ -126,7 +126,7 @@ pub fn source(family: Family) -> Expr {
     }
 }
 
-/// Loads the destination address.
+/// The expression that loads the destination address.
 pub fn destination(family: Family) -> Expr {
     match family {
         Family::V4 => Expr::Payload { base: Base::Network, offset: 16, len: 4 },
@@ -134,12 +134,12 @@ pub fn destination(family: Family) -> Expr {
     }
 }
 
-/// The transport protocol has this number.
+/// The test for this transport protocol.
 pub fn l4proto(number: u8) -> [Expr; 2] {
     [Expr::L4Proto, Expr::Cmp { equal: true, data: vec![number] }]
 }
 
-/// The destination port is this one.
+/// The test for this destination port.
 pub fn dport(port: u16) -> [Expr; 2] {
     let load = Expr::Payload { base: Base::Transport, offset: 2, len: 2 };
     [load, Expr::Cmp { equal: true, data: port.to_be_bytes().to_vec() }]
@@ -161,18 +161,18 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A big-endian number.
+/// Writes a big-endian number.
 pub fn be32(w: &mut Writer, kind: u16, value: u32) {
     w.attr(kind, &value.to_be_bytes());
 }
 
-/// Reads a big-endian number; 0 when it is none.
+/// Reads a big-endian number. 0 when the value has another length.
 pub fn be32_of(value: &[u8]) -> u32 {
     value.try_into().map_or(0, u32::from_be_bytes)
 }
 
 impl Expr {
-    /// Writes it as an element of a rule's list.
+    /// Writes the expression as an element of a rule's list.
     pub fn encode(&self, w: &mut Writer) {
         let one = REG_1;
         element(w, self.name(), |w| match self {
@@ -210,7 +210,7 @@ impl Expr {
         });
     }
 
-    /// Reads the list of a rule.
+    /// Reads the list of expressions of a rule.
     pub fn list(bytes: &[u8]) -> Vec<Expr> {
         attrs(bytes).filter(|(kind, _)| *kind == LIST_ELEM).map(|(_, element)| Expr::decode(element)).collect()
     }
@@ -236,7 +236,7 @@ impl Expr {
     }
 }
 
-/// The expression, if it is one that we write.
+/// The expression, if it is one of those that we write.
 fn known(name: &str, data: &[u8]) -> Option<Expr> {
     let get = |kind: u16| attrs(data).find(|(k, _)| *k == kind).map(|(_, value)| value);
     let number = |kind: u16| get(kind).map(be32_of);
@@ -244,7 +244,7 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
         let (_, value) = attrs(get(kind)?).find(|(k, _)| *k == DATA_VALUE)?;
         Some(value.to_vec())
     };
-    // Registers of four bytes are read back as the one of sixteen bytes that they begin.
+    // The kernel reports the first register of four bytes as the register of sixteen bytes that begins there.
     let first = |kind: u16| number(kind) == Some(REG_1);
     Some(match name {
         "meta" if first(1) && number(2) == Some(META_MARK) => Expr::Mark,
@@ -264,12 +264,12 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
             }
             Expr::Mask(mask)
         }
-        "cmp" if first(1) => Expr::Cmp { equal: two(number(2)?)?, data: value(3)? },
+        "cmp" if first(1) => Expr::Cmp { equal: yes_or_no(number(2)?)?, data: value(3)? },
         "lookup" if first(2) && number(3).is_none() => {
-            Expr::Lookup { set: text(get(1)?).to_owned(), inside: two(number(5).unwrap_or(0))? }
+            Expr::Lookup { set: text(get(1)?).to_owned(), inside: yes_or_no(number(5).unwrap_or(0))? }
         }
         "counter" => Expr::Counter,
-        // One of iptables, by its own name.
+        // A target of iptables has a name of its own.
         "target" => Expr::Other(text(get(1)?).to_owned()),
         "immediate" if number(1) == Some(0) => {
             let (_, verdict) = attrs(get(2)?).find(|(kind, _)| *kind == DATA_VERDICT)?;
@@ -290,8 +290,8 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
     })
 }
 
-/// 0 is yes, 1 is no.
-fn two(number: u32) -> Option<bool> {
+/// Operators and flags use 0 for yes and 1 for no.
+fn yes_or_no(number: u32) -> Option<bool> {
     match number {
         0 => Some(true),
         1 => Some(false),
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn every_expression_is_read_back_as_it_was_written() {
         let all = vec![
             Expr::Mark,
             Expr::L4Proto,
@@ -347,9 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_not_taken_for_ours() {
+    fn an_expression_with_other_attributes_is_not_taken_for_ours() {
         let mut w = Writer::default();
-        // Ports in order, not at random; a mask with an xor; a jump.
+        // Random but not fully random ports, a mask with an xor, a jump, and another register.
         element(&mut w, "masq", |w| be32(w, 1, 1 << 2));
         element(&mut w, "bitwise", |w| {
             numbers(w, &[(1, 1), (2, 1), (3, 1)]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was found in nftables holds until somebody changes anything there: the kernel counts the changes of a network namespace
-//! (NFT_MSG_GETGEN, linux/netfilter/nf_tables.h), and to ask for the count is much cheaper than to look.
+//! A cache of what was read from nftables. The kernel counts the changes of a network namespace (NFT_MSG_GETGEN,
+//! linux/netfilter/nf_tables.h), and to ask for this generation is much cheaper than to read tables. What was read is valid while the
+//! generation is the same.
 
 use std::time::{Duration, Instant};
 
@@ -14,37 +15,37 @@ const GETGEN: u16 = SUBSYS | 16;
 /// NFTA_GEN_ID.
 const ID: u16 = 1;
 
-/// What was found is looked at again after this time all the same: a table that goes with the socket of its owner is not counted, and
-/// a transaction is counted just before it takes effect.
-const AGAIN: Duration = Duration::from_secs(60);
+/// The cache is valid for this time at most, because the generation is not exact: the kernel does not count a table that is removed with
+/// the socket of its owner, and it counts a transaction just before it takes effect.
+const LONGEST: Duration = Duration::from_secs(60);
 
-/// How many changes there have been; `None`: the kernel does not say, and everything must be looked at.
+/// The current generation. `None`: the kernel does not say, and nothing can be cached.
 pub fn generation(netlink: &mut Netlink) -> Option<u32> {
     let data = netlink.request(|w| w.begin(GETGEN, REQUEST, &[0; NFGEN])).ok()?.ok()?;
     let m = messages(&data).find(|m| m.kind == NEWGEN)?;
     attrs_after(m.payload, NFGEN).find(|(kind, _)| *kind == ID).map(|(_, value)| be32_of(value))
 }
 
-/// What was found at a look.
+/// A value that was read at one generation.
 #[derive(Debug)]
-pub struct Known<T>(Option<(u32, Instant, T)>);
+pub struct Cached<T>(Option<(u32, Instant, T)>);
 
-impl<T> Default for Known<T> {
-    fn default() -> Known<T> {
-        Known(None)
+impl<T> Default for Cached<T> {
+    fn default() -> Cached<T> {
+        Cached(None)
     }
 }
 
-impl<T> Known<T> {
-    /// What was found, if it still holds.
+impl<T> Cached<T> {
+    /// The value, if it is still valid.
     pub fn at(&self, generation: Option<u32>) -> Option<&T> {
-        let (then, since, found) = self.0.as_ref()?;
-        (generation == Some(*then) && since.elapsed() < AGAIN).then_some(found)
+        let (then, since, value) = self.0.as_ref()?;
+        (generation == Some(*then) && since.elapsed() < LONGEST).then_some(value)
     }
 
-    /// `generation`: as asked before the look.
-    pub fn keep(&mut self, generation: Option<u32>, found: T) {
-        self.0 = generation.map(|generation| (generation, Instant::now(), found));
+    /// Keeps a value. `generation`: as it was before the value was read.
+    pub fn keep(&mut self, generation: Option<u32>, value: T) {
+        self.0 = generation.map(|generation| (generation, Instant::now(), value));
     }
 }
 
@@ -53,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_holds_for_its_generation_alone() {
-        let mut known = Known::default();
-        known.keep(Some(7), "all in place");
-        assert_eq!(known.at(Some(7)), Some(&"all in place"));
-        assert_eq!(known.at(Some(8)), None, "somebody changed something");
-        assert_eq!(known.at(None), None, "the kernel does not say");
-        known.keep(None, "perhaps");
-        assert_eq!(known.at(None), None, "without a count nothing is known");
+    fn a_value_is_valid_for_its_generation_only() {
+        let mut cached = Cached::default();
+        cached.keep(Some(7), "all in place");
+        assert_eq!(cached.at(Some(7)), Some(&"all in place"));
+        assert_eq!(cached.at(Some(8)), None, "another program changed something");
+        assert_eq!(cached.at(None), None, "the kernel does not say");
+        cached.keep(None, "not cached");
+        assert_eq!(cached.at(None), None, "nothing is cached without a generation");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What nftables tells of changes, whoever made them.
+//! Notifications of nftables about changes, whichever program made them.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,45 +18,45 @@ use super::table::TABLE_NAME;
 
 /// NFNLGRP_NFTABLES.
 const GROUP: u32 = 7;
-/// kube-proxy rewrites thousands of rules at once, and tells of each.
+/// In bytes. kube-proxy rewrites thousands of rules at once, and the kernel notifies about each.
 const BUFFER: usize = 8 << 20;
 const DATAGRAM: usize = 64 << 10;
 
-/// A socket that hears of every change.
+/// A socket that receives a message about every change.
 #[derive(Debug)]
-pub struct News {
+pub struct Notifications {
     socket: AsyncFd<Socket>,
     buffer: Vec<u8>,
 }
 
-impl News {
-    /// Of the network namespace of this thread, inside a tokio runtime with I/O.
+impl Notifications {
+    /// Opens the socket in the network namespace of this thread. Must be called inside a tokio runtime with I/O.
     ///
     /// # Errors
-    /// No nfnetlink (a kernel without nftables), or out of descriptors.
-    pub fn open() -> io::Result<News> {
+    /// The kernel has no nftables, or there are too many open files.
+    pub fn open() -> io::Result<Notifications> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         force_buffer(&socket, BUFFER);
         socket.set_non_blocking(true)?;
         socket.bind(&SocketAddr::new(0, 0))?;
         socket.add_membership(GROUP)?;
-        Ok(News { socket: wait_on(socket)?, buffer: vec![0; DATAGRAM] })
+        Ok(Notifications { socket: wait_on(socket)?, buffer: vec![0; DATAGRAM] })
     }
 
-    /// Waits for some.
+    /// Waits for notifications. Cancel-safe.
     ///
     /// # Errors
     /// The runtime ends.
     pub async fn ready(&self) -> io::Result<()> {
-        // Cleared before the reading: what arrives meanwhile is read or sets it again.
+        // Cleared before the socket is read: a message that arrives meanwhile is read, or sets the readiness again.
         self.socket.readable().await?.clear_ready();
         Ok(())
     }
 
-    /// Hands over what is queued; true when some of it was lost.
+    /// Passes every queued message to `hear`. True when messages were lost because the buffer was full.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The socket cannot be read.
     pub fn drain(&mut self, mut hear: impl FnMut(&Message<'_>)) -> io::Result<bool> {
         let mut lost = false;
         loop {
@@ -71,7 +71,7 @@ impl News {
     }
 }
 
-/// Whether a message is about a table of this name.
+/// True for a message about a table of this name.
 pub fn is_about(message: &Message<'_>, table: &str) -> bool {
     attrs_after(message.payload, 4).any(|(kind, value)| kind == TABLE_NAME && text(value) == table)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A table of nftables as a value: written whole, read back whole.
+//! A table of nftables as a value that is written and read back as a whole.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -30,7 +30,7 @@ pub(super) const REQUEST: u16 = 0x1;
 /// Length of `struct nfgenmsg`.
 pub(super) const NFGEN: usize = 4;
 
-/// The table's name is attribute 1 of every kind of message.
+/// The attribute that names the table, the same in every kind of message.
 pub const TABLE_NAME: u16 = 1;
 
 /// A table.
@@ -51,42 +51,42 @@ pub struct Table {
 pub struct Chain {
     /// Its name.
     pub name: &'static str,
-    /// Where it stands.
-    pub place: Place,
+    /// Its type, hook and priority.
+    pub position: Position,
     /// Its rules, in order.
     pub rules: Vec<Vec<Expr>>,
 }
 
-/// Type, hook and priority of a base chain; the policy is accept.
+/// Type, hook and priority of a base chain. The policy is accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     pub(super) kind: &'static str,
     pub(super) hook: u32,
     pub(super) priority: i32,
 }
 
-/// After routing, where sources are translated.
-pub const SOURCE_NAT: Place = Place { kind: "nat", hook: 4, priority: 100 };
+/// After routing, where source addresses are translated.
+pub const SOURCE_NAT: Position = Position { kind: "nat", hook: 4, priority: 100 };
 /// Forwarded packets.
-pub const FORWARD: Place = Place { kind: "filter", hook: 2, priority: 0 };
-/// Packets to this machine, before anyone else's rules for them.
-pub const INPUT: Place = Place { kind: "filter", hook: 1, priority: -300 };
+pub const FORWARD: Position = Position { kind: "filter", hook: 2, priority: 0 };
+/// Packets to this host, before the rules of other programs.
+pub const INPUT: Position = Position { kind: "filter", hook: 1, priority: -300 };
 
 /// A set of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set {
     /// Its name.
     pub name: &'static str,
-    /// What is in it; `None`: looked after elsewhere, element by element.
+    /// Its elements; `None`: they are written one by one elsewhere, and are not compared.
     pub elements: Option<BTreeSet<IpAddr>>,
 }
 
 impl Table {
     /// The table that carries the rules of one family.
     pub fn of(rules: &FamilyRules, name: &str) -> Table {
-        let chain = |name, place, rules: &[Rule]| {
+        let chain = |name, position, rules: &[Rule]| {
             let rules: Vec<Vec<Expr>> = rules.iter().map(expr::of).collect();
-            (!rules.is_empty()).then_some(Chain { name, place, rules })
+            (!rules.is_empty()).then_some(Chain { name, position, rules })
         };
         let chains = [chain("postrouting", SOURCE_NAT, &rules.masquerade), chain("forward", FORWARD, &rules.forward)];
         let mut nodes = BTreeSet::new();
@@ -101,31 +101,35 @@ impl Table {
     }
 }
 
-/// Reads the table of this shape: the same name, chains and sets by name. `None`: not there, or of another shape.
+/// Reads the table with this name, and the chains and sets that `shape` names. `None`: there is no such table, or it has another
+/// number of chains and sets.
+///
+/// # Errors
+/// A part of the table could not be read.
 pub fn read(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
-    match read_there(netlink, shape) {
-        // Gone while it was read.
+    match read_present(netlink, shape) {
+        // The table was removed while it was read.
         Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(None),
         answer => answer,
     }
 }
 
-fn read_there(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
+fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
     let Table { family, name, chains, sets } = shape;
-    let Some((flags, objects)) = look(netlink, *family, name)? else { return Ok(None) };
-    // Flags: a table that sleeps has none of its rules in force.
+    let Some((flags, objects)) = head(netlink, *family, name)? else { return Ok(None) };
+    // A table with a flag is dormant: none of its rules is in force.
     if flags != 0 || objects != chains.len() + sets.len() {
         return Ok(None);
     }
     let mut found = Table { family: *family, name: name.clone(), chains: Vec::new(), sets: Vec::new() };
     for chain in chains {
-        let Some(place) = place(netlink, shape, chain)? else { return Ok(None) };
-        if !place {
+        let Some(in_position) = is_in_position(netlink, shape, chain)? else { return Ok(None) };
+        if !in_position {
             return Ok(None);
         }
         let rules = rules_of(netlink, number(*family), name, chain.name)?;
-        let rules = rules.into_iter().map(|found| found.exprs).collect();
-        found.chains.push(Chain { name: chain.name, place: chain.place, rules });
+        let rules = rules.into_iter().map(|rule| rule.exprs).collect();
+        found.chains.push(Chain { name: chain.name, position: chain.position, rules });
     }
     for set in sets {
         let elements = match set.elements {
@@ -137,8 +141,11 @@ fn read_there(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>>
     Ok(Some(found))
 }
 
-/// Flags of a table and the number of its chains and sets; `None`: there is no such table.
-pub fn look(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Option<(u32, usize)>> {
+/// The flags of a table, and the number of its chains and sets. `None`: there is no such table.
+///
+/// # Errors
+/// The kernel has no nftables, or did not answer.
+pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Option<(u32, usize)>> {
     let Some(data) = get(netlink, GETTABLE, family, |w| w.attr_str(TABLE_NAME, name))? else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWTABLE) else { return Ok(None) };
     let (mut flags, mut objects) = (0, 0);
@@ -152,18 +159,21 @@ pub fn look(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Opt
     Ok(Some((flags, objects)))
 }
 
-/// The rules of the first chain of this shape; `None`: it does not stand where it should.
+/// The rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or policy.
+///
+/// # Errors
+/// The chain could not be read.
 pub fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Vec<Vec<Expr>>>> {
     let Some(chain) = shape.chains.first() else { return Ok(None) };
-    if place(netlink, shape, chain)? != Some(true) {
+    if is_in_position(netlink, shape, chain)? != Some(true) {
         return Ok(None);
     }
     let rules = rules_of(netlink, number(shape.family), &shape.name, chain.name)?;
-    Ok(Some(rules.into_iter().map(|found| found.exprs).collect()))
+    Ok(Some(rules.into_iter().map(|rule| rule.exprs).collect()))
 }
 
-/// Whether a chain stands where it should; `None`: there is no such chain.
-fn place(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Option<bool>> {
+/// Whether a chain has its type, hook, priority and policy. `None`: there is no such chain.
+fn is_in_position(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Option<bool>> {
     let data = get(netlink, GETCHAIN, table.family, |w| {
         w.attr_str(TABLE_NAME, &table.name);
         w.attr_str(3, chain.name);
@@ -187,41 +197,45 @@ fn place(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Opti
             _ => {}
         }
     }
-    let wanted = chain.place;
+    let wanted = chain.position;
     Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook), wanted.priority)))
 }
 
-/// A rule that is there.
+/// A rule that was read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// What it says.
+pub struct ReadRule {
+    /// What it does.
     pub exprs: Vec<Expr>,
-    /// Its comment, perhaps empty.
+    /// Its comment; empty when it has none.
     pub comment: String,
-    /// The kernel's number of it.
+    /// The number by which the kernel knows it in its table.
     pub handle: u64,
 }
 
-/// The rules of a chain; `number` as [`number`] gives it. Asked for by table and chain, so foreign rules cost nothing.
-pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> io::Result<Vec<Found>> {
+/// The rules of a chain; `number`: the family as [`number`] gives it. The request names table and chain, so the rules of other chains
+/// cost nothing.
+///
+/// # Errors
+/// There is no such chain (ENOENT), or it could not be read.
+pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> io::Result<Vec<ReadRule>> {
     let data = netlink.dump(GETRULE, |w, kind, flags| {
         w.begin(kind, flags, &[number, 0, 0, 0]);
         w.attr_str(TABLE_NAME, table);
         w.attr_str(2, chain);
     })?;
-    let found = |m: wire::Message<'_>| {
-        let mut found = Found { exprs: Vec::new(), comment: String::new(), handle: 0 };
+    let rule = |m: wire::Message<'_>| {
+        let mut rule = ReadRule { exprs: Vec::new(), comment: String::new(), handle: 0 };
         for (kind, value) in attrs_after(m.payload, NFGEN) {
             match kind {
-                3 => found.handle = super::foreign_chains::handle_of(value),
-                4 => found.exprs = Expr::list(value),
-                7 => found.comment = comment_of(value),
+                3 => rule.handle = handle_of(value),
+                4 => rule.exprs = Expr::list(value),
+                7 => rule.comment = comment_of(value),
                 _ => {}
             }
         }
-        found
+        rule
     };
-    Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(found).collect())
+    Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(rule).collect())
 }
 
 /// A base chain of forwarded packets.
@@ -229,9 +243,9 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
 pub struct ForwardChain {
     /// `ip`, `ip6` or `inet`.
     pub family: &'static str,
-    /// The family on the wire.
+    /// The family as the kernel numbers it.
     pub number: u8,
-    /// Its table.
+    /// The name of its table.
     pub table: String,
     /// Its name.
     pub name: String,
@@ -239,7 +253,10 @@ pub struct ForwardChain {
     pub drops: bool,
 }
 
-/// All base chains of forwarded packets. Costs the kernel a look at every chain there is.
+/// All base chains of forwarded packets. The kernel visits every chain of the namespace for this.
+///
+/// # Errors
+/// The chains could not be listed.
 pub fn forward_chains(netlink: &mut Netlink) -> io::Result<Vec<ForwardChain>> {
     let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGEN]))?;
     let chain = |m: wire::Message<'_>| {
@@ -259,7 +276,10 @@ pub fn forward_chains(netlink: &mut Netlink) -> io::Result<Vec<ForwardChain>> {
     Ok(messages(&data).filter(|m| m.kind == NEWCHAIN).filter_map(chain).collect())
 }
 
-/// Whether there is such a chain with the policy to drop.
+/// Whether there is such a chain, and its policy is drop.
+///
+/// # Errors
+/// The chain could not be read.
 pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
     let data = get(netlink, GETCHAIN, family, |w| {
         w.attr_str(TABLE_NAME, table);
@@ -271,6 +291,9 @@ pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) ->
 }
 
 /// Whether there is such a chain.
+///
+/// # Errors
+/// The chain could not be read.
 pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
     let data = get(netlink, GETCHAIN, family, |w| {
         w.attr_str(TABLE_NAME, table);
@@ -280,6 +303,9 @@ pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str
 }
 
 /// The elements of a set of addresses.
+///
+/// # Errors
+/// There is no such set (ENOENT), or it could not be read.
 pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -> io::Result<BTreeSet<IpAddr>> {
     let data = netlink.dump(GETSETELEM, |w, kind, flags| {
         w.begin(kind, flags, &nfgen(family));
@@ -290,30 +316,31 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
     Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
 }
 
-/// The addresses that a message about elements names.
+/// The addresses in a message about elements.
 pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
     let lists = attrs_after(payload, NFGEN).filter(|(kind, _)| *kind == 3);
     let inner = |bytes, wanted: u16| attrs(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(inner(inner(e, 1)?, DATA_VALUE)?)).collect()
 }
 
-/// A message that elements of this set are there (true) or gone (false) now; `None`: it says something else.
-pub fn elements_told(message: &wire::Message<'_>, set: &str) -> Option<(bool, Vec<IpAddr>)> {
-    let there = match message.kind {
+/// The elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
+/// notification is about something else.
+pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool, Vec<IpAddr>)> {
+    let added = match message.kind {
         NEWSETELEM => true,
         DELSETELEM => false,
         _ => return None,
     };
     let named = attrs_after(message.payload, NFGEN).any(|(kind, value)| kind == 2 && text(value) == set);
-    named.then(|| (there, element_addresses(message.payload)))
+    named.then(|| (added, element_addresses(message.payload)))
 }
 
-/// A message that a set is there, new or as before: newer kernels say so whenever one is asked for that is there.
-pub fn adds_a_set(message: &wire::Message<'_>) -> bool {
+/// True for a notification that a set was added. Newer kernels send it also when the set was there already.
+pub fn is_new_set(message: &wire::Message<'_>) -> bool {
     message.kind == NEWSET
 }
 
-/// One object; `None`: there is none.
+/// Asks for one object. `None`: there is none.
 fn get(
     netlink: &mut Netlink,
     kind: u16,
@@ -336,12 +363,20 @@ pub(super) fn nfgen(family: Family) -> [u8; NFGEN] {
     [number(family), 0, 0, 0]
 }
 
-/// A family on the wire.
+/// A family as the kernel numbers it.
 pub fn number(family: Family) -> u8 {
     if family == Family::V4 { 2 } else { 10 }
 }
 
-/// The comment in a rule's data of user space: entries of type, length, value.
+/// The handle of a rule, as the kernel writes it.
+fn handle_of(value: &[u8]) -> u64 {
+    match value.first_chunk::<8>() {
+        Some(bytes) => u64::from_be_bytes(*bytes),
+        None => u64::from(be32_of(value)),
+    }
+}
+
+/// The comment in the user data of a rule: entries of type, length and value.
 fn comment_of(mut data: &[u8]) -> String {
     while let [kind, len, rest @ ..] = data {
         let Some((value, next)) = rest.split_at_checked(usize::from(*len)) else { break };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which tables of nftables there are, whoever made them.
+//! The list of all tables in nftables, whichever program made them.
 
 use std::io;
 
@@ -11,11 +11,11 @@ use weft_netlink::wire::{attrs_after, messages, text};
 
 /// `struct nfgenmsg` with AF_UNSPEC: all families.
 const ALL_FAMILIES: [u8; NFGEN] = [0; NFGEN];
-/// Tables that iptables-nft makes.
+/// The tables that iptables-nft makes.
 const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
-/// Tables that flannel makes, in the families of their names.
-pub const FLANNELS: [&str; 2] = ["flannel-ipv4", "flannel-ipv6"];
+/// The tables that flannel makes, in the families of their names.
+pub const FLANNEL_TABLES: [&str; 2] = ["flannel-ipv4", "flannel-ipv6"];
 
 /// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,30 +27,30 @@ pub struct Table {
 }
 
 impl Table {
-    /// Whether iptables-nft reads it.
+    /// True when iptables-nft reads this table.
     pub fn is_of_iptables(&self, family: Family) -> bool {
         self.family == table::number(family) && IPTABLES.contains(&self.name.as_str())
     }
 
-    /// Whether flannel made it.
-    pub fn is_flannels(&self) -> bool {
-        FLANNELS.contains(&self.name.as_str())
+    /// True for a table of flannel.
+    pub fn is_of_flannel(&self) -> bool {
+        FLANNEL_TABLES.contains(&self.name.as_str())
     }
 }
 
-/// Of all families, in the kernel's order. Away from the loop: closing the socket takes the kernel milliseconds.
+/// The tables of all families. Another thread reads them, because to close the socket takes the kernel milliseconds.
 ///
 /// # Errors
-/// When the kernel has no nftables, or refuses.
+/// The kernel has no nftables, or refuses.
 pub async fn tables() -> io::Result<Vec<Table>> {
     tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
 }
 
 fn read() -> io::Result<Vec<Table>> {
-    read_by(&mut super::socket()?)
+    read_by(&mut super::connection::open()?)
 }
 
-/// The same by a socket that stays open.
+/// The same, by a socket that stays open.
 ///
 /// # Errors
 /// As [`tables`].

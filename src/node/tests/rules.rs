@@ -4,8 +4,8 @@
 use weft_backends::masq::Masquerade;
 
 use super::{Bench, CONFIG, local, put};
-use crate::firewall::fake::FakeFirewall;
-use crate::firewall::reconciler::{Alone, Desk, keep};
+use crate::firewall::fake::FakeCarrier;
+use crate::firewall::reconciler::{Handle, NoOthers, run};
 use crate::kernel::{Notice, Outcome};
 use crate::node::tests::lease;
 use crate::options::{Fences, OnLostLease, RuleOptions};
@@ -22,14 +22,14 @@ fn masquerading() -> RuleOptions {
 }
 
 /// A node whose rules a fake carries; not started.
-fn bench(rules: RuleOptions) -> (Bench, FakeFirewall) {
+fn bench(rules: RuleOptions) -> (Bench, FakeCarrier) {
     let mut bench = Bench::with(OnLostLease::Hold, rules);
-    let (desk, mut post) = Desk::new();
-    let fake = FakeFirewall::default();
+    let (handle, mut port) = Handle::new();
+    let fake = FakeCarrier::default();
     let resync = std::time::Duration::from_millis(20);
-    let firewall = Box::new(fake.clone());
-    tokio::task::spawn_local(async move { keep(firewall, Box::new(Alone), &mut post, resync).await });
-    bench.node.carry(desk);
+    let carrier = Box::new(fake.clone());
+    tokio::task::spawn_local(async move { run(carrier, Box::new(NoOthers), &mut port, resync).await });
+    bench.node.carry(handle);
     (bench, fake)
 }
 
@@ -63,20 +63,24 @@ fn env(bench: &Bench) -> Option<String> {
 async fn subnet_env_waits_for_the_rules() {
     local(async {
         let (mut bench, fake) = bench(masquerading());
-        fake.fail(Some("no such table"));
+        fake.fail_writes(Some("no such table"));
         start(&mut bench).await;
         assert_eq!(env(&bench), None, "the rules are not written yet");
         settle(&mut bench).await;
         assert_eq!(env(&bench), None, "the rules cannot be written");
         let status = report::status(&bench.node);
-        assert!(!status.ready && status.problems.contains(&"rules: no such table".to_owned()), "{:?}", status.problems);
-        fake.fail(None);
+        assert!(
+            !status.ready && status.problems.contains(&"rules: run fake: no such table".to_owned()),
+            "{:?}",
+            status.problems
+        );
+        fake.fail_writes(None);
         settle(&mut bench).await;
         assert!(env(&bench).unwrap().contains("FLANNEL_IPMASQ=true"));
         assert!(report::status(&bench.node).ready);
         assert!(fake.rules().masquerades());
         // Trouble later does not change what runtimes were told, but readiness.
-        fake.fail(Some("flushed, and read-only now"));
+        fake.fail_writes(Some("flushed, and read-only now"));
         fake.flush();
         settle(&mut bench).await;
         assert!(env(&bench).unwrap().contains("FLANNEL_IPMASQ=true"));
@@ -89,12 +93,12 @@ async fn subnet_env_waits_for_the_rules() {
 async fn forward_rules_alone_hold_up_nothing() {
     local(async {
         let (mut bench, fake) = bench(RuleOptions { forward: true, ..RuleOptions::default() });
-        fake.fail(Some("no such table"));
+        fake.fail_writes(Some("no such table"));
         start(&mut bench).await;
         assert!(env(&bench).unwrap().contains("FLANNEL_IPMASQ=false"));
         settle(&mut bench).await;
         let status = report::status(&bench.node);
-        let said = status.problems.contains(&"rules: no such table".to_owned());
+        let said = status.problems.contains(&"rules: run fake: no such table".to_owned());
         assert!(status.ready && said, "{:?}", status.problems);
     })
     .await;

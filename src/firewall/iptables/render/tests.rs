@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Text in, text out.
+//! What iptables-save printed goes in, and the text for iptables-restore comes out.
 
 use weft_backends::masq::{FamilyRules, Masquerade, Policy, rules};
 use weft_subnet::cidr::{Family, Subnets};
 
-use super::{Places, changes, present, removal};
+use super::{HookedChains, changes, present, removal};
 use crate::firewall::iptables::saved::Saved;
 
 fn part(except: &[&str], nodes: &[&str]) -> FamilyRules {
@@ -19,11 +19,11 @@ fn part(except: &[&str], nodes: &[&str]) -> FamilyRules {
     rules(&network, &own, &policy).of(Family::V4).unwrap().clone()
 }
 
-fn ours() -> Places {
-    Places::of("weft")
+fn ours() -> HookedChains {
+    HookedChains::of("weft")
 }
 
-/// All of it, as iptables-save 1.8.9 prints it.
+/// All rules of one family, as iptables-save 1.8.9 prints them.
 const IN_PLACE: &str = "*nat
 :POSTROUTING ACCEPT [0:0]
 :WEFT-POSTRTG - [0:0]
@@ -45,12 +45,12 @@ COMMIT
 ";
 
 #[test]
-fn what_is_in_place_is_left_alone() {
+fn rules_that_are_in_place_are_not_written() {
     assert_eq!(changes(&Saved::parse(IN_PLACE), &ours(), &part(&[], &[]), true), None);
 }
 
 #[test]
-fn nothing_there_is_filled_at_once() {
+fn an_empty_system_gets_all_rules_at_once() {
     let text = changes(&Saved::default(), &ours(), &part(&[], &[]), true).unwrap();
     let sorted = |text: &str| {
         let mut lines: Vec<_> = text.lines().filter(|line| !line.contains(" ACCEPT [")).map(str::to_owned).collect();
@@ -87,7 +87,7 @@ fn a_rule_too_many_changed_or_out_of_order_is_seen() {
 }
 
 #[test]
-fn a_jump_that_is_missing_double_or_elsewhere_is_made_right() {
+fn a_jump_that_is_missing_doubled_or_in_another_place_is_corrected() {
     for (from, to, expected) in [
         ("-A FORWARD -j WEFT-FWD\n", "", "*filter\n-A FORWARD -j WEFT-FWD\nCOMMIT\n"),
         (
@@ -105,7 +105,7 @@ fn a_jump_that_is_missing_double_or_elsewhere_is_made_right() {
             "-A FORWARD -j OTHER\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n",
             "*filter\n-I FORWARD 2 -j WEFT-FWD\nCOMMIT\n",
         ),
-        // Somebody's will: behind it.
+        // Somebody put this drop there on purpose, so the jump goes behind it.
         ("-A FORWARD -j WEFT-FWD\n", "-A FORWARD -j DROP\n", "*filter\n-A FORWARD -j WEFT-FWD\nCOMMIT\n"),
     ] {
         let saved = Saved::parse(&IN_PLACE.replace(from, to));
@@ -114,16 +114,16 @@ fn a_jump_that_is_missing_double_or_elsewhere_is_made_right() {
 }
 
 #[test]
-fn others_before_us_and_after_us_do_not_matter() {
+fn rules_of_others_before_and_behind_the_jump_do_not_matter() {
     let jump = "-A FORWARD -j WEFT-FWD\n";
     let busy = "-A FORWARD -j KUBE-FORWARD\n-A FORWARD -j WEFT-FWD\n-A FORWARD -i eth1 -j DROP\n-A FORWARD -j DROP\n";
     let saved = Saved::parse(&IN_PLACE.replace(jump, busy));
     assert_eq!(changes(&saved, &ours(), &part(&[], &[]), true), None);
 }
 
-/// A node is cut off by hand: the agent does not put itself before that.
+/// An operator cuts the node off by hand. The agent does not put its rules before that.
 #[test]
-fn a_drop_that_someone_put_before_us_stays_before_us() {
+fn a_drop_that_someone_put_before_the_jump_stays_before_it() {
     let jump = "-A FORWARD -j WEFT-FWD\n";
     for before in ["-A FORWARD -j DROP\n", "-A FORWARD -j REJECT\n", "-A FORWARD -j OTHER\n-A FORWARD -j DROP\n"] {
         for after in ["", "-A FORWARD -j REJECT\n"] {
@@ -134,7 +134,7 @@ fn a_drop_that_someone_put_before_us_stays_before_us() {
 }
 
 #[test]
-fn exceptions_come_before_what_masquerades() {
+fn exceptions_come_before_the_masquerade_rules() {
     let part = part(&["192.0.2.0/24"], &["10.0.0.1", "10.0.0.2"]);
     let text = changes(&Saved::default(), &ours(), &part, true).unwrap();
     let at = |word: &str| text.find(word).unwrap_or_else(|| panic!("no {word} in {text}"));
@@ -154,14 +154,14 @@ fn an_old_iptables_masquerades_without_random_fully() {
 }
 
 #[test]
-fn what_is_not_wanted_any_more_goes() {
+fn rules_that_are_no_longer_wanted_are_removed() {
     let part = FamilyRules { masquerade: Vec::new(), ..part(&[], &[]) };
     let expected = "*nat\n-D POSTROUTING -j WEFT-POSTRTG\n-F WEFT-POSTRTG\n-X WEFT-POSTRTG\nCOMMIT\n";
     assert_eq!(changes(&Saved::parse(IN_PLACE), &ours(), &part, true).as_deref(), Some(expected));
 }
 
 #[test]
-fn flannels_chains_go_and_only_they() {
+fn the_chains_of_flannel_are_removed_and_no_others() {
     let theirs = "*nat
 :POSTROUTING ACCEPT [0:0]
 :FLANNEL-POSTRTG - [0:0]
@@ -177,14 +177,14 @@ COMMIT
     let saved = Saved::parse(theirs);
     let expected = "*nat\n-D POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n\
                     -F FLANNEL-POSTRTG\n-X FLANNEL-POSTRTG\nCOMMIT\n";
-    assert_eq!(removal(&saved, &Places::flannels()).as_deref(), Some(expected));
-    assert_eq!(present(&saved, &Places::flannels()), ["FLANNEL-POSTRTG"]);
-    assert_eq!(removal(&Saved::default(), &Places::flannels()), None);
+    assert_eq!(removal(&saved, &HookedChains::of_flannel()).as_deref(), Some(expected));
+    assert_eq!(present(&saved, &HookedChains::of_flannel()), ["FLANNEL-POSTRTG"]);
+    assert_eq!(removal(&Saved::default(), &HookedChains::of_flannel()), None);
 }
 
 #[test]
-fn chains_of_two_agents_differ_and_fit() {
-    let places = Places::of("weft-1a2b3c4d");
-    assert_eq!(places.masquerade.chain, "WEFT-1A2B3C4D-POSTRTG");
-    assert!(places.masquerade.chain.len() <= 28 && places.forward.chain == "WEFT-1A2B3C4D-FWD");
+fn two_agents_have_chains_of_different_names_that_fit() {
+    let chains = HookedChains::of("weft-1a2b3c4d");
+    assert_eq!(chains.masquerade.chain, "WEFT-1A2B3C4D-POSTRTG");
+    assert!(chains.masquerade.chain.len() <= 28 && chains.forward.chain == "WEFT-1A2B3C4D-FWD");
 }

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agents that run in our network namespace, by what /proc shows of them.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A process of weft or flanneld.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentProcess {
+    /// The name of the command.
+    pub command: String,
+    /// The process id.
+    pub pid: u32,
+    /// The command line, as in /proc: each word ends with a zero byte.
+    pub cmdline: Vec<u8>,
+    /// The environment, as in /proc; empty where it cannot be read.
+    pub environ: Vec<u8>,
+    /// Its working directory; empty where it cannot be read.
+    pub dir: PathBuf,
+}
+
+impl AgentProcess {
+    /// True for flannel's own program, and for weft under its name.
+    pub fn is_flanneld(&self) -> bool {
+        self.command.starts_with("flanneld")
+    }
+}
+
+impl fmt::Display for AgentProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.command, self.pid)
+    }
+}
+
+/// All agents in our network namespace, except this process. This reads /proc and blocks.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
+    let ours = fs::read_link("/proc/self/ns/net")?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let pid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<u32>().ok());
+        let Some(pid) = pid.filter(|pid| *pid != std::process::id()) else { continue };
+        // A process may end while it is examined.
+        let Ok(cmdline) = fs::read(path.join("cmdline")) else { continue };
+        let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
+        let command = comm.trim_end().to_owned();
+        if is_agent(&command, &cmdline) && fs::read_link(path.join("ns/net")).is_ok_and(|ns| ns == ours) {
+            let environ = fs::read(path.join("environ")).unwrap_or_default();
+            let dir = fs::read_link(path.join("cwd")).unwrap_or_default();
+            found.push(AgentProcess { command, pid, cmdline, environ, dir });
+        }
+    }
+    Ok(found)
+}
+
+fn is_agent(comm: &str, cmdline: &[u8]) -> bool {
+    let mut words = cmdline.split(|b| *b == 0);
+    let program = words.next().and_then(|word| Path::new(std::str::from_utf8(word).ok()?).file_name()?.to_str());
+    let argument = words.next();
+    comm == "flanneld" || program == Some("flanneld") || (program == Some("weft") && argument == Some(b"agent"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_agent;
+
+    #[test]
+    fn agents_are_known_by_their_command() {
+        assert!(is_agent("flanneld", b"/opt/bin/flanneld\0--iface=eth0\0"));
+        assert!(is_agent("weft", b"/usr/bin/weft\0agent\0-v\0"));
+        assert!(!is_agent("weft", b"/usr/bin/weft\0cleanup\0"));
+        assert!(!is_agent("sh", b"sh\0-c\0weft agent\0"));
+    }
+}
