@@ -38,5 +38,7 @@ mod repair;
 mod site;
 #[path = "common/thread.rs"]
 mod thread;
+#[path = "rules/traffic.rs"]
+mod traffic;
 #[path = "rules/verdicts.rs"]
 mod verdicts;

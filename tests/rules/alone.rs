@@ -70,6 +70,45 @@ fn nftables_needs_no_helper() {
     });
 }
 
+/// A host with the rules of iptables-nft, and an agent that has no program of iptables (docs/adr/009-other-programs-firewalls.md): an
+/// accept in our own table does not undo the drop, so pods need two rules in FORWARD. iptables reads and removes these as its own.
+fn pods_get_through(set: &'static str, reset: &'static str) {
+    alone(&["--ip-masq", "--iptables-resync=1"], async move |mut site| {
+        let both = |command: &str| ["", "6"].map(|six| format!("ip{six}tables-nft -w 20 {command}")).join("; ");
+        site.on_nodes(&both(set)).await;
+        site.start().await;
+        assert!(site.lab.nodes[0].status().await.unwrap().rules.carrier.starts_with("nftables"));
+        masqueraded(&site);
+        for six in ["", "6"] {
+            let saved = site.run("n1", &[&format!("ip{six}tables-nft"), "-S", "FORWARD"]).await;
+            let ours: Vec<&str> = saved.lines().filter(|line| line.ends_with("-j ACCEPT")).collect();
+            assert_eq!(ours.len(), 2, "{saved}");
+            for rule in ours {
+                // A program that loads the rules of the node again may remove ours; they come back.
+                let delete = format!("ip{six}tables-nft -w 20 {}", rule.replacen("-A", "-D", 1));
+                site.run("n1", &["sh", "-ec", &delete]).await;
+            }
+        }
+        masqueraded(&site);
+        // Without the drop the rules are not needed, and nothing else of ours is there.
+        site.on_nodes(&both("-F FORWARD")).await;
+        site.on_nodes(&both(reset)).await;
+        masqueraded(&site);
+        let saved = site.run("n1", &["iptables-nft-save"]).await;
+        assert!(!saved.contains("WEFT") && !saved.contains("-A "), "{saved}");
+    });
+}
+
+#[test]
+fn pods_get_through_a_policy_of_iptables_nft() {
+    pods_get_through("-P FORWARD DROP", "-P FORWARD ACCEPT");
+}
+
+#[test]
+fn pods_get_through_a_last_reject_of_iptables_nft() {
+    pods_get_through("-A FORWARD -j REJECT", "-P FORWARD ACCEPT");
+}
+
 /// Asked for iptables where there is none: not ready, and it says what to do.
 #[test]
 fn iptables_that_is_missing_is_named() {

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules that change while packets flow: no packet is lost, and none leaves with the address of a pod.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use weft::firewall::carrier::{Carrier, Ensured};
+use weft::firewall::iptables::Iptables;
+use weft::firewall::nft::Nft;
+use weft::instance::Instance;
+use weft::lab::BackendKind;
+use weft_backends::masq::{Masquerade, Policy, Rules, rules};
+use weft_subnet::cidr::Subnets;
+
+use crate::packets::{inside, socket};
+use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread};
+
+/// How often the rules are replaced.
+const ROUNDS: u8 = 25;
+/// What a flow of datagrams from a pod to the outside came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Flow {
+    sent: u64,
+    arrived: u64,
+    sources: BTreeSet<IpAddr>,
+}
+
+/// Sends datagrams from new connections, so that each of them passes the masquerade rules, until it is told to end.
+struct Sender {
+    stop: Arc<AtomicBool>,
+    sources: Arc<Mutex<BTreeSet<IpAddr>>>,
+    sent: JoinHandle<u64>,
+    arrived: JoinHandle<u64>,
+}
+
+impl Sender {
+    fn start(site: &Site, family: Family) -> Sender {
+        let out = site.addr("out", family);
+        let (client, server) = (site.addr("n1-p1", family), socket("out", out, PORT));
+        let (stop, sources) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stopped, ended, seen) = (stop.clone(), stop.clone(), Arc::clone(&sources));
+        let sent = thread::spawn(move || inside("n1-p1", || send(client, (out, PORT).into(), &stopped)));
+        let arrived = thread::spawn(move || receive(&server, &ended, &seen));
+        Sender { stop, sources, sent, arrived }
+    }
+
+    fn has_seen(&self, source: IpAddr) -> bool {
+        self.sources.lock().unwrap().contains(&source)
+    }
+
+    fn end(self) -> Flow {
+        self.stop.store(true, Ordering::Relaxed);
+        let (sent, arrived) = (self.sent.join().unwrap(), self.arrived.join().unwrap());
+        let sources = self.sources.lock().unwrap().clone();
+        Flow { sent, arrived, sources }
+    }
+}
+
+fn send(client: IpAddr, to: SocketAddr, stopped: &AtomicBool) -> u64 {
+    let mut count: u64 = 0;
+    while !stopped.load(Ordering::Relaxed) {
+        // conntrack asks the rules about the first packet of a connection only, so every datagram gets a new source port.
+        let socket = UdpSocket::bind((client, 0)).expect("the pod has its address");
+        socket.send_to(&count.to_be_bytes(), to).expect("a datagram is sent");
+        count += 1;
+        // The buffer of the receiver must not overflow: a datagram that is lost there would count as lost by the rules.
+        thread::park_timeout(Duration::from_micros(300));
+    }
+    count
+}
+
+/// Counts datagrams until the sender has ended and no more arrive.
+fn receive(server: &UdpSocket, ended: &AtomicBool, sources: &Mutex<BTreeSet<IpAddr>>) -> u64 {
+    let mut numbers = BTreeSet::new();
+    let mut room = [0; 64];
+    loop {
+        match server.recv_from(&mut room) {
+            Ok((8, source)) => {
+                numbers.insert(room[..8].to_vec());
+                sources.lock().unwrap().insert(source.ip());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && ended.load(Ordering::Relaxed) => {
+                return numbers.len() as u64;
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+/// The rules of n1 with one more exception that no packet of the flow matches.
+fn rules_with_exception(site: &Site, round: u8) -> Rules {
+    let networks = Subnets { v4: "10.244.0.0/16".parse().ok(), v6: "fd00:10:244::/48".parse().ok() };
+    let subnet = |family| match site.addr("n1-p1", family) {
+        IpAddr::V4(v4) => format!("{v4}/24"),
+        IpAddr::V6(v6) => format!("{v6}/64"),
+    };
+    let own = |family| subnet(family).parse::<ipnet::IpNet>().expect("an address with a length").trunc();
+    let (ipnet::IpNet::V4(v4), ipnet::IpNet::V6(v6)) = (own(Family::V4), own(Family::V6)) else {
+        panic!("both families")
+    };
+    let own = Subnets { v4: Some(v4), v6: Some(v6) };
+    let except = [format!("203.0.113.{round}/32"), format!("2001:db8::{round}/128")];
+    let except = except.map(|net| net.parse().expect("a prefix")).to_vec();
+    let masquerade = Masquerade { fully_random: true, except, nodes: Vec::new() };
+    rules(&networks, &own, &Policy { masquerade: Some(masquerade), forward: true })
+}
+
+/// Replaces the rules of the agent many times by those with another exception, as a change of net-conf does.
+fn replace(site: &Site, carrier: impl Fn(&Instance) -> Box<dyn Carrier> + Send + Sync) {
+    let instance = Instance::new(&site.lab.nodes[0].subnet_file());
+    let wanted: Vec<Rules> = (1..=ROUNDS).map(|round| rules_with_exception(site, round)).collect();
+    inside("n1", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut carrier = carrier(&instance);
+            for rules in &wanted {
+                assert_eq!(carrier.ensure(rules).await.unwrap(), Ensured::Written);
+            }
+        });
+    });
+}
+
+fn no_packet_is_lost_or_unmasqueraded(
+    flags: &'static [&'static str],
+    flavour: Option<&'static str>,
+    carrier: impl Fn(&Instance) -> Box<dyn Carrier> + Send + Sync + Copy + 'static,
+) {
+    on_this_thread(async move {
+        let mut site = Site::build(BackendKind::Vxlan, &[&["--ip-masq", "--resync=1h"], flags].concat()).await;
+        if let Some(flavour) = flavour {
+            site.hint(flavour).await;
+        }
+        site.start().await;
+        // The agent would put its own rules back. It is stopped, and the rules stay.
+        site.lab.nodes[0].stop(nix::sys::signal::Signal::SIGTERM).await.unwrap();
+        for family in Family::BOTH {
+            site.until_seen(&crate::site::straight("n1-p1", "out"), family, "n1");
+        }
+        for family in Family::BOTH {
+            let sender = Sender::start(&site, family);
+            replace(&site, carrier);
+            let flow = sender.end();
+            assert!(flow.sent > u64::from(ROUNDS), "packets flow while the rules change: {flow:?}");
+            assert_eq!(flow.arrived, flow.sent, "{family:?}: {flow:?}");
+            assert_eq!(flow.sources, BTreeSet::from([site.addr("n1", family)]), "{family:?}");
+        }
+    });
+}
+
+#[test]
+fn no_packet_is_lost_or_unmasqueraded_while_nftables_rules_change() {
+    no_packet_is_lost_or_unmasqueraded(&["--firewall=nft"], None, |instance| Box::new(Nft::new(instance)));
+}
+
+#[test]
+fn no_packet_is_lost_or_unmasqueraded_while_iptables_nft_rules_change() {
+    let carrier = |instance: &Instance| Box::new(Iptables::new(instance)) as Box<dyn Carrier>;
+    no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("nft"), carrier);
+}
+
+#[test]
+fn no_packet_is_lost_or_unmasqueraded_while_iptables_legacy_rules_change() {
+    let carrier = |instance: &Instance| Box::new(Iptables::new(instance)) as Box<dyn Carrier>;
+    no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("legacy"), carrier);
+}
+
+/// The probe sees a packet that leaves with the address of a pod: rules that are removed for a moment are noticed.
+#[test]
+fn a_moment_without_rules_is_noticed() {
+    on_this_thread(async {
+        let mut site =
+            Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft", "--iptables-resync=3600"]).await;
+        site.start().await;
+        site.lab.nodes[0].stop(nix::sys::signal::Signal::SIGTERM).await.unwrap();
+        site.until_seen(&crate::site::straight("n1-p1", "out"), Family::V4, "n1");
+        let sender = Sender::start(&site, Family::V4);
+        site.nft("n1", "flush ruleset").await;
+        let (pod, deadline) = (site.addr("n1-p1", Family::V4), Instant::now() + PATIENCE);
+        while !sender.has_seen(pod) {
+            assert!(Instant::now() < deadline, "no packet left with the address of the pod");
+            thread::park_timeout(Duration::from_millis(10));
+        }
+        sender.end();
+    });
+}
