@@ -86,3 +86,29 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::Firewall
     note(Iptables::new(instance).remove().await);
     if errors.is_empty() { Ok(removed) } else { Err(errors) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    fn sources(dir: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+    }
+
+    #[test]
+    fn the_firewall_imports_nothing_that_stands_above_it() {
+        const BELOW: [&str; 5] = ["firewall", "instance", "running", "async_socket", "say"];
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = sources(&src.join("firewall"));
+        files.push(src.join("firewall.rs"));
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            for path in text.lines().filter_map(|line| line.trim_start().strip_prefix("use crate::")) {
+                let module = path.split([':', ';']).next().unwrap();
+                assert!(BELOW.contains(&module), "{}: crate::{module}", file.display());
+            }
+        }
+    }
+}

@@ -101,14 +101,7 @@ impl Iptables {
         self.installed = installed();
         let mut found = Vec::new();
         for flavour in &self.installed {
-            match save(*flavour, Family::V4).await {
-                Ok(saved) => found.push((*flavour, Traces::of(&saved))),
-                Err(error @ ProgramError::NotRun { .. }) => return Err(error.into()),
-                // The kernel has no tables of this flavour, so nobody uses it.
-                Err(ProgramError::Failed { .. } | ProgramError::Missing { .. }) => {
-                    found.push((*flavour, Traces::default()))
-                }
-            }
+            found.push((*flavour, traces(save(*flavour, Family::V4).await)?));
         }
         let settled = found.len() < 2 || found.iter().any(|(_, traces)| traces.kube);
         self.choose_again = (!settled).then(|| Instant::now() + CHOOSE_AGAIN);
@@ -213,6 +206,16 @@ impl Traces {
     }
 }
 
+/// What the answer of a program shows. A program that could not be run says nothing about the rules.
+fn traces(answer: Result<Saved, ProgramError>) -> Result<Traces, FirewallError> {
+    match answer {
+        Ok(saved) => Ok(Traces::of(&saved)),
+        Err(error @ ProgramError::NotRun { .. }) => Err(error.into()),
+        // The kernel has no tables of this flavour, so nobody uses it.
+        Err(ProgramError::Failed { .. } | ProgramError::Missing { .. }) => Ok(Traces::default()),
+    }
+}
+
 /// Chooses the flavour with the chains of kubelet, which are meant as a hint; else the one whose FORWARD drops packets; else the one with
 /// more rules; else nf_tables.
 fn pick(found: &[(Flavour, Traces)]) -> Option<(Flavour, &'static str)> {
@@ -231,7 +234,7 @@ fn pick(found: &[(Flavour, Traces)]) -> Option<(Flavour, &'static str)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Flavour, Traces, pick};
+    use super::{Flavour, ProgramError, Saved, Traces, pick, traces};
 
     #[test]
     fn the_flavour_that_the_node_uses_is_chosen() {
@@ -256,5 +259,18 @@ mod tests {
         ] {
             assert_eq!(pick(&found).map(|(flavour, _)| flavour), wanted, "{what}");
         }
+    }
+
+    #[test]
+    fn a_flavour_that_cannot_be_read_is_not_taken_for_an_empty_one() {
+        let program = || "iptables-nft-save".to_owned();
+        let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        assert!(traces(Err(ProgramError::NotRun { program: program(), source: late })).is_err());
+        let failed = ProgramError::Failed { program: program(), stderr: "no such table".to_owned() };
+        for empty in [Ok(Saved::default()), Err(failed), Err(ProgramError::Missing { program: program() })] {
+            assert_eq!(traces(empty).unwrap(), Traces::default());
+        }
+        let docker = Saved::parse("*filter\n:FORWARD DROP [0:0]\nCOMMIT\n");
+        assert!(traces(Ok(docker)).unwrap().drops);
     }
 }

@@ -388,4 +388,35 @@ mod tests {
         })
         .await;
     }
+
+    /// The rules of flannel and of the other mode are removed only when ours are in place.
+    #[tokio::test]
+    async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
+        struct Calls(std::rc::Rc<std::cell::Cell<u32>>);
+        impl Others for Calls {
+            fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+                self.0.set(self.0.get() + 1);
+                Box::pin(async { Vec::new() })
+            }
+        }
+        tokio::time::pause();
+        let (mut handle, mut port) = Handle::new();
+        let (fake, calls) = (FakeCarrier::default(), std::rc::Rc::default());
+        fake.fail_writes(Some("no"));
+        let (carrier, others) = (Box::new(fake.clone()), Box::new(Calls(std::rc::Rc::clone(&calls))));
+        let local = LocalSet::new();
+        local.spawn_local(async move { run(carrier, others, &mut port, RESYNC).await });
+        local
+            .run_until(async {
+                handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+                handle.state.wait_for(|state| state.error.is_some()).await.unwrap();
+                tokio::time::sleep(RESYNC * 3).await;
+                assert_eq!(calls.get(), 0);
+                fake.fail_writes(None);
+                handle.state.wait_for(|state| state.in_place.is_some()).await.unwrap();
+                tokio::time::sleep(RESYNC).await;
+                assert!(calls.get() > 0);
+            })
+            .await;
+    }
 }

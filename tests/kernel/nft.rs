@@ -7,7 +7,8 @@ use std::time::Duration;
 use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::foreign_chains::{self, DroppingChain};
 use weft::firewall::iptables_forward;
-use weft::firewall::nft::table::{forward_chains, number, rules_of};
+use weft::firewall::nft::batch::{Batch, NewRule};
+use weft::firewall::nft::table::{Table, forward_chains, number, rules_of};
 use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
 use weft::kernel::socket::Netlink;
@@ -183,8 +184,39 @@ fn whatever_others_change_is_seen_and_mended() {
     });
 }
 
+/// An element cannot be changed: another program removed it since it was read, or made the set constant. Then the table is replaced.
 #[test]
-fn news_about_other_tables_are_not_ours() {
+fn a_set_that_cannot_be_changed_is_replaced_with_its_table() {
+    in_namespace(|| async {
+        let mut nft = open();
+        nft.ensure(&all()).await.unwrap();
+        let good = listing("ip");
+        let file = format!("/tmp/weft-nft-constant-{}", std::process::id());
+        let text = "delete table ip weft; table ip weft {
+            set nodes { type ipv4_addr; flags constant; elements = { 192.0.2.8 }; }
+            chain postrouting { type nat hook postrouting priority srcnat; }
+            chain forward { type filter hook forward priority filter; }
+        }";
+        std::fs::write(&file, text).unwrap();
+        run("nft", &format!("-f {file}"));
+        std::fs::remove_file(&file).unwrap();
+        let mut netlink = nft::connection::open().unwrap();
+        let mut batch = Batch::new(&mut netlink);
+        let rules = all();
+        for chain in Table::of(rules.of(Family::V4).unwrap(), "weft").chains {
+            for exprs in &chain.rules {
+                let rule = NewRule { exprs, comment: "", before: None };
+                batch.insert_rule(Family::V4, ("weft", chain.name), &rule);
+            }
+        }
+        batch.send().unwrap().unwrap();
+        assert_eq!(nft.ensure(&all()).await.unwrap(), Ensured::Written);
+        assert_eq!(listing("ip"), good);
+    });
+}
+
+#[test]
+fn notifications_about_other_tables_are_ignored() {
     in_namespace(|| async {
         // The control is another agent: it hears of the same changes, which are those of its own table. It is asked second, so it
         // can be told first only if the first agent's news were read and found to be about others.
@@ -324,6 +356,7 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         run("iptables-nft", "-F FORWARD");
         run("iptables-nft", "-P FORWARD ACCEPT");
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
+        assert!(!bring(&mut netlink, Some(v4)).unwrap(), "a chain that drops nothing needs no rule");
         for last in ["-j REJECT", "-j DROP"] {
             run("iptables-nft", "-F FORWARD");
             run("iptables-nft", "-A FORWARD -p tcp -j REJECT");

@@ -224,10 +224,37 @@ fn iptables_takes_over_from_flanneld() {
     on_this_thread(async move { takes_over(&flanneld, &["--firewall=iptables"]).await });
 }
 
+/// flanneld and weft by mistake on one node: flanneld's rules are not removed while it runs, and the operator is told.
+#[test]
+fn rules_of_flannel_stay_while_it_runs() {
+    on_this_thread(async {
+        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft"]).await;
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("flanneld");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let command = format!("exec {} 600", program.display());
+        let mut flanneld = tokio::process::Command::new("ip");
+        flanneld.args(["netns", "exec", "n1", "sh", "-c", &command]).kill_on_drop(true);
+        let mut flanneld = flanneld.spawn().unwrap();
+        site.nft("n1", "add table ip flannel-ipv4").await;
+        site.start().await;
+        let told = async |site: &Site| {
+            let status = site.lab.nodes[0].status().await;
+            status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("runs beside weft")))
+        };
+        until(&site, told).await;
+        assert!(site.nft("n1", "list tables").await.contains("flannel-ipv4"));
+        flanneld.kill().await.unwrap();
+    });
+}
+
 /// `weft cleanup` leaves nothing of ours.
 fn cleanup_removes_all(flags: &'static [&'static str]) {
     on_this_thread(async move {
         let mut site = running(flags, None).await;
+        if flags.contains(&"--guard-tunnel") {
+            assert!(site.nft("n1", "list tables").await.contains("-guard"), "there is a guard to remove");
+        }
         let node = &mut site.lab.nodes[0];
         node.stop(Signal::SIGTERM).await.unwrap();
         let file = node.subnet_file();
@@ -242,7 +269,7 @@ fn cleanup_removes_all(flags: &'static [&'static str]) {
 
 #[test]
 fn cleanup_removes_all_of_nft() {
-    cleanup_removes_all(&["--firewall=nft"]);
+    cleanup_removes_all(&["--firewall=nft", "--guard-tunnel"]);
 }
 
 #[test]
