@@ -58,7 +58,7 @@ fn indebt(bench: &mut Bench, third: usize) {
     let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
     let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::link(link)));
     for _ in 0..12 {
-        bench.node.churn.charge(&key(third).as_str().into(), &[change.clone()], Instant::now());
+        bench.node.churn.charge(&key(third).as_str().into(), std::slice::from_ref(&change), Instant::now());
     }
 }
 
