@@ -250,38 +250,44 @@ impl FenceTable {
         }
     }
 
-    /// What is missing goes in first, and the rule that catches what has no route goes in last and out first: no packet that has a
-    /// route is lost in between.
     fn bring(&self, netlink: &mut Netlink, family: Family, wanted: &Fence) -> io::Result<Result<(), Refusal>> {
         let there = self.look(netlink, family)?;
+        in_order(self.steps(&there, wanted), |steps| self.send(netlink, family, steps))
+    }
+
+    /// What to add, and then what to remove, so that at every moment one of the two fences is whole and no packet that has a route is
+    /// lost. A route of a table catches packets only behind the first rule that lets those with a route pass; so that rule comes before
+    /// the route and goes after it. The rule that asks the table comes last and goes first.
+    fn steps<'a>(&self, there: &'a There, wanted: &Fence) -> [Vec<Step<'a>>; 2] {
         let (rules, routes) = self.wanted(wanted);
-        let (mut w, mut last) = (Writer::default(), 0);
-        let mut removals = Vec::new();
-        let mut end = |netlink: &mut Netlink, w: &mut Writer| {
+        let missing = rules.iter().filter(|rule| !there.rules.iter().any(|(other, _)| other == *rule));
+        let missing = missing.map(|rule| Step::AddRule(*rule));
+        let mut add: Vec<Step<'_>> = missing.collect();
+        add.extend(routes.iter().filter(|route| !there.routes.contains(route)).map(|route| Step::AddRoute(*route)));
+        let surplus = there.rules.iter().filter(|(rule, _)| !rules.contains(rule));
+        let mut remove: Vec<Step<'_>> = surplus.map(|(rule, message)| Step::RemoveRule(*rule, message)).collect();
+        let routes = there.routes.iter().filter(|route| !routes.contains(route));
+        remove.extend(routes.map(|route| Step::RemoveRoute(*route)));
+        add.sort_by_key(Step::place);
+        remove.sort_by_key(|step| std::cmp::Reverse(step.place()));
+        [add, remove]
+    }
+
+    /// Sends these in one go. What is gone already needs no removal.
+    fn send(&self, netlink: &mut Netlink, family: Family, steps: &[Step<'_>]) -> io::Result<Result<(), Refusal>> {
+        let (mut w, mut last, mut removals) = (Writer::default(), 0, Vec::new());
+        for step in steps {
+            match step {
+                Step::AddRule(rule) => put_rule(&mut w, rule, family, self.protocol),
+                Step::AddRoute(route) => put_route(&mut w, route, Some(self.protocol)),
+                Step::RemoveRule(_, message) => w.begin(RTM_DELRULE, PLAIN, message),
+                Step::RemoveRoute(route) => put_route(&mut w, route, None),
+            }
             last = netlink.next_seq();
             w.end(last);
-            last
-        };
-        for route in routes.iter().filter(|route| !there.routes.contains(route)) {
-            put_route(&mut w, route, Some(self.protocol));
-            end(netlink, &mut w);
-        }
-        for rule in rules.iter().filter(|rule| !there.rules.iter().any(|(other, _)| other == *rule)) {
-            put_rule(&mut w, rule, family, self.protocol);
-            end(netlink, &mut w);
-        }
-        let mut surplus: Vec<_> = there.rules.iter().filter(|(rule, _)| !rules.contains(rule)).collect();
-        surplus.sort_by_key(|(rule, _)| std::cmp::Reverse(rule.pref));
-        for (_, message) in surplus {
-            w.begin(RTM_DELRULE, PLAIN, message);
-            removals.push(end(netlink, &mut w));
-        }
-        for route in there.routes.iter().filter(|route| !routes.contains(route)) {
-            put_route(&mut w, route, None);
-            removals.push(end(netlink, &mut w));
-        }
-        if w.bytes().is_empty() {
-            return Ok(Ok(()));
+            if matches!(step, Step::RemoveRule(..) | Step::RemoveRoute(_)) {
+                removals.push(last);
+            }
         }
         w.flag_last(super::socket::NLM_F_ACK);
         let replies = netlink.exchange(w.bytes(), last)?;
@@ -294,6 +300,40 @@ impl FenceTable {
             None => Err(io::Error::new(io::ErrorKind::WouldBlock, "acknowledgement lost")),
         }
     }
+}
+
+/// One change of a fence.
+#[derive(Debug, Clone, Copy)]
+enum Step<'a> {
+    AddRule(Rule),
+    AddRoute(Route),
+    /// With the kernel's message about it.
+    RemoveRule(Rule, &'a [u8]),
+    RemoveRoute(Route),
+}
+
+impl Step<'_> {
+    /// The place of what it is about: the rule that lets pass, the route, the rule that asks the table.
+    fn place(&self) -> u8 {
+        match self {
+            Step::AddRule(rule) | Step::RemoveRule(rule, _) if rule.table == MAIN => 0,
+            Step::AddRoute(_) | Step::RemoveRoute(_) => 1,
+            Step::AddRule(_) | Step::RemoveRule(..) => 2,
+        }
+    }
+}
+
+/// Sends the additions, and the removals only when none of the additions was refused: the old fence stands until the new one does.
+fn in_order(
+    stages: [Vec<Step<'_>>; 2],
+    mut send: impl FnMut(&[Step<'_>]) -> io::Result<Result<(), Refusal>>,
+) -> io::Result<Result<(), Refusal>> {
+    for steps in stages.iter().filter(|steps| !steps.is_empty()) {
+        if let Err(refusal) = send(steps)? {
+            return Ok(Err(refusal));
+        }
+    }
+    Ok(Ok(()))
 }
 
 fn kind(zone: Zone) -> u8 {
@@ -380,46 +420,5 @@ fn put_route(w: &mut Writer, route: &Route, protocol: Option<u8>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rule_reads_as_it_was_written() {
-        let numbers = Numbers::of_alias("weft /run/flannel/subnet.env");
-        for (family, net) in [(Family::V4, "100.64.0.0/10"), (Family::V6, "fd00:10::/48")] {
-            for zone in [Zone::Own, Zone::Network] {
-                for wanted in numbers.rules(zone, net.parse().unwrap()) {
-                    let mut w = Writer::default();
-                    put_rule(&mut w, &wanted, family, 90);
-                    w.end(1);
-                    let m = messages(w.bytes()).next().unwrap();
-                    assert_eq!(rule(m.payload), Some(wanted));
-                    assert!(is_of(m.payload, 90) && !is_of(m.payload, 3) && numbers.has_rule(&m));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_rule_that_tests_something_else_is_not_taken_for_ours() {
-        let numbers = Numbers::of_alias("weft /run/flannel/subnet.env");
-        let [plain, _] = numbers.rules(Zone::Network, "10.5.0.0/16".parse().unwrap());
-        let mut w = Writer::default();
-        put_rule(&mut w, &plain, Family::V4, 90);
-        w.attr_u32(10, 7);
-        w.end(1);
-        let found = rule(messages(w.bytes()).next().unwrap().payload).unwrap();
-        assert!(found.strange && found != plain, "a test of the mark");
-        for len in 0..HEADER {
-            assert_eq!(rule(&vec![0; len]), None);
-        }
-    }
-
-    #[test]
-    fn two_agents_have_other_numbers_and_the_usual_one_has_the_first() {
-        let usual = Numbers::of_alias("weft /run/flannel/subnet.env");
-        assert_eq!(usual, Numbers { pref: 30_200, table: 90_000 });
-        let other = Numbers::of_alias("weft /run/second/subnet.env");
-        assert!(other.pref >= usual.pref + 4 && other.pref + 3 < 32_766 && other.table >= usual.table + 2, "{other:?}");
-    }
-}
+#[path = "fence/tests.rs"]
+mod tests;

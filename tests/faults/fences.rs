@@ -17,6 +17,7 @@ each! {
     it_holds_without_an_agent_and_goes_with_cleanup: VxlanDual;
     it_goes_when_it_is_not_wanted: VxlanDual;
     another_own_subnet_moves_its_fence: Vxlan;
+    another_network_moves_its_fence_without_a_gap: Vxlan HostGw;
 }
 
 fn families(kind: Kind) -> &'static [&'static str] {
@@ -160,4 +161,38 @@ fn another_own_subnet_moves_its_fence(kind: Kind) {
     site.put(&new.key(kind), &new.value(kind).to_string());
     site.start();
     site.until("the fences of the new subnet", fenced("10.5.60.0/24"));
+}
+
+/// A restart with a wider Network, in which all leases are still good. The kernel's own news tell that the old fence went last.
+fn another_network_moves_its_fence_without_a_gap(kind: Kind) {
+    let mut site = Site::running(kind);
+    site.stop(Signal::SIGTERM);
+    let config = std::fs::read_to_string(site.path("store/config.json")).unwrap();
+    std::fs::write(site.path("store/config.json"), config.replace("10.5.0.0/16", "10.4.0.0/15")).unwrap();
+    let news = std::fs::File::create(site.path("news")).unwrap();
+    let mut monitor = std::process::Command::new("ip").args(["monitor", "rule", "route"]).stdout(news).spawn().unwrap();
+    let heard = |site: &Site| std::fs::read_to_string(site.path("news")).unwrap();
+    let mut metric = 0;
+    site.until("the monitor to listen", |site| {
+        // The same route once more would be no news.
+        metric += 1;
+        ip(&format!("route add unreachable 198.51.100.1 table 77 metric {metric}"));
+        heard(site).contains("198.51.100.1 ")
+    });
+    site.start();
+    let wanted: BTreeSet<String> = fence("10.4.0.0/15").into_iter().collect();
+    site.until("the fence of the new Network", |_| fences(&observed()).into_iter().eq(&wanted));
+    site.until("the end of the news", |site| heard(site).contains("Deleted 3"));
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let news = heard(&site);
+    let lines: Vec<&str> =
+        news.lines().filter(|line| line.contains("10.4.0.0/15") || line.contains("10.5.0.0/16")).collect();
+    let words = lines.iter().map(|line| {
+        let gone = if line.starts_with("Deleted") { "-" } else { "+" };
+        let net = if line.contains("10.4.0.0/15") { "new" } else { "old" };
+        format!("{gone}{} {net}", if line.contains("lookup") { "rule" } else { "route" })
+    });
+    let words: Vec<String> = words.collect();
+    assert_eq!(words, ["+rule new", "+route new", "-route old", "-rule old"], "{lines:#?}");
 }

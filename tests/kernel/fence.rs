@@ -154,3 +154,56 @@ async fn told(m: &mut LinuxMonitor) {
     }
     assert!(heard, "nothing was told");
 }
+
+/// Another Network: the kernel's own news tell the order in which the old fence was replaced.
+#[test]
+fn the_new_fence_stands_before_the_old_one_goes() {
+    in_namespace(|| async {
+        prepare();
+        let mut k = kernel();
+        let news = tempfile::NamedTempFile::new().unwrap();
+        let mut monitor = std::process::Command::new("ip");
+        monitor.args(["monitor", "rule", "route"]).stdout(news.reopen().unwrap());
+        let mut monitor = monitor.spawn().unwrap();
+        let heard = || std::fs::read_to_string(news.path()).unwrap();
+        // A route of a table that is nobody's shows how far the news have come.
+        let marked = |number: u32| {
+            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            let mut metric = 0;
+            while !heard().contains(&format!("198.51.100.{number} ")) {
+                assert!(std::time::Instant::now() < deadline, "{}", heard());
+                // The same route once more would be no news.
+                metric += 1;
+                ip(&format!("route add unreachable 198.51.100.{number} table 77 metric {metric}"));
+            }
+        };
+        for (at, (old, new)) in [("10.5.0.0/16", "10.0.0.0/8"), ("10.0.0.0/8", "100.64.0.0/10")].into_iter().enumerate()
+        {
+            put(&mut k, &[fence(Family::V4, Some(old), None)]);
+            let at = u32::try_from(at).unwrap() * 2;
+            marked(at);
+            let begin = heard().len();
+            put(&mut k, &[fence(Family::V4, Some(new), None)]);
+            marked(at + 1);
+            let news = heard();
+            let ours = |line: &&str| line.contains("lookup") || line.contains("table 90000");
+            let lines: Vec<String> = news[begin..]
+                .lines()
+                .filter(ours)
+                .map(|line| {
+                    let gone = if line.contains("Deleted") { "-" } else { "+" };
+                    let net = if line.contains(&format!("{new} ")) { "new" } else { "old" };
+                    format!("{gone}{} {net}", if line.contains("lookup") { "rule" } else { "route" })
+                })
+                .collect();
+            assert_eq!(
+                lines,
+                ["+rule new", "+route new", "-route old", "-rule old"],
+                "{old} {new}: {}",
+                &news[begin..]
+            );
+        }
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
+    });
+}
