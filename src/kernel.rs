@@ -117,6 +117,8 @@ pub enum Outcome {
         missing: String,
         /// As [`Outcome::Retry`]; else as [`Outcome::Fatal`].
         retry: bool,
+        /// Packets need none of what is missing (alias, learning): the link does its work without it.
+        works: bool,
     },
 }
 

@@ -326,7 +326,7 @@ impl<K: Kernel> Passer<K> {
         let key = op.key();
         let done = outcome == Outcome::Done;
         *report.operations.entry((kind(&key), done)).or_default() += 1;
-        let stands = matches!(outcome, Outcome::Partly { .. });
+        let stands = if let Outcome::Partly { works, .. } = outcome { Some(works) } else { None };
         let (retry, reason) = match outcome {
             Outcome::Done => {
                 self.pending.remove(&key);
@@ -338,12 +338,12 @@ impl<K: Kernel> Passer<K> {
             }
             Outcome::Retry(reason) => (true, reason),
             Outcome::Fatal(reason) => (false, reason),
-            Outcome::Partly { missing, retry } => (retry, missing),
+            Outcome::Partly { missing, retry, .. } => (retry, missing),
         };
         report.error = Some(reason.clone());
         let first = self.pending.failed(key, reason, retry, now);
-        if stands {
-            self.pending.stands(&key);
+        if let Some(works) = stands {
+            self.pending.stands(&key, works);
         }
         // A device that vanished fails every peer's entries: a few lines say it as well as 50,000.
         if let (true, Some(reason)) = (first && report.failed() <= FAILURES_SAID, &report.error) {

@@ -12,7 +12,7 @@ use crate::claims;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
 use crate::node::Node;
-use crate::pass;
+use crate::pass::{self, Pending};
 use crate::status::{Failure, Pass, Peer, PeerState, Status};
 use crate::tell::Health;
 
@@ -21,15 +21,21 @@ pub fn node_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Why our own device is not there, if it is not.
+/// Why our own device carries no packets, if it does not: it, or its address, is not there, or lacks what packets need.
 pub fn device_problem<K: Kernel>(node: &Node<K>) -> Option<String> {
-    let pending = node.passer.pending();
-    if pending.is_empty() {
-        return None;
-    }
-    let own =
-        pending.iter().find(|(key, _)| matches!(key, Key::Link(_) | Key::Addr(..)) && node.plan.is_own_device(key));
-    own.map(|(key, pending)| format!("{key}: {}", pending.reason))
+    of_own_device(node).find(|(_, pending)| !pending.works).map(|(key, pending)| format!("{key}: {}", pending.reason))
+}
+
+/// What our own device lacks although it carries packets. A person should know, and nothing waits for it.
+fn device_remarks<K: Kernel>(node: &Node<K>) -> impl Iterator<Item = String> {
+    let lacking = of_own_device(node).filter(|(_, pending)| pending.works);
+    lacking.map(|(key, pending)| format!("{key}: {}; packets do not need it", pending.reason))
+}
+
+/// What the kernel has not of our own device and its address.
+fn of_own_device<K: Kernel>(node: &Node<K>) -> impl Iterator<Item = (&Key, &Pending)> {
+    let own = |key: &Key| matches!(key, Key::Link(_) | Key::Addr(..)) && node.plan.is_own_device(key);
+    node.passer.pending().iter().filter(move |(key, _)| own(key))
 }
 
 /// Why the node is not ready. With the peers that were saved it is: an agent that ran when its store went is so, too.
@@ -154,6 +160,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     let (own, host) = (node.plan.own(), node.plan.host());
     let mut problems = blockers(node);
     let ready = problems.is_empty();
+    problems.extend(device_remarks(node));
     problems.extend(node.resumed.clone());
     problems.extend(node.world.conflist.problem());
     problems.extend(node.world.store.remark());

@@ -129,7 +129,7 @@ impl LinuxKernel {
     /// Gives a device that is there what it lacks, attribute by attribute: a refused one keeps no other from being set.
     fn alter(&mut self, op: &Op, want: &Link, present: &LinkFacts) -> Result<(), Stop> {
         let index = present.info.index;
-        let mut refused = Vec::new();
+        let (mut refused, mut works) = (Vec::new(), true);
         // What flannel made is ours from now on: else neither cleanup nor a change of the VNI would know it.
         if present.alias != self.options.alias {
             let alias = self.options.alias.clone();
@@ -139,13 +139,18 @@ impl LinuxKernel {
         if let Some(what) = kinds::codec(want.kind.name()).and_then(|codec| codec.difference(&*want.kind, &*have)) {
             refused.extend(self.attribute(op, what, |w| encode::alter_kind(w, index, &*want.kind)));
         }
+        // Unlike the two above, packets are lost without these: pods are told the MTU, and peers write to the MAC.
         if want.mtu != present.info.mtu {
             let what = format!("mtu {}", want.mtu);
-            refused.extend(self.attribute(op, &what, |w| encode::alter_link(w, index, Some(want.mtu), None, None)));
+            let mtu = self.attribute(op, &what, |w| encode::alter_link(w, index, Some(want.mtu), None, None));
+            works &= mtu.is_none();
+            refused.extend(mtu);
         }
         if let Some(mac) = want.mac.filter(|mac| Some(*mac) != present.info.mac) {
             let what = format!("address {mac}");
-            refused.extend(self.attribute(op, &what, |w| encode::alter_link(w, index, None, Some(mac), None)));
+            let mac = self.attribute(op, &what, |w| encode::alter_link(w, index, None, Some(mac), None));
+            works &= mac.is_none();
+            refused.extend(mac);
         }
         if want.up != present.info.up {
             let what = if want.up { "up" } else { "down" };
@@ -161,7 +166,7 @@ impl LinuxKernel {
         }
         let retry = refused.iter().any(|(_, retry)| *retry);
         let missing: Vec<String> = refused.into_iter().map(|(text, _)| text).collect();
-        Err(Outcome::Partly { missing: missing.join("; "), retry })
+        Err(Outcome::Partly { missing: missing.join("; "), retry, works })
     }
 
     /// One attribute; when it is refused, why, and whether trying again may help.

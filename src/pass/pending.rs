@@ -18,6 +18,8 @@ pub struct Pending {
     pub retry: bool,
     /// It is there all the same, without all of its attributes.
     pub stands: bool,
+    /// It is there, and packets need none of the attributes that it lacks.
+    pub works: bool,
     tries: u32,
     due: Instant,
 }
@@ -77,14 +79,14 @@ impl Pendings {
             self.wake(due);
         }
         self.version += 1;
-        self.entries.insert(key, Pending { reason, retry, stands: false, tries, due });
+        self.entries.insert(key, Pending { reason, retry, stands: false, works: false, tries, due });
         tries == 0
     }
 
-    /// What failed last of this entry is no more than an attribute.
-    pub fn stands(&mut self, key: &Key) {
+    /// What failed last of this entry is no more than an attribute; `works`: one that packets do not need.
+    pub fn stands(&mut self, key: &Key, works: bool) {
         if let Some(pending) = self.entries.get_mut(key) {
-            pending.stands = true;
+            (pending.stands, pending.works) = (true, works);
         }
     }
 

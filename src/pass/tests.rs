@@ -102,7 +102,7 @@ async fn a_device_that_lacks_an_attribute_carries_entries() {
     let (mut plan, mut passer, kernel) = bench();
     let own = Key::Link(name("flannel.1"));
     plan.put(record(2, 1));
-    kernel.fail(own, Some(Outcome::Partly { missing: "mtu 1450: EINVAL".into(), retry: false }));
+    kernel.fail(own, Some(Outcome::Partly { missing: "mtu 1450: EINVAL".into(), retry: false, works: false }));
     passer.full(&plan, Cause::Start).await.unwrap();
     assert_eq!(kernel.entries().len(), 5, "link, address, neighbour, FDB entry, route: {:?}", kernel.entries());
     assert_eq!(passer.pending().iter().map(|(key, _)| *key).collect::<Vec<_>>(), [own]);

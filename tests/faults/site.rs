@@ -179,6 +179,8 @@ pub struct Site {
     pub flags: Vec<String>,
     /// How the agent is told which uplink to use.
     pub uplink: String,
+    /// subnet.env, below the directory of the test.
+    pub env: String,
     agent: Option<Child>,
 }
 
@@ -189,8 +191,8 @@ impl Site {
         fs::create_dir_all(dir.path().join("store/subnets")).unwrap();
         let peers = (2..22).map(|n| (n, Lease::new(n))).collect();
         let own = Lease::new(1);
-        let (flags, uplink) = (Vec::new(), "--iface=up0".to_owned());
-        let site = Site { kind, dir, peers, own, mtu: 1500, resync: "1h", flags, uplink, agent: None };
+        let (flags, uplink, env) = (Vec::new(), "--iface=up0".to_owned(), "run/subnet.env".to_owned());
+        let site = Site { kind, dir, peers, own, mtu: 1500, resync: "1h", flags, uplink, env, agent: None };
         fs::write(site.path("store/config.json"), kind.config().to_string()).unwrap();
         for lease in site.peers.values().chain([&site.own]) {
             site.put(&lease.key(kind), &lease.value(kind).to_string());
@@ -211,7 +213,7 @@ impl Site {
     }
 
     pub fn env_file(&self) -> PathBuf {
-        self.path("run/subnet.env")
+        self.path(&self.env)
     }
 
     pub fn lease_file(&self, key: &str) -> PathBuf {

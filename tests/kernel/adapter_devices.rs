@@ -41,7 +41,7 @@ fn a_refused_attribute_keeps_no_other_from_being_set() {
             (link.mtu, link.mac, vxlan.learning) = (70_000, Some(mac(9)), true);
         });
         let outcome = k.apply(&[Op::Ensure(key, value)]).remove(0);
-        let Outcome::Partly { missing, retry: false } = outcome else { panic!("{outcome:?}") };
+        let Outcome::Partly { missing, retry: false, works: false } = outcome else { panic!("{outcome:?}") };
         assert!(missing.starts_with("mtu 70000: ") && missing.contains("EINVAL"), "{missing}");
         let (now, vxlan) = seen_vxlan(&k.observe(&[]).unwrap().get(&key).unwrap().value);
         assert_eq!((now.mtu, now.mac, vxlan.learning, now.up), (1450, Some(mac(9)), true, true));
