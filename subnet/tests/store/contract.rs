@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
 use weft_subnet::evidence::Evidence;
-use weft_subnet::lease::Lease;
+use weft_subnet::lease::{Id, Lease};
 use weft_subnet::network::{Network, Range};
 use weft_subnet::source::{Claim, Error, Event, Source};
 
@@ -281,9 +281,16 @@ pub async fn watch_tells_in_order(kind: &impl Place) {
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap(), &second);
         other.remove(&second.id).await.unwrap();
-        assert_eq!(next(&mut events).await, Event::Changes(vec![Err(second.id)]));
+        let gone = |id: &Id| Event::Changes(vec![Err(id.clone())]);
+        assert_eq!(next(&mut events).await, gone(&second.id));
         other.remove(&first.id).await.unwrap();
-        assert_eq!(next(&mut events).await, Event::Changes(vec![Err(first.id)]));
+        // A directory may tell once more that the second one went: its host had no inotify instance, and got one back between that
+        // removal and the look that noticed it. The order of what is new stays.
+        let mut last = next(&mut events).await;
+        if last == gone(&second.id) {
+            last = next(&mut events).await;
+        }
+        assert_eq!(last, gone(&first.id));
     })
     .await;
 }
