@@ -154,8 +154,8 @@ pub struct Node<K> {
 impl<K: Kernel> Node<K> {
     /// A node that has just got its lease; nothing is written yet.
     pub fn new(world: World, mut passer: Passer<K>, mut keeper: Keeper, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, flannel_was_here, chosen, saved, .. } = started;
-        passer.takeover = Takeover::new(flannel_was_here);
+        let Started { network, config, backend, host, own, author, chosen, saved, .. } = started;
+        passer.takeover = Takeover::new(author);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
             keeper.keep(own.clone());

@@ -31,7 +31,7 @@ use crate::notify::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::say::{Patience, chain};
-use crate::takeover;
+use crate::takeover::{self, Author};
 use crate::tell::{Health, Teller};
 use crate::uplink::{self, Ground, Picked};
 
@@ -56,8 +56,8 @@ pub struct Started {
     pub host: Host,
     /// Our lease.
     pub own: Lease,
-    /// subnet.env as found names this Network, and weft did not write it.
-    pub flannel_was_here: bool,
+    /// Who wrote subnet.env as it was found, if it names this Network.
+    pub author: Author,
     /// How the uplink was chosen: as we were told, by the store's admin before all.
     pub uplink: UplinkChoice,
     /// What the store's admin chose.
@@ -161,16 +161,16 @@ pub async fn start<K: Kernel>(mut place: Place<'_, K>, mut waiting: Waiting<'_>)
 async fn attempt<K: Kernel>(place: &mut Place<'_, K>) -> Result<Started, Lack> {
     let config = place.store.config().await.map_err(|error| Lack::of("net-conf: ", &error, None))?;
     let (network, backend) = parse(&config).map_err(Lack::Own)?;
-    let (flannel_was_here, previous) = found(place.subnet_file, &network);
+    let (author, previous) = found(place.subnet_file, &network);
     let (host, own, uplink, chosen) = lease(place, &network, &*backend, (previous, &config)).await?;
-    Ok(Started { network, config, backend, host, own, flannel_was_here, uplink, chosen, saved: None })
+    Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None })
 }
 
-/// Whether flannel wrote subnet.env for this Network (else weft did), and which subnet it names.
-fn found(subnet_file: &Path, network: &Network) -> (bool, Option<Subnets>) {
+/// Who wrote subnet.env, and which subnet it names. One for another Network, or none, counts as weft's: flannel left nothing here.
+fn found(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
     let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let subnets = found.filter(|env| env.networks == network.networks).map(|env| env.subnets);
-    (subnets.is_some() && !takeover::is_marked(subnet_file), subnets)
+    (if subnets.is_some() { takeover::author(subnet_file) } else { Author::Weft }, subnets)
 }
 
 /// Reads net-conf and makes its backend; the error is a sentence.

@@ -4,7 +4,6 @@
 use weft_subnet::env::SubnetEnv;
 
 use super::Node;
-use crate::files;
 use crate::kernel::Kernel;
 use crate::{report, takeover};
 
@@ -22,10 +21,8 @@ impl<K: Kernel> Node<K> {
         if !self.knows_peers() && std::fs::read_to_string(file).is_ok_and(granted) {
             return;
         }
-        let written = takeover::mark(file);
-        let written =
-            written.and_then(|()| files::write(file, SubnetEnv { ipmasq, ..self.plan.env() }.render().as_bytes()));
-        match written {
+        let text = SubnetEnv { ipmasq, ..self.plan.env() }.render();
+        match takeover::write_env(file, text.as_bytes()) {
             Ok(true) => {
                 tracing::info!(file = %file.display(), mtu = self.plan.mtu(), "subnet.env written");
                 self.env_problem = None;

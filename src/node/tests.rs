@@ -29,6 +29,7 @@ use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
 use crate::saved::Saver;
 use crate::start::{self, Started};
+use crate::takeover::Author;
 use crate::tell::Teller;
 
 mod begin;
@@ -213,7 +214,7 @@ impl Bench {
             backend,
             host,
             own,
-            flannel_was_here: false,
+            author: Author::Weft,
             uplink: UplinkChoice::default(),
             chosen: [None, None],
             saved: None,

@@ -127,10 +127,10 @@ fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) ->
     if (picked.public_v4, picked.public_v6) != head.public {
         return Err(format!("this node had other addresses then, not those of {}", picked.uplink.name));
     }
-    let (flannel_was_here, _) = found(place.subnet_file, &network);
+    let (author, _) = found(place.subnet_file, &network);
     let (own, chosen) = (head.own, head.chosen);
     let host = host_with(&picked, &machine, (&*backend, &network), Some(&own));
-    Ok(Started { network, config, backend, host, own, flannel_was_here, uplink, chosen, saved: None })
+    Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None })
 }
 
 #[cfg(test)]

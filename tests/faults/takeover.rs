@@ -3,14 +3,17 @@
 
 use std::fs;
 
+use nix::sys::signal::Signal;
 use serde_json::Value as Json;
 
-use crate::site::{Kind, Site, array, bridge, each, ip, run};
+use crate::site::{Kind, Lease, Site, array, bridge, each, ip, run};
 
 each! {
     from_flannel_vxlan: Vxlan VxlanDual;
     from_flannel_host_gw: HostGw HostGwDual;
     stays_of_another_network: HostGw;
+    flannel_between_two_runs_of_weft: HostGw HostGwDual;
+    stays_after_a_plain_restart: HostGw HostGwDual;
 }
 
 /// The device and the entries as flannel writes them, for the first ten peers and for two that are gone.
@@ -25,7 +28,7 @@ fn flannel_vxlan(site: &Site) {
         ));
         ip(&format!("addr add {}/{} dev {dev}", site.own.first(v6), if v6 { "128 nodad" } else { "32" }));
         ip(&format!("link set {dev} up"));
-        let gone = [70, 71].map(crate::site::Lease::new);
+        let gone = [70, 71].map(Lease::new);
         for peer in site.peers.values().take(10).chain(&gone) {
             let (net, first, public, mac) = (peer.net(v6), peer.first(v6), peer.public(v6), peer.mac(v6));
             ip(&format!("neigh replace {first} lladdr {mac} dev {dev} nud permanent"));
@@ -59,15 +62,24 @@ fn from_flannel_vxlan(kind: Kind) {
         let alias = array(&run("ip", &format!("-j -d link show {dev}")))[0]["ifalias"].clone();
         assert!(alias.as_str().is_some_and(|alias| alias.starts_with("weft ")), "{dev} is ours now: {alias}");
     }
-    site.stop(nix::sys::signal::Signal::SIGTERM);
+    site.stop(Signal::SIGTERM);
     let out = site.cleanup();
     assert!(out.status.success(), "{out:?}");
     assert!(crate::site::observed().is_empty(), "{:#?}", crate::site::observed());
 }
 
 fn flannel_host_gw(site: &Site) {
-    let gone = [70, 71].map(crate::site::Lease::new);
-    for peer in site.peers.values().take(10).chain(&gone) {
+    flannel_routes(site, site.peers.values().take(10));
+    flannel_leftovers(site);
+}
+
+/// Routes for two peers that are gone.
+fn flannel_leftovers(site: &Site) {
+    flannel_routes(site, [70, 71].map(Lease::new).iter());
+}
+
+fn flannel_routes<'a>(site: &Site, peers: impl Iterator<Item = &'a Lease>) {
+    for peer in peers {
         ip(&format!("route replace {} via {} dev up0", peer.net(false), peer.public(false)));
         if site.kind.dual() {
             ip(&format!("-6 route replace {} via {} dev up0", peer.net(true), peer.public(true)));
@@ -98,4 +110,51 @@ fn stays_of_another_network(kind: Kind) {
     site.start();
     site.healed("the start");
     assert_eq!(left().len(), 2, "{:#?}", left());
+}
+
+/// Writes subnet.env as flannel does: aside, then renamed, with the same content as weft's.
+fn flannel_env(site: &Site) {
+    let aside = site.path("run/.subnet.env");
+    fs::write(&aside, site.expected_env()).unwrap();
+    fs::rename(aside, site.env_file()).unwrap();
+}
+
+fn said(site: &Site) -> usize {
+    site.log().lines().filter(|line| line.contains("flannel left this route")).count()
+}
+
+/// weft was tried, flannel went back to work, and weft comes again: what flannel left since is removed once, and named.
+fn flannel_between_two_runs_of_weft(kind: Kind) {
+    let mut site = Site::running(kind);
+    site.stop(Signal::SIGTERM);
+    flannel_host_gw(&site);
+    flannel_env(&site);
+    site.start();
+    site.healed("the second takeover");
+    site.until("flannel's leftovers to go", |_| left().is_empty());
+    let count = if kind.dual() { 4 } else { 2 };
+    assert_eq!(said(&site), count, "{}", site.log());
+    // The same routes written later are somebody else's.
+    site.stop(Signal::SIGTERM);
+    flannel_leftovers(&site);
+    site.start();
+    site.healed("a plain restart");
+    assert_eq!((left().len(), said(&site)), (count, count), "{}", site.log());
+}
+
+/// A person's route of the same form, on a node where weft alone runs and writes subnet.env anew.
+fn stays_after_a_plain_restart(kind: Kind) {
+    let mut site = Site::running(kind);
+    flannel_leftovers(&site);
+    let count = if kind.dual() { 4 } else { 2 };
+    for mtu in [1400, 1500, 1400] {
+        ip(&format!("link set up0 mtu {mtu}"));
+        site.mtu = mtu;
+        site.healed("another subnet.env of weft's");
+        site.stop(if mtu == 1500 { Signal::SIGKILL } else { Signal::SIGTERM });
+        site.start();
+        site.healed("a restart");
+        site.quiet();
+        assert_eq!((left().len(), said(&site)), (count, 0), "{}", site.log());
+    }
 }

@@ -11,7 +11,7 @@ use crate::options::OnLostLease;
 use crate::pass::Cause;
 use crate::report;
 use crate::status::PeerState;
-use crate::takeover::Takeover;
+use crate::takeover::{Author, Takeover};
 
 fn route(net: &str, route: Route, protocol: u8) -> (Key, Seen) {
     (Key::Route(net.parse().unwrap(), 0), Seen { value: Value::Route(route), protocol, mark: false })
@@ -82,9 +82,11 @@ async fn flannels_leftovers_are_those_of_the_first_look() {
             records: vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()],
             reset: false,
         };
-        for (flannel_was_here, weft_was_here) in [(true, false), (true, true), (false, false)] {
+        let (unknown, another, weft) = (Author::Unknown, Author::Another, Author::Weft);
+        let rows = [(unknown, false), (unknown, true), (weft, false), (another, false), (another, true)];
+        for (author, weft_was_here) in rows {
             let mut bench = Bench::new(OnLostLease::Hold);
-            bench.node.passer.takeover = Takeover::new(flannel_was_here);
+            bench.node.passer.takeover = Takeover::new(author);
             let (stale, seen) = left("10.5.8.0/24", "192.168.0.8");
             bench.kernel.disturb(stale, Some(seen), false);
             let (own, of_weft) = (Key::Route("10.5.2.0/24".parse().unwrap(), 0), weft_backends::owner::PROTOCOL);
@@ -98,8 +100,9 @@ async fn flannels_leftovers_are_those_of_the_first_look() {
             let (late, seen) = left("10.5.9.0/24", "192.168.0.8");
             bench.kernel.disturb(late, Some(seen.clone()), true);
             bench.node.stored(vec![list()]).await;
-            let is_removed = flannel_was_here && !weft_was_here;
-            assert_eq!(bench.kernel.entries().contains_key(&stale), !is_removed);
+            // Entries of ours speak only where the mark does not.
+            let is_removed = author == another || (author == unknown && !weft_was_here);
+            assert_eq!(bench.kernel.entries().contains_key(&stale), !is_removed, "{author:?} {weft_was_here}");
             bench.kernel.disturb(stale, Some(seen), true);
             bench.node.full(Cause::Audit).await;
             assert!(bench.kernel.entries().contains_key(&stale), "written again: not flannel's");
