@@ -114,6 +114,8 @@ pub struct Node<K> {
     uplink_gone: Option<Instant>,
     /// When another uplink takes its place.
     uplink_due: Option<Instant>,
+    /// What was said last about the address that is published, in each family: it is said once.
+    uplink_said: [Option<String>; 2],
     pub(crate) kernel_problem: Option<String>,
     pub(crate) sysctl_problems: Vec<String>,
     loosened: Loosened,
@@ -185,6 +187,7 @@ impl<K: Kernel> Node<K> {
             host_problem: None,
             uplink_gone: None,
             uplink_due: None,
+            uplink_said: [None, None],
             kernel_problem: None,
             sysctl_problems: Vec::new(),
             loosened,

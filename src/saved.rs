@@ -238,7 +238,16 @@ mod tests {
     fn head(shelf: &Shelf) -> Head {
         let (public, chosen) = ((Some([192, 168, 0, 0].into()), None), [None, None]);
         let (saved, expires) = (0, cache::Expiry::Never);
-        Head { store: shelf.store().into(), saved, expires, config: "{}".into(), own: lease(0), public, chosen }
+        Head {
+            store: shelf.store().into(),
+            saved,
+            expires,
+            config: "{}".into(),
+            own: lease(0),
+            public,
+            chosen,
+            uplink: None,
+        }
     }
 
     async fn saved(saver: &mut Saver, now: Instant, peers: &Peers) {

@@ -33,7 +33,7 @@ use crate::pass;
 use crate::say::{Patience, chain};
 use crate::takeover::{self, Author};
 use crate::tell::{Health, Teller};
-use crate::uplink::{self, Ground, Picked};
+use crate::uplink::{self, Before, Ground, Picked};
 
 pub use resume::Memory;
 
@@ -204,7 +204,8 @@ async fn lease<K: Kernel>(
     let chosen = place.store.chosen().await.map_err(|error| lack("", &error))?;
     let choice = with_chosen(place.choice, chosen);
     let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
-    let ground = ground(&machine, network, previous.unwrap_or_default());
+    let before = place.memory.uplink(&choice);
+    let ground = ground(&machine, network, previous.unwrap_or_default()).after(before.clone());
     let mut picked = pick(&choice, &ground).map_err(Lack::Own)?;
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
@@ -220,8 +221,9 @@ async fn lease<K: Kernel>(
     };
     let mine = place.store.own(&evidence).await.map_err(|error| lack("own lease: ", &error))?;
     if let Some(lease) = &mine {
-        // The address that was published so far stays, where the choice leaves it to us.
-        picked = pick(&choice, &ground.preferring(evidence::public(&lease.attrs))).map_err(Lack::Own)?;
+        // What was published so far stays, where the choice leaves it to us.
+        let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
+        picked = pick(&choice, &ground.after(before)).map_err(Lack::Own)?;
     }
     let host = host_with(&picked, &machine, (backend, network), mine.as_ref());
     let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.0))?;
@@ -305,3 +307,6 @@ fn random_mac() -> Mac {
 pub fn unreadable(error: &io::Error) -> String {
     format!("read links and routes: {error}")
 }
+
+#[cfg(test)]
+mod tests;

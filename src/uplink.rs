@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Choice of the external interface: pure, over a snapshot of links, addresses and routes. The first choice is made in flannel's
-//! order (docs/flannel-formats.md, "Interface and public address"); after that the interface and its addresses stay while they are there.
+//! order (docs/flannel-formats.md, "Interface and public address"). After that the interface and its addresses stay while they are
+//! there, also over a restart of the agent: docs/adr/004-which-lease-is-ours.md, "Which address is published".
 
 mod ground;
 
@@ -13,7 +14,7 @@ use weft_subnet::cidr::Family;
 use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
 
-pub use ground::Ground;
+pub use ground::{Before, Ground, Used};
 use ground::{global, of, word};
 
 /// The interface, and what is published about it.
@@ -99,7 +100,38 @@ pub enum PickError {
 /// An interface, and the address by which it was found.
 type Found<'a> = (&'a LinkInfo, Option<IpAddr>);
 
-/// Chooses as flannel does at its start.
+/// The flags that choose an interface, as text: empty without any.
+pub fn flags(choice: &UplinkChoice) -> String {
+    let flags = |flag: &str, values: &[String]| values.iter().map(|v| format!("{flag} {v}")).collect::<Vec<_>>();
+    let mut all = flags("--iface", &choice.ifaces);
+    all.extend(flags("--iface-regex", &choice.regexes));
+    all.extend(choice.can_reach.map(|ip| format!("--iface-can-reach {ip}")));
+    all.join(", ")
+}
+
+/// What a person may want to know about the uplink in use, for each family: a single address (/32, /128) is published, and a restart
+/// would choose another one. Nothing where the flags name the address.
+pub fn remarks(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> [Option<String>; 2] {
+    let of_link = |link: &LinkInfo, family: Family| {
+        let told = match family {
+            Family::V4 => choice.public_ip.is_some(),
+            Family::V6 => choice.public_ipv6.is_some(),
+        };
+        let ip = now.address(family).filter(|ip| !told && !choice.ifaces.contains(&ip.to_string()))?;
+        let net = ground.rather(link, ip)?;
+        let (length, flag) = if ip.is_ipv4() { (32, "--public-ip") } else { (128, "--public-ipv6") };
+        Some(format!(
+            "{ip}/{length} of {} stays the published address although {net} is there now: restart the agent to publish {}, or \
+             give {flag}={ip} to keep {ip} over restarts",
+            now.name,
+            net.addr()
+        ))
+    };
+    let link = ground.links().find(|link| link.name == now.name);
+    [Family::V4, Family::V6].map(|family| of_link(link?, family))
+}
+
+/// Chooses as flannel does at its start, but what was in use so far comes first where the flags let it.
 pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickError> {
     let asked = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
     let (link, by) = if asked { explicit(choice, ground)? } else { implicit(choice, ground)? };
@@ -184,20 +216,19 @@ fn explicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>,
     if let Some(found) = choice.can_reach.and_then(|ip| reaching(ground, ip)) {
         return Ok((found, None));
     }
-    let flags = |flag: &str, values: &[String]| values.iter().map(|v| format!("{flag} {v}")).collect::<Vec<_>>();
-    let mut wanted = flags("--iface", &choice.ifaces);
-    wanted.extend(flags("--iface-regex", &choice.regexes));
-    wanted.extend(choice.can_reach.map(|ip| format!("--iface-can-reach {ip}")));
-    Err(PickError::NoMatch { wanted: wanted.join(", "), there: ground.there() })
+    Err(PickError::NoMatch { wanted: flags(choice), there: ground.there() })
 }
 
-/// The interface that bears the public address, else that of the default routes.
+/// The interface that bears the public address, else the one in use so far, else that of the default routes.
 fn implicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
     let families = ground.families;
     let public = choice.public_ip.map(IpAddr::V4).filter(|_| families.0);
     let public = public.or(choice.public_ipv6.map(IpAddr::V6).filter(|_| families.1));
     if let Some((ip, link)) = public.and_then(|ip| Some((ip, ground.bearing(ip)?))) {
         return Ok((link, Some(ip)));
+    }
+    if let Some(link) = ground.before() {
+        return Ok((link, None));
     }
     let default = |family| {
         default_link(ground, family)
@@ -224,10 +255,11 @@ fn by_name_or_ip<'a>(ground: &Ground<'a>, wanted: &str) -> Option<Found<'a>> {
     }
 }
 
-/// Addresses of all interfaces first, names after.
+/// Addresses of all interfaces first, names after. Among those that match, the one in use so far comes first.
 fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
     let used = [(Family::V4, ground.families.0), (Family::V6, ground.families.1)];
-    for link in ground.links() {
+    let links = || ground.before().into_iter().chain(ground.links());
+    for link in links() {
         let best = |(family, used): (Family, bool)| {
             used.then(|| ground.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr()))
                 .flatten()
@@ -236,15 +268,20 @@ fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
             return Some((link, Some(ip)));
         }
     }
-    ground.links().find(|link| regex.is_match(&link.name.text())).map(|link| (link, None))
+    links().find(|link| regex.is_match(&link.name.text())).map(|link| (link, None))
 }
 
-/// The interface of the longest prefix that holds this address, as the kernel would route to it.
+/// The interface in use so far, if it has any route to this address; else that of the longest prefix that holds it, as the kernel
+/// would route to it.
 fn reaching<'a>(ground: &Ground<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
     if let Some(link) = ground.bearing(ip) {
         return Some(link);
     }
-    let holding = ground.routes(|route| route.net.contains(&ip));
+    let holding = || ground.routes(|route| route.net.contains(&ip));
+    if let Some(link) = ground.before().filter(|before| holding().any(|(_, link)| link.index == before.index)) {
+        return Some(link);
+    }
+    let holding = holding();
     holding.min_by_key(|(route, _)| (u8::MAX - route.net.prefix_len(), route.metric)).map(|(_, link)| link)
 }
 

@@ -133,6 +133,13 @@ impl<K: Kernel> Node<K> {
         let next = uplink::next(&self.world.options.uplink, &ground, &self.plan.host().uplink);
         if let Ok(Next::Stay(picked)) = next {
             (self.uplink_gone, self.uplink_due) = (None, None);
+            let remarks = uplink::remarks(&self.world.options.uplink, &ground, &picked.uplink);
+            for (said, remark) in self.uplink_said.iter_mut().zip(remarks) {
+                if let Some(text) = remark.filter(|text| said.as_ref() != Some(text)) {
+                    tracing::warn!("uplink: {text}");
+                    *said = Some(text);
+                }
+            }
             return Ok(picked);
         }
         let since = *self.uplink_gone.get_or_insert_with(Instant::now);

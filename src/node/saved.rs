@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use weft_subnet::cache::{Expiry, Head, Saved};
+use weft_subnet::cache::{Expiry, Head, Saved, Uplink};
 use weft_subnet::lease::Record;
 use weft_subnet::source::Claim;
 
@@ -12,6 +12,7 @@ use super::Node;
 use crate::kernel::Kernel;
 use crate::saved::Shelf;
 use crate::say::date;
+use crate::uplink;
 
 impl<K: Kernel> Node<K> {
     /// Goes on from what was saved.
@@ -97,6 +98,8 @@ impl<K: Kernel> Node<K> {
             Some((at, ttl)) => Expiry::At((wall + ttl).saturating_sub(now - at).as_secs()),
             None => Expiry::Never,
         };
+        let (now_used, flags) = (&plan.host().uplink, uplink::flags(&self.world.options.uplink));
+        let used = Uplink { name: now_used.name.text().into(), v4: now_used.v4, v6: now_used.v6, flags };
         let head = |shelf: &Shelf| Head {
             store: shelf.store().to_owned(),
             saved: heard,
@@ -105,6 +108,7 @@ impl<K: Kernel> Node<K> {
             own: plan.own().clone(),
             public: (plan.host().public_v4, plan.host().public_v6),
             chosen,
+            uplink: Some(used),
         };
         self.world.saver.step(now, plan.peers(), head);
     }

@@ -4,6 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use weft_backends::state::Name;
 use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
@@ -12,8 +13,10 @@ use weft_subnet::source::Capabilities;
 
 use super::{Place, Started, found, ground, host_with, parse, pick, unreadable, with_chosen};
 use crate::kernel::Kernel;
+use crate::options::UplinkChoice;
 use crate::saved::Shelf;
 use crate::say::date;
+use crate::uplink::{self, Before, Used};
 
 /// So long after the store was last heard its leases are believed, in seconds: the time that a lease in etcd lives. A peer that is
 /// silent for longer has lost its subnet there. In Kubernetes no lease ends by time; a Node that is gone for a day may be deleted,
@@ -46,12 +49,27 @@ impl Memory {
         if store.assigned {
             return None;
         }
+        let head = self.head()?;
+        let same = Network::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
+        (same && head.public == public).then_some(head.own.subnets)
+    }
+
+    /// The uplink that this node had, for a choice with these flags. However old it is: what counts is whether the machine still has
+    /// it.
+    pub(super) fn uplink(&mut self, choice: &UplinkChoice) -> Before {
+        match self.head() {
+            Some(head) => before(head, choice),
+            // Only a choice by the default route is one that the lease alone can speak for: nobody knows the flags of then.
+            None => Before { same_flags: uplink::flags(choice).is_empty(), ..Before::default() },
+        }
+    }
+
+    /// All but the peers.
+    fn head(&mut self) -> Option<&Head> {
         // A start that was tried without the store has read everything, and taken the shelf away.
         let (shelf, saved) = (self.shelf.as_ref(), self.saved.as_ref());
         let read = || saved.map(|saved| saved.head.clone()).or_else(|| shelf.and_then(Shelf::read_head));
-        let head = self.head.get_or_insert_with(read).as_ref()?;
-        let same = Network::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
-        (same && head.public == public).then_some(head.own.subnets)
+        self.head.get_or_insert_with(read).as_ref()
     }
 
     fn look(&mut self) -> Option<&Saved> {
@@ -71,6 +89,16 @@ impl Memory {
             self.said = Some(reason);
         }
     }
+}
+
+/// The uplink as it was saved. A file of an older weft has its published addresses alone, which stand for a choice without flags.
+fn before(head: &Head, choice: &UplinkChoice) -> Before {
+    let now = uplink::flags(choice);
+    let (name, ips, flags) = match &head.uplink {
+        Some(used) => (Name::new(&used.name), (used.v4, used.v6), used.flags.as_str()),
+        None => (None, head.public, ""),
+    };
+    Before { same_flags: now == flags, saved: Some(Used { name, ips }), published: None }
 }
 
 /// Our lease and the peers as they were saved. `config` is net-conf where it can be read all the same.
@@ -122,7 +150,7 @@ fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) ->
     }
     let uplink = with_chosen(place.choice, head.chosen);
     let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
-    let ground = ground(&machine, &network, head.own.subnets).preferring(head.public);
+    let ground = ground(&machine, &network, head.own.subnets).after(before(&head, &uplink));
     let picked = pick(&uplink, &ground)?;
     if (picked.public_v4, picked.public_v6) != head.public {
         return Err(format!("this node had other addresses then, not those of {}", picked.uplink.name));
@@ -155,7 +183,7 @@ mod tests {
         let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
         let own = Lease { id: "x".into(), subnets, attrs: Attrs::default(), age: Age::default() };
         let (config, public, chosen) = (String::new(), (None, None), [None, None]);
-        Head { store: String::new(), saved: SAVED, expires, config, own, public, chosen }
+        Head { store: String::new(), saved: SAVED, expires, config, own, public, chosen, uplink: None }
     }
 
     #[test]

@@ -28,8 +28,29 @@ pub struct Ground<'a> {
     own: Subnets,
     /// Indexes of the links that can be no uplink.
     inner: HashSet<u32>,
-    /// Addresses of the two families that win among their like.
-    preferred: [Option<IpAddr>; 2],
+    /// What was in use so far.
+    before: Before,
+}
+
+/// What was in use before a choice. All of it is a claim: it counts only as far as the machine still has it.
+#[derive(Debug, Clone, Default)]
+pub struct Before {
+    /// The flags that choose an interface are the same now as then. Under other flags the interface is chosen anew, and only the
+    /// addresses below count.
+    pub same_flags: bool,
+    /// The uplink that this node saved.
+    pub saved: Option<Used>,
+    /// The addresses that our lease names, or that a running agent uses.
+    pub published: Option<Public>,
+}
+
+/// An uplink that was in use.
+#[derive(Debug, Clone)]
+pub struct Used {
+    /// Its name, if it is known.
+    pub name: Option<Name>,
+    /// Its addresses.
+    pub ips: Public,
 }
 
 impl<'a> Ground<'a> {
@@ -44,21 +65,67 @@ impl<'a> Ground<'a> {
         }
         let tunnels = machine.links.iter().filter(|link| link.maker != Maker::Unknown || of_pods(&link.name.text()));
         inner.extend(tunnels.map(|link| link.index));
-        Ground { machine, families, own, inner, preferred: [None, None] }
+        Ground { machine, families, own, inner, before: Before::default() }
     }
 
     /// With these addresses in use so far: they win among their like.
     #[must_use]
-    pub fn preferring(mut self, (v4, v6): Public) -> Ground<'a> {
-        self.preferred = [v4.map(IpAddr::V4), v6.map(IpAddr::V6)];
+    pub fn preferring(self, published: Public) -> Ground<'a> {
+        self.after(Before { published: Some(published), ..Before::default() })
+    }
+
+    /// With all of this in use so far.
+    #[must_use]
+    pub fn after(mut self, before: Before) -> Ground<'a> {
+        self.before = before;
         self
     }
 
-    /// Every address that this link may have had published, in the family by which a lease names its node.
+    /// The link that was in use, if the flags let it stay and it is alive (up, with a carrier) with an address that was in use.
+    /// The one that this node saved counts first. Any other link that bears such an address counts only if a default route leads
+    /// over it: a VIP may have wandered to a dummy device, and what a lease names is the store's word.
+    pub(super) fn before(&self) -> Option<&'a LinkInfo> {
+        let Before { same_flags: true, saved, published } = &self.before else { return None };
+        let serves = |link: &&LinkInfo| self.serves(link);
+        let named = saved.as_ref().and_then(|used| {
+            let mut links = self.links().filter(serves);
+            links.find(|link| Some(link.name) == used.name && self.has(link, used.ips))
+        });
+        let all = saved.iter().map(|used| used.ips).chain(*published);
+        let mut borne =
+            all.filter_map(|ips| self.links().filter(serves).find(|l| self.has(l, ips) && self.leads_out(l)));
+        named.or_else(|| borne.next())
+    }
+
+    /// Whether this link bears one of these addresses.
+    fn has(&self, link: &LinkInfo, (v4, v6): Public) -> bool {
+        let wanted = [v4.map(IpAddr::V4), v6.map(IpAddr::V6)];
+        wanted.into_iter().flatten().any(|ip| self.find(link, ip).is_some())
+    }
+
+    /// This address on this link, unless another machine has it, too.
+    pub(super) fn find(&self, link: &LinkInfo, ip: IpAddr) -> Option<&'a AddrInfo> {
+        let mut there = self.addresses(link, of(ip)).filter(|addr| addr.flags & DAD_FAILED == 0);
+        there.find(|addr| addr.net.addr() == ip)
+    }
+
+    /// Whether this link is alive and has an address in each family in use.
+    fn serves(&self, link: &LinkInfo) -> bool {
+        let has = |used: bool, family| !used || self.best(link, family, |_| true).is_some();
+        link.up && link.carrier && has(self.families.0, Family::V4) && has(self.families.1, Family::V6)
+    }
+
+    fn leads_out(&self, link: &LinkInfo) -> bool {
+        !link.loopback && self.routes(|route| route.net.prefix_len() == 0).any(|(_, over)| over.index == link.index)
+    }
+
+    /// Every address that an earlier run may have published, in the family by which a lease names its node: those of this link, and
+    /// those of each link that [`Ground::before`] would choose for its address.
     pub fn beside(&self, name: Name) -> Vec<Public> {
-        let link = self.links().find(|link| link.name == name);
+        let other = |link: &LinkInfo| self.before.same_flags && self.serves(link) && self.leads_out(link);
+        let links = self.links().filter(|link| link.name == name || other(link));
         let family = if self.families.0 { Family::V4 } else { Family::V6 };
-        let ips = link.into_iter().flat_map(|link| self.addresses(link, family)).map(|addr| addr.net.addr());
+        let ips = links.flat_map(|link| self.addresses(link, family)).map(|addr| addr.net.addr());
         let public = |ip| match ip {
             IpAddr::V4(v4) => (Some(v4), None),
             IpAddr::V6(v6) => (None, Some(v6)),
@@ -95,8 +162,8 @@ impl<'a> Ground<'a> {
         self.links().find(|link| link.index == addr.index)
     }
 
-    /// The best address of a link: global before link-local, one of a subnet before a single address (a VIP), the one in use
-    /// before others, settled before tentative, permanent before dynamic, lasting before temporary; deprecated never.
+    /// The best address of a link for a choice: global before link-local, one of a subnet before a single address (it may be a VIP),
+    /// those in use before others, settled before tentative, permanent before dynamic, lasting before temporary; deprecated never.
     pub(super) fn best(
         &self,
         link: &LinkInfo,
@@ -107,24 +174,43 @@ impl<'a> Ground<'a> {
         let rank = |addr: &&AddrInfo| {
             // The same bit says "secondary" for IPv4, which is no defect.
             let temporary = addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_));
-            let preferred = self.preferred.contains(&Some(addr.net.addr()));
-            (kind(addr), !preferred, addr.flags & TENTATIVE != 0, addr.flags & PERMANENT == 0, temporary)
+            let flags = addr.flags;
+            (kind(addr), self.used(addr.net.addr()), flags & TENTATIVE != 0, flags & PERMANENT == 0, temporary)
         };
         self.addresses(link, family).filter(usable).min_by_key(rank)
     }
 
-    /// The address that an uplink in use goes on with, where `before` is the preferred one; `None`: it has lost that one, and what
-    /// is there instead may be of no use to peers (a VIP, a link-local address).
+    /// 0 for an address that is published, 1 for one that was saved, 2 for others.
+    fn used(&self, ip: IpAddr) -> u8 {
+        let among = |(v4, v6): Public| [v4.map(IpAddr::V4), v6.map(IpAddr::V6)].contains(&Some(ip));
+        match (self.before.published, self.before.saved.as_ref()) {
+            (Some(ips), _) if among(ips) => 0,
+            (_, Some(used)) if among(used.ips) => 1,
+            _ => 2,
+        }
+    }
+
+    /// The address that an uplink in use goes on with; `None`: it has lost `before`, and what is there instead may be of no use to
+    /// peers (a VIP, a link-local address).
+    ///
+    /// The address in use stays while it is on the link, whatever its prefix: a cloud's only address is often a single one, and
+    /// somebody may add another beside it. One that is about to end (deprecated), or that only neighbours can use (link-local), gives
+    /// way to a better one.
     pub(super) fn kept(&self, link: &LinkInfo, family: Family, before: Option<IpAddr>) -> Option<IpAddr> {
-        let mut there = self.addresses(link, family).filter(|addr| addr.flags & DAD_FAILED == 0);
-        let there = there.find(|addr| Some(addr.net.addr()) == before);
         let best = self.best(link, family, |_| true);
-        let kept = match there {
-            // A deprecated one is on the link all the same.
+        let kept = match before.and_then(|ip| self.find(link, ip)) {
+            Some(addr) if addr.flags & DEPRECATED == 0 && global(addr.net.addr()) => Some(addr),
             Some(addr) => best.filter(|best| kind(best) <= kind(addr)).or(Some(addr)),
             None => best.filter(|best| kind(best) == GOOD || before.is_none()),
         };
         kept.map(|addr| addr.net.addr())
+    }
+
+    /// What a choice would take instead of this single address, which is on the link.
+    pub(super) fn rather(&self, link: &LinkInfo, ip: IpAddr) -> Option<IpNet> {
+        let single = self.find(link, ip).is_some_and(|addr| kind(addr) == SINGLE);
+        let best = self.best(link, of(ip), |_| true).filter(|best| single && kind(best) == GOOD);
+        best.map(|addr| addr.net)
     }
 
     fn addresses(&self, link: &LinkInfo, family: Family) -> impl Iterator<Item = &'a AddrInfo> {
@@ -152,6 +238,8 @@ impl<'a> Ground<'a> {
 
 /// Not link-local, and of a subnet: see [`kind`].
 const GOOD: (bool, bool) = (false, false);
+/// A single address that is not link-local.
+const SINGLE: (bool, bool) = (false, true);
 
 /// Link-local addresses, and single addresses (/32, /128): each comes behind the others. A VIP is such a single address.
 fn kind(addr: &AddrInfo) -> (bool, bool) {

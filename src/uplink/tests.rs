@@ -247,26 +247,172 @@ fn an_uplink_that_lost_its_address() {
     assert_eq!(local.unwrap_err().to_string(), "eth0 lost fd00::1 and has only a link-local address");
 }
 
+/// A cloud may give a node nothing but a single address, and somebody may add another one: no reason to tell every peer of a move.
 #[test]
-fn a_vip_in_use_gives_way_to_an_address_of_a_subnet() {
+fn a_single_address_in_use_stays_and_wins_no_choice() {
     let machine = |addrs: &[(&str, u32)]| {
         let mut machine = machine();
         readdress(&mut machine, addrs);
         machine
     };
     let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 100].into()), v6: None };
-    let both = machine(&[("10.0.0.100/32", PERMANENT), ("10.0.0.1/24", 0)]);
-    assert_eq!(
-        words(next(&UplinkChoice::default(), &Ground::new(&both, V4, Subnets::default()), &now)),
-        "eth0 10.0.0.1"
-    );
-    // A cloud that gives single addresses only.
+    let eth0 = choice(&["eth0"], &[], "");
+    let stays = |machine: &Machine| words(next(&eth0, &Ground::new(machine, V4, Subnets::default()), &now));
+    let starts = |machine: &Machine, choice: &UplinkChoice| {
+        let saved = Some(Used { name: Some(name("eth0")), ips: (now.v4, None) });
+        let before = Before { same_flags: true, saved, published: Some((now.v4, None)) };
+        super::pick(choice, &Ground::new(machine, V4, Subnets::default()).after(before)).unwrap().uplink.v4.unwrap()
+    };
+    let both = machine(&[("10.0.0.100/32", PERMANENT), ("10.0.0.1/24", PERMANENT)]);
+    assert_eq!(stays(&both), "eth0 10.0.0.100", "in use");
+    assert_eq!(starts(&both, &eth0).to_string(), "10.0.0.1", "a restart heals a node that published a VIP");
+    let kept = UplinkChoice { public_ip: now.v4, ..UplinkChoice::default() };
+    assert_eq!(starts(&both, &kept).to_string(), "10.0.0.100", "unless the flag names it");
+    // Gone: a single one does not follow at once, one of a subnet does.
+    assert_eq!(stays(&machine(&[("10.0.0.7/32", PERMANENT)])), "eth0 10.0.0.7?");
+    assert_eq!(stays(&machine(&[("10.0.0.7/32", PERMANENT), ("10.0.0.9/24", 0)])), "eth0 10.0.0.9");
+    // About to end: it gives way.
+    assert_eq!(stays(&machine(&[("10.0.0.100/32", DEPRECATED), ("10.0.0.1/24", 0)])), "eth0 10.0.0.1");
     let singles = machine(&[("10.0.0.100/32", 0), ("10.0.0.7/32", PERMANENT), ("169.254.0.7/16", PERMANENT)]);
     assert_eq!(
-        words(next(&UplinkChoice::default(), &Ground::new(&singles, V4, Subnets::default()), &now)),
-        "eth0 10.0.0.100"
+        (stays(&singles).as_str(), starts(&singles, &eth0).to_string().as_str()),
+        ("eth0 10.0.0.100", "10.0.0.100")
     );
-    assert_eq!(pick(&choice(&["eth0"], &[], ""), &singles, V4).unwrap().uplink.v4, Some([10, 0, 0, 7].into()));
+    assert_eq!(pick(&eth0, &singles, V4).unwrap().uplink.v4, Some([10, 0, 0, 7].into()));
+}
+
+#[test]
+fn a_single_address_beside_a_better_one_is_remarked_unless_flags_name_it() {
+    let mut both = machine();
+    readdress(&mut both, &[("10.0.0.100/32", PERMANENT), ("10.0.0.1/24", PERMANENT), ("fd00::64/128", PERMANENT)]);
+    let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 100].into()), v6: "fd00::64".parse().ok() };
+    let said = |choice: &UplinkChoice, machine: &Machine, now: &Uplink| {
+        remarks(choice, &Ground::new(machine, (true, true), Subnets::default()), now)
+    };
+    let [v4, v6] = said(&UplinkChoice::default(), &both, &now);
+    assert_eq!(
+        v4.unwrap(),
+        "10.0.0.100/32 of eth0 stays the published address although 10.0.0.1/24 is there now: restart the agent to publish \
+         10.0.0.1, or give --public-ip=10.0.0.100 to keep 10.0.0.100 over restarts"
+    );
+    assert_eq!(v6, None, "there is no other");
+    both.addrs.push(addr(2, "fd00::1/64", PERMANENT));
+    let [_, v6] = said(&UplinkChoice::default(), &both, &now);
+    assert!(v6.unwrap().contains("give --public-ipv6=fd00::64"));
+    let public_ip = Some([10, 0, 0, 100].into());
+    for choice in [choice(&["10.0.0.100"], &[], ""), UplinkChoice { public_ip, ..Default::default() }] {
+        assert_eq!(said(&choice, &both, &now)[0], None);
+    }
+    let usual = Uplink { v4: Some([10, 0, 0, 1].into()), ..now };
+    assert_eq!(said(&UplinkChoice::default(), &both, &usual)[0], None);
+}
+
+/// eth0 was in use; eth1 has the better default route since. `saved` is what the file says of eth0 or of another link.
+fn restarted(choice: &UplinkChoice, before: Before, change: impl FnOnce(&mut Machine)) -> String {
+    let mut machine = machine();
+    change(&mut machine);
+    let picked = super::pick(choice, &Ground::new(&machine, V4, Subnets::default()).after(before));
+    picked.map_or("-".to_owned(), |picked| format!("{} {}", picked.uplink.name, picked.uplink.v4.unwrap()))
+}
+
+fn saved(link: Option<&str>, ip: &str) -> Before {
+    let used = Used { name: link.map(name), ips: (ip.parse().ok(), None) };
+    Before { same_flags: true, saved: Some(used), published: None }
+}
+
+#[test]
+fn a_start_prefers_the_link_that_was_in_use() {
+    let (none, eth0) = (UplinkChoice::default(), || saved(Some("eth0"), "10.0.0.1"));
+    let (kept, chosen) = ("eth0 10.0.0.1", "eth1 192.168.1.1");
+    assert_eq!(restarted(&none, Before::default(), |_| {}), chosen, "a first start");
+    assert_eq!(restarted(&none, eth0(), |_| {}), kept);
+    assert_eq!(restarted(&none, Before { same_flags: false, ..eth0() }, |_| {}), chosen, "other flags choose anew");
+    // Without a default route of its own the link that was saved stays, too.
+    assert_eq!(
+        restarted(&none, eth0(), |machine| machine.routes.retain(|route| route.dev != Some(name("eth0")))),
+        kept
+    );
+    // Not alive, or without the address.
+    assert_eq!(restarted(&none, eth0(), |machine| machine.links[1].up = false), chosen);
+    assert_eq!(restarted(&none, eth0(), |machine| machine.links[1].carrier = false), chosen);
+    assert_eq!(restarted(&none, eth0(), |machine| readdress(machine, &[("10.0.0.7/24", 0)])), chosen);
+    assert_eq!(restarted(&none, eth0(), |machine| machine.links.retain(|link| link.index != 2)), chosen);
+    assert_eq!(restarted(&none, eth0(), |machine| readdress(machine, &[("10.0.0.1/24", DAD_FAILED)])), chosen);
+    // A second address of the same link, and an address that the link has besides.
+    let second = |machine: &mut Machine| readdress(machine, &[("10.0.0.7/24", PERMANENT), ("10.0.0.1/24", 0)]);
+    assert_eq!(restarted(&none, eth0(), second), kept);
+}
+
+#[test]
+fn a_start_follows_an_address_to_another_link_only_where_a_default_route_leads_out() {
+    let none = UplinkChoice::default();
+    // The interface has another name since the boot, an older weft did not save the name, or the lease alone tells.
+    let lease = Before { same_flags: true, saved: None, published: Some((Some([10, 0, 0, 1].into()), None)) };
+    for before in [saved(Some("ens3"), "10.0.0.1"), saved(None, "10.0.0.1"), lease.clone()] {
+        assert_eq!(restarted(&none, before.clone(), |_| {}), "eth0 10.0.0.1", "{before:?}");
+        // A VIP that wandered to a dummy, or an address that somebody wrote into the lease: docker0's is on every machine.
+        let inner = |machine: &mut Machine| machine.routes.retain(|route| route.dev != Some(name("eth0")));
+        assert_eq!(restarted(&none, before, inner), "eth1 192.168.1.1");
+    }
+    let loopback = |machine: &mut Machine| {
+        readdress(machine, &[("10.0.0.7/24", 0)]);
+        machine.addrs.push(addr(1, "10.0.0.1/32", PERMANENT));
+    };
+    assert_eq!(restarted(&none, lease, loopback), "eth1 192.168.1.1");
+    // The file counts before the lease, the lease before other addresses of the same link.
+    let both = Before { published: Some((Some([192, 168, 1, 1].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
+    assert_eq!(restarted(&none, both, |_| {}), "eth0 10.0.0.1");
+    let two = |machine: &mut Machine| readdress(machine, &[("10.0.0.1/24", PERMANENT), ("10.0.0.7/24", 0)]);
+    let both = Before { published: Some((Some([10, 0, 0, 7].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
+    assert_eq!(restarted(&none, both, two), "eth0 10.0.0.7");
+}
+
+#[test]
+fn flags_win_over_the_link_that_was_in_use() {
+    let before = || saved(Some("eth0"), "10.0.0.1");
+    let public = |ip: [u8; 4]| UplinkChoice { public_ip: Some(ip.into()), ..UplinkChoice::default() };
+    let table = [
+        (choice(&["eth1"], &[], ""), "eth1 192.168.1.1"),
+        (choice(&["eth1", "eth0"], &[], ""), "eth1 192.168.1.1"),
+        (choice(&["192.168.1.1"], &[], ""), "eth1 192.168.1.1"),
+        (choice(&[], &["^eth1$"], ""), "eth1 192.168.1.1"),
+        (choice(&[], &["^192\\."], ""), "eth1 192.168.1.1"),
+        (choice(&[], &["^eth1$", "^eth"], ""), "eth1 192.168.1.1"),
+        (public([192, 168, 1, 1]), "eth1 192.168.1.1"),
+        (choice(&[], &[], "192.168.1.1"), "eth1 192.168.1.1"),
+        // One flag that matches both leaves the choice to what was in use.
+        (choice(&[], &["^eth"], ""), "eth0 10.0.0.1"),
+        (choice(&[], &["^1"], ""), "eth0 10.0.0.1"),
+        (choice(&[], &[], "8.8.8.8"), "eth0 10.0.0.1"),
+        (choice(&[], &[], "10.9.9.9"), "eth0 10.0.0.1"),
+        // An address that no interface bears says nothing about the interface.
+        (public([203, 0, 113, 9]), "eth0 10.0.0.1"),
+    ];
+    for (choice, wanted) in table {
+        assert_eq!(restarted(&choice, before(), |_| {}), wanted, "{choice:?}");
+    }
+    // eth1 was in use, and eth0 comes first among the interfaces.
+    for choice in [choice(&[], &["^eth"], ""), choice(&[], &["^1"], "")] {
+        assert_eq!(restarted(&choice, saved(Some("eth1"), "192.168.1.1"), |_| {}), "eth1 192.168.1.1", "{choice:?}");
+    }
+    // No route over it leads there.
+    let no_default = |machine: &mut Machine| {
+        machine.routes.retain(|route| route.dev != Some(name("eth0")) || route.net.prefix_len() != 0)
+    };
+    assert_eq!(restarted(&choice(&[], &[], "8.8.8.8"), before(), no_default), "eth1 192.168.1.1");
+}
+
+#[test]
+fn with_two_families_the_link_in_use_must_have_both() {
+    let before = || saved(Some("eth0"), "10.0.0.1");
+    let picked = |machine: &Machine, before| {
+        super::pick(&UplinkChoice::default(), &Ground::new(machine, (true, true), Subnets::default()).after(before))
+    };
+    assert!(matches!(picked(&machine(), Before::default()), Err(PickError::Split { .. })));
+    assert_eq!(picked(&machine(), before()).unwrap().uplink.name, name("eth0"));
+    let mut only_v4 = machine();
+    readdress(&mut only_v4, &[("10.0.0.1/24", PERMANENT)]);
+    assert!(matches!(picked(&only_v4, before()), Err(PickError::Split { .. })));
 }
 
 #[test]

@@ -47,6 +47,21 @@ pub struct Head {
     pub public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
     /// [`crate::source::Source::chosen`].
     pub chosen: [Option<IpAddr>; 2],
+    /// The uplink that was in use. `None`: an older weft wrote the file, which did not say it.
+    pub uplink: Option<Uplink>,
+}
+
+/// The uplink that was in use when a state was saved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uplink {
+    /// The name of the interface.
+    pub name: String,
+    /// Its IPv4 address. The published one may be another (`--public-ip`).
+    pub v4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub v6: Option<Ipv6Addr>,
+    /// The flags by which the interface was chosen, empty without any: under other flags the interface is chosen anew.
+    pub flags: String,
 }
 
 /// A state that was read back.
@@ -83,6 +98,9 @@ struct WireHead {
     own: Entry,
     public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
     chosen: [Option<IpAddr>; 2],
+    /// A member of later versions, which older ones skip.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    uplink: Option<Uplink>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -133,13 +151,13 @@ impl Writer {
     pub fn new(head: Head) -> Option<Writer> {
         let mut writer = Writer::default();
         let own = Entry::new(&head.own)?;
-        let Head { store, saved, config, public, chosen, .. } = head;
+        let Head { store, saved, config, public, chosen, uplink, .. } = head;
         let expires = match head.expires {
             Expiry::Never => Some(0),
             Expiry::At(seconds) => Some(seconds.max(1)),
             Expiry::Unknown => None,
         };
-        writer.push(&WireHead { store, saved, expires, config, own, public, chosen });
+        writer.push(&WireHead { store, saved, expires, config, own, public, chosen, uplink });
         Some(writer)
     }
 
@@ -209,14 +227,14 @@ fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> 
     if head.store != store {
         return Err(Unusable::Store(head.store));
     }
-    let WireHead { store, saved, expires, config, own, public, chosen } = head;
+    let WireHead { store, saved, expires, config, own, public, chosen, uplink } = head;
     let expires = match expires {
         None => Expiry::Unknown,
         Some(0) => Expiry::Never,
         Some(seconds) => Expiry::At(seconds),
     };
     let own = own.lease().ok_or(Unusable::Damaged)?;
-    Ok((Head { store, saved, expires, config, own, public, chosen }, &body[values.byte_offset()..]))
+    Ok((Head { store, saved, expires, config, own, public, chosen, uplink }, &body[values.byte_offset()..]))
 }
 
 #[cfg(test)]
@@ -248,7 +266,13 @@ mod tests {
         let chosen = [None, Some("2001:db8::7".parse().unwrap())];
         let config = "{\"Network\":\"10.5.0.0/16\"}\n".to_owned();
         let (saved, expires) = (1_700_000_000, Expiry::At(1_700_086_400));
-        let head = Head { store: STORE.into(), saved, expires, config, own: lease(1), public, chosen };
+        let uplink = Some(Uplink {
+            name: "eth0".into(),
+            v4: Some([10, 0, 0, 1].into()),
+            v6: None,
+            flags: "--iface-regex ^10\\.".into(),
+        });
+        let head = Head { store: STORE.into(), saved, expires, config, own: lease(1), public, chosen, uplink };
         Saved { head, peers: vec![lease(2), lease(3), only_v6] }
     }
 
@@ -279,10 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_an_older_version_does_not_say_when_the_lease_ends() {
+    fn a_file_of_an_older_version_is_read_without_what_it_does_not_say() {
         let mut old = saved();
-        old.head.expires = Expiry::Unknown;
-        assert!(!String::from_utf8(text(&old)).unwrap().contains("expires"), "as the older version wrote it");
+        (old.head.expires, old.head.uplink) = (Expiry::Unknown, None);
+        let written = text(&old);
+        let words = String::from_utf8(written.clone()).unwrap();
+        assert!(!words.contains("expires") && !words.contains("uplink"), "as the older version wrote it");
+        assert_eq!(read(&written, STORE).unwrap(), old);
     }
 
     #[test]

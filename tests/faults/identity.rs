@@ -12,6 +12,7 @@ each! {
     a_vip_on_the_uplink: Vxlan VxlanDual HostGw;
     the_address_comes_back_behind_a_vip: Vxlan VxlanDual HostGw;
     another_lease_with_our_address: Vxlan VxlanDual HostGw;
+    a_single_address_in_use_stays_until_a_restart: Vxlan VxlanDual;
 }
 
 const VIP: &str = "10.0.0.100/32";
@@ -59,6 +60,32 @@ fn the_address_comes_back_behind_a_vip(kind: Kind) {
     ip("addr add 10.0.0.1/24 dev up0");
     looked_at(&mut site, "the address is behind the VIP");
     assert_eq!(site.own_lease(), before, "nor later");
+}
+
+/// A cloud gives the node a single address, and somebody adds one of a subnet. The node says once what a restart will do, and does it.
+fn a_single_address_in_use_stays_until_a_restart(kind: Kind) {
+    let mut site = Site::new(kind);
+    ip("addr del 10.0.0.1/24 dev up0");
+    ip("addr add 10.0.0.1/32 dev up0");
+    if kind.dual() {
+        ip("-6 addr del fd00::1/64 dev up0");
+        ip("-6 addr add fd00::1/128 dev up0 nodad");
+    }
+    site.start();
+    site.healed("the start with a single address");
+    let before = site.own_lease();
+    ip("addr add 10.0.0.200/24 dev up0");
+    if kind.dual() {
+        ip("-6 addr add fd00::c8/64 dev up0 nodad");
+    }
+    (0..3).for_each(|_| looked_at(&mut site, "an address of a subnet beside the single one"));
+    assert_eq!(site.own_lease(), before, "nothing was published");
+    let said = site.log().lines().filter(|line| line.contains("to publish 10.0.0.200")).count();
+    assert_eq!(said, 1, "{}", site.log());
+    site.stop(Signal::SIGTERM);
+    site.start();
+    site.own.host = 200;
+    site.healed("a restart, which chooses anew");
 }
 
 fn problems(site: &Site) -> String {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The external interface goes away, comes back, or becomes another.
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::site::{Kind, Site, add_uplink, each, ip};
@@ -11,6 +12,7 @@ each! {
     deleted_and_created_again: Vxlan VxlanDual HostGw HostGwDual;
     readdressed: Vxlan VxlanDual HostGw HostGwDual;
     another_mtu: Vxlan VxlanDual HostGw;
+    a_vpn_does_not_take_the_uplink_at_a_restart: Vxlan HostGw;
 }
 
 /// Linux drops the IPv6 addresses of a link that goes down; whoever configures it gives them back.
@@ -45,7 +47,7 @@ fn carrier_lost(kind: Kind) {
     ip("link set far0 up");
     site.healed("carrier lost and back");
     ip("link set far0 down");
-    site.stop(nix::sys::signal::Signal::SIGKILL);
+    site.stop(Signal::SIGKILL);
     site.start();
     site.until("an answer without carrier", |site| site.status().is_some());
     ip("link set far0 up");
@@ -95,4 +97,35 @@ fn another_mtu(kind: Kind) {
         site.mtu = mtu;
         site.healed("another MTU of the uplink");
     }
+}
+
+/// A VPN comes with a better default route while weft runs. The old uplink lives, so weft keeps it, also over a restart, until the
+/// flags name another one.
+fn a_vpn_does_not_take_the_uplink_at_a_restart(kind: Kind) {
+    let mut site = Site::new(kind);
+    // No flag says which uplink to use.
+    site.uplink = "--fail-closed=true".to_owned();
+    ip("route add default via 10.0.0.254 dev up0 metric 100");
+    site.start();
+    site.healed("the start");
+    let before = site.own_lease();
+    ip("link add vpn0 type veth peer name vpn1");
+    ip("link set vpn1 up");
+    ip("link set vpn0 up");
+    ip("addr add 10.8.0.2/24 dev vpn0");
+    ip("route add default via 10.8.0.1 dev vpn0 metric 50");
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        site.stop(signal);
+        site.start();
+        site.healed("a restart beside a VPN");
+        assert_eq!(site.own_lease(), before, "nothing else was published");
+    }
+    site.stop(Signal::SIGTERM);
+    site.uplink = "--iface=vpn0".to_owned();
+    site.start();
+    site.until("the flag to win", |site| {
+        let leases = std::fs::read_dir(site.path("store/subnets")).unwrap();
+        let texts = leases.map(|lease| std::fs::read_to_string(lease.unwrap().path()).unwrap_or_default());
+        texts.filter(|text| text.contains("\"10.8.0.2\"")).count() == 1
+    });
 }

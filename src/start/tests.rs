@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which uplink a start chooses after an earlier run, with a store that answers and with one that is away.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+use weft_backends::host::Reach;
+use weft_backends::state::Name;
+use weft_subnet::cache::{Expiry, Head, Uplink, Writer};
+use weft_subnet::lease::Record;
+use weft_subnet::source::{Capabilities, Event, Local};
+
+use super::*;
+use crate::kernel::fake::FakeKernel;
+use crate::kernel::{AddrInfo, LinkInfo, RouteInfo};
+use crate::saved::Shelf;
+
+const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#;
+const STORE: &str = "memory";
+
+/// Leases in memory; `None`: the store is away.
+struct Memories(Option<RefCell<Vec<Lease>>>);
+
+impl Memories {
+    fn leases(&self) -> Result<&RefCell<Vec<Lease>>, Error> {
+        let away = || Error::Unavailable { what: "read".into(), source: Some("connection refused".into()) };
+        self.0.as_ref().ok_or_else(away)
+    }
+}
+
+impl Source for Memories {
+    fn describe(&self) -> String {
+        STORE.into()
+    }
+    fn identity(&self) -> Local<'_, Option<String>> {
+        Box::pin(async { Some(STORE.into()) })
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { expires: false, fenced: true, assigned: false }
+    }
+    fn config(&self) -> Local<'_, Result<String, Error>> {
+        Box::pin(async { self.leases().map(|_| CONFIG.to_owned()) })
+    }
+    fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(async { Ok(evidence.ours(self.leases()?.borrow().iter()).first().map(|lease| (*lease).clone())) })
+    }
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(async {
+            let subnets = claim.previous.unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
+            let lease = Lease { attrs: claim.attrs.clone(), ..lease(subnets, "0.0.0.0") };
+            self.leases()?.borrow_mut().push(lease.clone());
+            Ok(lease)
+        })
+    }
+    fn retake<'a>(&'a self, _: &'a Subnets, _: &'a Attrs, _: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
+        unreachable!("no part of a start")
+    }
+    fn release<'a>(&'a self, _: &'a Lease) -> Local<'a, Result<(), Error>> {
+        unreachable!("no part of a start")
+    }
+    fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
+        unreachable!("no part of a start")
+    }
+    fn remove<'a>(&'a self, _: &'a str) -> Local<'a, Result<(), Error>> {
+        unreachable!("no part of a start")
+    }
+    fn watch(&self, _: mpsc::Sender<Event>) -> Local<'_, ()> {
+        unreachable!("no part of a start")
+    }
+    fn keep<'a>(&'a self, _: &'a Lease, _: mpsc::Sender<Event>) -> Local<'a, ()> {
+        unreachable!("no part of a start")
+    }
+}
+
+fn lease(subnets: Subnets, public: &str) -> Lease {
+    let attrs = Attrs { public_ip: public.parse().ok(), backend_type: "ipip".into(), ..Attrs::default() };
+    Lease { id: subnets.to_key().into(), subnets, attrs, age: Age::default() }
+}
+
+fn own() -> Subnets {
+    Subnets::from_key("10.5.7.0-24").unwrap()
+}
+
+/// eth0 192.168.0.1 with a default route, the uplink so far; since then vpn0 10.8.0.2 with a better one.
+fn machine() -> Machine {
+    let name = |text: &str| Name::new(text).unwrap();
+    let link = |(index, text): (u32, &str)| LinkInfo {
+        index,
+        name: name(text),
+        mtu: 1500,
+        mac: None,
+        up: true,
+        carrier: true,
+        loopback: false,
+        maker: Maker::Unknown,
+    };
+    let addr = |index, net: &str| AddrInfo { index, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
+    let route = |net: &str, metric, dev, reach| RouteInfo {
+        net: net.parse().unwrap(),
+        metric,
+        dev: Some(name(dev)),
+        via: None,
+        reach,
+        protocol: 3,
+    };
+    Machine {
+        links: [(2, "eth0"), (3, "vpn0")].map(link).to_vec(),
+        addrs: vec![addr(2, "192.168.0.1/24"), addr(3, "10.8.0.2/24")],
+        routes: vec![
+            route("0.0.0.0/0", 100, "eth0", Reach::Gateway),
+            route("0.0.0.0/0", 50, "vpn0", Reach::Gateway),
+            route("192.168.0.0/24", 0, "eth0", Reach::Link(name("eth0"))),
+        ],
+    }
+}
+
+fn used(flags: &str) -> Option<Uplink> {
+    Some(Uplink { name: "eth0".into(), v4: Some([192, 168, 0, 1].into()), v6: None, flags: flags.into() })
+}
+
+/// What an earlier run left on the disk, and how this one is started.
+struct Case {
+    choice: UplinkChoice,
+    /// What the file of saved peers says of the uplink; the outer `None`: there is no such file.
+    saved: Option<Option<Uplink>>,
+    /// The store answers.
+    store: bool,
+    /// subnet.env is there.
+    env: bool,
+    /// The address that our lease names, in the store and in the file.
+    published: &'static str,
+}
+
+impl Default for Case {
+    fn default() -> Case {
+        let (choice, saved) = (UplinkChoice::default(), Some(used("")));
+        Case { choice, saved, store: true, env: false, published: "192.168.0.1" }
+    }
+}
+
+/// The uplink, its published address, and the subnet of a start; `None` where it waits for the store.
+async fn starts(case: Case, machine: Machine) -> Option<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let subnet_file = dir.path().join("subnet.env");
+    if case.env {
+        let text = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n";
+        std::fs::write(&subnet_file, text).unwrap();
+    }
+    let shelf = Shelf::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
+    let mine = lease(own(), case.published);
+    if let Some(uplink) = case.saved {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
+        let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
+        let head = Head { store, saved: now, expires: Expiry::Never, config, own, public, chosen, uplink };
+        let mut writer = Writer::new(head).unwrap();
+        let body = writer.take();
+        std::fs::write(shelf.file(), [writer.finish().into_bytes(), body].concat()).unwrap();
+    }
+    let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
+    let mut kernel = FakeKernel::new(machine, 90);
+    let place = Place {
+        store: &*store,
+        kernel: &mut kernel,
+        choice: &case.choice,
+        subnet_file: &subnet_file,
+        guard: false,
+        memory: Memory::new(Some(shelf)),
+    };
+    let (mut notify, readiness) = (Notify::default(), Readiness::new());
+    let teller = Teller::new(store.clone(), Duration::from_secs(60));
+    let start = start(place, Waiting::new(&mut notify, readiness.clone(), &teller));
+    // A start that waits says so before anything else.
+    let waits = async {
+        while !readiness.reasons().iter().any(|reason| reason.starts_with("waiting: ")) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        started = start => {
+            let (host, own) = (started.host, started.own);
+            Some(format!("{} {} {}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
+        }
+        () = waits => None,
+    }
+}
+
+async fn local(test: impl Future<Output = ()>) {
+    LocalSet::new().run_until(test).await;
+}
+
+const KEPT: &str = "eth0 192.168.0.1 10.5.7.0/24";
+
+#[tokio::test]
+async fn a_vpn_that_came_meanwhile_does_not_take_the_uplink() {
+    local(async {
+        let rows = [
+            // An older weft did not save the name of the uplink: its address tells.
+            (true, Some(used(""))),
+            (true, Some(None)),
+            (false, Some(used(""))),
+            (false, Some(None)),
+        ];
+        for (store, saved) in rows {
+            let what = format!("store {store}, saved {saved:?}");
+            assert_eq!(
+                starts(Case { store, saved, ..Case::default() }, machine()).await.as_deref(),
+                Some(KEPT),
+                "{what}"
+            );
+        }
+        // Nothing was saved (a directory needs no such file): subnet.env and the lease tell.
+        let without = || Case { saved: None, env: true, ..Case::default() };
+        assert_eq!(starts(without(), machine()).await.as_deref(), Some(KEPT));
+        // A node that knows nothing of an earlier run chooses by the default route.
+        let new = starts(Case { env: false, ..without() }, machine()).await;
+        assert_eq!(new.as_deref(), Some("vpn0 10.8.0.2 10.5.99.0/24"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_an_address_to_reach_the_uplink_stays_as_long_as_the_flag_is_the_same() {
+    local(async {
+        let choice = UplinkChoice { can_reach: "192.0.2.9".parse().ok(), ..UplinkChoice::default() };
+        for store in [true, false] {
+            let case = |flags| Case { choice: choice.clone(), saved: Some(used(flags)), store, ..Case::default() };
+            let same = starts(case("--iface-can-reach 192.0.2.9"), machine()).await;
+            assert_eq!(same.as_deref(), Some(KEPT), "{store}");
+            let other = starts(case("--iface-can-reach 192.0.2.10"), machine()).await;
+            assert!(other.is_none_or(|other| other.starts_with("vpn0 10.8.0.2")), "{store}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn flags_of_this_start_win_over_what_was_saved() {
+    local(async {
+        let vpn = || "vpn0".to_owned();
+        let choices = [
+            UplinkChoice { ifaces: vec![vpn()], ..UplinkChoice::default() },
+            UplinkChoice { regexes: vec![format!("^{}$", vpn())], ..UplinkChoice::default() },
+            UplinkChoice { public_ip: "10.8.0.2".parse().ok(), ..UplinkChoice::default() },
+        ];
+        for choice in choices {
+            let got = starts(Case { choice: choice.clone(), ..Case::default() }, machine()).await.unwrap();
+            assert!(got.starts_with("vpn0 10.8.0.2"), "{choice:?}: {got}");
+        }
+        // A flag that was taken away since: the default route chooses.
+        let got = starts(Case { saved: Some(used("--iface eth0")), ..Case::default() }, machine()).await.unwrap();
+        assert!(got.starts_with("vpn0 10.8.0.2"), "{got}");
+    })
+    .await;
+}
+
+/// The published address is the flag's, as behind a NAT: the saved uplink tells the interface all the same.
+#[tokio::test]
+async fn behind_a_nat_the_saved_interface_counts() {
+    local(async {
+        for store in [true, false] {
+            let choice = UplinkChoice { public_ip: "203.0.113.9".parse().ok(), ..UplinkChoice::default() };
+            let got = starts(Case { choice, store, published: "203.0.113.9", ..Case::default() }, machine()).await;
+            assert_eq!(got.as_deref(), Some("eth0 203.0.113.9 10.5.7.0/24"), "{store}");
+        }
+    })
+    .await;
+}
+
+/// The address that is published stays although the interface has a better one, also before the store was asked.
+#[tokio::test]
+async fn the_saved_address_stays() {
+    local(async {
+        for store in [true, false] {
+            let mut machine = machine();
+            machine.addrs[0].flags = 0;
+            let better = AddrInfo { net: "192.168.0.50/24".parse().unwrap(), flags: 0x80, ..machine.addrs[0].clone() };
+            machine.addrs.insert(0, better);
+            assert_eq!(starts(Case { store, ..Case::default() }, machine).await.as_deref(), Some(KEPT), "{store}");
+        }
+    })
+    .await;
+}
