@@ -57,6 +57,8 @@ check: ## clippy; each warning is an error
 alone: ## build each crate and each feature alone, so that no forbidden dependency hides
 	@$(STEP) 300 "weft-backends alone" cargo check --locked -p weft-backends
 	@$(STEP) 300 "weft-cni alone" cargo check --locked -p weft-cni
+	@$(STEP) 300 "weft-doctor alone" cargo check --locked -p weft-doctor
+	@$(STEP) 300 "weft-lab alone" cargo check --locked -p weft-lab
 	@$(STEP) 300 "weft-subnet without features" cargo check --locked -p weft-subnet --no-default-features
 	@for feature in $$(sed -n '/^\[features\]/,/^$$/s/^\([a-z][a-z0-9-]*\) = .*/\1/p' subnet/Cargo.toml); do \
 	  $(STEP) 300 "weft-subnet with $$feature alone" \

@@ -71,9 +71,9 @@ pub enum Task {
         flag: bool,
     },
     /// `weft lab`.
-    Lab(crate::lab::LabArgs),
-    /// `weft doctor pods`: where to look, and whether to clear.
-    DoctorPods(crate::doctor::Places, bool),
+    Lab(weft_lab::LabArgs),
+    /// `weft doctor pods`: what it reads, and whether it removes what is surely left behind.
+    DoctorPods(weft_doctor::Sources, bool),
 }
 
 /// `weft agent`.
@@ -144,7 +144,7 @@ enum Command {
     #[command(subcommand)]
     Doctor(doctor::DoctorCommand),
     /// Run a whole cluster in network namespaces on this machine, break it and watch it heal.
-    Lab(crate::lab::LabArgs),
+    Lab(weft_lab::LabArgs),
     /// Print the version.
     Version,
 }

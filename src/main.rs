@@ -20,7 +20,7 @@ use weft::instance::Instance;
 use weft::kernel::Kernel;
 use weft::say::printable;
 use weft::sysctls::loosened::Loosened;
-use weft::{admin, agent, cleanup, conflist, doctor, firewall, install, leases, log, saved, status};
+use weft::{admin, agent, cleanup, conflist, firewall, install, leases, log, saved, status};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -94,17 +94,17 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Version { flag: false } => Ok(show(&format!("{version}\n"))),
-        Task::DoctorPods(places, fix) => doctor_pods(&places, fix),
-        Task::Lab(args) => weft::lab::main(args, shutdown()?).await,
+        Task::DoctorPods(sources, fix) => doctor_pods(&sources, fix),
+        Task::Lab(args) => weft_lab::main(args, shutdown()?).await,
     }
 }
 
-fn doctor_pods(places: &doctor::Places, fix: bool) -> anyhow::Result<ExitCode> {
-    let report = doctor::examine(places).context("examine pods")?;
-    let shown = show(&printable(&report.render(places)));
+fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<ExitCode> {
+    let report = weft_doctor::examine(sources).context("examine pods")?;
+    let shown = show(&printable(&report.render(sources)));
     let mut left = report.leaks().count();
     if fix {
-        let done = doctor::fix(&report, places);
+        let done = weft_doctor::fix(&report, sources);
         left = done.iter().filter(|done| done.is_err()).count();
         done.iter().for_each(|done| match done {
             Ok(text) => drop(show(&printable(&format!("{text}\n")))),

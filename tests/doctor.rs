@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft doctor pods` on a made-up node: what leaks is listed with a command that clears it, what lives stays.
+//! `weft doctor pods` on a node in namespaces of the test: leaks are listed with the command that removes them, and nothing of a
+//! running pod is touched.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,10 +26,10 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use weft::lab::net::own_names;
 
-/// A node in namespaces of the calling thread, with a tmpfs for the names of others.
+/// A node in namespaces of the calling thread, with a private directory of namespace names.
 struct Node {
     dir: tempfile::TempDir,
-    /// Of the test: ids of containers are its own.
+    /// Number of the test, so that each test has its own container IDs.
     number: usize,
     running: Vec<Child>,
 }
@@ -61,12 +62,12 @@ impl Node {
         self.dir.path().join(name)
     }
 
-    /// A container's id that no process of this machine bears.
+    /// Returns a container ID that no process of this machine mentions.
     fn id(&self, name: &str) -> String {
         format!("doctor{:08x}t{}{name}", std::process::id(), self.number)
     }
 
-    /// A file of an hour ago.
+    /// Writes a file with a modification time of an hour ago.
     fn old(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).unwrap();
         let file = fs::File::options().write(true).open(self.path(name)).unwrap();
@@ -78,7 +79,7 @@ impl Node {
         self.old(&format!("networks/cbr0/{addr}"), &format!("{}\r\neth0", self.id(pod)));
     }
 
-    /// A record as the plugin writes it, of a routed pod.
+    /// Writes a record of a routed pod, as the CNI plugin does.
     fn record(&self, pod: &str) {
         let record = json!({
             "cniVersion": "1.0.0", "name": "cbr0", "type": "weft-veth",
@@ -88,8 +89,8 @@ impl Node {
         self.old(&format!("records/{}", self.id(pod)), &record.to_string());
     }
 
-    /// A namespace with an address, wired to the node by a pair of the name that the plugin would give it.
-    fn space(&self, pod: &str, addr: &str) -> String {
+    /// Creates a namespace with an address. It is connected to the node by a veth pair with the name that the plugin would choose.
+    fn namespace(&self, pod: &str, addr: &str) -> String {
         let host = weft_cni::veth::host_name(&self.id(pod), "eth0");
         ip(&format!("netns add {pod}"));
         ip(&format!("link add {host} type veth peer name eth0 netns {pod}"));
@@ -106,15 +107,15 @@ impl Node {
         let netns = |path: &str| fs::metadata(path).ok().map(|about| std::os::unix::fs::MetadataExt::ino(&about));
         let begin = std::time::Instant::now();
         while netns(&format!("/proc/{}/ns/net", child.id())) != netns(&format!("/run/netns/{pod}")) {
-            assert!(begin.elapsed().as_secs() < 20, "it does not enter {pod}");
+            assert!(begin.elapsed().as_secs() < 20, "the process does not enter {pod}");
             std::thread::yield_now();
         }
         self.running.push(child);
     }
 
-    /// The agent's program as the host sees it: where these tests themselves run in a container, with a /proc like the host's.
+    /// Runs the program as on a host. If the tests themselves run in a container, it gets a /proc that looks like the host's.
     fn doctor(&self, more: &[&str]) -> Output {
-        if is_first(&fs::read_link("/proc/self/ns/pid").unwrap()) {
+        if is_host(&fs::read_link("/proc/self/ns/pid").unwrap()) {
             return self.run_doctor(Command::new(exe::weft_exe()), more);
         }
         self.make_proc();
@@ -124,20 +125,20 @@ impl Node {
         self.run_doctor(command, more)
     }
 
-    /// The same in a PID namespace of its own, where it cannot see every process of the host.
+    /// Runs the program in a PID namespace of its own, where it cannot see every process of the host.
     fn doctor_in_a_container(&self, more: &[&str]) -> Output {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(exe::weft_exe());
         self.run_doctor(command, more)
     }
 
-    /// A directory that shows all processes there are, as if their PID namespace were the first: to be mounted on /proc.
+    /// Creates a directory to be mounted on /proc. It shows all processes, as if their PID namespace were the host's.
     fn make_proc(&self) {
-        // Processes have come and gone since the last time.
+        // The processes have changed since the last call.
         let _ = fs::remove_dir_all(self.path("proc"));
         fs::create_dir_all(self.path("proc/host/self/ns")).unwrap();
         fs::create_dir(self.path("proc/real")).unwrap();
-        symlink(FIRST, self.path("proc/host/self/ns/pid")).unwrap();
+        symlink(HOST_PID_NAMESPACE, self.path("proc/host/self/ns/pid")).unwrap();
         symlink(self.path("proc/real/thread-self"), self.path("proc/host/thread-self")).unwrap();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
             let name = entry.file_name().into_string().unwrap();
@@ -173,11 +174,11 @@ fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// The first PID namespace, whose number is fixed in the kernel (PROC_PID_INIT_INO).
-const FIRST: &str = "pid:[4026531836]";
+/// The host's PID namespace, whose number is fixed in the kernel (PROC_PID_INIT_INO).
+const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-fn is_first(namespace: &Path) -> bool {
-    namespace == Path::new(FIRST)
+fn is_host(namespace: &Path) -> bool {
+    namespace == Path::new(HOST_PID_NAMESPACE)
 }
 
 fn on_a_node(test: impl FnOnce(Node) + Send + 'static) {
@@ -186,51 +187,51 @@ fn on_a_node(test: impl FnOnce(Node) + Send + 'static) {
     }
 }
 
-/// One pod that lives, and leaks of every kind; how many are sure.
-fn made_up(node: &mut Node) -> (String, String) {
-    node.address("10.5.1.2", "lives");
-    node.record("lives");
-    let lives = node.space("lives", "10.5.1.2");
-    node.run_in("lives");
+/// Creates one running pod, and four leaks, of every kind. Returns the veth pairs of the running pod and of a deleted pod.
+fn add_pods(node: &mut Node) -> (String, String) {
+    node.address("10.5.1.2", "runs");
+    node.record("runs");
+    let runs = node.namespace("runs", "10.5.1.2");
+    node.run_in("runs");
     node.address("10.5.1.3", "gone");
     node.record("gone");
     node.address("10.5.1.4", "left");
-    let left = node.space("left", "10.5.1.4");
-    (lives, left)
+    let left = node.namespace("left", "10.5.1.4");
+    (runs, left)
 }
 
 #[test]
-fn leaks_are_listed_and_cleared_and_the_living_stay() {
+fn leaks_are_listed_and_removed_and_running_pods_stay() {
     on_a_node(|mut node| {
-        let (lives, left) = made_up(&mut node);
+        let (runs, left) = add_pods(&mut node);
         let before = (node.addresses(), node.files("records"), ip("-o link"));
         let listed = node.doctor(&[]);
         let said = text(&listed);
         assert_eq!((node.addresses(), node.files("records"), ip("-o link")), before, "listing changes nothing");
         assert_eq!(listed.status.code(), Some(1), "{said}");
-        assert!(said.contains("4 leaked, 0 in doubt; looked at 3 addresses, 2 records, 2 veth pairs"), "{said}");
+        assert!(said.contains("4 leaked, 0 in doubt; examined 3 addresses, 2 records, 2 veth pairs"), "{said}");
         for command in [format!("ip link del {left}"), format!("rm {}", node.path("networks/cbr0/10.5.1.4").display())]
         {
             assert!(said.lines().any(|line| line.trim() == command), "{command}: {said}");
         }
-        assert!(!said.contains(&lives) && !said.contains("10.5.1.2"), "{said}");
+        assert!(!said.contains(&runs) && !said.contains("10.5.1.2"), "{said}");
         let fixed = node.doctor(&["--fix"]);
         assert!(fixed.status.success(), "{}", text(&fixed));
         assert_eq!(text(&fixed).matches("cleared ").count(), 4, "{}", text(&fixed));
         assert_eq!(node.addresses(), ["10.5.1.2"]);
-        assert_eq!(node.files("records"), 1, "of the pod that lives");
+        assert_eq!(node.files("records"), 1, "the record of the running pod stays");
         let links = ip("-o link");
-        assert!(links.contains(&lives) && !links.contains(&left), "{links}");
+        assert!(links.contains(&runs) && !links.contains(&left), "{links}");
         let again = node.doctor(&["--fix"]);
         assert!(again.status.success() && text(&again).contains("0 leaked, 0 in doubt"), "{}", text(&again));
     });
 }
 
-/// Who is in another PID namespace than the first sees only some processes: nothing is sure there, and nothing is cleared.
+/// In a container, only some processes are visible. Nothing is certain then, and nothing is removed.
 #[test]
 fn in_a_container_everything_is_in_doubt_and_stays() {
     on_a_node(|mut node| {
-        made_up(&mut node);
+        add_pods(&mut node);
         let before = (node.addresses(), node.files("records"), ip("-o link"));
         let out = node.doctor_in_a_container(&["--fix"]);
         let said = text(&out);
@@ -242,8 +243,8 @@ fn in_a_container_everything_is_in_doubt_and_stays() {
 #[test]
 fn every_command_that_is_printed_clears_its_leak() {
     on_a_node(|mut node| {
-        made_up(&mut node);
-        // Stands for the plugin, whose DEL has tests of its own: takes back what it is asked for.
+        add_pods(&mut node);
+        // This script replaces the plugin, whose DEL has tests of its own. It removes the record.
         let script = format!(
             "#!/bin/sh\n[ \"$CNI_COMMAND/$CNI_IFNAME\" = DEL/eth0 ] || exit 1\ncat >{0}/conf\nrm {0}/records/$CNI_CONTAINERID\n",
             node.dir.path().display()
@@ -265,23 +266,23 @@ fn every_command_that_is_printed_clears_its_leak() {
 }
 
 #[test]
-fn what_might_live_is_listed_and_stays() {
+fn what_may_belong_to_a_running_pod_is_listed_and_stays() {
     on_a_node(|mut node| {
-        // The runtime still speaks of it, and its namespace is there: it may be between two calls.
+        // The runtime's cache lists it and its namespace exists: the runtime may be about to start it.
         node.address("10.5.1.5", "cached");
-        let host = node.space("cached", "10.5.1.6");
+        let host = node.namespace("cached", "10.5.1.6");
         let result = json!({"interfaces": [{"name": "eth0", "sandbox": "/run/netns/cached"}]});
         let cached =
             json!({"kind": "cniCacheV1", "containerId": node.id("cached"), "ifName": "eth0", "result": result});
         node.old("results/cbr0-cached-eth0", &cached.to_string());
-        // Just written: its pod may be starting.
+        // This file was written just now: its pod may be starting.
         fs::write(node.path("networks/cbr0/10.5.1.7"), format!("{}\r\neth0", node.id("young"))).unwrap();
-        // A process bears its id, as a sandbox does that keeps the address to itself.
+        // A process mentions its ID, as the process of a sandbox that hides its address from the kernel does.
         node.address("10.5.1.8", "sandboxed");
         let mut sandbox = Command::new("setpriv");
         sandbox.args(["--pdeathsig", "KILL", "sh", "-c", "read wait", &node.id("sandboxed")]);
         node.running.push(sandbox.stdin(Stdio::piped()).spawn().unwrap());
-        // No JSON, and nobody's.
+        // A torn record: neither valid JSON nor of a known container.
         node.old(&format!("records/{}", node.id("torn")), "{\"name\": \"cbr");
         let fixed = node.doctor(&["--fix"]);
         let said = text(&fixed);
@@ -289,8 +290,8 @@ fn what_might_live_is_listed_and_stays() {
         assert!(said.contains("0 leaked, 4 in doubt"), "{said}");
         assert_eq!(node.addresses(), ["10.5.1.5", "10.5.1.7", "10.5.1.8"]);
         assert_eq!(node.files("records"), 1);
-        assert!(ip("-o link").contains(&host), "its namespace is the runtime's");
-        for why in ["cache has the container", "it is only", "with the container's id is running", "cannot be read"] {
+        assert!(ip("-o link").contains(&host), "the runtime uses its namespace");
+        for why in ["cache lists the container", "it is only", "contains the container's ID", "cannot be read"] {
             assert!(said.contains(why), "{why}: {said}");
         }
     });
@@ -303,7 +304,7 @@ fn a_node_without_pods_is_healthy() {
         assert_eq!(out.status.code(), Some(2), "a flag given twice: {}", text(&out));
         let out = node.doctor(&[]);
         assert!(
-            out.status.success() && text(&out).contains("0 leaked, 0 in doubt; looked at 0 addresses"),
+            out.status.success() && text(&out).contains("0 leaked, 0 in doubt; examined 0 addresses"),
             "{}",
             text(&out)
         );

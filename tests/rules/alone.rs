@@ -29,7 +29,7 @@ fn empty_root() -> TempDir {
     root
 }
 
-/// A program that runs the binary there, with the lab's directory in sight. `ip netns exec` gives it mounts of its own.
+/// A program that runs the binary there, with the lab's directory in sight. `weft lab exec` gives it mounts of its own.
 fn entrance(root: &Path) -> std::path::PathBuf {
     let script = root.join("../").join(format!("{}.sh", root.file_name().unwrap().to_str().unwrap()));
     let text = format!(
@@ -49,7 +49,7 @@ fn entrance(root: &Path) -> std::path::PathBuf {
 fn alone(flags: &[&str], test: impl AsyncFn(Site) + std::panic::RefUnwindSafe) {
     let root = empty_root();
     let exe = entrance(root.path());
-    let options = LabOptions { exe: Some(exe.clone()), ..options(flags) };
+    let options = LabOptions { exe: Some(exe.clone()), launcher: Some(weft_exe()), ..options(flags) };
     let outcome = std::panic::catch_unwind(|| {
         on_this_thread(async { test(Site::with(options.clone()).await).await });
     });

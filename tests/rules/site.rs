@@ -66,17 +66,7 @@ impl Site {
     /// A lab of two nodes and a host outside.
     pub async fn with(options: LabOptions) -> Site {
         let lab = Lab::build(&options).await.unwrap();
-        let out = Netns::add("out").await.unwrap();
-        lab.fabric
-            .batch("link add out type veth peer name eth0 netns out\nlink set out master br0 up\n")
-            .await
-            .unwrap();
-        out.batch(
-            "addr add 192.168.77.200/24 dev eth0\naddr add fd77::200/64 dev eth0 nodad\nlink set eth0 up\n\
-             route add default via 192.168.77.1 dev eth0\nroute add default via fd77::1 dev eth0\n",
-        )
-        .await
-        .unwrap();
+        let out = lab.add_host("out", 200).await.unwrap();
         Site { lab, backend: options.backend, out }
     }
 

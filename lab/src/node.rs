@@ -10,16 +10,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use nix::sys::signal::Signal;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tokio::process::Child;
 
 use super::cni::Cni;
-use super::net::{Netns, checked};
+use super::netns::{Netns, checked};
+use super::network::VethEnd;
 use super::options::LabOptions;
 use super::{process, wait_for};
-use crate::status::Status;
 
 /// Time limit for an agent to become ready.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The bridge of the pods, which has the same name as that of flannel's CNI plugin.
+const BRIDGE: &str = "cni0";
 
 /// The values of subnet.env that a CNI plugin uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +46,22 @@ impl PodNet {
         let mtu = value("FLANNEL_MTU")?.trim().parse().ok()?;
         (!gateways.is_empty()).then_some(PodNet { gateways, mtu })
     }
+}
+
+/// The part of the agent's status that a lab reads.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Status {
+    /// True if the agent is ready.
+    pub ready: bool,
+    /// The other nodes.
+    pub peers: Vec<PeerStatus>,
+}
+
+/// The status of one peer.
+#[derive(Debug, Clone, Deserialize)]
+pub struct PeerStatus {
+    /// `programmed`, if all entries for the peer are in the kernel.
+    pub state: String,
 }
 
 /// A pod: a namespace that is connected to the node's bridge by a veth pair.
@@ -176,11 +196,19 @@ impl Node {
         process::signal(self.agent.as_ref(), signal)
     }
 
-    /// Returns the agent's status.
+    /// Returns the part of the agent's status that a lab reads.
     ///
     /// # Errors
     /// The agent does not answer.
     pub async fn status(&self) -> Result<Status> {
+        self.status_as().await
+    }
+
+    /// Returns the agent's status as a type of the caller, to which its JSON fits.
+    ///
+    /// # Errors
+    /// The agent does not answer, or its answer does not fit.
+    pub async fn status_as<T: DeserializeOwned>(&self) -> Result<T> {
         let mut command = self.ns.command(&self.exe);
         command.arg("status").arg(format!("--socket={}", self.socket().display())).args(["-o", "json"]);
         let text = checked(&mut command).await?;
@@ -211,18 +239,18 @@ impl Node {
     pub async fn add_pods(&mut self, count: usize) -> Result<()> {
         if let Some(cni) = &self.cni {
             for number in 1..=count {
-                let ns = Netns::add(&format!("{}-p{number}", self.name())).await?;
+                let ns = self.ns.add_other(&format!("{}-p{number}", self.name())).await?;
                 let addrs = cni.add(&self.ns, &ns).await?;
                 self.pods.push(Pod { ns, addrs });
             }
             return Ok(());
         }
         let net = self.pod_net().await?;
-        let mut lines = format!("link add cni0 mtu {} type bridge\nlink set cni0 up\n", net.mtu);
+        let network = self.ns.network()?;
+        network.add_bridge(BRIDGE, Some(net.mtu)).await?;
         for gateway in &net.gateways {
-            lines += &format!("addr add {gateway} dev cni0{}\n", nodad(gateway.addr()));
+            network.add_address(BRIDGE, *gateway).await?;
         }
-        self.ns.batch(&lines).await?;
         for number in 1..=count {
             let pod = self.add_pod(&net, number).await?;
             self.pods.push(pod);
@@ -238,23 +266,18 @@ impl Node {
     }
 
     async fn add_pod(&self, net: &PodNet, number: usize) -> Result<Pod> {
-        let name = format!("{}-p{number}", self.name());
-        let ns = Netns::add(&name).await?;
-        let (port, mtu) = (format!("pod{number}"), net.mtu);
-        self.ns
-            .batch(&format!(
-                "link add {port} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {name}\nlink set {port} master cni0 up\n"
-            ))
-            .await?;
+        let ns = self.ns.add_other(&format!("{}-p{number}", self.name())).await?;
+        let far = VethEnd { ns: &ns, name: "eth0" };
+        self.ns.network()?.add_port(&format!("pod{number}"), BRIDGE, far, Some(net.mtu)).await?;
+        let network = ns.network()?;
+        network.set_up("eth0").await?;
         let mut addrs = Vec::new();
-        let mut lines = "link set eth0 up\n".to_owned();
         for gateway in &net.gateways {
-            let addr = plus(gateway.addr(), number);
-            lines += &format!("addr add {addr}/{} dev eth0{}\n", gateway.prefix_len(), nodad(addr));
-            lines += &format!("route add default via {} dev eth0\n", gateway.addr());
-            addrs.push(addr);
+            let address = IpNet::new(plus(gateway.addr(), number), gateway.prefix_len())?;
+            network.add_address("eth0", address).await?;
+            network.replace_default_route("eth0", gateway.addr()).await?;
+            addrs.push(address.addr());
         }
-        ns.batch(&lines).await?;
         Ok(Pod { ns, addrs })
     }
 
@@ -293,17 +316,12 @@ pub async fn all_know(nodes: &[Node], peers: usize) -> Result<()> {
     for node in nodes {
         let what = format!("{} to program {peers} peers", node.name());
         wait_for(&what, PATIENCE, async || {
-            let done = |p: &&crate::status::Peer| p.state == crate::status::PeerState::Programmed;
+            let done = |peer: &&PeerStatus| peer.state == "programmed";
             node.status().await.is_ok_and(|status| status.peers.iter().filter(done).count() == peers)
         })
         .await?;
     }
     Ok(())
-}
-
-fn nodad(addr: IpAddr) -> &'static str {
-    // Duplicate address detection would delay the use of each IPv6 address by a second.
-    if addr.is_ipv6() { " nodad" } else { "" }
 }
 
 fn plus(addr: IpAddr, number: usize) -> IpAddr {

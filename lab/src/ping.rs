@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 use tokio::task::JoinSet;
 
-use super::net::checked;
+use super::netns::checked;
 use super::node::{Node, Pod};
 use super::process;
 

@@ -15,9 +15,9 @@ use tokio::time::timeout;
 
 use super::cluster::Lab;
 use super::cni::Pods;
-use super::net::{Netns, checked, own_names};
+use super::netns::{Netns, checked, make_names_private};
 use super::options::{BackendKind, LabOptions};
-use super::report::say;
+use super::report::print_line;
 
 /// Duration of each stream in seconds.
 const SECONDS: u32 = 3;
@@ -57,10 +57,10 @@ pub async fn run(options: &LabOptions) -> Result<()> {
     checked(Command::new("iperf3").arg("--version")).await.context("iperf3 is needed (apt-get install iperf3)")?;
     let mut rows = Vec::new();
     for backend in [BackendKind::HostGw, BackendKind::Ipip, BackendKind::Vxlan] {
-        say(&format!("measuring {} ...", backend.wire()));
+        print_line(&format!("measuring {} ...", backend.wire()));
         rows.push(measure(options, backend, SECONDS).await?);
     }
-    say(&table(&rows));
+    print_line(&table(&rows));
     Ok(())
 }
 
@@ -69,7 +69,7 @@ pub async fn run(options: &LabOptions) -> Result<()> {
 /// # Errors
 /// The lab cannot be started, or a stream fails.
 pub async fn measure(options: &LabOptions, backend: BackendKind, seconds: u32) -> Result<Row> {
-    if !supported(backend).await? {
+    if !supported(options, backend).await? {
         return Ok(Row { backend, mtu: 0, paths: None });
     }
     let pods = Pods { count: 1, ..options.pods };
@@ -82,28 +82,22 @@ pub async fn measure(options: &LabOptions, backend: BackendKind, seconds: u32) -
     // The underlay is measured right before the backend, so that the load of the machine is similar for both.
     let bare = path(&one.ns, &two.ns, two.uplink[0], seconds).await.context("the underlay")?;
     let pods = path(&from.ns, &to.ns, to.addrs[0], seconds).await.with_context(|| backend.wire())?;
-    let names: Vec<Netns> =
+    let mut namespaces: Vec<Netns> =
         lab.nodes.iter().flat_map(|node| node.pods.iter().map(|pod| &pod.ns).chain([&node.ns])).cloned().collect();
-    let fabric = lab.fabric.clone();
+    namespaces.push(lab.fabric.clone());
     drop(lab);
-    for ns in names.iter().chain([&fabric]) {
-        checked(Command::new("ip").args(["netns", "del", ns.name()])).await?;
-    }
+    // The next lab of this thread uses the same names.
+    namespaces.into_iter().try_for_each(Netns::remove)?;
     Ok(Row { backend, mtu, paths: Some((pods, bare)) })
 }
 
 /// Returns true if the kernel can create the backend's device.
-async fn supported(backend: BackendKind) -> Result<bool> {
-    let device = match backend {
-        BackendKind::HostGw => return Ok(true),
-        BackendKind::Vxlan => "link add probe type vxlan id 1 dstport 8472",
-        BackendKind::Ipip => "link add probe type ipip local 127.0.0.1",
-    };
-    own_names()?;
-    let ns = Netns::add("probe").await?;
-    let made = ns.ip(device).await.is_ok();
-    checked(Command::new("ip").args(["netns", "del", ns.name()])).await?;
-    Ok(made)
+async fn supported(options: &LabOptions, backend: BackendKind) -> Result<bool> {
+    make_names_private()?;
+    let ns = Netns::add("probe", &options.launcher()?).await?;
+    let supported = ns.network()?.add_tunnel(backend).await.is_ok();
+    ns.remove()?;
+    Ok(supported)
 }
 
 async fn path(from: &Netns, to: &Netns, addr: std::net::IpAddr, seconds: u32) -> Result<Path> {

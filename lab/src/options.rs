@@ -80,6 +80,9 @@ pub struct LabOptions {
     /// Path of the agent's binary; `None` means this program.
     #[arg(skip)]
     pub exe: Option<PathBuf>,
+    /// Path of a weft binary that starts the processes of the lab; `None` means `exe`.
+    #[arg(skip)]
+    pub launcher: Option<PathBuf>,
     /// Additional flags for every agent.
     #[arg(skip)]
     pub agent_flags: Vec<String>,
@@ -99,6 +102,7 @@ impl Default for LabOptions {
             keep: false,
             only_ipv6: false,
             exe: None,
+            launcher: None,
             agent_flags: Vec::new(),
         }
     }
@@ -162,5 +166,13 @@ impl LabOptions {
             Some(path) => Ok(path.clone()),
             None => std::env::current_exe().context("find this program's own file"),
         }
+    }
+
+    /// Returns the path of the weft binary that starts the processes of the lab.
+    ///
+    /// # Errors
+    /// The path of this program is unknown.
+    pub fn launcher(&self) -> Result<PathBuf> {
+        self.launcher.clone().map_or_else(|| self.agent_exe(), Ok)
     }
 }

@@ -3,15 +3,18 @@
 //! takes.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use ipnet::IpNet;
 use nix::sys::signal::Signal;
-use serde_json::Value;
 
 use super::cluster::{Lab, add_default_routes};
-use super::net::Netns;
+use super::netns::Netns;
+use super::network::Network;
+use super::network::tables::FdbEntry;
 use super::ping::{Loss, Stream};
 
 /// Time limit for a repair: an audit (10 s) on a slow machine.
@@ -20,11 +23,11 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// A fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// A peer's route is deleted (`ip route del`). The value is its subnet.
-    Route(String),
-    /// A peer's FDB entry is deleted (`bridge fdb del`). The values are the device, the MAC and the destination.
-    Fdb(String, String, String),
-    /// The tunnel device is deleted (`ip link del`).
+    /// A peer's route is deleted, as by `ip route del`. The value is its subnet.
+    Route(IpNet),
+    /// A peer's FDB entry is deleted, as by `bridge fdb del`.
+    Fdb(FdbEntry),
+    /// A tunnel device is deleted, as by `ip link del`. The value is its name.
     Device(String),
     /// The uplink is set down and up again.
     Uplink,
@@ -32,11 +35,11 @@ pub enum Fault {
     Agent,
 }
 
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fault::Route(subnet) => write!(f, "route {subnet} deleted"),
-            Fault::Fdb(dev, _, dst) => write!(f, "FDB entry {dst} on {dev} deleted"),
+            Fault::Fdb(entry) => write!(f, "FDB entry {} on {} deleted", entry.destination, entry.device),
             Fault::Device(dev) => write!(f, "device {dev} deleted"),
             Fault::Uplink => write!(f, "uplink down and up"),
             Fault::Agent => write!(f, "agent killed and restarted"),
@@ -69,17 +72,17 @@ impl Repair {
 /// The kernel's tables cannot be read, or contain no route to the last node.
 pub async fn possible(lab: &Lab) -> Result<Vec<Fault>> {
     let (node, target) = ends(lab)?;
+    let network = node.network()?;
     let mut faults = Vec::new();
-    for addr in &target {
-        let found = json(&node.ip(&format!("-j route get {addr} fibmatch")).await?)?;
-        let subnet = found[0]["dst"].as_str().with_context(|| format!("no route to {addr}"))?;
-        faults.push(Fault::Route(subnet.to_owned()));
+    for address in &target {
+        faults.push(Fault::Route(network.route_to(*address).await?));
     }
-    for dev in devices(node).await? {
-        if let Some((mac, dst)) = fdb_entry(node, &dev).await? {
-            faults.push(Fault::Fdb(dev.clone(), mac, dst));
+    let mut fdb = network.fdb().await?;
+    for link in network.links().await?.into_values().filter(|link| link.name.starts_with("flannel")) {
+        if let Some(last) = fdb.iter().rposition(|entry| link.vxlan && entry.device == link.name) {
+            faults.push(Fault::Fdb(fdb.remove(last)));
         }
-        faults.push(Fault::Device(dev));
+        faults.push(Fault::Device(link.name));
     }
     faults.push(Fault::Uplink);
     faults.push(Fault::Agent);
@@ -96,8 +99,8 @@ pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
     // A route or an FDB entry belongs to one family, so its fault is visible only with an address of that family. Other
     // faults are visible with the first address.
     let wants_v6 = match fault {
-        Fault::Route(subnet) => subnet.contains(':'),
-        Fault::Fdb(dev, ..) | Fault::Device(dev) => dev.contains("-v6"),
+        Fault::Route(subnet) => subnet.addr().is_ipv6(),
+        Fault::Fdb(FdbEntry { device, .. }) | Fault::Device(device) => device.contains("-v6"),
         Fault::Uplink | Fault::Agent => false,
     };
     let addr =
@@ -122,17 +125,16 @@ pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
 /// Causes the fault. Returns the time from which its repair is measured.
 async fn cause(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
     let first = lab.nodes.first_mut().context("a lab without nodes")?;
+    let network = node.network()?;
     match fault {
-        Fault::Route(subnet) => drop(node.ip(&format!("route del {subnet}")).await?),
-        Fault::Fdb(dev, mac, dst) => drop(node.bridge(&format!("fdb del {mac} dev {dev} dst {dst}")).await?),
-        Fault::Device(dev) => drop(node.ip(&format!("link del {dev}")).await?),
+        Fault::Route(subnet) => network.delete_route(*subnet).await?,
+        Fault::Fdb(entry) => network.delete_fdb_entry(entry).await?,
+        Fault::Device(name) => network.delete_link(name).await?,
         Fault::Uplink => {
-            node.ip("link set eth0 down").await?;
-            node.ip("link set eth0 up").await?;
+            network.set_down("eth0").await?;
+            network.set_up("eth0").await?;
             let begin = Instant::now();
-            if let Some(IpAddr::V4(uplink)) = first.uplink.first() {
-                add_default_routes(node, *uplink).await?;
-            }
+            add_default_routes(node, *first.uplink.first().context("a node without uplink address")?).await?;
             return Ok(begin);
         }
         Fault::Agent => {
@@ -147,10 +149,11 @@ async fn cause(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
 
 /// Returns the time from `begin` until all entries are restored, or `None` if the limit is exceeded.
 async fn wait_for_entries(node: &Netns, before: &BTreeSet<String>, begin: Instant) -> Result<Option<Duration>> {
+    let network = node.network()?;
     loop {
         // The time is read before the tables, because reading them takes milliseconds that are not the agent's.
         let now = begin.elapsed();
-        if entries(node).await?.is_superset(before) {
+        if read_entries(&network).await?.is_superset(before) {
             return Ok(Some(now));
         }
         if now >= LIMIT {
@@ -166,30 +169,17 @@ async fn wait_for_entries(node: &Netns, before: &BTreeSet<String>, begin: Instan
 /// # Errors
 /// The tables cannot be read.
 pub async fn entries(node: &Netns) -> Result<BTreeSet<String>> {
-    let (v4, v6) = tokio::try_join!(node.ip("-4 route show table main"), node.ip("-6 route show table main"))?;
-    let (fdb, neigh) = tokio::try_join!(node.bridge("fdb show"), node.ip("neigh show nud permanent"))?;
-    let of_agent =
-        |line: &&str| !line.contains("proto kernel") && !line.starts_with("default") && !line.contains("proto ra");
-    let routes =
-        v4.lines().chain(v6.lines()).filter(of_agent).map(|line| format!("route {}", without_nexthop_id(line)));
-    let tunnels =
-        fdb.lines().filter(|line| line.contains(" dst ")).map(|line| format!("fdb {}", without_nexthop_id(line)));
-    let neighbours = neigh.lines().map(|line| format!("neigh {}", without_nexthop_id(line)));
-    Ok(routes.chain(tunnels).chain(neighbours).collect())
+    read_entries(&node.network()?).await
 }
 
-/// Removes the nexthop ID from a line of `ip`.
-fn without_nexthop_id(line: &str) -> String {
-    let mut words = line.split_whitespace();
-    let mut kept = Vec::new();
-    while let Some(word) = words.next() {
-        if word == "nhid" {
-            words.next();
-        } else {
-            kept.push(word);
-        }
+async fn read_entries(network: &Network) -> Result<BTreeSet<String>> {
+    let mut entries = BTreeSet::new();
+    for route in network.routes().await?.iter().filter(|route| route.added && route.destination.prefix_len() > 0) {
+        entries.insert(format!("route {route}"));
     }
-    kept.join(" ")
+    entries.extend(network.fdb().await?.iter().map(|entry| format!("fdb {entry}")));
+    entries.extend(network.permanent_neighbours().await?.iter().map(|neighbour| format!("neigh {neighbour}")));
+    Ok(entries)
 }
 
 /// Returns the first node, and the addresses of a pod on the last node.
@@ -197,41 +187,4 @@ fn ends(lab: &Lab) -> Result<(&Netns, Vec<IpAddr>)> {
     let first = lab.nodes.first().context("a lab without nodes")?;
     let pod = lab.nodes.last().and_then(|node| node.pods.first()).context("a node without pods")?;
     Ok((&first.ns, pod.addrs.clone()))
-}
-
-async fn devices(node: &Netns) -> Result<Vec<String>> {
-    let links = json(&node.ip("-j link show").await?)?;
-    let names = links.as_array().into_iter().flatten().filter_map(|link| link["ifname"].as_str());
-    Ok(names.filter(|name| name.starts_with("flannel")).map(str::to_owned).collect())
-}
-
-async fn fdb_entry(node: &Netns, dev: &str) -> Result<Option<(String, String)>> {
-    let kind = json(&node.ip(&format!("-j -d link show {dev}")).await?)?;
-    if kind[0]["linkinfo"]["info_kind"] != "vxlan" {
-        return Ok(None);
-    }
-    let table = json(&node.bridge(&format!("-j fdb show dev {dev}")).await?)?;
-    let last = table.as_array().and_then(|all| all.iter().rfind(|entry| entry["dst"].is_string()));
-    let pair = |entry: &Value| Some((entry["mac"].as_str()?.to_owned(), entry["dst"].as_str()?.to_owned()));
-    Ok(last.and_then(pair))
-}
-
-fn json(text: &str) -> Result<Value> {
-    if text.trim().is_empty() {
-        bail!("ip printed nothing");
-    }
-    serde_json::from_str(text).context("read the output of ip")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::without_nexthop_id;
-
-    #[test]
-    fn the_nexthop_id_is_removed() {
-        assert_eq!(
-            without_nexthop_id("10.1.2.0/24 nhid 77 via 10.1.2.0 dev flannel.1 "),
-            "10.1.2.0/24 via 10.1.2.0 dev flannel.1"
-        );
-    }
 }

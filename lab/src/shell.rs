@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft lab shell`: finds a running lab by its file below /run/weft-lab, and enters one of its namespaces.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, setns, unshare};
 use serde::{Deserialize, Serialize};
 
 use super::cluster::Lab;
+use super::netns::{NAMES, enter, in_thread};
 
 /// Directory with one file for each running lab.
 const LABS: &str = "/run/weft-lab";
@@ -54,15 +56,29 @@ pub fn announce(lab: &Lab) -> Result<Announced> {
 /// No lab is running, or none has a node or pod with this name.
 pub fn shell(node: &str) -> Result<ExitCode> {
     let labs = running()?;
-    let has =
-        |entry: &&Entry| inside(entry.pid, &["ip", "netns", "pids", node]).output().is_ok_and(|o| o.status.success());
-    let Some(lab) = labs.iter().find(has) else {
+    let Some(lab) = labs.iter().find(|lab| has(lab.pid, node)) else {
         bail!("no running lab has {node} (labs running: {}; start one with `weft lab --keep`)", labs.len());
     };
-    let mut command = inside(lab.pid, &["ip", "netns", "exec", node]);
-    command.args(["bash", "--norc", "-i"]).env("PS1", format!("{node}# "));
-    let status = command.status().context("start a shell")?;
+    let mounts = File::open(format!("/proc/{}/ns/mnt", lab.pid)).context("open the lab's mount namespace")?;
+    let status = in_thread(|| {
+        // A thread that shares its root and working directory with others may not enter a mount namespace.
+        unshare(CloneFlags::CLONE_FS).context("unshare the root directory")?;
+        setns(&mounts, CloneFlags::CLONE_NEWNS).context("enter the lab's mount namespace (root is needed)")?;
+        enter(&Path::new(NAMES).join(node))?;
+        let program = if Path::new("/bin/bash").exists() { "/bin/bash" } else { "/bin/sh" };
+        let mut command = Command::new(program);
+        if program.ends_with("bash") {
+            command.arg("--norc");
+        }
+        command.arg("-i").env("PS1", format!("{node}# ")).status().context("start a shell")
+    })?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Returns true if the lab of a process has a namespace with this name.
+fn has(pid: u32, name: &str) -> bool {
+    let plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    plain && Path::new(&format!("/proc/{pid}/root{NAMES}")).join(name).exists()
 }
 
 /// Returns the running labs. Files of labs that were killed are removed.
@@ -84,10 +100,4 @@ fn running() -> Result<Vec<Entry>> {
 
 fn mounts_of(process: &str) -> Result<PathBuf> {
     fs::read_link(format!("/proc/{process}/ns/mnt")).context("read the mount namespace of a process")
-}
-
-fn inside(pid: u32, words: &[&str]) -> Command {
-    let mut command = Command::new("nsenter");
-    command.arg("--target").arg(pid.to_string()).arg("--mount").arg("--").args(words);
-    command
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 use tokio::process::Child;
 
-use super::net::{Netns, checked};
+use super::netns::{Netns, checked, require};
 use super::process;
 use super::wait_for;
 
@@ -51,6 +51,8 @@ impl Store {
                 Ok(Store::Dir(path))
             }
             StoreKind::Etcd => {
+                require("etcd", "etcd-server")?;
+                require("etcdctl", "etcd-client")?;
                 let mut etcd =
                     Etcd { fabric: fabric.clone(), dir: dir.to_owned(), config: config.to_owned(), child: None };
                 etcd.start().await?;

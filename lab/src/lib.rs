@@ -3,13 +3,15 @@
 //! for tests.
 //!
 //! Nothing remains when its process ends: the namespaces belong to a private mount namespace, and the child processes
-//! die with their parent.
+//! die with their parent. A lab needs root, and no programs but weft itself and `ping`; etcd, the CNI plugins and
+//! iperf3 only when an option asks for them.
 
 pub mod cluster;
 pub mod cni;
 pub mod fault;
 pub mod measure;
-pub mod net;
+pub mod netns;
+pub mod network;
 pub mod node;
 pub mod options;
 pub mod ping;
@@ -30,7 +32,7 @@ pub use options::{BackendKind, Families, LabOptions};
 pub use shell::shell;
 pub use store::StoreKind;
 
-use report::say;
+use report::print_line;
 
 /// Arguments of `weft lab`.
 #[derive(Debug, Clone, clap::Args)]
@@ -55,6 +57,17 @@ pub enum LabCommand {
         /// Name of the node or pod
         node: String,
     },
+    /// Replaces this process with a program inside a namespace; this is how a lab starts every process
+    #[command(hide = true)]
+    Exec {
+        /// ID of the process that starts this one
+        parent: u32,
+        /// Name of the namespace
+        netns: String,
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        words: Vec<String>,
+    },
 }
 
 /// Runs `weft lab` with these arguments.
@@ -64,6 +77,7 @@ pub enum LabCommand {
 pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     match args.command {
         Some(LabCommand::Shell { node }) => shell(&node),
+        Some(LabCommand::Exec { parent, netns, words }) => match netns::exec(parent, &netns, &words)? {},
         None if args.measure => {
             tokio::select! {
                 done = measure::run(&args.options) => done.map(|()| ExitCode::SUCCESS),
@@ -86,7 +100,7 @@ pub async fn run(options: LabOptions, shutdown: impl Future<Output = ()>) -> Res
     tokio::select! {
         code = run_until_done(&options, &kept) => code,
         () = &mut shutdown => {
-            say("everything is taken down");
+            print_line("everything is taken down");
             Ok(if kept.get() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
@@ -100,43 +114,48 @@ async fn run_until_done(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitC
     let result = run_checks(&mut lab, options).await;
     if !matches!(result, Ok(true)) {
         lab.keep_dir();
-        say(&format!("logs of the agents, kept in {}:\n{}", lab.dir().join("logs").display(), lab.logs(15)));
+        print_line(&format!("logs of the agents, kept in {}:\n{}", lab.dir().join("logs").display(), lab.logs(15)));
     }
     let healed = result?;
     if options.keep {
         kept.set(healed);
-        say("the cluster stays up: `weft lab shell n1` enters a node, Ctrl-C ends it");
+        print_line("the cluster stays up: `weft lab shell n1` enters a node, Ctrl-C ends it");
         std::future::pending::<()>().await;
     }
     Ok(if healed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn run_checks(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
-    say(&format!("{} nodes, backend {}, files in {}", options.nodes, options.backend.wire(), lab.dir().display()));
+    print_line(&format!(
+        "{} nodes, backend {}, files in {}",
+        options.nodes,
+        options.backend.wire(),
+        lab.dir().display()
+    ));
     let begin = Instant::now();
     for node in &mut lab.nodes {
         node.start()?;
     }
     lab.settle().await?;
     for node in &lab.nodes {
-        say(&report::node(node));
+        print_line(&report::node(node));
     }
-    say(&format!("all agents ready, pods in place after {}", report::duration(begin.elapsed())));
+    print_line(&format!("all agents ready, pods in place after {}", report::duration(begin.elapsed())));
     let matrix = lab.reach_all().await?;
-    say(&report::matrix(&matrix));
+    print_line(&report::matrix(&matrix));
     let mut repairs = Vec::new();
     for fault in fault::possible(lab).await? {
-        say(&format!("breaking: {fault}"));
+        print_line(&format!("breaking: {fault}"));
         let repair = fault::inject(lab, &fault).await?;
         let word =
             repair.took.map_or("not repaired".to_owned(), |took| format!("repaired in {}", report::duration(took)));
-        say(&format!("          {word}"));
+        print_line(&format!("          {word}"));
         repairs.push(repair);
     }
-    say(&report::repairs(&repairs));
+    print_line(&report::repairs(&repairs));
     let again = lab.reach_all().await;
     let healed = again.is_ok() && repairs.iter().all(fault::Repair::healed);
-    say(if healed { "everything healed" } else { "NOT everything healed" });
+    print_line(if healed { "everything healed" } else { "NOT everything healed" });
     again.map(|_| healed)
 }
 

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::net::Netns;
+use super::netns::Netns;
 
 /// Directories that may contain the delegates of the CNI plugin, besides the lab's own directory.
 const PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];

@@ -9,9 +9,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
 use tempfile::TempDir;
 
-use super::net::{Netns, own_names};
+use super::netns::{Netns, make_names_private, require};
+use super::network::VethEnd;
 use super::node::{Node, PATIENCE};
 use super::options::LabOptions;
 use super::ping::{self, Ping};
@@ -46,12 +48,13 @@ impl Lab {
     /// required.
     pub async fn build(options: &LabOptions) -> Result<Lab> {
         options.check()?;
-        own_names()?;
+        require("ping", "iputils-ping")?;
+        make_names_private()?;
         let dir = TempDir::with_prefix("weft-lab-").context("create a temporary directory")?;
         let lock = fs::File::create(dir.path().join("lock")).context("create the lab's lock")?;
         lock.lock().context("take the lab's lock")?;
         fs::create_dir(dir.path().join("logs")).context("create the directory of logs")?;
-        let fabric = build_fabric(options.router).await?;
+        let fabric = build_fabric(options).await?;
         let store = Store::start(options.store, &fabric, dir.path(), &options.net_conf()).await?;
         let mut nodes = Vec::new();
         for number in 0..options.nodes {
@@ -114,6 +117,17 @@ impl Lab {
         }
     }
 
+    /// Connects a host that is not part of the cluster to the first bridge: 192.168.77.HOST and fd77::HOST.
+    ///
+    /// # Errors
+    /// The name or the address is in use.
+    pub async fn add_host(&self, name: &str, host: u8) -> Result<Netns> {
+        let ns = self.fabric.add_other(name).await?;
+        connect(&self.fabric, &ns, 0).await?;
+        configure(&ns, 0, host).await?;
+        Ok(ns)
+    }
+
     /// Returns the directory of the store, the logs and the subnet files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -135,49 +149,92 @@ impl Lab {
 }
 
 /// Creates the fabric: a bridge for each half. With two halves, the namespace is the router between them.
-async fn build_fabric(router: bool) -> Result<Netns> {
-    let fabric = Netns::add("fabric").await?;
-    fabric.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1"]).await?;
-    let mut lines = String::new();
-    for (half, byte) in HALVES.iter().enumerate().take(if router { 2 } else { 1 }) {
-        let _ = write!(
-            lines,
-            "link add br{half} type bridge\nlink set br{half} up\n\
-             addr add 192.168.{byte}.1/24 dev br{half}\naddr add fd{byte}::1/64 dev br{half} nodad\n"
-        );
+async fn build_fabric(options: &LabOptions) -> Result<Netns> {
+    let fabric = Netns::add("fabric", &options.launcher()?).await?;
+    fabric.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1"])?;
+    let network = fabric.network()?;
+    for (half, byte) in HALVES.into_iter().enumerate().take(if options.router { 2 } else { 1 }) {
+        let bridge = bridge_name(half);
+        network.add_bridge(&bridge, None).await?;
+        for gateway in gateways(byte) {
+            network.add_address(&bridge, gateway).await?;
+        }
     }
-    fabric.batch(&lines).await?;
     Ok(fabric)
 }
 
 /// Creates a node's namespace and its uplink. Returns the namespace and the uplink's addresses.
 async fn build_node(fabric: &Netns, number: u8, far: bool) -> Result<(Netns, Vec<IpAddr>)> {
-    let name = format!("n{}", number + 1);
+    let ns = fabric.add_other(&format!("n{}", number + 1)).await?;
     let half = usize::from(far);
-    let byte = HALVES[half];
-    let host = 11 + number;
-    let v4 = Ipv4Addr::new(192, 168, byte, host);
-    // The decimal digits of the byte are used as hexadecimal digits, so that the addresses of both families look alike.
-    let v6: Ipv6Addr = format!("fd{byte}::{host}").parse().context("build an address")?;
-    let ns = Netns::add(&name).await?;
-    fabric
-        .batch(&format!("link add {name} type veth peer name eth0 netns {name}\nlink set {name} master br{half} up\n"))
-        .await?;
-    ns.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1", "ipv6/conf/eth0/keep_addr_on_down=1"]).await?;
-    let addrs = format!("addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up\n");
-    ns.batch(&addrs).await?;
-    add_default_routes(&ns, v4).await?;
-    Ok((ns, vec![v4.into(), v6.into()]))
+    connect(fabric, &ns, half).await?;
+    ns.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1", "ipv6/conf/eth0/keep_addr_on_down=1"])?;
+    let uplink = configure(&ns, half, 11 + number).await?;
+    Ok((ns, uplink))
 }
 
-/// Adds the default routes through the fabric. networkd would add them again after the uplink was down.
+/// Connects a namespace to a bridge of the fabric by the link eth0, which stays down.
+async fn connect(fabric: &Netns, ns: &Netns, half: usize) -> Result<()> {
+    let far = VethEnd { ns, name: "eth0" };
+    fabric.network()?.add_port(ns.name(), &bridge_name(half), far, None).await
+}
+
+/// Makes a connected namespace host number `host` of the bridge's networks. Returns its addresses, IPv4 first.
+async fn configure(ns: &Netns, half: usize, host: u8) -> Result<Vec<IpAddr>> {
+    let network = ns.network()?;
+    let addresses = addresses(HALVES[half], host);
+    for address in addresses {
+        network.add_address("eth0", address).await?;
+    }
+    network.set_up("eth0").await?;
+    add_default_routes(ns, addresses[0].addr()).await?;
+    Ok(addresses.iter().map(IpNet::addr).collect())
+}
+
+fn bridge_name(half: usize) -> String {
+    format!("br{half}")
+}
+
+/// Returns the addresses of a host in the half's networks, with their prefix lengths.
+fn addresses(byte: u8, host: u8) -> [IpNet; 2] {
+    let v4 = Ipv4Addr::new(192, 168, byte, host);
+    let v6 = Ipv6Addr::new(0xfd00 | decimal_digits(byte), 0, 0, 0, 0, 0, 0, decimal_digits(host));
+    [IpNet::new_assert(v4.into(), 24), IpNet::new_assert(v6.into(), 64)]
+}
+
+fn gateways(byte: u8) -> [IpNet; 2] {
+    addresses(byte, 1)
+}
+
+/// Reads the decimal digits of a number as hexadecimal digits, so that the addresses of both families look alike: 11
+/// becomes 0x11.
+fn decimal_digits(number: u8) -> u16 {
+    let number = u16::from(number);
+    number / 100 * 0x100 + number / 10 % 10 * 0x10 + number % 10
+}
+
+/// Adds the default routes through the fabric to the host with this IPv4 address. networkd would add them again after
+/// the uplink was down.
 ///
 /// # Errors
 /// The kernel refuses a route.
-pub async fn add_default_routes(ns: &Netns, uplink: Ipv4Addr) -> Result<()> {
-    let byte = uplink.octets()[2];
-    ns.batch(&format!(
-        "route replace default via 192.168.{byte}.1 dev eth0\nroute replace default via fd{byte}::1 dev eth0\n"
-    ))
-    .await
+pub async fn add_default_routes(ns: &Netns, uplink: IpAddr) -> Result<()> {
+    let IpAddr::V4(v4) = uplink else { bail!("{uplink} is not an IPv4 address of the fabric") };
+    let network = ns.network()?;
+    for gateway in gateways(v4.octets()[2]) {
+        network.replace_default_route("eth0", gateway.addr()).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::addresses;
+
+    #[test]
+    fn the_addresses_of_both_families_look_alike() {
+        let text = |byte, host| addresses(byte, host).map(|address| address.to_string());
+        assert_eq!(text(77, 1), ["192.168.77.1/24", "fd77::1/64"]);
+        assert_eq!(text(78, 210), ["192.168.78.210/24", "fd78::210/64"]);
+    }
 }

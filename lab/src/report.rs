@@ -11,7 +11,7 @@ use super::node::Node;
 use super::ping::Ping;
 
 /// Prints a line at once. Write errors are ignored, so that a closed pipe does not end the lab.
-pub fn say(text: &str) {
+pub fn print_line(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
