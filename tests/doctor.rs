@@ -24,7 +24,7 @@ use namespace::ip;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
-use weft::lab::net::own_names;
+use weft_lab::netns::make_names_private;
 
 /// A node in namespaces of the calling thread, with a private directory of namespace names.
 struct Node {
@@ -46,7 +46,7 @@ impl Drop for Node {
 
 impl Node {
     fn new() -> Node {
-        own_names().expect("these tests need root");
+        make_names_private().expect("these tests need root");
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).unwrap();
         static NUMBER: AtomicUsize = AtomicUsize::new(0);

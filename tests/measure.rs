@@ -4,8 +4,8 @@
 #[path = "common/exe.rs"]
 mod exe;
 
-use weft::lab::measure::{measure, table};
-use weft::lab::{BackendKind, LabOptions};
+use weft_lab::measure::{measure, table};
+use weft_lab::{BackendKind, LabOptions};
 
 #[test]
 fn a_backend_is_measured_beside_its_underlay() {

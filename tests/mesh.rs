@@ -31,7 +31,7 @@ mod thread;
 
 use exe::weft_exe;
 use thread::on_this_thread;
-use weft::lab::LabOptions;
+use weft_lab::LabOptions;
 
 /// Options with the binary under test.
 fn options() -> LabOptions {

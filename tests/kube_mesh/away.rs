@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::BackendKind;
-use weft::lab::node::Node;
-use weft::lab::ping::Stream;
+use weft_lab::BackendKind;
+use weft_lab::node::Node;
+use weft_lab::ping::Stream;
 
 use crate::site::{LIMIT, Site, on_this_thread};
 
@@ -23,7 +23,7 @@ fn what_changed_meanwhile_is_applied() {
         site.relay.close();
         for node in 1..=3 {
             let silent = async || {
-                let status = site.lab.nodes[node - 1].status().await;
+                let status = site.lab.nodes[node - 1].status_as::<weft::status::Status>().await;
                 status.is_ok_and(|status| status.ready && status.store_trouble.is_some())
             };
             site.until("the agent to say that the API is away", silent).await?;
@@ -55,11 +55,16 @@ fn minutes_without_the_api() {
         let mut stream = Stream::start(pods.0, pods.1).await?;
         site.relay.close();
         let began = Instant::now();
-        let silent = async || site.lab.nodes[0].status().await.is_ok_and(|status| status.store_trouble.is_some());
+        let silent = async || {
+            site.lab.nodes[0]
+                .status_as::<weft::status::Status>()
+                .await
+                .is_ok_and(|status| status.store_trouble.is_some())
+        };
         site.until("the agent to say that the API is away", silent).await?;
         while began.elapsed() < AWAY {
             for node in &site.lab.nodes {
-                let status = node.status().await?;
+                let status = node.status_as::<weft::status::Status>().await?;
                 ensure!(status.ready && status.store_trouble.is_some(), "{}: {status:?}", node.name());
             }
             // The kernel is still looked after.
@@ -80,7 +85,9 @@ fn minutes_without_the_api() {
         site.routed(1, 101, "", true).await?;
         site.routed(1, 100, "", false).await?;
         for node in &site.lab.nodes {
-            let answers = async || node.status().await.is_ok_and(|status| status.store_trouble.is_none());
+            let answers = async || {
+                node.status_as::<weft::status::Status>().await.is_ok_and(|status| status.store_trouble.is_none())
+            };
             site.until("the agent to say that the API answers", answers).await?;
         }
         stream.answers(20, LIMIT).await?;

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use weft::lab::BackendKind;
+use weft_lab::BackendKind;
 
 use crate::site::{Site, on_this_thread};
 

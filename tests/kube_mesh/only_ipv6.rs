@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::BackendKind;
+use weft_lab::BackendKind;
 
 use crate::site::{Site, on_this_thread};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use weft::lab::BackendKind;
+use weft_lab::BackendKind;
 
 use crate::away::file;
 use crate::site::{BINDINGS, Site, binding, on_this_thread};

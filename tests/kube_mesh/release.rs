@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use weft::lab::{BackendKind, Families};
+use weft_lab::{BackendKind, Families};
 
 use crate::site::{Site, on_this_thread};
 

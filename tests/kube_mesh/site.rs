@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use weft::lab::net::checked;
-use weft::lab::node::Node;
-use weft::lab::{BackendKind, Families, Lab, LabOptions, StoreKind, wait_for};
+use weft_lab::netns::checked;
+use weft_lab::node::Node;
+use weft_lab::{BackendKind, Families, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::exe::weft_exe;
 use crate::relay::{ADDRESS, ADDRESS_V6, Relay};
@@ -218,7 +218,9 @@ impl Site {
     pub async fn problem(&self, node: u8, words: &str, there: bool) -> Result<()> {
         let node = &self.lab.nodes[usize::from(node) - 1];
         let said = async || {
-            node.status().await.is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
+            node.status_as::<weft::status::Status>()
+                .await
+                .is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
         };
         self.until(&format!("{}: problem {words:?} to be {there}", node.name()), said).await
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::Result;
 use serde_json::json;
-use weft::lab::BackendKind;
+use weft_lab::BackendKind;
 
 use crate::relay::ADDRESS;
 use crate::site::{Site, on_this_thread};

@@ -2,7 +2,7 @@
 //! Pods wired by the CNI plugin reach all others, over bridges and over routed veths.
 
 use anyhow::{Result, ensure};
-use weft::lab::{Lab, LabOptions, Pods, StoreKind, Wiring};
+use weft_lab::{Lab, LabOptions, Pods, StoreKind, Wiring};
 
 use crate::{on_this_thread, options};
 

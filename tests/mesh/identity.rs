@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::node::Node;
-use weft::lab::store::Store;
-use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+use weft_lab::node::Node;
+use weft_lab::store::Store;
+use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
 use crate::{on_this_thread, options};
 
@@ -36,7 +36,9 @@ async fn leases(lab: &mut Lab) -> Result<BTreeMap<String, String>> {
 /// Waits until the agent has looked at what `ip` did before: another MTU of its uplink comes later in the kernel's news.
 async fn looked_at(node: &Node, mtu: u32) -> Result<()> {
     node.ns.ip(&format!("link set eth0 mtu {mtu}")).await?;
-    let seen = async || node.status().await.is_ok_and(|status| status.ready && status.mtu == mtu - 50);
+    let seen = async || {
+        node.status_as::<weft::status::Status>().await.is_ok_and(|status| status.ready && status.mtu == mtu - 50)
+    };
     wait_for("the agent to look at its uplink", Duration::from_secs(15), seen).await.with_context(|| node.log_tail(20))
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::ping::Stream;
-use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
+use weft_lab::ping::Stream;
+use weft_lab::{BackendKind, Lab, LabOptions, StoreKind};
 
 use crate::flanneld::flanneld;
 use crate::{on_this_thread, options};

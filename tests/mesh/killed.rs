@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
-use weft::lab::wait_for;
+use weft_lab::wait_for;
 
 use crate::{on_this_thread, options};
 

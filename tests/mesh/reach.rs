@@ -2,8 +2,8 @@
 //! Three nodes reach each other's pods, for every backend and family.
 
 use anyhow::{Result, ensure};
-use weft::lab::fault::entries;
-use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
+use weft_lab::fault::entries;
+use weft_lab::{BackendKind, Lab, LabOptions, StoreKind};
 
 use crate::{on_this_thread, options};
 

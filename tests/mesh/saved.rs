@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::node::Node;
-use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+use weft_lab::node::Node;
+use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 use weft_subnet::cache::{self, Expiry, Head, Writer};
 
 use crate::{on_this_thread, options};
@@ -83,7 +83,9 @@ async fn route(node: &Node, subnet: &str, there: bool) -> Result<()> {
 
 async fn problem(node: &Node, words: &str, there: bool) -> Result<()> {
     let said = async || {
-        node.status().await.is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
+        node.status_as::<weft::status::Status>()
+            .await
+            .is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
     };
     wait_for(&format!("{}: {words:?} to be {there}", node.name()), LIMIT, said).await.with_context(|| node.log_tail(20))
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::ping::Stream;
-use weft::lab::store::Etcd;
-use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+use weft_lab::ping::Stream;
+use weft_lab::store::Etcd;
+use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
 use crate::{on_this_thread, options};
 
@@ -63,7 +63,8 @@ async fn routes(lab: &Lab, there: bool) -> Result<()> {
 
 async fn trouble(lab: &Lab) -> Result<()> {
     let node = &lab.nodes[0];
-    let said = async || node.status().await.is_ok_and(|status| status.store_trouble.is_some());
+    let said =
+        async || node.status_as::<weft::status::Status>().await.is_ok_and(|status| status.store_trouble.is_some());
     wait_for("the agent to say that etcd is silent", LIMIT, said).await
 }
 

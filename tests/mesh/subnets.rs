@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use weft::lab::node::PodNet;
-use weft::lab::{BackendKind, Lab, LabOptions, StoreKind};
+use weft_lab::node::PodNet;
+use weft_lab::{BackendKind, Lab, LabOptions, StoreKind};
 
 use crate::{on_this_thread, options};
 
@@ -59,7 +59,7 @@ async fn each_its_own(nodes: u8, store: StoreKind) -> Result<()> {
     let distinct: BTreeSet<_> = nets.iter().map(|net| &net.gateways).collect();
     ensure!(distinct.len() == usize::from(nodes), "{nodes} nodes have {} subnets", distinct.len());
     let others = usize::from(nodes) - 1;
-    weft::lab::node::all_know(&lab.nodes, others).await.map_err(|error| error.context(lab.logs(3)))?;
+    weft_lab::node::all_know(&lab.nodes, others).await.map_err(|error| error.context(lab.logs(3)))?;
     let instances = lab.nodes.iter().map(|node| instances_of(&node.subnet_file())).sum::<Result<usize>>()?;
     ensure!(instances > 0, "no inotify instance was found, so the count below would prove nothing");
     ensure!(instances <= INSTANCES, "{nodes} agents have {instances} inotify instances");

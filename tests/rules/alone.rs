@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tempfile::TempDir;
-use weft::lab::{LabOptions, wait_for};
+use weft_lab::{LabOptions, wait_for};
 
 use crate::exe::weft_exe;
 use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
@@ -77,7 +77,9 @@ fn pods_get_through(set: &'static str, reset: &'static str) {
         let both = |command: &str| ["", "6"].map(|six| format!("ip{six}tables-nft -w 20 {command}")).join("; ");
         site.on_nodes(&both(set)).await;
         site.start().await;
-        assert!(site.lab.nodes[0].status().await.unwrap().rules.carrier.starts_with("nftables"));
+        assert!(
+            site.lab.nodes[0].status_as::<weft::status::Status>().await.unwrap().rules.carrier.starts_with("nftables")
+        );
         masqueraded(&site);
         for six in ["", "6"] {
             let saved = site.run("n1", &[&format!("ip{six}tables-nft"), "-S", "FORWARD"]).await;
@@ -114,7 +116,7 @@ fn pods_get_through_a_last_reject_of_iptables_nft() {
 fn iptables_that_is_missing_is_named() {
     alone(&["--ip-masq", "--firewall=iptables"], async |mut site| {
         site.lab.nodes[0].start().unwrap();
-        let said = async || match site.lab.nodes[0].status().await {
+        let said = async || match site.lab.nodes[0].status_as::<weft::status::Status>().await {
             Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.contains(REMEDY)),
             Err(_) => false,
         };

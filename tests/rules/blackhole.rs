@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-use weft::lab::BackendKind;
+use weft_lab::BackendKind;
 
 use crate::packets::{Seen, any, exchange, socket};
 use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread, straight};

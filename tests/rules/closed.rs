@@ -7,8 +7,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use weft::lab::BackendKind;
-use weft::lab::store::Store;
+use weft_lab::BackendKind;
+use weft_lab::store::Store;
 
 use crate::packets::{Seen, any, exchange, inside, receive, socket};
 use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread};
@@ -159,7 +159,7 @@ fn a_node_inside_network_is_reached_and_disarms_nothing() {
         std::fs::rename(aside, &lease).unwrap();
         until("the exception", || from("n1-p1", addrs[0]) != Seen::Lost, &site);
         assert_eq!(from("n1-p1", addrs[1]), Seen::Lost);
-        let status = site.lab.nodes[0].status().await.unwrap();
+        let status = site.lab.nodes[0].status_as::<weft::status::Status>().await.unwrap();
         assert_eq!(status.problems, [""; 0]);
         assert!(status.rules.fence.unwrap().ends_with("; 1 nodes inside Network are exceptions"));
         std::fs::remove_file(&lease).unwrap();

@@ -3,7 +3,7 @@
 //! each other and the outside.
 
 use nix::sys::signal::Signal;
-use weft::lab::{BackendKind, wait_for};
+use weft_lab::{BackendKind, wait_for};
 
 use crate::flanneld::flanneld;
 use crate::packets::{Seen, any, exchange, socket};
@@ -120,7 +120,7 @@ fn a_node_cut_off_stays_so(firewall: &'static str) {
 }
 
 async fn says(site: &Site, words: &str) {
-    let said = async || match site.lab.nodes[0].status().await {
+    let said = async || match site.lab.nodes[0].status_as::<weft::status::Status>().await {
         Ok(status) => status.problems.iter().any(|problem| problem.contains(words)),
         Err(_) => false,
     };

@@ -9,8 +9,8 @@ use std::time::Instant;
 use weft::firewall::nft::batch::Batch;
 use weft::firewall::nft::{self, table};
 use weft::instance::Instance;
-use weft::lab::store::Store;
-use weft::lab::{BackendKind, LabOptions};
+use weft_lab::store::Store;
+use weft_lab::{BackendKind, LabOptions};
 
 use crate::packets::{any, inside, socket};
 use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread, options, straight};
@@ -74,7 +74,7 @@ fn flags(site: &mut Site, node: usize, flags: &[&str]) {
 
 /// What the node says of its guard.
 async fn said(site: &Site, node: usize) -> String {
-    site.lab.nodes[node].status().await.unwrap().rules.guard.unwrap_or_default()
+    site.lab.nodes[node].status_as::<weft::status::Status>().await.unwrap().rules.guard.unwrap_or_default()
 }
 
 async fn mac(site: &Site, family: Family) -> [u8; 6] {

@@ -9,7 +9,7 @@ use weft::firewall::carrier::Carrier;
 use weft::firewall::nft::table::head;
 use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
-use weft::lab::BackendKind;
+use weft_lab::BackendKind;
 
 use crate::exe::weft_exe;
 use crate::flanneld::flanneld;
@@ -113,7 +113,10 @@ fn a_flow_survives(flags: &'static [&'static str], flavour: Option<&'static str>
             flows.iter_mut().for_each(Flow::goes_on);
             masqueraded_at_once(&site);
             site.lab.nodes[0].start().unwrap();
-            until(&site, async |site| site.lab.nodes[0].status().await.is_ok_and(|status| status.ready)).await;
+            until(&site, async |site| {
+                site.lab.nodes[0].status_as::<weft::status::Status>().await.is_ok_and(|status| status.ready)
+            })
+            .await;
             flows.iter_mut().for_each(Flow::goes_on);
             assert_eq!(written(&site).await, before, "a restart writes nothing");
         }
@@ -196,7 +199,8 @@ async fn takes_over(flanneld: &Path, flags: &[&str]) {
     node.stop(Signal::SIGTERM).await.unwrap();
     node.start().unwrap();
     until(&site, async |site| {
-        site.lab.nodes[0].status().await.is_ok_and(|status| status.ready) && !flannels(site).await
+        site.lab.nodes[0].status_as::<weft::status::Status>().await.is_ok_and(|status| status.ready)
+            && !flannels(site).await
     })
     .await;
     for family in Family::BOTH {
@@ -239,7 +243,7 @@ fn rules_of_flannel_stay_while_it_runs() {
         site.nft("n1", "add table ip flannel-ipv4").await;
         site.start().await;
         let told = async |site: &Site| {
-            let status = site.lab.nodes[0].status().await;
+            let status = site.lab.nodes[0].status_as::<weft::status::Status>().await;
             status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("runs beside weft")))
         };
         until(&site, told).await;

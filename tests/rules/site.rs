@@ -4,9 +4,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use weft::lab::net::{Netns, checked};
-use weft::lab::store::Store;
-use weft::lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
+use weft_lab::netns::{Netns, checked};
+use weft_lab::store::Store;
+use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::exe::weft_exe;
 use crate::packets::{Seen, any, exchange, socket};

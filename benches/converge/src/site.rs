@@ -53,7 +53,7 @@ fn enter(namespace: &str) -> Result<()> {
 /// # Errors
 /// Without root, mostly.
 pub fn build() -> Result<()> {
-    weft::lab::net::own_names()?;
+    weft_lab::netns::make_names_private()?;
     // A memory disk that goes with this process, however it ends: only its mount namespace has it.
     mount(Some("weft-bench"), MEMORY, Some("tmpfs"), MsFlags::empty(), None::<&str>).context("mount a memory disk")?;
     command("ip", &["netns", "add", FABRIC])?;
