@@ -26,7 +26,7 @@ use super::nexthop::{Index, Shared};
 use super::run::{Move, Run, Step};
 use super::socket::{NLM_F_ACK, Netlink};
 use super::wire::Writer;
-use super::{Kernel, Machine, Outcome, errno};
+use super::{Kernel, Machine, Outcome, errno, nexthop};
 
 /// Messages per datagram: the flat part of the measured curve, far from what the send buffer holds.
 const BATCH: usize = 128;
@@ -78,12 +78,8 @@ impl LinuxKernel {
     /// No netlink socket, or the question could not be asked.
     pub fn open(options: LinuxOptions) -> io::Result<LinuxKernel> {
         let mut netlink = Netlink::open()?;
-        let nexthops = options.nexthop_objects
-            && match netlink.dump(encode::RTM_GETNEXTHOP, |w, _, flags| encode::dump::nexthops(w, flags)) {
-                Ok(_) => true,
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => false,
-                Err(e) => return Err(e),
-            };
+        let mut ask = || netlink.dump(encode::RTM_GETNEXTHOP, |w, _, flags| encode::dump::nexthops(w, flags));
+        let nexthops = options.nexthop_objects && nexthop::supported(ask().map(drop))?;
         let index = Rc::new(RefCell::new(Index::new(options.instance)));
         let (adopted, doubled, beside_kernels) = (false, HashMap::new(), HashSet::new());
         let (devices, known, made) = Default::default();

@@ -5,14 +5,28 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::rc::Rc;
 
+use nix::libc;
 use weft_backends::state::{Key, Mac};
 
 /// Ids of instance 0 begin here: far from what people and routing daemons number by hand.
 const BASE: u32 = 0x5700_0000;
 /// Ids per instance, as a power of two: five moves of each of 50,000 routes at a time.
 const BITS: u32 = 18;
+
+/// Whether the kernel has nexthop objects, by its answer to a question for all of them. Before Linux 5.3 it does not know the question.
+///
+/// # Errors
+/// Another answer says nothing about it.
+pub fn supported(answer: io::Result<()>) -> io::Result<bool> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
 
 /// Shared between writer and monitor, which live on one thread.
 pub type Shared = Rc<RefCell<Index>>;
@@ -123,6 +137,18 @@ mod tests {
 
     fn key(n: u8) -> Key {
         Key::Route(format!("10.0.{n}.0/24").parse().unwrap(), 0)
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_know_the_question_has_none() {
+        let answer = |errno| supported(Err(io::Error::from_raw_os_error(errno)));
+        assert!(supported(Ok(())).unwrap());
+        for errno in [libc::EOPNOTSUPP, libc::EINVAL] {
+            assert!(!answer(errno).unwrap(), "{errno}: plain routes");
+        }
+        for errno in [libc::EPERM, libc::EINTR, libc::ENOBUFS] {
+            assert_eq!(answer(errno).unwrap_err().raw_os_error(), Some(errno), "it was not answered");
+        }
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod churn;
 mod claims;
 mod config;
 mod conflist;
+mod env;
 mod lease;
 mod looks;
 mod peers;

@@ -415,6 +415,53 @@ fn with_two_families_the_link_in_use_must_have_both() {
     assert!(matches!(picked(&only_v4, before()), Err(PickError::Split { .. })));
 }
 
+/// An address that is about to end is nobody's choice, also where a regular expression matches it.
+#[test]
+fn a_regex_finds_no_address_that_is_about_to_end() {
+    let with = |regex: &str, addrs: &[(&str, u32)]| {
+        let mut machine = machine();
+        readdress(&mut machine, addrs);
+        pick(&choice(&[], &[regex], ""), &machine, V4).map(|picked| picked.uplink.v4.unwrap().to_string())
+    };
+    let both = [("10.0.0.1/24", PERMANENT | DEPRECATED), ("10.0.0.7/24", 0)];
+    assert_eq!(with("^10\\.0\\.", &both), Ok("10.0.0.7".to_owned()));
+    let ending = [("10.0.0.1/24", PERMANENT | DEPRECATED), ("10.7.0.1/24", 0)];
+    assert!(matches!(with("^10\\.0\\.", &ending), Err(PickError::NoMatch { .. })));
+    // Found by its name, it needs an address that lasts.
+    assert_eq!(with("^eth0$", &ending), Ok("10.7.0.1".to_owned()));
+    assert!(matches!(with("^eth0$", &ending[..1]), Err(PickError::NoAddress { .. })));
+}
+
+/// With IPv6 alone. The kernel takes global addresses away from a link that is set down, and gives a link-local one at once when
+/// it comes up: for a moment, or for good.
+#[test]
+fn an_ipv6_uplink_that_has_only_a_link_local_address() {
+    let used = |ip: &str| Uplink { name: name("eth0"), mtu: 1500, v4: None, v6: ip.parse().ok() };
+    let after = |now: &Uplink, addrs: &[(&str, u32)], other: bool| {
+        let mut machine = machine();
+        readdress(&mut machine, addrs);
+        if other {
+            machine.addrs.push(addr(3, "fd00:9::1/64", PERMANENT));
+            machine.routes.push(route("::/0", 2048, "eth1"));
+        }
+        next(&UplinkChoice::default(), &Ground::new(&machine, (false, true), Subnets::default()), now)
+    };
+    let (local, global) = (("fe80::1/64", PERMANENT), ("fd00::7/64", 0));
+    let of = |picked: &Picked| format!("{} {}", picked.uplink.name, picked.uplink.v6.unwrap());
+    // It is not published, whether there is another uplink or not; what is global follows at once.
+    let error = after(&used("fd00::1"), &[local], false).unwrap_err();
+    assert_eq!(error.to_string(), "eth0 lost fd00::1 and has only a link-local address");
+    let Ok(Next::Gone { lost, next }) = after(&used("fd00::1"), &[local], true) else { panic!("another uplink") };
+    assert_eq!((lost.as_str(), of(&next).as_str()), ("eth0 lost fd00::1", "eth1 fd00:9::1"));
+    let Ok(Next::Stay(picked)) = after(&used("fd00::1"), &[local, global], true) else { panic!("readdressed") };
+    assert_eq!(of(&picked), "eth0 fd00::7");
+    // A node that never had another one uses it until a global one comes.
+    let Ok(Next::Stay(picked)) = after(&used("fe80::1"), &[local], true) else { panic!("in use") };
+    assert_eq!(of(&picked), "eth0 fe80::1");
+    let Ok(Next::Stay(picked)) = after(&used("fe80::1"), &[local, global], true) else { panic!("a global one") };
+    assert_eq!(of(&picked), "eth0 fd00::7");
+}
+
 #[test]
 fn what_belongs_to_the_pods_is_no_uplink() {
     for (device, maker, net) in [
