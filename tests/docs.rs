@@ -23,8 +23,10 @@ use messages::Source;
 use page::{Page, files};
 
 /// The directories of the repository. What begins with one of them is a path.
-const TOP: [&str; 12] =
-    ["src", "subnet", "backends", "netlink", "heap", "cni", "tests", "benches", "deploy", "docs", "tools", ".cargo"];
+const TOP: [&str; 14] = [
+    "src", "subnet", "backends", "netlink", "heap", "cni", "doctor", "lab", "tests", "benches", "deploy", "docs",
+    "tools", ".cargo",
+];
 
 /// Returns the words of code that name a file or directory of the repository.
 fn paths(page: &Page) -> Vec<String> {
@@ -46,7 +48,7 @@ fn paths(page: &Page) -> Vec<String> {
 
 /// Returns the names of files of Rust code, so that a page may name one without its directory.
 fn names_of_sources() -> BTreeSet<String> {
-    let dirs = ["src", "subnet", "backends", "netlink", "cni", "tests", "benches"];
+    let dirs = ["src", "subnet", "backends", "netlink", "cni", "doctor", "lab", "tests", "benches"];
     let all = dirs.iter().flat_map(files);
     all.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).filter(|name| name.ends_with(".rs")).collect()
 }
@@ -162,7 +164,7 @@ fn every_message_that_is_logged_has_a_row_in_operations_md() {
 fn every_test_program_is_described() {
     let page = Page::read("docs/testing.md");
     let named = page.code();
-    for dir in ["tests", "subnet/tests", "cni/tests", "backends/tests"] {
+    for dir in ["tests", "subnet/tests", "cni/tests", "lab/tests", "backends/tests"] {
         for file in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
             if file.extension().is_some_and(|extension| extension == "rs") {
                 assert!(named.iter().any(|word| Path::new(word) == file), "{} is not described", file.display());

@@ -182,7 +182,7 @@ fn is_read(variable: &str, flags: &BTreeSet<String>, readers: &str) -> bool {
 #[test]
 fn every_variable_that_is_named_is_read() {
     let flags = all_flags(&weft::cli::command());
-    let dirs = ["src", "subnet", "cni", "tests", "benches", "tools", "deploy"];
+    let dirs = ["src", "subnet", "cni", "doctor", "lab", "tests", "benches", "tools", "deploy"];
     let paths = dirs.iter().flat_map(files).filter(|path| !path.starts_with("tests/docs"));
     let mut readers: String = paths.filter_map(|path| fs::read_to_string(path).ok()).collect();
     readers += &fs::read_to_string("Makefile").unwrap();
