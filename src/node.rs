@@ -272,10 +272,23 @@ impl<K: Kernel> Node<K> {
             self.full(Cause::Audit).await;
             return;
         }
-        match self.passer.retry(&self.plan).await {
-            Some(Ok(report)) => self.passed(report),
-            Some(Err(_)) => self.full(Cause::Retry).await,
-            None => {}
+        self.retry(now).await;
+    }
+
+    /// Tries again what the kernel refused. What peers are the reason for is paid for like their devices.
+    async fn retry(&mut self, now: Instant) {
+        let churn = &self.churn;
+        let retried = self.passer.retry(&self.plan, |key, value| churn.is_late(key, value)).await;
+        if let Some(report) = retried.report {
+            self.passed(report);
+        }
+        let of_peers = retried.removals || !retried.peers_devices.is_empty();
+        if retried.own_device {
+            self.full(Cause::Retry).await;
+        } else if of_peers && self.churn.may_look(now) {
+            self.look_for_devices(Cause::Retry, now).await;
+        } else if of_peers {
+            self.churn.want_look(retried.peers_devices);
         }
     }
 
@@ -336,6 +349,7 @@ impl<K: Kernel> Node<K> {
             }
         }
         entries.retain(|key, seen| match (self.plan.desired(key), seen) {
+            (Some(desired), _) if self.churn.is_late(key, &desired) => false,
             (Some(desired), Some(seen)) => desired != seen.value,
             (Some(_), None) | (None, Some(_)) => true,
             (None, None) => false,
@@ -393,7 +407,7 @@ impl<K: Kernel> Node<K> {
         let now = Instant::now();
         let mtu_or_links = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
         if mtu_or_links && self.churn.may_look(now) {
-            return self.look_for_devices(now).await;
+            return self.look_for_devices(Cause::Lease, now).await;
         }
         let changed = self.churn.leave_late(changed);
         if changed.is_empty() {

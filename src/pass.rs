@@ -227,29 +227,39 @@ impl<K: Kernel> Passer<K> {
         Some(report)
     }
 
-    /// Tries again what is due. `None` when nothing is. `Some(Err)` asks for a full pass: a link is pending, or removals are.
-    pub async fn retry(&mut self, plan: &Plan) -> Option<Result<Report, NeedsFull>> {
+    /// Tries again what is due. An entry for which `waits` is true is left to the next look at everything, which is announced.
+    pub async fn retry(&mut self, plan: &Plan, waits: impl Fn(&Key, &Value) -> bool) -> Retried {
         let started = Instant::now();
-        let keys = self.pending.due(started);
-        if keys.is_empty() {
-            return None;
-        }
-        let mut ops = Vec::with_capacity(keys.len());
-        for key in keys {
+        let mut retried = Retried::default();
+        let mut ops = Vec::new();
+        for key in self.pending.due(started) {
             match (key, plan.desired(&key)) {
-                (Key::Link(_) | Key::Addr(..), _) | (_, None) => {
+                (Key::Link(name) | Key::Addr(name, _), Some(_)) if !plan.is_own_device(&key) => {
+                    retried.peers_devices.insert(name);
                     self.pending.postpone(&key, started);
-                    return Some(Err(NeedsFull));
                 }
+                (Key::Link(_) | Key::Addr(..), Some(_)) => {
+                    retried.own_device = true;
+                    self.pending.postpone(&key, started);
+                }
+                (_, None) => {
+                    retried.removals = true;
+                    self.pending.postpone(&key, started);
+                }
+                (_, Some(value)) if waits(&key, &value) => self.pending.postpone(&key, started),
                 (_, Some(value)) => ops.push(Op::Ensure(key, value)),
             }
         }
         ops.retain(|op| self.devices.permit(op));
+        if ops.is_empty() {
+            return retried;
+        }
         ops.sort_unstable_by_key(Op::key);
         let mut report = Report::new(Cause::Retry);
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
-        Some(Ok(report))
+        retried.report = Some(report);
+        retried
     }
 
     /// Leaves out what would be done to somebody else's devices, and new devices that there is no room for. An operation on our own
@@ -352,9 +362,18 @@ impl<K: Kernel> Passer<K> {
     }
 }
 
-/// A pending entry can only be mended by a full pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NeedsFull;
+/// What was tried again, and what only a look at everything can mend.
+#[derive(Debug, Default)]
+pub struct Retried {
+    /// What was written, if anything was.
+    pub report: Option<Report>,
+    /// Our own device or one of its addresses is not in place.
+    pub own_device: bool,
+    /// Devices of peers that are not in place.
+    pub peers_devices: BTreeSet<Name>,
+    /// Something is still there that should not be.
+    pub removals: bool,
+}
 
 /// Kind of an entry, as in metrics.
 pub fn kind(key: &Key) -> &'static str {

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use weft_backends::diff;
 use weft_backends::index::Changed;
-use weft_backends::state::{Key, Name};
+use weft_backends::state::{Key, Name, Value};
 use weft_subnet::lease::{Id, Record};
 
 use super::REST;
 
 /// What a change costs that makes or removes a device, and so asks for a look at everything.
 const DEVICE: Duration = Duration::from_secs(10);
-/// What any other change costs for every [`ENTRIES`] entries that it changes.
+/// What any other change costs for each [`ENTRIES`] entries, or a part of them, that it changes, also in other leases.
 const PLAIN: Duration = Duration::from_secs(1);
-/// A dual-stack node that gets another address changes twelve. A lease that takes what several others claim changes more.
-const ENTRIES: usize = 16;
+/// A lease of both families has about as many entries.
+const ENTRIES: usize = 8;
 /// A lease may owe so much and still change once more: ten changes with a device or ninety others at once, then one in ten seconds or
 /// one a second. No node changes its lease so often; one that restarts all the time does once in a few seconds.
 const CREDIT: Duration = Duration::from_secs(90);
@@ -41,6 +41,8 @@ pub(super) struct Churn {
     looks_paid_at: Instant,
     /// Devices whose making or removal waits for the next look at everything.
     late: BTreeSet<Name>,
+    /// Something else waits for that look as well.
+    look_wanted: bool,
 }
 
 impl Churn {
@@ -52,6 +54,7 @@ impl Churn {
             in_debt: 0,
             looks_paid_at: now,
             late: BTreeSet::new(),
+            look_wanted: false,
         }
     }
 
@@ -65,14 +68,15 @@ impl Churn {
         None
     }
 
-    /// A lease changed, which led to these changes of entries.
+    /// A lease changed, which led to these changes of entries. One change costs no more than what a lease may owe, so that whoever
+    /// changed much once waits a minute or two, and not hours.
     pub(super) fn charge(&mut self, id: &Id, changed: &[Changed], now: Instant) {
         if changed.is_empty() {
             return;
         }
-        let device = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
-        let entries = PLAIN * changed.len().div_ceil(ENTRIES) as u32;
-        let cost = if device { DEVICE.max(entries) } else { entries };
+        let least = if changed.iter().any(|(key, ..)| matches!(key, Key::Link(_))) { DEVICE } else { PLAIN };
+        let entries = u32::try_from(changed.len().div_ceil(ENTRIES)).unwrap_or(u32::MAX);
+        let cost = PLAIN.saturating_mul(entries).clamp(least, CREDIT);
         if self.paid_at.len() > FEW.max(2 * self.in_debt) {
             self.paid_at.retain(|_, at| *at > now);
             self.paid_at.shrink_to(2 * self.paid_at.len());
@@ -123,27 +127,43 @@ impl Churn {
 
     /// When the look that devices wait for may happen.
     pub(super) fn look_due(&self) -> Option<Instant> {
-        (!self.late.is_empty()).then(|| self.looks_paid_at.checked_sub(LOOKS).unwrap_or(self.looks_paid_at))
+        (self.look_wanted || !self.late.is_empty())
+            .then(|| self.looks_paid_at.checked_sub(LOOKS).unwrap_or(self.looks_paid_at))
     }
 
     /// Everything is looked at now, whatever for.
     pub(super) fn nothing_is_late(&mut self) {
         self.late.clear();
+        self.look_wanted = false;
     }
 
-    /// Lets devices and their entries wait. What remains stands on devices that are there, and is written now.
-    pub(super) fn leave_late(&mut self, mut changed: Vec<Changed>) -> Vec<Changed> {
+    /// Asks for a look at everything as soon as it is paid for. These devices wait for it.
+    pub(super) fn want_look(&mut self, devices: impl IntoIterator<Item = Name>) {
+        self.late.extend(devices);
+        self.look_wanted = true;
+    }
+
+    /// True for an entry that stands on a device which waits for the next look: it is not written before.
+    pub(super) fn is_late(&self, key: &Key, value: &Value) -> bool {
+        !self.late.is_empty() && diff::device(key, value).is_some_and(|name| self.late.contains(&name))
+    }
+
+    /// Lets devices, and what is to stand on them, wait. What remains is written now: entries on other devices, and all removals,
+    /// because the node that an entry leads to may be gone.
+    pub(super) fn leave_late(&mut self, changed: Vec<Changed>) -> Vec<Changed> {
         self.late.extend(changed.iter().filter_map(|(key, ..)| match key {
             Key::Link(name) => Some(*name),
             _ => None,
         }));
-        if !self.late.is_empty() {
-            changed.retain(|(key, before, after)| {
-                let device = after.as_ref().or(before.as_ref()).and_then(|value| diff::device(key, value));
-                !matches!(key, Key::Link(_)) && device.is_none_or(|name| !self.late.contains(&name))
-            });
+        if self.late.is_empty() {
+            return changed;
         }
-        changed
+        let now = |(key, before, after): Changed| match (before, after) {
+            _ if matches!(key, Key::Link(_)) => None,
+            (before, Some(after)) if self.is_late(&key, &after) => Some((key, Some(before?), None)),
+            change => Some((key, change.0, change.1)),
+        };
+        changed.into_iter().filter_map(now).collect()
     }
 }
 
@@ -238,6 +258,39 @@ mod tests {
             churn.charge(&format!("{n} again").into(), &[route(1, "flannel.2")], later + PLAIN * n);
         }
         assert!(churn.paid_at.len() < 2 * FEW, "{}", churn.paid_at.len());
+    }
+
+    /// A change that makes others lose or get entries costs as much as it makes the node write.
+    #[test]
+    fn a_change_costs_by_the_entries_that_it_changes() {
+        let many = |count: u8| (0..count).map(|third| route(third, "flannel.1")).collect::<Vec<_>>();
+        assert!((149..=151).contains(&admitted(&many(8))), "the entries of one lease");
+        assert!((15..=16).contains(&admitted(&many(80))), "ten times as many");
+        let now = Instant::now();
+        let mut churn = Churn::new(now);
+        for _ in 0..2 {
+            assert!(churn.admit(record("once", "x"), now).is_some());
+            churn.charge(&"once".into(), &many(255).repeat(1000), now);
+        }
+        churn.admit(record("once", "x"), now);
+        assert_eq!(churn.next(now), Some(now + CREDIT), "one change of very many entries delays nobody for hours");
+    }
+
+    #[test]
+    fn what_stands_on_a_late_device_is_removed_at_once() {
+        let mut churn = Churn::new(Instant::now());
+        let gone = |third, dev| {
+            let (key, _, value) = route(third, dev);
+            (key, value, None)
+        };
+        let moved = |third, from, to| (route(third, from).0, route(third, from).2, route(third, to).2);
+        let (link, _, made) = device("flannel.2");
+        let changed =
+            vec![(link, made, None), gone(3, "flannel.2"), device("flannel.9"), moved(4, "flannel.1", "flannel.9")];
+        // The route of 10.5.4.0/24 still leads to where that node was.
+        assert_eq!(churn.leave_late(changed), [gone(3, "flannel.2"), gone(4, "flannel.1")]);
+        assert_eq!(churn.leave_late(vec![gone(8, "flannel.9")]), [gone(8, "flannel.9")], "a later one, too");
+        assert_eq!(churn.leave_late(vec![moved(5, "flannel.9", "flannel.1")]), [moved(5, "flannel.9", "flannel.1")]);
     }
 
     #[test]

@@ -55,13 +55,13 @@ impl<K: Kernel> Node<K> {
             self.write(changed).await;
         }
         if self.churn.look_due().is_some_and(|at| at <= now) {
-            self.look_for_devices(now).await;
+            self.look_for_devices(Cause::Lease, now).await;
         }
     }
 
     /// Looks at everything because of a device of a peer.
-    pub(super) async fn look_for_devices(&mut self, now: Instant) {
-        self.full(Cause::Lease).await;
+    pub(super) async fn look_for_devices(&mut self, cause: Cause, now: Instant) {
+        self.full(cause).await;
         self.churn.looked(now.elapsed(), now);
     }
 
