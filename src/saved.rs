@@ -23,6 +23,8 @@ const EVERY: Duration = Duration::from_secs(30);
 /// After this time it is written again although nothing changed: its age tells how long ago the store was heard. A quarter of what
 /// it may be, see `start/resume.rs`.
 const REFRESH: Duration = Duration::from_secs(6 * 3600);
+/// So long the loop waits for the removal of the file, which goes on afterwards: the disk may hang.
+const REMOVE_LIMIT: Duration = Duration::from_secs(2);
 /// Leases that are written between two looks at the rest of the world: a fraction of a millisecond.
 const SLICE: usize = 128;
 
@@ -72,9 +74,15 @@ pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
 
 /// Removes the file of an instance; one that is not there is no failure.
 pub fn remove(state_dir: &Path, subnet_file: &Path) -> io::Result<()> {
-    match std::fs::remove_file(file(state_dir, subnet_file)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    remove_file(&file(state_dir, subnet_file))
+}
+
+fn remove_file(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        // The removal outlives a power cut only once the directory is on the disk.
+        Ok(()) => file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all()),
     }
 }
 
@@ -137,6 +145,39 @@ impl Saver {
             (Stage::Making(_), _) => Some(now),
             (_, true) => Some(self.not_before.unwrap_or(now)),
             (_, false) => None,
+        }
+    }
+
+    /// Removes the file, because what it says is not true any more. A saving that has begun is given up or waited for, so that
+    /// it does not bring the file back. Returns when the file is gone, or after [`REMOVE_LIMIT`].
+    pub async fn forget(&mut self) {
+        let Some(shelf) = &self.shelf else { return };
+        let before = match std::mem::take(&mut self.stage) {
+            Stage::Idle => None,
+            // Without its last piece the thread leaves the file as it is.
+            Stage::Making(making) => Some(making.thread),
+            Stage::Storing(thread) => Some(thread),
+        };
+        let file = shelf.file.clone();
+        let mut removal = tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            let path = file.clone();
+            let removed = tokio::task::spawn_blocking(move || remove_file(&path)).await.map_err(io::Error::other);
+            if let Err(error) = removed.flatten() {
+                tracing::error!(
+                    "saved peers: remove {}: {error}; it names a lease that is lost: remove it by hand",
+                    file.display()
+                );
+            }
+        });
+        if tokio::time::timeout(REMOVE_LIMIT, &mut removal).await.is_err() {
+            let file = shelf.file.display();
+            tracing::error!(
+                "saved peers: {file} is not removed yet: does its disk hang? It names a lease that is lost"
+            );
+            self.stage = Stage::Storing(removal);
         }
     }
 
@@ -283,6 +324,33 @@ mod tests {
         std::fs::write(shelf.file(), "damaged").unwrap();
         let reason = shelf.read().unwrap_err();
         assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn what_is_forgotten_does_not_come_back_from_a_saving_that_had_begun() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        saver.forget().await;
+        let peers = peers(300);
+        // Idle after a saving; then after each number of steps of the next one, the last of which hands over to the thread.
+        for steps in 0..6 {
+            let at = now + EVERY * (2 * steps);
+            saver.changed();
+            saved(&mut saver, at, &peers).await;
+            assert!(shelf.read().unwrap().is_some(), "{steps} steps");
+            saver.changed();
+            for _ in 0..steps {
+                saver.step(at + EVERY, &peers, head);
+            }
+            saver.forget().await;
+            assert!(matches!(saver.stage, Stage::Idle), "{steps} steps");
+            assert_eq!(shelf.read(), Ok(None), "{steps} steps");
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing half-made stays behind");
+        }
+        saver.changed();
+        saved(&mut saver, now + EVERY * 20, &peers).await;
+        assert!(shelf.read().unwrap().is_some(), "it is written again");
     }
 
     #[tokio::test]

@@ -188,6 +188,16 @@ impl Node {
         process::end(&mut self.agent, signal, Duration::from_secs(5)).await
     }
 
+    /// Waits until the agent has ended by itself.
+    ///
+    /// # Errors
+    /// The agent does not run, or does not end in time.
+    pub async fn ended(&mut self) -> Result<std::process::ExitStatus> {
+        let mut agent = self.agent.take().context("the agent does not run")?;
+        let status = tokio::time::timeout(PATIENCE, agent.wait()).await;
+        status.context("the agent does not end by itself")?.context("wait for the agent")
+    }
+
     /// Sends the agent a signal without waiting.
     ///
     /// # Errors
@@ -303,7 +313,8 @@ impl Node {
         PodNet::parse(&fs::read_to_string(self.subnet_file()).ok()?)
     }
 
-    fn socket(&self) -> PathBuf {
+    /// Returns the path of the agent's socket.
+    pub fn socket(&self) -> PathBuf {
         self.dir.join("weft.sock")
     }
 }

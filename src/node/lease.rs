@@ -31,7 +31,7 @@ impl<K: Kernel> Node<K> {
                 if std::mem::take(&mut self.look_again) {
                     self.retake();
                 } else {
-                    return self.lost(text);
+                    return self.lost(text).await;
                 }
             }
             Answer::Config(text) => {
@@ -116,12 +116,12 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    fn lost(&mut self, text: String) -> Verdict {
+    async fn lost(&mut self, text: String) -> Verdict {
         let action = self.world.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
         self.last_error = Some(crate::report::failure(text.clone()));
         self.lost = Some(text);
-        self.not_ours_any_more();
+        self.not_ours_any_more().await;
         match action {
             OnLostLease::Exit => return Verdict::Exit,
             OnLostLease::Reacquire => {

@@ -66,16 +66,19 @@ impl<K: Kernel> Node<K> {
 
     /// When [`Node::save`] has something to do.
     pub(super) fn next_saving(&self, now: Instant) -> Option<Instant> {
-        self.world.saver.next(now).filter(|_| self.knows_expiry())
+        self.world.saver.next(now).filter(|_| self.may_save())
     }
 
-    /// The store has said how long our lease lives, if it does not live for ever there.
-    fn knows_expiry(&self) -> bool {
-        self.saved_expiry.is_some() || !self.world.store.capabilities().expires
+    /// What is saved says until when our lease is ours. So the store must have said how long it lives; where leases do not end by
+    /// themselves, it must not be lost.
+    fn may_save(&self) -> bool {
+        if self.world.store.capabilities().expires { self.saved_expiry.is_some() } else { self.lost.is_none() }
     }
 
-    /// Our lease is another node's: a start that finds the store away must not go on with it.
-    pub(super) fn not_ours_any_more(&mut self) {
+    /// Our lease is another node's: a start that finds the store away must not go on with it. So the file is removed before
+    /// anything else is done, also before the agent ends. It is written again later, and says then that the lease has ended.
+    pub(super) async fn not_ours_any_more(&mut self) {
+        self.world.saver.forget().await;
         if self.world.store.capabilities().expires {
             let now = Instant::now();
             (self.ttl, self.saved_expiry) = (Some((now, Duration::ZERO)), Some(Some(now)));
@@ -85,7 +88,7 @@ impl<K: Kernel> Node<K> {
 
     /// Saves a little more, when it is due. Not before it is known when our lease ends: a later start relies on that.
     pub(super) fn save(&mut self, now: Instant) {
-        if !self.knows_expiry() {
+        if !self.may_save() {
             return;
         }
         if self.store_trouble.is_none() && self.world.saver.is_old(now) {

@@ -242,3 +242,100 @@ fn what_was_saved_does_not_count_for_another_address_nor_damaged() {
         waits(&lab.nodes[2], "it was saved for another store").await
     });
 }
+
+/// The subnet of this node in the form of its key.
+fn own(node: &Node) -> Result<String> {
+    let env = fs::read_to_string(node.subnet_file())?;
+    let gateway = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).context("a subnet")?;
+    Ok(gateway.replace(".1/24", ".0"))
+}
+
+/// Waits until the node has saved itself with a lease that lives, so that a start without etcd would go on from it.
+async fn saved_alive(node: &Node) -> Result<()> {
+    let alive = async || saved(node).is_some_and(|text| text.contains("\"expires\":"));
+    wait_for("the node to be saved", LIMIT, alive).await.with_context(|| node.log_tail(20))
+}
+
+/// Another node takes the subnet of the first one.
+async fn intrude(lab: &mut Lab) -> Result<()> {
+    let subnet = own(&lab.nodes[0])?;
+    let etcd = lab.store.etcd()?;
+    etcd.ctl(&["put", &key((&subnet, "")), &value((&subnet, "192.168.77.99"))]).await.map(drop)
+}
+
+/// The agent does not run any more: a boot, and a start without etcd, must not use the lease that was lost.
+async fn is_not_used_again(lab: &mut Lab) -> Result<()> {
+    lab.store.etcd()?.kill().await?;
+    let node = &mut lab.nodes[0];
+    boot(node).await?;
+    node.start()?;
+    problem(node, "waiting: net-conf: read", true).await?;
+    ensure!(!node.subnet_file().exists(), "no subnet.env");
+    let log = fs::read_to_string(node.log())?;
+    ensure!(!log.contains("peers as saved on"), "the start went on from a lost lease:\n{}", node.log_tail(20));
+    Ok(())
+}
+
+#[test]
+fn a_lease_that_is_lost_with_exit_ends_the_agent_and_is_not_used_again() {
+    on_this_thread(async {
+        let flags = vec!["--on-lost-lease=exit".to_owned()];
+        let options = LabOptions { nodes: 2, store: StoreKind::Etcd, agent_flags: flags, ..options() };
+        let mut lab = Lab::start(&options).await?;
+        saved_alive(&lab.nodes[0]).await?;
+        intrude(&mut lab).await?;
+        let ended = lab.nodes[0].ended().await.with_context(|| lab.nodes[0].log_tail(20))?;
+        ensure!(ended.code() == Some(1), "{ended}");
+        ensure!(fs::read_to_string(lab.nodes[0].log())?.contains("own lease lost"), "{}", lab.nodes[0].log_tail(20));
+        ensure!(lab.nodes[0].ns.ip("link show flannel.1").await.is_ok(), "the data path stays as it is");
+        is_not_used_again(&mut lab).await
+    });
+}
+
+#[test]
+fn a_lease_that_was_lost_right_before_a_kill_is_not_used_again() {
+    on_this_thread(async {
+        let mut lab = Lab::start(&LabOptions { nodes: 2, store: StoreKind::Etcd, ..options() }).await?;
+        saved_alive(&lab.nodes[0]).await?;
+        intrude(&mut lab).await?;
+        problem(&lab.nodes[0], "belongs to 192.168.77.99 now", true).await?;
+        lab.nodes[0].stop(Signal::SIGKILL).await?;
+        is_not_used_again(&mut lab).await
+    });
+}
+
+/// etcd is down when a node starts for the first time: nothing was saved.
+#[test]
+fn a_first_start_without_etcd_waits_and_writes_nothing() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&LabOptions { nodes: 2, store: StoreKind::Etcd, ..options() }).await?;
+        lab.store.etcd()?.kill().await?;
+        let before = lab.nodes[0].ns.ip("-o link").await?;
+        let rules = lab.nodes[0].ns.ip("rule").await?;
+        for node in &mut lab.nodes {
+            node.start()?;
+        }
+        for node in &lab.nodes {
+            problem(node, "waiting: net-conf: read", true).await?;
+            let said = async || {
+                fs::read_to_string(node.log())
+                    .is_ok_and(|log| log.contains("waiting: net-conf: read /coreos.com/network/config from http://"))
+            };
+            wait_for("the log to say so", LIMIT, said).await?;
+            let status = node.status().await?;
+            ensure!(!status.ready && status.subnet.is_empty(), "{status:?}");
+            ensure!(!node.subnet_file().exists() && file(node).is_none(), "no file is written");
+        }
+        let node = &lab.nodes[0];
+        ensure!(
+            node.ns.ip("-o link").await? == before && node.ns.ip("rule").await? == rules,
+            "the kernel is as it was"
+        );
+        ensure!(node.ns.ip("route show proto 90").await?.is_empty(), "no routes");
+        lab.store.etcd()?.start().await?;
+        lab.settle().await?;
+        lab.reach_all().await?;
+        ensure!(lab.store.etcd()?.leases().await?.len() == 2, "both have a lease");
+        Ok(())
+    });
+}
