@@ -3,6 +3,7 @@
 
 mod audit;
 mod churn;
+mod contest;
 mod env;
 mod host;
 mod lease;
@@ -26,6 +27,7 @@ use weft_subnet::lease::Id;
 use weft_subnet::source::Source;
 
 use churn::Churn;
+use contest::Contest;
 
 use crate::admin;
 use crate::conflist::Conflist;
@@ -97,6 +99,8 @@ pub struct Node<K> {
     asked: Option<Attrs>,
     /// Our lease changed while a call for it was open: look again at its answer.
     look_again: bool,
+    /// Whether somebody else rewrites our lease again and again.
+    contest: Contest,
     config: String,
     /// A change of net-conf that only a restart applies.
     pub(crate) restart_wanted: Option<String>,
@@ -176,6 +180,7 @@ impl<K: Kernel> Node<K> {
             keeper,
             asked: None,
             look_again: false,
+            contest: Contest::default(),
             config,
             restart_wanted: None,
             lost: None,
@@ -237,6 +242,7 @@ impl<K: Kernel> Node<K> {
             self.next_saving(now),
             Some(self.next_sysctls),
             self.uplink_due,
+            self.contest.next(),
             // Past, while the node is not ready: no reason to wake up.
             self.world.conflist.next().filter(|at| *at > now),
         ];
@@ -262,6 +268,7 @@ impl<K: Kernel> Node<K> {
         self.let_in(now).await;
         self.want_rules();
         self.save(now);
+        self.contend(now);
         if self.next_sysctls <= now {
             self.look_at_sysctls();
             // Told of at once, too, unless the host is out of inotify instances.

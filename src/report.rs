@@ -53,6 +53,7 @@ fn faults<K: Kernel>(node: &Node<K>) -> Vec<String> {
         node.rules_blocker(),
         node.host_problem.as_ref().map(|problem| format!("uplink: {problem}")),
         node.lost.clone(),
+        node.contest_problem(),
     ]
     .into_iter()
     .flatten()

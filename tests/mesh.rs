@@ -4,6 +4,8 @@
 
 #[path = "mesh/cni.rs"]
 mod cni;
+#[path = "mesh/contest.rs"]
+mod contest;
 #[path = "common/exe.rs"]
 mod exe;
 #[path = "common/flanneld.rs"]

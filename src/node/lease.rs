@@ -10,6 +10,7 @@ use weft_subnet::evidence::{self, Evidence};
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Claim;
 
+use super::contest::Contest;
 use super::{Node, Verdict};
 use crate::kernel::Kernel;
 use crate::options::OnLostLease;
@@ -53,8 +54,16 @@ impl<K: Kernel> Node<K> {
         let own = self.plan.own();
         let moved = lease.subnets != own.subnets;
         let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
-        tracing::info!(subnet = %lease.subnets, moved, "own lease held");
+        if !same || self.lost.is_some() || self.lease_gone.is_some() || self.lease_trouble.is_some() {
+            tracing::info!(subnet = %lease.subnets, moved, "own lease held");
+        } else {
+            tracing::debug!(subnet = %lease.subnets, "own lease held");
+        }
         (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
+        if moved {
+            self.contest = Contest::default();
+        }
+        self.contest.written(Instant::now());
         if moved {
             // The time of the old lease.
             (self.ttl, self.saved_expiry) = (None, None);
@@ -82,6 +91,7 @@ impl<K: Kernel> Node<K> {
         if !self.keeper.busy() {
             tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
         }
+        self.contest.gone();
         self.retake();
     }
 
@@ -90,17 +100,27 @@ impl<K: Kernel> Node<K> {
         let own = self.plan.own();
         let assigned = self.world.store.capabilities().assigned;
         let evidence = Evidence { identity: assigned.then(|| own.id.clone()), ..Evidence::of(own.subnets, &own.attrs) };
-        let Ok(lease) = &record.lease else { return self.retake() };
+        let Ok(lease) = &record.lease else {
+            self.overwritten("an unreadable value");
+            return self.retake();
+        };
+        let (ours, as_held) = (evidence.proves(lease), lease.attrs == own.attrs && lease.subnets == own.subnets);
+        // The echo of our own write says nothing new.
+        let echo = self.keeper.busy() && self.asked.as_ref() == Some(&lease.attrs);
+        // A lease that is not ours is not taken back: the store says that it is taken.
+        if ours && !as_held && !echo {
+            self.overwritten(&lease.attrs.owner());
+        }
+        let own = self.plan.own();
         if self.keeper.busy() {
-            // The echo of our own write says nothing new.
-            self.look_again |= self.asked.as_ref() != Some(&lease.attrs);
+            self.look_again |= !echo;
             return;
         }
-        if lease.attrs == own.attrs && lease.subnets == own.subnets {
+        if as_held {
+            self.contest.stands(Instant::now());
             (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
             return;
         }
-        let ours = evidence.proves(lease);
         let (now, new) = (evidence::macs(&own.attrs), evidence::macs(&lease.attrs));
         let readable = new[0].is_some() == now[0].is_some() && new[1].is_some() == now[1].is_some();
         // Only a store that knows its nodes says that this is still our lease: elsewhere another MAC is another node's.
@@ -116,11 +136,40 @@ impl<K: Kernel> Node<K> {
         }
     }
 
+    /// Somebody else wrote our record. If that happens again and again, it is written back ever more rarely.
+    fn overwritten(&mut self, by: &str) {
+        if self.contest.overwritten(by, Instant::now()) {
+            tracing::warn!("{}", self.contest_problem().unwrap_or_default());
+        } else if self.contest.rival().is_none() {
+            tracing::info!(subnet = %self.plan.own().subnets, by, "somebody else wrote our own lease: taking it back");
+        }
+    }
+
+    /// What is wrong while somebody else writes our lease again and again, with the remedy: for people.
+    pub(crate) fn contest_problem(&self) -> Option<String> {
+        let (rival, subnet) = (self.contest.rival()?, self.plan.own().subnets);
+        Some(format!(
+            "{rival} writes our lease of {subnet} again and again, as a clone of this machine does. Let one machine keep {subnet}. \
+             On the other one stop weft, run `weft cleanup`, and start weft when this message is gone from the first one"
+        ))
+    }
+
+    /// Takes our lease back when the pause of a contest is over, and says when the contest is.
+    pub(super) fn contend(&mut self, now: Instant) {
+        if self.contest.is_due(now) && self.lost.is_none() {
+            self.retake();
+        }
+        if let Some(rival) = self.contest.ended(now) {
+            tracing::info!(subnet = %self.plan.own().subnets, rival, "nobody else writes our lease any more");
+        }
+    }
+
     async fn lost(&mut self, text: String) -> Verdict {
         let action = self.world.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
         self.last_error = Some(crate::report::failure(text.clone()));
         self.lost = Some(text);
+        self.contest = Contest::default();
         self.not_ours_any_more().await;
         match action {
             OnLostLease::Exit => return Verdict::Exit,
@@ -155,7 +204,11 @@ impl<K: Kernel> Node<K> {
         self.plan.advertise(self.plan.host()).unwrap_or_else(|_| self.plan.own().attrs.clone())
     }
 
+    /// Asks the store for our lease as it should be, unless a contest demands a pause: then [`Node::contend`] does so later.
     fn retake(&mut self) {
+        if !self.contest.may_write(Instant::now()) {
+            return;
+        }
         if self.keeper.busy() {
             self.look_again = true;
             return;

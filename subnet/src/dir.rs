@@ -9,6 +9,7 @@ mod files;
 mod watch;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,7 +21,7 @@ use tokio::time::sleep;
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
-use crate::lease::{Lease, Record};
+use crate::lease::{Id, Lease, Record};
 use crate::pick;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source, UNREADABLE};
 
@@ -35,6 +36,8 @@ pub struct DirStore {
     files: Arc<Files>,
     /// The net-conf that was last handed out: the watch reports any other.
     config_seen: RefCell<Option<String>>,
+    /// Records that this store wrote since the watch last reported them.
+    wrote: RefCell<BTreeSet<Id>>,
     /// Why the directory is polled and not watched, if it is.
     polled: Cell<Option<Errno>>,
 }
@@ -47,7 +50,8 @@ fn now() -> u64 {
 impl DirStore {
     /// The store in this directory, which is created (0755) with the first use when it is missing.
     pub fn new(path: PathBuf) -> DirStore {
-        DirStore { files: Arc::new(Files::new(path)), config_seen: RefCell::default(), polled: Cell::default() }
+        let (config_seen, wrote) = (RefCell::default(), RefCell::default());
+        DirStore { files: Arc::new(Files::new(path)), config_seen, wrote, polled: Cell::default() }
     }
 
     /// The watch has inotify now (`None`), or does without for this reason. Said when it changes.
@@ -72,6 +76,13 @@ impl DirStore {
                 done
             })
             .await
+    }
+
+    /// Writes a lease while no other process does.
+    async fn write(&self, work: impl FnOnce(&Files) -> Result<Lease, Error> + Send + 'static) -> Result<Lease, Error> {
+        let lease = self.locked(work).await?;
+        self.wrote.borrow_mut().insert(lease.id.clone());
+        Ok(lease)
     }
 
     async fn read_config(&self) -> Result<String, Error> {
@@ -174,12 +185,12 @@ impl Source for DirStore {
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
         let claim = claim.clone();
-        Box::pin(self.locked(move |files| acquire(files, &claim)))
+        Box::pin(self.write(move |files| acquire(files, &claim)))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
         let (subnets, was, attrs) = (*subnets, was.clone(), attrs.clone());
-        Box::pin(self.locked(move |files| retake(files, &subnets, &was, &attrs)))
+        Box::pin(self.write(move |files| retake(files, &subnets, &was, &attrs)))
     }
 
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {

@@ -63,6 +63,54 @@ async fn a_lease_with_our_mac_is_ours_whatever_its_address_says() {
     .await;
 }
 
+/// Two agents with one subnet and one MAC write one record in turn.
+#[tokio::test]
+async fn a_lease_that_two_agents_write_in_turn_is_written_ever_more_rarely() {
+    local(async {
+        let mut bench = holding().await;
+        let (begun, rival) = (Instant::now(), || put(own("192.168.0.9", MAC)));
+        for _ in 0..60 {
+            let before = bench.store.retakes.borrow().len();
+            bench.node.stored(rival()).await;
+            bench.node.tick().await;
+            if bench.asked(before + 1).await {
+                bench.answer().await;
+                let ours = bench.node.plan.own().clone();
+                bench.node.stored(put(ours)).await;
+            }
+        }
+        // Half of the first pause is 2.5 s.
+        let (writes, pauses) = (bench.store.retakes.borrow().len(), begun.elapsed().as_millis() / 2500);
+        assert!((3..=3 + pauses).contains(&(writes as u128)), "{writes} writes");
+        let status = crate::report::status(&bench.node);
+        let names = |text: &&String| text.starts_with("192.168.0.9 writes our lease of 10.5.1.0/24 again and again");
+        assert!(!status.ready && status.problems.iter().any(|text| names(&text)), "{:?}", status.problems);
+        assert!(bench.node.lost.is_none());
+        // Neither is it written for another reason meanwhile.
+        bench.kernel.set_machine(super::machine("192.168.0.3"));
+        bench.node.full(crate::pass::Cause::Kernel).await;
+        assert!(bench.asked(writes).await);
+        let due = bench.node.next_wake().unwrap();
+        assert!(due <= Instant::now() + Duration::from_secs(5), "the pause ends");
+        bench.node.contend(due.max(Instant::now() + Duration::from_secs(5)));
+        assert!(bench.asked(writes + 1).await, "then it is written");
+        assert_eq!(bench.store.retakes.borrow().last().unwrap().public_ip, "192.168.0.3".parse().ok());
+        bench.answer().await;
+        bench.node.contend(Instant::now() + Duration::from_secs(600));
+        assert!(
+            !crate::report::status(&bench.node).problems.iter().any(|text| names(&text)),
+            "the other one is silent"
+        );
+        // Once our record is gone, nobody else holds it.
+        for _ in 0..2 {
+            bench.node.stored(rival()).await;
+        }
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        assert!(bench.asked(writes + 2).await, "it is taken again at once");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn nothing_is_saved_before_it_is_known_when_the_lease_ends() {
     local(async {

@@ -240,6 +240,7 @@ async fn follow(store: &DirStore, out: &mpsc::Sender<Event>) {
 async fn session(store: &DirStore, out: &mpsc::Sender<Event>, known: &mut Known) -> Result<(), Error> {
     let files = &store.files;
     let mut eyes = open_eyes(store).await?;
+    store.wrote.borrow_mut().clear();
     let (records, text, mine) = files.work(|files| Ok((files.scan()?, files.config()?, identity(files)?))).await?;
     let reset = known.identity.is_some_and(|before| before != mine);
     known.identity = Some(mine);
@@ -263,6 +264,10 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, known: &mut Known)
         }
         if all {
             poll = Instant::now() + POLL;
+        }
+        // Whatever stands there now is news after a write of ours: somebody else may have written again what was reported before it.
+        for id in std::mem::take(&mut *store.wrote.borrow_mut()) {
+            known.records.insert(id.clone(), Record::new(id, Err("written by this node".to_owned())));
         }
         let changes = difference(&mut known.records, found, &news.touched);
         if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {

@@ -65,6 +65,46 @@ async fn a_file_larger_than_the_memory_is_set_aside_unread() {
     assert!(weft_subnet::network::Network::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes"));
 }
 
+/// The watch may see two writes as one: then the file is as it was reported last, but our own write between them is lost.
+#[tokio::test]
+async fn what_replaces_our_own_write_is_told_though_it_was_told_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into());
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let file = dir.path().join("subnets").join(format!("{}.json", lease.id));
+    // Another address, and our MAC.
+    let theirs = weft_subnet::attrs::Attrs { public_ip: attrs(9).public_ip, ..attrs(1) };
+    let overwrite = || {
+        let aside = dir.path().join("aside");
+        fs::write(&aside, theirs.to_wire()).unwrap();
+        fs::rename(aside, &file).unwrap();
+    };
+    let (out, mut events) = mpsc::channel(64);
+    let mut watch = store.watch(out);
+    for round in 0..3 {
+        let told = async {
+            loop {
+                match next(&mut events).await {
+                    Event::Changes(changes) => {
+                        return changes.into_iter().filter_map(Result::ok).next_back().unwrap().lease.unwrap();
+                    }
+                    // The first one: it is overwritten only now.
+                    Event::Snapshot { .. } => overwrite(),
+                    event => panic!("{event:?}"),
+                }
+            }
+        };
+        let told = tokio::select! {
+            () = &mut watch => panic!("the watch ended"),
+            told = told => told,
+        };
+        assert_eq!(told.attrs, theirs, "round {round}");
+        // The watch does not run meanwhile.
+        store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
+        overwrite();
+    }
+}
+
 #[tokio::test]
 async fn vanished_directory_is_followed_and_not_made_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Two agents share one subnet and one VTEP MAC, as a machine and its clone do: both want the same lease to name their own address.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use weft::lab::net::checked;
+use weft::lab::node::Node;
+use weft::lab::store::Store;
+use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+
+use crate::exe::weft_exe;
+use crate::{on_this_thread, options};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// The fault ends when nobody else has written the lease for longer than the other agent may wait: the pauses double from 5 s.
+const RECOVERY: Duration = Duration::from_secs(240);
+
+/// How many records the store has, and how often the record of this key was written since it was created.
+async fn writes(lab: &mut Lab, key: &str) -> Result<(usize, i64)> {
+    let etcd = lab.store.etcd()?;
+    let leases = etcd.leases().await?.len();
+    let out = etcd.ctl(&["get", &format!("/coreos.com/network/subnets/{key}"), "-w", "json"]).await?;
+    let out: serde_json::Value = serde_json::from_str(&out)?;
+    Ok((leases, out["kvs"][0]["version"].as_i64().context("the key has a version")?))
+}
+
+/// The second node becomes a clone of the first one: it has the same subnet.env and a device with the same MAC.
+async fn clone(lab: &Lab) -> Result<String> {
+    let (first, second) = (&lab.nodes[0], &lab.nodes[1]);
+    let env = fs::read_to_string(first.subnet_file())?;
+    let subnet = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).context("a subnet")?;
+    let key = subnet.replace(".1/24", ".0-24");
+    fs::write(second.subnet_file(), &env)?;
+    let link = first.ns.ip("link show flannel.1").await?;
+    let mac = link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).context("a MAC")?;
+    let mark = format!("weft {}", second.subnet_file().display());
+    let vxlan = "type vxlan id 1 local 192.168.77.12 dev eth0 dstport 8472 nolearning";
+    second.ns.ip(&format!("link add flannel.1 address {mac} {vxlan}")).await?;
+    let mut alias = second.ns.command("ip");
+    checked(alias.args(["link", "set", "flannel.1", "alias", &mark])).await?;
+    Ok(key)
+}
+
+/// The node is not ready and names the other one's address, or neither.
+async fn contested(node: &Node, other: &str, wanted: bool, limit: Duration) -> Result<()> {
+    let said = async || {
+        node.status().await.is_ok_and(|status| {
+            let names = |text: &String| text.contains("our lease of ") && text.contains(other);
+            status.ready != wanted && status.problems.iter().any(names) == wanted
+        })
+    };
+    let what = format!("{} to be in a contest with {other}: {wanted}", node.name());
+    wait_for(&what, limit, said).await.with_context(|| node.log_tail(20))
+}
+
+fn lines(node: &Node, words: &str) -> Result<usize> {
+    Ok(fs::read_to_string(node.log())?.lines().filter(|line| line.contains(words)).count())
+}
+
+async fn a_clone(store: StoreKind) -> Result<()> {
+    let mut lab = Lab::build(&LabOptions { nodes: 2, store, ..options() }).await?;
+    lab.nodes[0].start()?;
+    lab.nodes[0].ready().await?;
+    let key = clone(&lab).await?;
+    lab.nodes[1].start()?;
+    contested(&lab.nodes[0], "192.168.77.12", true, LIMIT).await?;
+    contested(&lab.nodes[1], "192.168.77.11", true, LIMIT).await?;
+    if let Store::Etcd(_) = lab.store {
+        let (leases, version) = writes(&mut lab, &key).await?;
+        ensure!(leases == 1, "the two nodes have one lease");
+        ensure!(version <= 12, "the lease was written {version} times before both nodes noticed");
+        // Both go on trying. Between one write and the next lies a pause of one of them: half of 5 s at least.
+        let began = Instant::now();
+        let mut now = version;
+        while now < version + 2 {
+            ensure!(began.elapsed() < LIMIT, "the nodes do not try again:\n{}", lab.logs(10));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            now = writes(&mut lab, &key).await?.1;
+        }
+        ensure!(began.elapsed() > Duration::from_secs(2), "{} writes without a pause", now - version);
+        ensure!(now <= version + 4, "{} writes without a pause", now - version);
+    }
+    for node in &lab.nodes {
+        let (held, said) = (lines(node, "own lease held")?, lines(node, " WARN 192.168.77.1")?);
+        ensure!(held <= 2 && said == 1, "{held} and {said} lines:\n{}", node.log_tail(40));
+    }
+    // The other one is silent: the fault ends by itself.
+    lab.nodes[1].stop(Signal::SIGKILL).await?;
+    contested(&lab.nodes[0], "192.168.77.12", false, RECOVERY).await?;
+    // What the message says to do gives the clone a subnet of its own.
+    let second = &lab.nodes[1];
+    let mut cleanup = second.ns.command(weft_exe());
+    cleanup.arg("cleanup").arg(format!("--subnet-file={}", second.subnet_file().display()));
+    cleanup.arg(format!("--socket={}", second.socket().display()));
+    cleanup.arg(format!("--state-dir={}", second.state_dir().display()));
+    checked(cleanup.arg(format!("--cni-conf-dir={}", lab.dir().join("none").display()))).await?;
+    lab.nodes[1].start()?;
+    lab.nodes[1].ready().await?;
+    let [first, second] = [0, 1].map(|at: usize| fs::read_to_string(lab.nodes[at].subnet_file()));
+    ensure!(first? != second?, "each node has a subnet of its own");
+    lab.nodes[0].ready().await
+}
+
+#[test]
+fn a_clone_does_not_rewrite_the_lease_without_limit_etcd() {
+    on_this_thread(a_clone(StoreKind::Etcd));
+}
+
+#[test]
+fn a_clone_does_not_rewrite_the_lease_without_limit_dir() {
+    on_this_thread(a_clone(StoreKind::Dir));
+}
