@@ -270,7 +270,7 @@ mod tests {
         let mut churn = Churn::new(now);
         for _ in 0..2 {
             assert!(churn.admit(record("once", "x"), now).is_some());
-            churn.charge(&"once".into(), &many(255).repeat(1000), now);
+            churn.charge(&"once".into(), &(0..1000).flat_map(|_| many(255)).collect::<Vec<_>>(), now);
         }
         churn.admit(record("once", "x"), now);
         assert_eq!(churn.next(now), Some(now + CREDIT), "one change of very many entries delays nobody for hours");

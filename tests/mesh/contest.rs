@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use weft::lab::net::checked;
-use weft::lab::node::Node;
-use weft::lab::store::Store;
-use weft::lab::{Lab, LabOptions, StoreKind, wait_for};
+use weft_lab::netns::checked;
+use weft_lab::node::Node;
+use weft_lab::store::Store;
+use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
 use crate::exe::weft_exe;
 use crate::{on_this_thread, options};
@@ -47,7 +47,7 @@ async fn clone(lab: &Lab) -> Result<String> {
 /// The node is not ready and names the other one's address, or neither.
 async fn contested(node: &Node, other: &str, wanted: bool, limit: Duration) -> Result<()> {
     let said = async || {
-        node.status().await.is_ok_and(|status| {
+        node.status_as::<weft::status::Status>().await.is_ok_and(|status| {
             let names = |text: &String| text.contains("our lease of ") && text.contains(other);
             status.ready != wanted && status.problems.iter().any(names) == wanted
         })

@@ -322,7 +322,7 @@ fn a_first_start_without_etcd_waits_and_writes_nothing() {
                     .is_ok_and(|log| log.contains("waiting: net-conf: read /coreos.com/network/config from http://"))
             };
             wait_for("the log to say so", LIMIT, said).await?;
-            let status = node.status().await?;
+            let status = node.status_as::<weft::status::Status>().await?;
             ensure!(!status.ready && status.subnet.is_empty(), "{status:?}");
             ensure!(!node.subnet_file().exists() && file(node).is_none(), "no file is written");
         }
