@@ -20,6 +20,8 @@ mod killed;
 mod places;
 #[path = "mesh/reach.rs"]
 mod reach;
+#[path = "mesh/release.rs"]
+mod release;
 #[path = "mesh/restart.rs"]
 mod restart;
 #[path = "mesh/saved.rs"]

@@ -163,6 +163,7 @@ mod tests {
             }
             assert_eq!(agents[writer].contest.ended(now), None, "the other one goes on");
             agents[other].writes(now);
+            assert!(agents[other].writes < 10_000, "without any pause");
             writer = other;
         }
     }

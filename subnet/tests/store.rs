@@ -10,6 +10,10 @@ mod contract;
 mod dir;
 #[path = "store/etcd.rs"]
 mod etcd;
+#[path = "store/failover.rs"]
+mod failover;
+#[path = "store/fences.rs"]
+mod fences;
 #[path = "store/secure.rs"]
 mod secure;
 #[path = "store/server.rs"]
@@ -72,6 +76,7 @@ contract!(
     dual_stack_racers_share_neither_half,
     retakes_what_was_deleted,
     retakes_only_what_is_ours,
+    only_an_equal_lease_keeps_us_out,
     releases_only_what_is_ours,
     one_address_of_two_nodes,
     a_renumbered_node_keeps_its_lease,

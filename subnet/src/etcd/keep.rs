@@ -14,6 +14,7 @@ use crate::retry::{chain, jitter};
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
+
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// A lease of a few seconds (tests) must not turn into a busy loop.
@@ -37,13 +38,6 @@ impl EtcdStore {
         Ok(u64::try_from(ttl).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs))
     }
 
-    /// When to renew a lease that has this long to live.
-    fn renew_in(&self, ttl: Duration) -> Duration {
-        let third = ttl / 3;
-        let margin = ttl.checked_sub(self.renew_margin).filter(|left| !left.is_zero()).unwrap_or(third);
-        jitter(third.min(margin)).max(SHORTEST)
-    }
-
     /// Looks at the key and renews what it has. `Ok(None)`: nothing there is ours. Else how long it lives.
     async fn renew(&self, lease: &Lease) -> Result<Option<Option<Duration>>, Error> {
         let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(None) };
@@ -55,6 +49,21 @@ impl EtcdStore {
         }
         Ok(self.keep_alive_once(stored.etcd_lease).await?.map(Some))
     }
+}
+
+/// Returns when to renew a lease that has `ttl` to live: after a third of it, so that two renewals may fail, and at the latest
+/// `margin` before its end.
+fn renew_in(ttl: Duration, margin: Duration) -> Duration {
+    let third = ttl / 3;
+    let before_margin = ttl.checked_sub(margin).filter(|left| !left.is_zero()).unwrap_or(third);
+    jitter(third.min(before_margin)).max(SHORTEST)
+}
+
+/// Returns when to try again after a renewal that failed. `left` is what the lease still has to live, where that is known. The
+/// tries come ever closer to its end, so that the keeper is never asleep when the lease ends.
+fn retry_in(delay: Duration, left: Option<Duration>) -> Duration {
+    let left = left.filter(|left| !left.is_zero());
+    left.map_or(delay, |left| delay.min(left / 4)).max(SHORTEST)
 }
 
 /// See [`crate::source::Source::keep`].
@@ -71,11 +80,11 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
                 if out.send(Event::Kept(ttl)).await.is_err() {
                     return;
                 }
-                store.renew_in(ttl.unwrap_or(store.lease_ttl))
+                renew_in(ttl.unwrap_or(store.lease_ttl), store.renew_margin)
             }
             Ok(None) => {
                 (retry, expires) = (RETRY_FIRST, None);
-                store.renew_in(store.lease_ttl)
+                renew_in(store.lease_ttl, store.renew_margin)
             }
             Err(error) => {
                 if said.is_none_or(|at| at.elapsed() >= RETRY_MAX) {
@@ -86,10 +95,7 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
                 }
                 let delay = jitter(retry);
                 retry = (retry * 2).min(RETRY_MAX);
-                // Ever closer tries while the lease still lives: never asleep when it ends.
-                let left =
-                    expires.map(|at| at.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
-                left.map_or(delay, |left| delay.min(left / 4)).max(SHORTEST)
+                retry_in(delay, expires.map(|at| at.saturating_duration_since(Instant::now())))
             }
         };
         tokio::select! {
@@ -97,5 +103,46 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
             () = store.wake.notified() => {}
             () = out.closed() => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_lease_is_renewed_after_a_third_of_its_time_and_before_the_margin() {
+        // TTL and margin in seconds, and the longest wait.
+        for (ttl, margin, most) in [
+            (86_400, 3_600, 28_800),
+            (86_400, 0, 28_800),
+            (86_400, 80_000, 6_400),
+            // A margin that leaves nothing of the TTL does not count.
+            (86_400, 86_400, 28_800),
+            (60, 3_600, 20),
+            (3, 0, 1),
+        ] {
+            for _ in 0..100 {
+                let wait = renew_in(SECOND * ttl, SECOND * margin);
+                assert!(wait <= SECOND * most && wait >= SECOND * most / 2, "{ttl} {margin}: {wait:?}");
+            }
+        }
+        assert_eq!(renew_in(Duration::from_millis(10), Duration::ZERO), SHORTEST);
+    }
+
+    #[test]
+    fn tries_come_ever_closer_to_the_end_of_the_lease() {
+        assert_eq!(retry_in(SECOND * 30, None), SECOND * 30, "it is not known when the lease ends");
+        assert_eq!(retry_in(SECOND * 30, Some(SECOND * 3600)), SECOND * 30);
+        assert_eq!(retry_in(SECOND * 30, Some(Duration::ZERO)), SECOND * 30, "it has ended");
+        let (mut left, mut tries) = (SECOND * 60, 0);
+        while left > SHORTEST {
+            let wait = retry_in(RETRY_MAX, Some(left));
+            assert!(wait <= (left / 4).max(SHORTEST), "{wait:?} of {left:?}");
+            (left, tries) = (left.saturating_sub(wait), tries + 1);
+        }
+        assert!((10..40).contains(&tries), "{tries} tries in the last minute");
     }
 }

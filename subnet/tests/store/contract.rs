@@ -214,6 +214,24 @@ pub async fn retakes_only_what_is_ours(kind: &impl Place) {
     assert!(matches!(&error, Error::Taken { owner, .. } if owner == "192.0.2.7"), "{error}");
 }
 
+/// Our lease is gone. A stray record over a whole range is set aside by every node, so it does not keep us from our subnet; a lease
+/// of another node that shares one half of ours does.
+pub async fn only_an_equal_lease_keeps_us_out(kind: &impl Place) {
+    let store = kind.open();
+    kind.put("subnets/10.5.0.0-16", &attrs(9).to_wire()).await;
+    kind.put("subnets/10.5.7.0-26", &attrs(8).to_wire()).await;
+    let ours = subnet("10.5.7.0/24");
+    assert_eq!(store.retake(&ours, &attrs(1), &attrs(1)).await.unwrap().subnets, ours);
+    let dual = |v4: &str, v6: &str| Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() };
+    kind.put("subnets/10.5.8.0-24&fd00:12:0:8::-64", &attrs(9).to_wire()).await;
+    for ours in [dual("10.5.8.0/24", "fd00:12:0:9::/64"), dual("10.5.9.0/24", "fd00:12:0:8::/64")] {
+        let error = store.retake(&ours, &attrs(1), &attrs(1)).await.unwrap_err();
+        assert!(matches!(&error, Error::Taken { owner, .. } if owner == "192.0.2.9"), "{error}");
+    }
+    let free = dual("10.5.9.0/24", "fd00:12:0:9::/64");
+    assert_eq!(store.retake(&free, &attrs(1), &attrs(1)).await.unwrap().subnets, free);
+}
+
 pub async fn releases_only_what_is_ours(kind: &impl Place) {
     let store = kind.open();
     let lease = store.acquire(&claim(1)).await.unwrap();

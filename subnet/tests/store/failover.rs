@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every call of the etcd store, when the first endpoint refuses, hangs or is silent, and when it goes away in the middle of its work.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::timeout;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::etcd::EtcdStore;
+use weft_subnet::source::{Claim, Error, Event, Source};
+
+use super::contract::{attrs, booted, claim, network, next, subnet};
+use super::server::{PREFIX, Server, free_port, options};
+
+/// Patience of a busy machine; nothing but the awaited answer ends the wait.
+const LIMIT: Duration = Duration::from_secs(60);
+const CALLS: [&str; 9] = ["config", "own", "acquire", "retake", "release", "list", "remove", "keep", "watch"];
+
+fn claim_of(last: u8) -> Claim {
+    Claim { previous: Some(subnet(&format!("10.5.{last}.0/24"))), ..claim(last) }
+}
+
+/// One call to a new store, whose first endpoint is this one. `last` names a node that no other call has to do with.
+async fn call(what: &str, bad: String, live: &Server, last: u8) {
+    let (direct, claim) = (live.store(), claim_of(last));
+    let store = EtcdStore::new(options(vec![bad, live.url()])).unwrap();
+    let wanted = claim.previous.unwrap();
+    if what == "acquire" {
+        assert_eq!(store.acquire(&claim).await.unwrap().subnets, wanted);
+        assert!(direct.own(&booted(last)).await.unwrap().is_some());
+        return;
+    }
+    let lease = direct.acquire(&claim).await.unwrap();
+    match what {
+        "config" => assert!(store.config().await.unwrap().contains("10.5.0.0/16")),
+        "own" => assert_eq!(store.own(&booted(last)).await.unwrap(), Some(lease)),
+        "retake" => {
+            let changed = Attrs { backend_type: "host-gw".into(), ..attrs(last) };
+            assert_eq!(store.retake(&wanted, &attrs(last), &changed).await.unwrap().attrs, changed);
+        }
+        "release" => {
+            store.release(&lease).await.unwrap();
+            assert_eq!(direct.own(&booted(last)).await.unwrap(), None);
+        }
+        "list" => assert!(store.list().await.unwrap().iter().any(|record| record.id == lease.id)),
+        "remove" => {
+            store.remove(&lease.id).await.unwrap();
+            assert_eq!(direct.own(&booted(last)).await.unwrap(), None);
+        }
+        "keep" => {
+            let (out, mut events) = mpsc::channel(8);
+            tokio::select! {
+                () = store.keep(&lease, out) => panic!("the keeper ended"),
+                event = events.recv() => assert!(matches!(event, Some(Event::Kept(Some(_)))), "{event:?}"),
+            }
+        }
+        "watch" => {
+            let (out, mut events) = mpsc::channel(64);
+            tokio::select! {
+                () = store.watch(out) => panic!("the watch ended"),
+                () = async {
+                    assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+                    direct.remove(&lease.id).await.unwrap();
+                    gone(&mut events, &lease.id).await;
+                } => {}
+            }
+        }
+        _ => panic!("{what} is no call"),
+    }
+}
+
+/// Other calls change other leases at the same time.
+async fn gone(events: &mut mpsc::Receiver<Event>, id: &weft_subnet::lease::Id) {
+    loop {
+        if let Event::Changes(changes) = next(events).await
+            && changes.iter().any(|change| change.as_ref().is_err_and(|gone| gone == id))
+        {
+            return;
+        }
+    }
+}
+
+async fn with_config() -> Server {
+    let live = Server::start().await;
+    live.client().await.put(format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#, None).await.unwrap();
+    live
+}
+
+/// Accepts connections and says nothing, or hangs up at once.
+async fn endpoint(silent: bool) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            if silent {
+                open.push(stream);
+            }
+        }
+    });
+    (url, tasks)
+}
+
+#[tokio::test]
+async fn every_call_goes_to_the_next_endpoint() {
+    let live = with_config().await;
+    let ((silent, _silent), (rude, _rude)) = (endpoint(true).await, endpoint(false).await);
+    let dead = format!("http://127.0.0.1:{}", free_port());
+    let kinds = [("dead", dead), ("silent", silent), ("hangs up", rude)];
+    let all = kinds.iter().flat_map(|kind| CALLS.map(|what| (kind, what)));
+    let live = &live;
+    let calls = all.zip(1..).map(|(((kind, url), what), last)| async move {
+        timeout(LIMIT, call(what, url.clone(), live, last)).await.unwrap_or_else(|_| panic!("{what}, {kind}"));
+    });
+    futures_util::future::join_all(calls).await;
+}
+
+/// An endpoint that passes everything on to etcd until it is dropped: then its connections break and it refuses new ones.
+async fn relay(port: u16) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut open = JoinSet::new();
+        loop {
+            let (mut near, _) = listener.accept().await.unwrap();
+            open.spawn(async move {
+                let mut far = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                drop(tokio::io::copy_bidirectional(&mut near, &mut far).await);
+            });
+        }
+    });
+    (url, tasks)
+}
+
+/// When a [`breaking`] endpoint breaks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Break {
+    /// A request came and was not passed on.
+    Request,
+    /// The request was passed on and carried out, and its answer is lost.
+    Answer,
+}
+
+const PREFACE: usize = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
+/// The type of the frame with which a request or an answer begins.
+const HEADERS: u8 = 1;
+
+/// One frame of HTTP/2. `None`: the connection ended.
+async fn frame(from: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {
+    let mut head = [0; 9];
+    from.read_exact(&mut head).await.ok()?;
+    let [a, b, c, ..] = head;
+    let mut frame = head.to_vec();
+    frame.resize(9 + u32::from_be_bytes([0, a, b, c]) as usize, 0);
+    from.read_exact(&mut frame[9..]).await.ok()?;
+    Some(frame)
+}
+
+/// An endpoint that passes everything on to etcd until it breaks at this call (the first one is 1): its connections end and it
+/// refuses new ones. Also gives back whether it broke.
+async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<Cell<bool>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let broke = Rc::new(Cell::new(false));
+    let (calls, said) = (Rc::new(Cell::new(0)), broke.clone());
+    let mut tasks = JoinSet::new();
+    tasks.spawn_local(async move {
+        let connections = async {
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                let far = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                let ((mut from, mut back), (mut answers, mut to)) = (near.into_split(), far.into_split());
+                let mut preface = [0; PREFACE];
+                if from.read_exact(&mut preface).await.is_err() || to.write_all(&preface).await.is_err() {
+                    continue;
+                }
+                // All calls use one connection, one after the other.
+                let requests = async {
+                    while let Some(frame) = frame(&mut from).await {
+                        if frame[3] == HEADERS {
+                            calls.set(calls.get() + 1);
+                            if calls.get() == at && how == Break::Request {
+                                said.set(true);
+                                return true;
+                            }
+                        }
+                        if to.write_all(&frame).await.is_err() {
+                            break;
+                        }
+                    }
+                    false
+                };
+                let answers = async {
+                    while let Some(frame) = frame(&mut answers).await {
+                        if frame[3] == HEADERS && calls.get() == at && how == Break::Answer {
+                            said.set(true);
+                            return true;
+                        }
+                        if back.write_all(&frame).await.is_err() {
+                            break;
+                        }
+                    }
+                    false
+                };
+                let broken = tokio::select! { broken = requests => broken, broken = answers => broken };
+                if broken {
+                    return;
+                }
+            }
+        };
+        connections.await;
+    });
+    (url, tasks, broke)
+}
+
+/// The life of a lease, whose first endpoint breaks at one call. Returns whether it came to that.
+async fn life(live: &Server, at: usize, how: Break) -> bool {
+    let (url, _tasks, broke) = breaking(live.port, at, how).await;
+    let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
+    assert!(store.config().await.unwrap().contains("10.5.0.0/16"));
+    assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+    // The list is that of the call before: an etcd lease, the key, and a look at what was created meanwhile.
+    let lease = store.acquire(&claim_of(1)).await.unwrap();
+    assert_eq!(Some(lease.subnets), claim_of(1).previous);
+    let (out, mut events) = mpsc::channel(8);
+    tokio::select! {
+        () = store.keep(&lease, out) => panic!("the keeper ended"),
+        event = events.recv() => assert!(matches!(event, Some(Event::Kept(Some(_)))), "{event:?}"),
+    }
+    let changed = Attrs { backend_type: "host-gw".into(), ..attrs(1) };
+    let lease = store.retake(&lease.subnets, &attrs(1), &changed).await.unwrap();
+    assert_eq!(lease.attrs, changed);
+    assert_eq!(store.list().await.unwrap().len(), 1);
+    // A start with another length of subnets deletes the record, and takes another one.
+    let longer = Claim { network: network(26, "10.5.255.0"), was: Some(changed), ..claim(1) };
+    let lease = store.acquire(&longer).await.unwrap();
+    assert_eq!(live.store().list().await.unwrap().len(), 1, "one lease, whatever was tried twice");
+    match store.release(&lease).await {
+        // Where the answer is lost, the next try finds that the record is gone.
+        Err(Error::Missing(_)) if how == Break::Answer && broke.get() => {}
+        done => done.unwrap(),
+    }
+    assert!(live.store().list().await.unwrap().is_empty());
+    let stray = live.store().acquire(&claim_of(2)).await.unwrap();
+    match store.remove(&stray.id).await {
+        Err(Error::Missing(_)) if how == Break::Answer && broke.get() => {}
+        done => done.unwrap(),
+    }
+    assert!(live.store().list().await.unwrap().is_empty());
+    broke.get()
+}
+
+#[tokio::test]
+async fn an_endpoint_dies_at_any_call() {
+    let live = with_config().await;
+    let body = async {
+        for how in [Break::Request, Break::Answer] {
+            let mut at = 1;
+            while timeout(LIMIT, life(&live, at, how)).await.unwrap_or_else(|_| panic!("{how:?} {at} hangs")) {
+                at += 1;
+            }
+            assert!((20..60).contains(&at), "{how:?}: all calls were tried, one after the other: {at}");
+        }
+    };
+    LocalSet::new().run_until(body).await;
+}
+
+/// Renewals and the watch go on through the next endpoint, and the lease does not end meanwhile.
+#[tokio::test]
+async fn an_endpoint_dies_under_the_keeper_and_the_watch() {
+    let live = with_config().await;
+    let (url, tasks) = relay(live.port).await;
+    let mut short = options(vec![url, live.url()]);
+    short.lease_ttl = Duration::from_secs(6);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&claim_of(1)).await.unwrap();
+    let other = live.store().acquire(&claim_of(2)).await.unwrap();
+    let ((kept, mut keeps), (out, mut events)) = (mpsc::channel(64), mpsc::channel(64));
+    let body = async {
+        assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        drop(tasks);
+        // Each renewal follows a third of the time after the last one: five of them take longer than the lease lives.
+        for _ in 0..5 {
+            while !matches!(timeout(LIMIT, keeps.recv()).await.unwrap(), Some(Event::Kept(Some(_)))) {}
+        }
+        live.store().remove(&other.id).await.unwrap();
+        let Event::Changes(changes) = next(&mut events).await else { panic!("the watch is resumed, not begun anew") };
+        assert_eq!(changes, [Err(other.id)]);
+        assert!(live.store().own(&booted(1)).await.unwrap().is_some_and(|own| own.age == lease.age), "it never ended");
+    };
+    tokio::select! {
+        () = store.keep(&lease, kept) => panic!("the keeper ended"),
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the etcd store must not touch: records that changed since they were read, records of other nodes, and the etcd leases to
+//! which keys are attached.
+//!
+//! A store keeps the list that [`Source::own`] read for the next call. So a test can let the world change between a list and the
+//! write that follows from it.
+
+use std::time::Duration;
+
+use etcd_client::{Client, PutOptions};
+use tokio::sync::mpsc;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::etcd::EtcdStore;
+use weft_subnet::evidence::Evidence;
+use weft_subnet::network::Range;
+use weft_subnet::source::{Claim, Error, Event, Source};
+
+use super::contract::{attrs, booted, claim, network, next, subnet, watching};
+use super::server::{PREFIX, Server, options};
+
+fn key(id: &str) -> String {
+    format!("{PREFIX}/subnets/{id}")
+}
+
+fn dual(v4: &str, v6: &str) -> Subnets {
+    Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() }
+}
+
+/// A claim in a network of both families, with this subnet from before.
+fn dual_claim(last: u8, previous: Subnets) -> Claim {
+    let mut claim = Claim { previous: Some(previous), ..claim(last) };
+    let network = "fd00:12::/48".parse().unwrap();
+    let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:ff::".parse().unwrap());
+    claim.network.networks.v6 = Some(network);
+    claim.network.v6 = Some(Range { network, len: 64, min, max });
+    claim
+}
+
+/// The value of this key, as the node that is named by `last` writes it, and its etcd lease.
+async fn stored(client: &mut Client, id: &str) -> Option<(String, i64)> {
+    let answer = client.get(key(id), None).await.unwrap();
+    answer.kvs().first().map(|kv| (kv.value_str().unwrap().to_owned(), kv.lease()))
+}
+
+async fn leases(client: &mut Client) -> Vec<i64> {
+    client.leases().await.unwrap().leases().iter().map(|lease| lease.id()).collect()
+}
+
+#[tokio::test]
+async fn a_rewrite_leaves_the_key_attached_to_its_etcd_lease() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let (_, attached) = stored(&mut client, &lease.id).await.unwrap();
+    assert_ne!(attached, 0, "a lease that ends by itself");
+    // An answer to a change of what we publish, and a start that publishes something else.
+    let moved = attrs(7);
+    store.retake(&lease.subnets, &attrs(1), &moved).await.unwrap();
+    assert_eq!(stored(&mut client, &lease.id).await, Some((moved.to_wire(), attached)));
+    let again = Claim { previous: Some(lease.subnets), was: Some(moved), ..claim(1) };
+    store.acquire(&again).await.unwrap();
+    assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(1).to_wire(), attached)));
+    assert_eq!(leases(&mut client).await, [attached], "and no other etcd lease is made");
+}
+
+/// Our record came second in a race, and the agent died before it could delete it.
+#[tokio::test]
+async fn a_younger_record_over_the_addresses_of_another_node_is_given_up() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let (theirs, ours) = ("10.5.1.0-24&fd00:12:0:1::-64", "10.5.1.0-24&fd00:12:0:2::-64");
+    client.put(key(theirs), attrs(2).to_wire(), None).await.unwrap();
+    client.put(key(ours), attrs(1).to_wire(), None).await.unwrap();
+    let lease = store.acquire(&dual_claim(1, Subnets::from_key(ours).unwrap())).await.unwrap();
+    assert!(!lease.subnets.overlaps(&Subnets::from_key(theirs).unwrap()), "{}", lease.subnets);
+    assert_eq!(stored(&mut client, ours).await, None, "our old record is gone");
+    assert_eq!(stored(&mut client, theirs).await, Some((attrs(2).to_wire(), 0)));
+    // The older one of two keeps its record, and so does one beside a record over a whole range.
+    let younger = format!("{}&fd00:12:0:fe::-64", lease.subnets.to_key().split('&').next().unwrap());
+    client.put(key(&younger), attrs(3).to_wire(), None).await.unwrap();
+    let again = store.acquire(&dual_claim(1, lease.subnets)).await.unwrap();
+    assert_eq!(again.subnets, lease.subnets);
+}
+
+/// Our record does not fit any more and is to be deleted; meanwhile another node got its subnet.
+#[tokio::test]
+async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    assert!(store.own(&Evidence::of(lease.subnets, &lease.attrs)).await.unwrap().is_some());
+    client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
+    let longer = Claim { network: network(26, "10.5.255.0"), ..claim(1) };
+    let new = store.acquire(&longer).await.unwrap();
+    assert_eq!(new.subnets.v4.unwrap().prefix_len(), 26);
+    assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
+}
+
+/// The same for a record that is to be rewritten.
+#[tokio::test]
+async fn a_record_that_changed_since_it_was_read_is_not_rewritten() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    assert!(store.own(&Evidence::of(lease.subnets, &lease.attrs)).await.unwrap().is_some());
+    client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
+    let changed = Claim { attrs: weft_subnet::attrs::Attrs { backend_type: "host-gw".into(), ..attrs(1) }, ..claim(1) };
+    let new = store.acquire(&Claim { was: Some(attrs(1)), ..changed }).await.unwrap();
+    assert_ne!(new.subnets, lease.subnets);
+    assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
+}
+
+/// Another node wrote our key and left it attached to our etcd lease. To renew that would keep the other one's record alive for ever.
+#[tokio::test]
+async fn the_keeper_does_not_renew_another_nodes_lease() {
+    let server = Server::start().await;
+    let mut short = options(vec![server.url()]);
+    short.lease_ttl = Duration::from_secs(2);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    let (mut client, own) = (server.client().await, lease.clone());
+    let (kept, mut keeps) = mpsc::channel(64);
+    watching(&store, |mut events| {
+        let store = &store;
+        async move {
+            assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+            let body = async {
+                // Renewed for longer than it lives: the keeper works.
+                for _ in 0..8 {
+                    assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
+                }
+                let same = PutOptions::new().with_ignore_lease();
+                client.put(key(&own.id), attrs(9).to_wire(), Some(same)).await.unwrap();
+                assert!(matches!(next(&mut events).await, Event::Changes(_)));
+                // The keeper is there, and lets it end. One renewal may have been under way.
+                let renewed = async {
+                    for _ in 0..10 {
+                        keeps.recv().await;
+                    }
+                };
+                tokio::select! {
+                    () = renewed => panic!("another node's lease is renewed"),
+                    event = next(&mut events) => assert_eq!(event, Event::Changes(vec![Err(own.id.clone())])),
+                }
+            };
+            tokio::select! {
+                () = store.keep(&lease, kept) => panic!("the keeper ended"),
+                () = body => {}
+            }
+        }
+    })
+    .await;
+}
+
+/// Each way on which an etcd lease is granted and then not used: it would stay for a day.
+#[tokio::test]
+async fn an_etcd_lease_that_is_not_used_is_revoked() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    // The only subnet is taken between the list and the write.
+    assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+    client.put(key("10.5.1.0-24"), attrs(2).to_wire(), None).await.unwrap();
+    let error = store.acquire(&Claim { network: network(24, "10.5.1.0"), ..claim(1) }).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
+    assert!(leases(&mut client).await.is_empty(), "the one of the first attempt is revoked");
+    // A lease that overlaps ours is created between the list and the write: ours is taken back, and its etcd lease used again.
+    let store = server.store();
+    assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+    client.put(key("10.5.2.0-24&fd00:12:0:1::-64"), attrs(2).to_wire(), None).await.unwrap();
+    let lease = store.acquire(&dual_claim(1, dual("10.5.2.0/24", "fd00:12:0:2::/64"))).await.unwrap();
+    assert!(!lease.subnets.overlaps(&subnet("10.5.2.0/24")), "{}", lease.subnets);
+    assert_eq!(stored(&mut client, "10.5.2.0-24&fd00:12:0:2::-64").await, None, "it was given up");
+    let (_, attached) = stored(&mut client, &lease.id).await.unwrap();
+    assert_eq!(leases(&mut client).await, [attached]);
+    // Our record is gone, and another node has taken half of our subnet.
+    store.remove(&lease.id).await.unwrap();
+    client.lease_revoke(attached).await.unwrap();
+    let half = format!("{}&fd00:12:0:fe::-64", lease.subnets.to_key().split('&').next().unwrap());
+    client.put(key(&half), attrs(3).to_wire(), None).await.unwrap();
+    let error = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap_err();
+    assert!(matches!(error, Error::Taken { .. }), "{error}");
+    assert!(leases(&mut client).await.is_empty());
+}
