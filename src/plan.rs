@@ -3,12 +3,13 @@
 
 mod devices;
 pub mod fence;
+mod ground;
 pub mod old_routes;
 mod others;
 mod peer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
 use weft_backends::backend::{Backend, Skip};
@@ -19,7 +20,6 @@ use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, family};
-use weft_subnet::connected::Connected;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
@@ -27,6 +27,7 @@ use weft_subnet::peers::{Change, Peers, Us};
 
 pub use devices::MOST_DEVICES;
 use fence::Fence;
+pub use ground::foreign_places;
 use others::Others;
 
 use crate::firewall::guard::{self, Roster};
@@ -75,7 +76,8 @@ pub struct Plan {
 
 impl Plan {
     /// A plan without peers.
-    pub fn new(network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) -> Plan {
+    pub fn new(network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
+        host.connected = foreign_places(&host, &*backend, &own, &BTreeSet::new());
         let peers = Peers::default();
         let mut plan = Plan {
             network,
@@ -139,7 +141,8 @@ impl Plan {
     }
 
     /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
-    pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) {
+    pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) {
+        host.connected = foreign_places(&host, &*backend, &own, &self.devices);
         (self.network, self.backend, self.host, self.own) = (network, backend, host, own);
         self.others.clear();
         self.peers.judge_for(self.us());
@@ -208,16 +211,6 @@ impl Plan {
         self.skipped.get(id).map(String::as_str)
     }
 
-    /// This host's addresses and networks where no other node may have a subnet.
-    pub fn connected(&self) -> Connected {
-        let own = self.backend.device(&self.host, &self.own);
-        let is_own = |name: &str| {
-            own.keys().any(|key| matches!(key, Key::Link(link) if link.text() == name))
-                || self.devices.iter().any(|link| link.text() == name)
-        };
-        self.host.connected.without(&self.own.subnets, &self.host.uplink.name.text(), is_own)
-    }
-
     /// The keys of one peer.
     pub fn keys(&self, id: &Id) -> Vec<Key> {
         self.index.keys(id)
@@ -253,7 +246,7 @@ impl Plan {
         &self.own
     }
 
-    /// The facts planned with.
+    /// The facts planned with; what is this node's own is no longer among the connected places.
     pub fn host(&self) -> &Host {
         &self.host
     }
@@ -358,14 +351,19 @@ impl Plan {
     /// Against what leases are judged now.
     fn us(&self) -> Us {
         let host = &self.host;
-        let v4 = [host.public_v4, host.uplink.v4].into_iter().flatten().map(IpAddr::V4);
-        let v6 = [host.public_v6, host.uplink.v6].into_iter().flatten().map(IpAddr::V6);
+        let both = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| -> Vec<IpAddr> {
+            v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect()
+        };
+        let public = both(host.public_v4, host.public_v6);
+        let mut uplink = both(host.uplink.v4, host.uplink.v6);
+        uplink.retain(|ip| !public.contains(ip));
         Us {
             networks: self.network.networks,
             id: Some(self.own.id.clone()),
             own: self.own.subnets,
-            public: v4.chain(v6).collect(),
-            connected: self.connected(),
+            public,
+            uplink,
+            connected: host.connected.clone(),
             assigned: self.assigned,
         }
     }

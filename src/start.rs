@@ -3,6 +3,7 @@
 
 mod resume;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -15,7 +16,6 @@ use weft_backends::vxlan::VxlanLink;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
-use weft_subnet::connected::Connected;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence, Macs};
 use weft_subnet::lease::{Age, Lease};
@@ -30,6 +30,7 @@ use crate::kernel::{Kernel, Machine, Maker};
 use crate::notify::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
+use crate::plan::foreign_places;
 use crate::say::{Patience, chain};
 use crate::takeover::{self, Author};
 use crate::tell::{Health, Teller};
@@ -230,20 +231,13 @@ async fn lease<K: Kernel>(
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
     }
-    let connected = connected(&host, backend, mine.as_ref().map(|lease| lease.subnets).or(previous));
+    let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
+    let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
+    let connected = foreign_places(&host, backend, &before, &BTreeSet::new());
     let was = mine.map(|lease| lease.attrs);
     let claim = Claim { network: network.clone(), attrs, previous, was, connected };
     let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;
     Ok((host, own, choice, chosen))
-}
-
-/// This host's addresses and networks where it must not take a subnet: those of the subnet that it had are its own (cni0).
-fn connected(host: &Host, backend: &dyn Backend, had: Option<Subnets>) -> Connected {
-    let had = had.unwrap_or_default();
-    let own = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
-    let devices = backend.device(host, &own);
-    let is_own = |name: &str| devices.keys().any(|key| matches!(key, Key::Link(link) if link.text() == name));
-    host.connected.without(&had, &host.uplink.name.text(), is_own)
 }
 
 /// The facts of this machine; its VTEP MACs are those of the lease, else of the devices that there are, else new ones.

@@ -82,6 +82,17 @@ impl OnLink {
         OnLink { table: best.into_iter().map(|(k, (_, r))| (k, r)).collect() }
     }
 
+    /// The prefixes that are in one of the two alone, or reached in another way.
+    pub fn difference(&self, other: &OnLink) -> Vec<IpNet> {
+        let one_way = |one: &OnLink, two: &OnLink| -> Vec<IpNet> {
+            let differs = one.table.iter().filter(|(key, reach)| two.table.get(key) != Some(reach));
+            differs.filter_map(|((len, ip), _)| IpNet::new(*ip, *len).ok()).collect()
+        };
+        let mut all = one_way(self, other);
+        all.extend(one_way(other, self));
+        all
+    }
+
     /// The interface on whose link this address is, if it is on one: at most 33 or 129 look-ups.
     pub fn on_link(&self, ip: IpAddr) -> Option<Name> {
         let bits = if ip.is_ipv4() { 32 } else { 128 };

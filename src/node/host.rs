@@ -112,9 +112,14 @@ impl<K: Kernel> Node<K> {
         self.host_problem = None;
         let now = self.plan.host();
         let host = start::host(&picked, &machine, self.plan.network(), (now.vtep_mac_v4, now.vtep_mac_v6));
+        let host = self.plan.seen(host);
         if host == *now {
             return false;
         }
+        if let Some(changed) = self.plan.move_ground(&host) {
+            return !changed.is_empty();
+        }
+        let now = self.plan.host();
         if host.uplink != now.uplink || host.public_v4 != now.public_v4 || host.public_v6 != now.public_v6 {
             tracing::info!(uplink = ?host.uplink, "the uplink changed");
             self.unsaved();

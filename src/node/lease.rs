@@ -176,7 +176,7 @@ impl<K: Kernel> Node<K> {
             OnLostLease::Reacquire => {
                 let (network, attrs) = (self.plan.network().clone(), self.wanted());
                 self.asked = Some(attrs.clone());
-                let connected = self.plan.connected();
+                let connected = self.plan.host().connected.clone();
                 // That our pods are in this subnet still tells our leases from those of others.
                 let previous = Some(self.plan.own().subnets);
                 self.keeper.acquire(Claim { network, attrs, previous, was: None, connected });

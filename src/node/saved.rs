@@ -25,7 +25,7 @@ impl<K: Kernel> Node<K> {
         self.resumed = Some(text);
         let (network, attrs, previous) = (self.plan.network().clone(), self.wanted(), Some(self.plan.own().subnets));
         self.asked = Some(attrs.clone());
-        let (was, connected) = (Some(self.plan.own().attrs.clone()), self.plan.connected());
+        let (was, connected) = (Some(self.plan.own().attrs.clone()), self.plan.host().connected.clone());
         self.keeper.catch_up(Claim { network, attrs, previous, was, connected });
     }
 

@@ -5,6 +5,7 @@ use weft_backends::backend::make;
 use weft_backends::host::{OnLink, Uplink};
 use weft_backends::state::Mac;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::connected::Connected;
 
 use super::*;
 
@@ -255,4 +256,97 @@ fn our_address_and_our_mac_in_other_leases_are_said() {
     );
     assert!(address.contains("lease 10.5.3.0-24 (subnet 10.5.3.0/24"), "{address}");
     assert!(mac.starts_with("two nodes have one VtepMAC: this node") && mac.contains("lease 10.5.2.0-24"), "{mac}");
+}
+
+/// Behind an address translation others publish the same private address, perhaps: that is no address that is published twice.
+#[test]
+fn an_uplinks_address_behind_another_public_one_is_not_said_to_be_published() {
+    let mut plan = plan();
+    let (network, own) = (plan.network().clone(), plan.own().clone());
+    let mut host = plan.host().clone();
+    host.public_v4 = Some([203, 0, 113, 1].into());
+    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    let mut put = |third: u8, ip: [u8; 4]| {
+        let mut record = record(third, 1);
+        record.lease.as_mut().unwrap().attrs.public_ip = Some(ip.into());
+        plan.put(record);
+    };
+    put(2, [192, 168, 0, 1]);
+    put(3, [203, 0, 113, 1]);
+    let reason = plan.peers().reason(&"10.5.2.0-24".into()).unwrap();
+    assert_eq!(reason, "PublicIP 192.168.0.1 is the address of this node's uplink, which this node does not publish");
+    let problems = crate::claims::problems(&plan);
+    assert!(
+        problems.len() == 1 && problems[0].starts_with("two nodes publish 203.0.113.1: this node"),
+        "{problems:#?}"
+    );
+}
+
+/// The subnet of this number, an address and an age; all leases have one MAC.
+fn of_one_mac(number: u32, last: u8, stamp: u64) -> Record {
+    let subnets = Subnets { v4: ipnet::Ipv4Net::new((0x0a05_0200 + 16 * number).into(), 28).ok(), v6: None };
+    let mut lease = with_mac(2, 9, stamp).lease.unwrap();
+    lease.attrs.public_ip = Some([192, 168, 0, last].into());
+    (lease.id, lease.subnets) = (subnets.to_key().into(), subnets);
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+fn again(plan: &mut Plan) {
+    let network = plan.network().clone();
+    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(network, backend, host, own);
+}
+
+mod laws {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Entries, and what is said of each lease that has not all of them.
+    fn outcome(plan: &Plan) -> (Vec<String>, Vec<(Id, String)>) {
+        let said = plan.skipped_leases().map(|lease| (lease.id.clone(), plan.skipped(&lease.id).unwrap().to_owned()));
+        (entries(plan), said.collect())
+    }
+
+    /// Number, address, age, number of the MAC.
+    type Claim = (u32, u8, u64, u8);
+
+    fn put(plan: &mut Plan, (number, last, stamp, mac): Claim) {
+        let mut record = of_one_mac(number, last, stamp);
+        let data = format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{mac:02x}"}}"#);
+        record.lease.as_mut().unwrap().attrs.backend_data = Some(data.into());
+        plan.put(record);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
+        /// More leases with one MAC than are looked at, with few addresses and ages, in two orders, with other leases before that
+        /// change or go.
+        #[test]
+        fn order_of_arrival_decides_nothing_about_a_mac(
+            (claims, shuffled) in proptest::collection::btree_map(0u32..24, (100u8..103, 0u64..30, 9u8..11), 0..24).prop_flat_map(|claims| {
+                let claims: Vec<Claim> = claims.into_iter().map(|(n, (last, stamp, mac))| (n, last, stamp, mac)).collect();
+                (Just(claims.clone()), Just(claims).prop_shuffle())
+            }),
+            before in proptest::collection::vec((0u32..36, 100u8..103, 0u64..30, 9u8..11), 0..24),
+            assigned in any::<bool>(),
+        ) {
+            let mut straight = plan().assigned(assigned);
+            claims.iter().for_each(|claim| put(&mut straight, *claim));
+            let mut other = plan().assigned(assigned);
+            before.iter().for_each(|claim| put(&mut other, *claim));
+            let gone = before.iter().filter(|(number, ..)| !claims.iter().any(|(n, ..)| n == number));
+            let gone: Vec<Id> = gone.map(|(number, ..)| of_one_mac(*number, 1, 1).id).collect();
+            for claim in shuffled {
+                put(&mut other, claim);
+            }
+            for id in gone {
+                other.remove(&id);
+            }
+            prop_assert_eq!(outcome(&straight), outcome(&other));
+            again(&mut other);
+            prop_assert_eq!(outcome(&straight), outcome(&other), "planned again");
+        }
+    }
 }

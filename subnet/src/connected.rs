@@ -50,6 +50,16 @@ impl Connected {
         inside.or_else(around).map(|(place, link)| (*place, &**link))
     }
 
+    /// What is in one of the two and not in the other.
+    pub fn difference(&self, other: &Connected) -> Connected {
+        Connected { places: self.places.symmetric_difference(&other.places).cloned().collect() }
+    }
+
+    /// True when there is nothing inside Network.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
     /// Every place as a network.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> {
         self.places.iter().map(|(net, _)| *net)

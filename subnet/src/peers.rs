@@ -9,6 +9,9 @@
 //! Invariant: between two calls every claim is settled, so the outcome depends on the set of records alone, never on the order
 //! in which they came.
 //!
+//! A subnet that holds the public addresses of two other possible leases or more is set aside whatever its age: one lie, or one
+//! mistake, would cut all of them off.
+//!
 //! Where subnets are assigned (Kubernetes), a node chooses its public address but not its subnet. So that an old node cannot push
 //! a younger one aside by publishing an address in its subnet, age does not decide there: who has its public address in the
 //! subnet of another lease is set aside.
@@ -24,6 +27,7 @@ use crate::text::Shown;
 use claims::{Claim, Claims, Slot};
 use entry::{Entry, Reason, Verdict};
 
+mod around;
 mod claims;
 mod entry;
 mod judge;
@@ -41,8 +45,10 @@ pub struct Us {
     pub id: Option<Id>,
     /// Our own subnet: leases that overlap it are set aside.
     pub own: Subnets,
-    /// Our public addresses: leases that carry one are set aside.
+    /// The addresses that we publish: leases that carry one are set aside.
     pub public: Vec<IpAddr>,
+    /// The addresses of our uplink, as far as we publish others: leases that carry one are set aside, too.
+    pub uplink: Vec<IpAddr>,
     /// Our other addresses and the networks that we are connected to: leases that overlap one are set aside.
     pub connected: Connected,
     /// Subnets are assigned by someone else (Kubernetes): a node cannot choose which one it has.
@@ -69,6 +75,7 @@ pub struct Peers {
     free: Vec<Slot>,
     claims: Claims,
     believed: usize,
+    judged: u64,
 }
 
 /// Claims to be settled, oldest first.
@@ -204,6 +211,12 @@ impl Peers {
         self.slots.len() - self.believed - usize::from(own)
     }
 
+    /// How many verdicts were found so far, for tests of what a change costs.
+    #[doc(hidden)]
+    pub fn judged(&self) -> u64 {
+        self.judged
+    }
+
     /// True when none is believed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -253,12 +266,12 @@ impl Peers {
             (Entry::Read(old, _), Ok(lease)) if **old == *lease => return None,
             _ => {}
         }
+        let has_claim = entry.has_claim();
         let (Entry::Read(old, verdict), Ok(lease)) = (entry, &new) else { return Some(new) };
         let same_claim = old.age == lease.age && judge::claim(&self.us, old) == judge::claim(&self.us, lease);
         // A family that is off here is no part of the claim, but it is shown.
         let same_claim = same_claim && old.subnets == lease.subnets;
-        let possible = matches!(verdict, Verdict::Believed | Verdict::Beaten(_));
-        if !same_claim || !possible || judge::impossible(&self.us, lease).is_some() {
+        if !same_claim || !has_claim || judge::impossible(&self.us, lease).is_some() {
             return Some(new);
         }
         let was = std::mem::replace(old, Rc::new(lease.clone()));
@@ -271,13 +284,14 @@ impl Peers {
     /// Takes a slot's claim away; those that it had beaten must be settled again.
     fn leave(&mut self, slot: Slot, dirty: &mut Dirty, before: &mut Before) {
         let entry = &self.entries[slot as usize];
-        let Entry::Read(lease, verdict) = entry else { return };
+        let Entry::Read(lease, _) = entry else { return };
         before.insert(slot, (lease.id.clone(), entry.believed().cloned()));
-        if !matches!(verdict, Verdict::Believed | Verdict::Beaten(_)) {
+        if !entry.has_claim() {
             return;
         }
         let (claim, believed) = (judge::claim(&self.us, lease), entry.is_believed());
-        self.claims.remove(&claim, slot);
+        let gone = self.claims.remove(&claim, slot);
+        self.queue_turned(&gone, dirty);
         let free = |other: Slot, dirty: &mut Dirty| {
             let entry = &self.entries[other as usize];
             if entry.beaten_by() == Some(slot) {
@@ -307,7 +321,8 @@ impl Peers {
         *verdict = Verdict::Beaten(None);
         let claim = judge::claim(&self.us, lease);
         dirty.insert((lease.age.clone(), lease.id.clone(), slot));
-        self.claims.insert(&claim, slot);
+        let new = self.claims.insert(&claim, slot);
+        self.queue_turned(&new, dirty);
         if self.us.assigned {
             // Their public addresses lie in a subnet of another lease now, whether this one is believed or not.
             for other in self.claims.inside(&claim).filter(|other| *other != slot) {
@@ -316,15 +331,33 @@ impl Peers {
         }
     }
 
+    /// These public addresses are new, or gone: subnets around them may cover several now, or no longer.
+    fn queue_turned(&self, addresses: &Subnets, dirty: &mut Dirty) {
+        if !self.us.assigned {
+            self.claims.turned_by(addresses).for_each(|other| self.entries[other as usize].queue(other, dirty));
+        }
+    }
+
     /// Judges what is dirty, oldest first, and whatever turns because of it. A verdict depends on older claims alone, so none
-    /// is judged twice.
+    /// is judged twice. (Whether it covers others' addresses depends on claims that are all there already.)
     fn settle(&mut self, mut dirty: Dirty, before: &mut Before) {
         while let Some((age, id, slot)) = dirty.pop_first() {
-            let Entry::Read(lease, old) = &self.entries[slot as usize] else { continue };
+            let entry = &self.entries[slot as usize];
+            // It may have become impossible after it was put on the list.
+            let Entry::Read(lease, old) = entry else { continue };
+            if !entry.has_claim() {
+                continue;
+            }
             let (claim, was) = (judge::claim(&self.us, lease), *old == Verdict::Believed);
-            let verdict = match self.blocker(slot, &claim, (&age, &id)) {
-                None => Verdict::Believed,
-                Some((other, winner)) => {
+            self.judged += 1;
+            let covered = if self.us.assigned { None } else { self.claims.covering(&claim) };
+            let verdict = match (covered, self.blocker(slot, &claim, (&age, &id))) {
+                (Some(net), _) => {
+                    let reason = format!("subnet {net} contains the public addresses of two other leases or more");
+                    Verdict::Covers(Box::new(Reason(reason.into())))
+                }
+                (None, None) => Verdict::Believed,
+                (None, Some((other, winner))) => {
                     let older = if (&winner.age, &winner.id) < (&age, &id) { "the older " } else { "" };
                     let whose = format!("{older}lease {}", Shown(&winner.id));
                     let reason = claim.gives_way(&judge::claim(&self.us, winner), &whose);

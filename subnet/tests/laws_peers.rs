@@ -85,6 +85,11 @@ fn reasons_of_a_lease_alone() {
         (us(), lease("10.5.2.0-24", "", 1), "no public address"),
         (us(), with_v6(lease("10.5.2.0-24", "", 1), "fd99::2"), "no public address of a family in use"),
         (us(), lease("10.5.2.0-24", "192.168.0.1", 1), "PublicIP 192.168.0.1 is our own address: two nodes publish it"),
+        (
+            Us { uplink: vec!["10.9.0.1".parse().unwrap()], ..us() },
+            lease("10.5.2.0-24", "10.9.0.1", 1),
+            "PublicIP 10.9.0.1 is the address of this node's uplink, which this node does not publish",
+        ),
         (us(), lease("10.5.2.0-24", "10.5.1.9", 1), "PublicIP 10.5.1.9 lies inside our own subnet 10.5.1.0/24"),
         (in_lan(), lease("10.5.64.0-24", "192.168.0.2", 1), "subnet 10.5.64.0/24 contains 10.5.64.7, our own address"),
         (in_lan(), lease("10.5.64.0-22", "192.168.0.2", 1), "subnet 10.5.64.0/22 contains 10.5.64.7, our own address"),
@@ -231,6 +236,51 @@ fn a_subnet_over_the_public_address_of_another_node() {
     assert_eq!((ids(&peers), peers.set_aside().count()), (vec!["10.5.2.0-24"], 0));
 }
 
+/// One old lease over the LAN of many nodes is set aside; one public address in an old lease's subnet takes nothing away.
+#[test]
+fn a_subnet_over_the_public_addresses_of_two_others_loses_whatever_its_age() {
+    let mut peers = Peers::new(us());
+    let node = |n: u8, ip: &str| record(lease(&format!("10.5.{n}.0-24"), ip, 5 + u64::from(n)));
+    peers.put(record(lease("10.5.64.0-22", "10.5.65.9", 1)));
+    peers.put(node(2, "10.5.64.2"));
+    // The same address again, the address of the lease itself, and one elsewhere.
+    for (n, ip) in [(3, "10.5.64.2"), (4, "10.5.65.9"), (5, "192.168.0.5")] {
+        peers.put(node(n, ip));
+    }
+    assert_eq!(ids(&peers), ["10.5.5.0-24", "10.5.64.0-22"]);
+    let changes = peers.put(node(6, "10.5.67.6"));
+    assert_eq!(changes.len(), 5);
+    assert_eq!(ids(&peers), ["10.5.2.0-24", "10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24", "10.5.6.0-24"]);
+    assert_eq!(reason(&peers), "subnet 10.5.64.0/22 contains the public addresses of two other leases or more");
+    assert_eq!(peers.beaten_by(&"10.5.64.0-22".into()), None);
+    assert_eq!(peers.remove(&"10.5.2.0-24".into()).len(), 1, "another lease has that address still");
+    assert_eq!(peers.remove(&"10.5.3.0-24".into()).len(), 4, "one address is left");
+    assert_eq!(ids(&peers), ["10.5.5.0-24", "10.5.64.0-22"]);
+}
+
+/// Of many leases over one LAN only those are judged again that an address may turn.
+#[test]
+fn many_subnets_over_many_public_addresses_cost_no_product() {
+    let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: "fd00::/32".parse().ok() };
+    let mut peers = Peers::new(Us { networks, ..Us::default() });
+    let over_all = |n: u32| {
+        let v6 = Ipv6Net::new(((0xfd00 << 112) + (u128::from(n) << 64)).into(), 64).ok();
+        let subnets = Subnets { v4: "10.240.0.0/12".parse().ok(), v6 };
+        Lease { id: subnets.to_key().into(), subnets, ..lease("", "192.168.0.9", 1) }
+    };
+    for n in 0..2000 {
+        peers.put(record(over_all(n)));
+    }
+    let before = peers.judged();
+    for (n, lease) in (0..2000).zip(many(2000)) {
+        let attrs = Attrs { public_ip: Some(Ipv4Addr::from(0x0af0_0000 + n)), ..lease.attrs.clone() };
+        peers.put(record(Lease { attrs, ..lease }));
+    }
+    assert_eq!(peers.len(), 2000);
+    let judged = peers.judged() - before;
+    assert!(judged < 20_000, "{judged} verdicts for 2,000 leases");
+}
+
 /// A node of a Kubernetes cluster chooses its public address, not its subnet: an old one pushes nobody aside.
 #[test]
 fn where_subnets_are_assigned_a_public_address_takes_no_subnet_away() {
@@ -250,11 +300,13 @@ fn where_subnets_are_assigned_a_public_address_takes_no_subnet_away() {
 
 #[test]
 fn one_public_address_of_several_leases_is_found() {
-    let mut peers = Peers::new(us());
+    let mut peers = Peers::new(Us { uplink: vec!["10.9.0.1".parse().unwrap()], ..us() });
     for (key, ip) in [("10.5.2.0-24", "192.168.0.2"), ("10.5.3.0-24", "192.168.0.3"), ("10.5.4.0-24", "192.168.0.2")] {
         peers.put(record(lease(key, ip, 1)));
     }
     peers.put(record(lease("10.5.5.0-24", "192.168.0.1", 1)));
+    // The address of an uplink that is not published is not said to be published twice.
+    peers.put(record(lease("10.5.6.0-24", "10.9.0.1", 1)));
     // Set aside: it takes part in nothing.
     peers.put(record(lease("10.5.3.0-25", "192.168.0.3", 2)));
     let shared: Vec<_> =
@@ -329,6 +381,25 @@ fn twenty_thousand_public_addresses_inside_network() {
     }
 }
 
+/// Services and bridges come and go on every host.
+#[test]
+fn an_address_of_this_host_judges_those_leases_alone_that_it_concerns() {
+    let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: None };
+    let mut peers = Peers::new(Us { networks, ..Us::default() });
+    many(5000).for_each(|lease| drop(peers.put(record(lease))));
+    let mut before = peers.judged();
+    let mut judged = |peers: &Peers| peers.judged() - std::mem::replace(&mut before, peers.judged());
+    let place = |net: &str| Connected::new(&networks, [(net.parse().unwrap(), Arc::from("kube-ipvs0"))]);
+    assert_eq!((peers.connect(place("10.200.0.1/32")), judged(&peers)), (vec![], 0), "no lease has that");
+    assert_eq!(peers.connect(place("10.0.7.1/32")).len(), 1);
+    assert_eq!((peers.len(), judged(&peers)), (4999, 0));
+    assert_eq!(peers.connect(place("10.0.8.0/23")).len(), 3, "one comes back, two go");
+    assert_eq!((peers.len(), judged(&peers)), (4998, 1));
+    assert_eq!(peers.connect(place("10.0.8.0/23")), []);
+    assert_eq!(peers.connect(Connected::default()).len(), 2);
+    assert_eq!((peers.len(), judged(&peers)), (5000, 2));
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Put(Record),
@@ -374,6 +445,7 @@ fn any_us() -> impl Strategy<Value = Us> {
                 id: Some(format!("n{id}").into()),
                 own: Subnets { v4: Some(Ipv4Net::new((0x0a05_0000 + own * 64).into(), 26).unwrap()), v6: None },
                 public: vec![IpAddr::V4(Ipv4Addr::new(192, 168, 0, ip))],
+                uplink: Vec::new(),
                 connected: Connected::new(&networks, [(lan.into(), Arc::from("lan0"))]),
                 assigned,
             }
@@ -393,9 +465,17 @@ fn stands_in(us: &Us, one: &Lease, other: &Lease) -> bool {
     one.id != other.id && v4.zip(claimed(us, other).v4).is_some_and(|(ip, net)| net.contains(&ip))
 }
 
-/// The definition, as simple as it can be said: possible leases, oldest first, each taken if nothing taken overlaps it, and no
-/// public address of the two lies in the subnet of the other. Where subnets are assigned, a public address in the subnet of any
-/// possible lease is set aside instead. What is possible is asked of a set that holds this record alone.
+/// True when this lease's subnet holds two public addresses or more that are those of others, and not its own.
+fn covers_others(us: &Us, lease: &Lease, leases: &[&Lease]) -> bool {
+    let others = leases.iter().filter(|other| stands_in(us, other, lease)).filter_map(|other| other.attrs.public_ip);
+    let addresses: BTreeSet<Ipv4Addr> = others.filter(|ip| lease.attrs.public_ip != Some(*ip)).collect();
+    addresses.len() > 1
+}
+
+/// The definition, as simple as it can be said: possible leases whose subnet does not hold the public addresses of several others,
+/// oldest first, each taken if nothing taken overlaps it, and no public address of the two lies in the subnet of the other. Where
+/// subnets are assigned, a public address in the subnet of any possible lease is set aside instead. What is possible is asked of a set
+/// that holds this record alone.
 fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
     let possible = |record: &&Record| {
         let mut alone = Peers::new(us.clone());
@@ -410,7 +490,11 @@ fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
             let overlap = claimed(us, other).overlaps(&claimed(us, lease));
             !overlap && (us.assigned || !(stands_in(us, lease, other) || stands_in(us, other, lease)))
         };
-        let lost = us.assigned && leases.iter().any(|other| stands_in(us, lease, other));
+        let lost = if us.assigned {
+            leases.iter().any(|other| stands_in(us, lease, other))
+        } else {
+            covers_others(us, lease, &leases)
+        };
         if !lost && taken.iter().all(apart) {
             taken.push(lease);
         }
@@ -441,6 +525,7 @@ proptest! {
     #[test]
     fn every_step_ends_as_defined(
         first in any_us(), second in any_us(), steps in proptest::collection::vec(any_step(), 1..40), switch in 0usize..40,
+        moves in proptest::collection::btree_map(0usize..40, any_us(), 0..4),
     ) {
         let mut us = first;
         let mut peers = Peers::new(us.clone());
@@ -449,6 +534,11 @@ proptest! {
             if at == switch {
                 us = second.clone();
                 follow(&mut known, peers.judge_for(us.clone()));
+            }
+            if let Some(other) = moves.get(&at) {
+                // Only what this host is connected to is another.
+                us.connected = Connected::new(&us.networks, other.connected.iter().map(|net| (net, Arc::from("lan1"))));
+                follow(&mut known, peers.connect(us.connected.clone()));
             }
             follow(&mut known, match step {
                 Step::Put(record) => {

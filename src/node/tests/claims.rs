@@ -71,6 +71,55 @@ async fn a_peer_over_an_address_of_this_node_is_set_aside_while_it_is_there() {
     .await;
 }
 
+/// Services, pods and containers bring addresses and routes all the time; most of them concern no lease.
+#[tokio::test]
+async fn an_address_or_a_route_plans_only_the_leases_that_it_concerns() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        for third in 10..200 {
+            let record = put(&format!("10.5.{third}.0-24"), &format!("192.168.0.{third}"));
+            bench.node.stored(vec![Event::Changes(vec![record])]).await;
+        }
+        let mut with = machine("192.168.0.1");
+        let mut add = |net: &str, routed: bool| {
+            let net: ipnet::IpNet = net.parse().unwrap();
+            with.addrs.push(AddrInfo { index: 2, net, scope: 0, flags: 0x80 });
+            let mut route = with.routes[1].clone();
+            route.net = net.trunc();
+            with.routes.extend(routed.then_some(route));
+            with.clone()
+        };
+        let rows = [
+            ("cni0", add("10.5.1.1/32", false), 0),
+            ("a service that nobody has", add("10.5.250.1/32", false), 0),
+            ("a bridge of containers", add("172.18.0.1/16", true), 0),
+            ("an address in a peer's subnet", add("10.5.10.7/32", false), 0),
+            ("a link to two peers", add("192.168.0.10/31", true), 1),
+        ];
+        for (what, machine, planned) in rows {
+            // The next news is not one too many within a short time.
+            bench.node.looks.clear();
+            bench.node.plan.peers_planned = 0;
+            let looks = bench.kernel.looks();
+            bench.kernel.set_machine(machine);
+            bench.node.noticed(vec![Notice::Routes]).await;
+            assert_eq!(bench.node.plan.peers_planned, planned, "{what}");
+            if what.starts_with("an address in") {
+                assert_eq!((bench.via("10.5.10.0/24"), bench.kernel.looks()), (None, looks + 1));
+            } else {
+                assert_eq!(bench.kernel.looks(), looks, "{what}");
+            }
+        }
+        bench.node.looks.clear();
+        bench.node.plan.peers_planned = 0;
+        bench.kernel.set_machine(machine("192.168.0.1"));
+        bench.node.noticed(vec![Notice::Routes]).await;
+        assert!(bench.via("10.5.10.0/24").is_some());
+        assert!(bench.node.plan.peers_planned <= 3, "{}", bench.node.plan.peers_planned);
+    })
+    .await;
+}
+
 /// What flannel left goes once, with the first look that may remove anything; the same written later is somebody else's.
 #[tokio::test]
 async fn flannels_leftovers_are_those_of_the_first_look() {

@@ -42,6 +42,13 @@ impl Claim {
     }
 }
 
+fn alone(net: IpNet) -> Subnets {
+    match net {
+        IpNet::V4(v4) => Subnets { v4: Some(v4), v6: None },
+        IpNet::V6(v6) => Subnets { v4: None, v6: Some(v6) },
+    }
+}
+
 /// Name of the lease's member that holds such an address.
 fn member(ip: &IpNet) -> &'static str {
     match ip {
@@ -59,14 +66,45 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    pub(super) fn insert(&mut self, claim: &Claim, slot: Slot) {
+    /// Returns the public addresses that nobody else claims.
+    pub(super) fn insert(&mut self, claim: &Claim, slot: Slot) -> Subnets {
+        let new = self.unclaimed(&claim.public);
         self.subnets.insert(&claim.subnets, slot);
         self.publics.insert(&claim.public, slot);
+        new
     }
 
-    pub(super) fn remove(&mut self, claim: &Claim, slot: Slot) {
+    /// Returns the public addresses that nobody claims any more.
+    pub(super) fn remove(&mut self, claim: &Claim, slot: Slot) -> Subnets {
         self.subnets.remove(&claim.subnets, slot);
         self.publics.remove(&claim.public, slot);
+        self.unclaimed(&claim.public)
+    }
+
+    fn unclaimed(&self, public: &Subnets) -> Subnets {
+        Subnets {
+            v4: public.v4.filter(|ip| self.publics.v4.distinct(*ip).next().is_none()),
+            v6: public.v6.filter(|ip| self.publics.v6.distinct(*ip).next().is_none()),
+        }
+    }
+
+    /// A subnet of this claim that holds two public addresses of other leases or more. An address that this claim has itself does not
+    /// count.
+    pub(super) fn covering(&self, claim: &Claim) -> Option<IpNet> {
+        let (subnets, own) = (&claim.subnets, &claim.public);
+        let v4 =
+            subnets.v4.filter(|net| self.publics.v4.distinct(*net).filter(|ip| Some(*ip) != own.v4).nth(1).is_some());
+        let v6 = || {
+            subnets.v6.filter(|net| self.publics.v6.distinct(*net).filter(|ip| Some(*ip) != own.v6).nth(1).is_some())
+        };
+        v4.map(IpNet::V4).or_else(|| v6().map(IpNet::V6))
+    }
+
+    /// Whose subnets may have come to cover others, or ceased to, when these public addresses appeared or went. Where so many others
+    /// remain that this one decides nothing, nobody.
+    pub(super) fn turned_by(&self, addresses: &Subnets) -> impl Iterator<Item = Slot> {
+        let v4 = addresses.v4.into_iter().flat_map(|ip| self.subnets.v4.around(ip, &self.publics.v4));
+        v4.chain(addresses.v6.into_iter().flat_map(|ip| self.subnets.v6.around(ip, &self.publics.v6)))
     }
 
     /// Whose subnets share an address with this claim's. Like all that follow, it may name the asking one, and others twice.
@@ -82,6 +120,16 @@ impl Claims {
     /// Whose public address lies in this claim's subnets.
     pub(super) fn inside(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&claim.subnets)
+    }
+
+    /// Whose subnets share an address with this network.
+    pub(super) fn over(&self, net: IpNet) -> impl Iterator<Item = Slot> {
+        self.subnets.overlapping(&alone(net))
+    }
+
+    /// Whose public address lies in this network.
+    pub(super) fn published_in(&self, net: IpNet) -> impl Iterator<Item = Slot> {
+        self.publics.overlapping(&alone(net))
     }
 
     /// Whose claim cannot hold together with this one.
@@ -127,7 +175,7 @@ impl Index {
         }
     }
 
-    fn overlapping(&self, nets: &Subnets) -> impl Iterator<Item = Slot> {
+    fn overlapping(&self, nets: &Subnets) -> impl Iterator<Item = Slot> + use<'_> {
         let v4 = nets.v4.into_iter().flat_map(|net| self.v4.overlapping(net));
         v4.chain(nets.v6.into_iter().flat_map(|net| self.v6.overlapping(net)))
     }
@@ -179,7 +227,26 @@ impl<P> Default for Prefixes<P> {
     }
 }
 
+/// With so many public addresses in a subnet one more or less decides nothing: two of them, the owner's own, and this one.
+const DECIDED: usize = 4;
+
 impl<P: Prefix> Prefixes<P> {
+    /// Every prefix inside this one, once, however many have it.
+    fn distinct(&self, net: P) -> impl Iterator<Item = P> {
+        let next = move |after: Bound<(P, Slot)>| {
+            self.set.range((after, Bound::Included((net.last(), Slot::MAX)))).next().map(|(found, _)| *found)
+        };
+        let first = next(Bound::Included((net, Slot::MIN)));
+        std::iter::successors(first, move |found| next(Bound::Excluded((*found, Slot::MAX))))
+    }
+
+    /// Who has a prefix around this address, unless it holds so many public addresses that this one decides nothing.
+    fn around(&self, ip: P, publics: &Prefixes<P>) -> impl Iterator<Item = Slot> {
+        let ancestors = self.lengths.keys().map(move |len| ip.ancestor(*len));
+        let open = ancestors.filter(|net| publics.distinct(*net).nth(DECIDED - 1).is_none());
+        open.flat_map(|net| self.set.range((net, Slot::MIN)..=(net, Slot::MAX)).map(|(_, slot)| *slot))
+    }
+
     fn insert(&mut self, net: P, slot: Slot) {
         if self.set.insert((net, slot)) {
             *self.lengths.entry(net.len()).or_default() += 1;

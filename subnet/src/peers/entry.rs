@@ -24,6 +24,8 @@ pub(super) enum Verdict {
     Impossible(Box<Reason>),
     /// Has a claim that this older one beats; `None` only while it waits for its judgement.
     Beaten(Option<Box<(Slot, Reason)>>),
+    /// Has a claim that covers the public addresses of several others.
+    Covers(Box<Reason>),
     /// Has a claim, and no older one that is believed overlaps it.
     Believed,
 }
@@ -37,7 +39,7 @@ impl Entry {
     pub(super) fn aside(&self) -> Option<(&str, Option<&Lease>)> {
         match self {
             Entry::Unread(reason) => Some((reason, None)),
-            Entry::Read(lease, Verdict::Impossible(reason)) => Some((&reason.0, Some(lease))),
+            Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Covers(reason)) => Some((&reason.0, Some(lease))),
             Entry::Read(lease, Verdict::Beaten(Some(by))) => Some((&by.1.0, Some(lease))),
             Entry::Free | Entry::Read(..) => None,
         }
@@ -48,6 +50,11 @@ impl Entry {
             Ok(lease) => Entry::Read(Rc::new(lease), Verdict::Beaten(None)),
             Err(reason) => Entry::Unread(reason.into()),
         }
+    }
+
+    /// Whether it has a place among the claims, believed or not.
+    pub(super) fn has_claim(&self) -> bool {
+        matches!(self, Entry::Read(_, Verdict::Beaten(_) | Verdict::Covers(_) | Verdict::Believed))
     }
 
     pub(super) fn believed(&self) -> Option<&Rc<Lease>> {

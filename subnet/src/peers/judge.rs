@@ -39,7 +39,7 @@ pub(super) fn claim(us: &Us, lease: &Lease) -> Claim {
 
 /// A subnet that holds an address of this node, or of its LAN, would take this node's own traffic.
 fn over_this_node(us: &Us, net: IpNet) -> Option<String> {
-    if let Some(ip) = us.public.iter().find(|ip| net.contains(*ip)) {
+    if let Some(ip) = us.public.iter().chain(&us.uplink).find(|ip| net.contains(*ip)) {
         return Some(format!("subnet {net} contains {ip}, our own address"));
     }
     let (place, link) = us.connected.overlapping(net)?;
@@ -74,7 +74,11 @@ fn unreachable(us: &Us, lease: &Lease) -> Option<String> {
         if let Some(own) = us.own.iter().find(|own| own.contains(&ip)) {
             return Some(format!("{field} {ip} lies inside our own subnet {own}"));
         }
-        let what = if us.public.contains(&ip) { "our own address: two nodes publish it" } else { unusable(ip)? };
+        let what = match ip {
+            _ if us.public.contains(&ip) => "our own address: two nodes publish it",
+            _ if us.uplink.contains(&ip) => "the address of this node's uplink, which this node does not publish",
+            _ => unusable(ip)?,
+        };
         Some(format!("{field} {ip} is {what}"))
     };
     v4.map(|ip| ("PublicIP", ip)).into_iter().chain(v6.map(|ip| ("PublicIPv6", ip))).find_map(fault)
