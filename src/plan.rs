@@ -71,7 +71,7 @@ pub struct Plan {
     shared_said: usize,
     /// How many leases were planned so far.
     #[cfg(test)]
-    planned: usize,
+    pub(crate) planned: usize,
 }
 
 impl Plan {

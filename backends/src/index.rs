@@ -22,6 +22,15 @@ pub const OWN: &str = "/own";
 /// whoever writes leases could make every change of one of them a change of thousands.
 pub const MOST_SHARERS: usize = 8;
 
+/// Why a contribution is not in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beaten<'a> {
+    /// This contributor counts first, and wants another value.
+    By(&'a Id),
+    /// [`MOST_SHARERS`] others count before it.
+    Crowd,
+}
+
 /// A changed key: value before, value after.
 pub type Changed = (Key, Option<Value>, Option<Value>);
 
@@ -232,9 +241,8 @@ impl Index {
         self.contributors.rank(*number).map(|(_, _, id)| id)
     }
 
-    /// Who keeps such a contribution of `id` from being in force: the contributor who counts first, if it wants another value, or if
-    /// [`MOST_SHARERS`] others count before `id`. Asked before or after the contribution was made.
-    pub fn beaten_by(&self, (key, value): (&Key, &Value), id: &Id, age: &Age) -> Option<&Id> {
+    /// Who keeps such a contribution of `id` from being in force, if anybody does. Asked before or after the contribution was made.
+    pub fn beaten_by(&self, (key, value): (&Key, &Value), id: &Id, age: &Age) -> Option<Beaten<'_>> {
         let key = self.at(key)?;
         let newest = self.newest_wins(&key);
         let ours = (**id != *OWN, age, id);
@@ -247,12 +255,16 @@ impl Index {
             }
         }
         let (winner, theirs) = before.first()?;
-        (before.len() >= MOST_SHARERS || self.named(theirs)? != *value).then_some(*winner)
+        if before.len() >= MOST_SHARERS {
+            return Some(Beaten::Crowd);
+        }
+        (self.named(theirs)? != *value).then_some(Beaten::By(winner))
     }
 
-    /// Whose contributions to this key are in force: those of the first [`MOST_SHARERS`], in the order in which they count, who want
-    /// the same as the very first. With `without` it is as if this contributor had never been there.
-    pub fn in_force(&self, key: &Key, without: Option<&Id>) -> Vec<Id> {
+    /// The contributors who are looked at for this key, [`MOST_SHARERS`] at most, in the order in which they count, and whether each
+    /// one's contribution is in force: it wants the same as the very first. With `without` it is as if this contributor had never
+    /// been there.
+    pub fn first(&self, key: &Key, without: Option<&Id>) -> Vec<(Id, bool)> {
         let Some((key, slot)) = self.at(key).and_then(|key| Some((key, self.slots.get(&key)?))) else {
             return Vec::new();
         };
@@ -262,7 +274,7 @@ impl Index {
         });
         let mut first = ranked.take(MOST_SHARERS).peekable();
         let winner = first.peek().map(|(_, value)| *value);
-        first.filter(|(_, value)| Some(*value) == winner).map(|(id, _)| id.clone()).collect()
+        first.map(|(id, value)| (id.clone(), Some(value) == winner)).collect()
     }
 
     /// All keys that this contributor wants.

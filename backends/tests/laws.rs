@@ -191,8 +191,8 @@ proptest! {
             let (name, age) = (Id::from(id.as_str()), Age { stamp: *stamp, ..Age::default() });
             for (key, value) in state.iter() {
                 let beaten = index.beaten_by((key, value), &name, &age);
-                prop_assert_eq!(beaten.is_none(), index.in_force(key, None).contains(&name));
-                prop_assert_eq!(index.in_force(key, Some(&name)), before.in_force(key, None));
+                prop_assert_eq!(beaten.is_none(), index.first(key, None).contains(&(name.clone(), true)));
+                prop_assert_eq!(index.first(key, Some(&name)), before.first(key, None));
                 prop_assert!(beaten.is_some() || index.desired(key).as_ref() == Some(value));
                 prop_assert_eq!(beaten, before.beaten_by((key, value), &name, &age));
             }

@@ -8,9 +8,8 @@ use std::rc::Rc;
 
 use weft_backends::backend::{Backend, Planned};
 use weft_backends::diff;
-use weft_backends::index::{Changed, MOST_SHARERS};
+use weft_backends::index::{Beaten, Changed, MOST_SHARERS};
 use weft_backends::state::{Key, Mac, Name, State, Value};
-use weft_subnet::evidence::public;
 use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 
@@ -65,8 +64,8 @@ impl Plan {
             self.planned += 1;
         }
         let (mut state, mut reasons) = self.entries_of(lease);
-        for (dev, mac, winner) in self.lost(&state, lease) {
-            reasons.push(self.clash(mac, lease, winner));
+        for (dev, mac, beaten) in self.lost(&state, lease) {
+            reasons.push(self.clash(mac, lease, beaten));
             // Traffic for its subnet would go to the other node. The forwarding entry stays claimed: it counts when the other is gone.
             state.retain(|key, value| {
                 !matches!(key, Key::Neigh(..) | Key::Route(..)) || diff::device(key, value) != Some(dev)
@@ -114,7 +113,7 @@ impl Plan {
     }
 
     /// The forwarding entries of this lease that belong to another one, which claims the same MAC at another address.
-    fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Mac, &Id)> {
+    fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Mac, Beaten<'_>)> {
         let lost = state.iter().filter_map(|(key, value)| {
             let Key::Fdb(dev, mac) = key else { return None };
             Some((*dev, *mac, self.index.beaten_by((key, value), &lease.id, &lease.age)?))
@@ -122,42 +121,43 @@ impl Plan {
         lost.collect()
     }
 
-    fn clash(&self, mac: Mac, lease: &Lease, winner: &Id) -> String {
-        let other = self.peers.get(winner);
-        let at = other.map(|other| format!(" ({}, {})", other.subnets, other.attrs.owner())).unwrap_or_default();
-        if other.is_some_and(|other| public(&other.attrs) == public(&lease.attrs)) {
+    fn clash(&self, mac: Mac, lease: &Lease, beaten: Beaten<'_>) -> String {
+        let Beaten::By(winner) = beaten else {
             return format!(
-                "{MOST_SHARERS} leases have VtepMAC {mac} at {}, and no more count: {} is not reached",
-                lease.attrs.owner(),
+                "more than {MOST_SHARERS} leases have VtepMAC {mac}, and no more count: {} is not reached",
                 lease.subnets
             );
-        }
+        };
+        let other = self.peers.get(winner);
+        let at = other.map(|other| format!(" ({}, {})", other.subnets, other.attrs.owner())).unwrap_or_default();
         let age = if self.assigned { "older" } else { "newer" };
         let (subnet, winner) = (lease.subnets, Shown(winner));
         format!("VtepMAC {mac} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
     }
 
-    /// Whose contributions are in force at the forwarding entries that this lease claims.
-    fn forwarding(&self, id: &Id) -> BTreeMap<Key, Vec<Id>> {
+    /// Who counts at the forwarding entries that this lease claims.
+    fn forwarding(&self, id: &Id) -> BTreeMap<Key, Vec<(Id, bool)>> {
         let keys = self.index.keys(id).into_iter().filter(|key| matches!(key, Key::Fdb(..)));
-        keys.map(|key| (key, self.index.in_force(&key, None))).collect()
+        keys.map(|key| (key, self.index.first(&key, None))).collect()
     }
 
-    /// A lease changed, which claimed these forwarding entries: other leases whose contributions to its entries came into force, or
-    /// are in force no more, are planned again. They are a handful at most ([`weft_backends::index::MOST_SHARERS`]), and as their
-    /// claims to forwarding entries stay what they are, nothing follows from that.
-    fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<Id>>) -> Vec<Changed> {
-        let mut turned: BTreeSet<Id> = BTreeSet::new();
-        for (key, now) in self.forwarding(id) {
-            // An entry that this lease did not claim before: whoever had it is among those who may lose it.
-            let was = before.remove(&key).unwrap_or_else(|| self.index.in_force(&key, Some(id)));
-            turned.extend(was.iter().filter(|other| !now.contains(other)).cloned());
-            turned.extend(now.into_iter().filter(|other| !was.contains(other)));
+    /// A lease changed, and before that these counted at the forwarding entries that it claimed: other leases for which something is
+    /// different now are planned again. They are a handful at most ([`MOST_SHARERS`]), and as their claims to forwarding entries stay
+    /// what they are, nothing follows from that.
+    fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<(Id, bool)>>) -> Vec<Changed> {
+        let now = self.forwarding(id);
+        for key in now.keys() {
+            // An entry that this lease did not claim before.
+            before.entry(*key).or_insert_with(|| self.index.first(key, Some(id)));
         }
+        let mut turned: BTreeSet<Id> = BTreeSet::new();
         for (key, was) in before {
-            let now = self.index.in_force(&key, None);
-            turned.extend(was.iter().filter(|other| !now.contains(other)).cloned());
-            turned.extend(now.into_iter().filter(|other| !was.contains(other)));
+            let now = now.get(&key).cloned().unwrap_or_else(|| self.index.first(&key, None));
+            // Those that lost name the first one, and its address, in their reason.
+            let first = now.first().map(|(id, _)| id);
+            let same_first = first == was.first().map(|(id, _)| id) && first != Some(id);
+            let same = |one: &&(Id, bool)| same_first && was.contains(one) && now.contains(one);
+            turned.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|(id, _)| id.clone()));
         }
         turned.remove(id);
         let leases: Vec<Rc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();

@@ -84,15 +84,15 @@ fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
             }
             assert_eq!((index.desired(&fdb), index.owner(&fdb)), (Some(to(first)), Some(&id(winner))));
             let beaten_by = |who: &str| index.beaten_by((&fdb, &to(stamp(who) as u8)), &id(who), &age(stamp(who)));
-            assert_eq!((beaten_by(loser), beaten_by(winner)), (Some(&id(winner)), None));
+            assert_eq!((beaten_by(loser), beaten_by(winner)), (Some(super::Beaten::By(&id(winner))), None));
             // One that says the same loses nothing, and one that is still to come is told in advance.
             assert_eq!(index.beaten_by((&fdb, &to(first)), &id("same"), &age(3)), None);
             let newcomer = index.beaten_by((&fdb, &to(9)), &id("third"), &age(3));
             assert_eq!(newcomer.is_some(), oldest_wins);
-            assert_eq!(index.in_force(&fdb, None), [id(winner)]);
-            assert_eq!(index.in_force(&fdb, Some(&id(winner))), [id(loser)]);
+            assert_eq!(index.first(&fdb, None), [(id(winner), true), (id(loser), false)]);
+            assert_eq!(index.first(&fdb, Some(&id(winner))), [(id(loser), true)]);
             index.set(&id(winner), &age(0), State::new());
-            assert_eq!(index.in_force(&fdb, None), [id(loser)]);
+            assert_eq!(index.first(&fdb, None), [(id(loser), true)]);
         }
     }
 }

@@ -99,11 +99,11 @@ async fn an_address_or_a_route_plans_only_the_leases_that_it_concerns() {
         for (what, machine, planned) in rows {
             // The next news is not one too many within a short time.
             bench.node.looks.clear();
-            bench.node.plan.peers_planned = 0;
+            bench.node.plan.planned = 0;
             let looks = bench.kernel.looks();
             bench.kernel.set_machine(machine);
             bench.node.noticed(vec![Notice::Routes]).await;
-            assert_eq!(bench.node.plan.peers_planned, planned, "{what}");
+            assert_eq!(bench.node.plan.planned, planned, "{what}");
             if what.starts_with("an address in") {
                 assert_eq!((bench.via("10.5.10.0/24"), bench.kernel.looks()), (None, looks + 1));
             } else {
@@ -111,11 +111,11 @@ async fn an_address_or_a_route_plans_only_the_leases_that_it_concerns() {
             }
         }
         bench.node.looks.clear();
-        bench.node.plan.peers_planned = 0;
+        bench.node.plan.planned = 0;
         bench.kernel.set_machine(machine("192.168.0.1"));
         bench.node.noticed(vec![Notice::Routes]).await;
         assert!(bench.via("10.5.10.0/24").is_some());
-        assert!(bench.node.plan.peers_planned <= 3, "{}", bench.node.plan.peers_planned);
+        assert!(bench.node.plan.planned <= 3, "{}", bench.node.plan.planned);
     })
     .await;
 }
