@@ -3,7 +3,7 @@
 //! ours and bear no mark, and nobody else would remove them. They are taken for flannel's once, when weft looks for the first time:
 //! a route of the same form that appears later is somebody else's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, Metadata};
@@ -171,12 +171,14 @@ impl Takeover {
     /// These are about to be written. What flannel left and is not removed now is wanted by a lease; what the kernel refuses to remove
     /// is tried again, see [`Takeover::removed`].
     pub fn removing(&mut self, ops: &[Op]) {
-        if let Takeover::Left(left) = self {
-            let removals: HashSet<Key> = ops.iter().filter(|op| matches!(op, Op::Remove(..))).map(Op::key).collect();
-            left.retain(|key, _| removals.contains(key));
-            let gone = ops.iter().filter(|op| matches!(op, Op::Remove(..)) && left.contains_key(&op.key()));
-            gone.for_each(|op| tracing::info!(%op, "flannel left this route, and no lease asks for it"));
-        }
+        let Takeover::Left(left) = self else { return };
+        let removed = ops.iter().filter_map(|op| {
+            let Op::Remove(key, _) = op else { return None };
+            let (key, value) = left.remove_entry(key)?;
+            tracing::info!(%op, "flannel left this route, and no lease asks for it");
+            Some((key, value))
+        });
+        *left = removed.collect();
     }
 
     /// The kernel has removed this entry: the same written later is somebody else's. The takeover ends with the last one.

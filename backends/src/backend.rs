@@ -70,16 +70,6 @@ pub trait Backend {
     fn device(&self, host: &Host, own: &Lease) -> State;
     /// Entries for one remote lease, family by family, and what had to be left out.
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
-
-    /// Entries for one remote lease; fails only when no family of it can be reached. [`Backend::plan`] tells of a bad half, too.
-    fn peer(&self, host: &Host, own: &Lease, peer: &Lease) -> Result<State, Skip> {
-        let Planned { state, skipped } = self.plan(host, own, peer);
-        if state.is_empty() && !skipped.is_empty() {
-            let reasons: Vec<String> = skipped.into_iter().map(|skip| skip.0).collect();
-            return Err(Skip(reasons.join("; ")));
-        }
-        Ok(state)
-    }
 }
 
 /// Makes a backend from its options.
