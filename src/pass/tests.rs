@@ -292,3 +292,33 @@ async fn devices_of_peers_leave_room_for_our_own_in_the_same_pass() {
     let there = links(&kernel);
     assert!(there.contains(&"link flannel.1".to_owned()) && there.len() == MOST_DEVICES, "{there:?}");
 }
+
+/// A packet of a new peer must not be dropped because the guard does not know it yet, and nothing is taken away before its successor is
+/// there. For changes of leases and for a look at everything.
+#[tokio::test]
+async fn the_guard_knows_a_peer_first_and_removals_come_last() {
+    for by_look in [false, true] {
+        let (plan, mut passer, kernel) = bench();
+        let mut plan = plan.fence(crate::options::Fences::default(), true);
+        plan.put(record(2, 1));
+        passer.full(&plan, Cause::Start).await.unwrap();
+        kernel.take_ops();
+        let mut changed = plan.remove(&lease(2, 1).id);
+        changed.extend(plan.put(record(3, 1)));
+        if by_look {
+            passer.full(&plan, Cause::Audit).await.unwrap();
+        } else {
+            passer.changed(changed).await;
+        }
+        let ops = kernel.take_ops();
+        let at = |wanted: &str| ops.iter().position(|op| op.to_string().starts_with(wanted));
+        let kinds: Vec<&str> = ops.iter().map(|op| kind(&op.key())).collect();
+        assert!(at("add fdb").is_some(), "{ops:?}");
+        assert!(
+            kinds.iter().position(|kind| *kind == "guard") < kinds.iter().position(|kind| *kind == "fdb"),
+            "{ops:?}"
+        );
+        let removals: Vec<bool> = ops.iter().map(|op| matches!(op, Op::Remove(..))).collect();
+        assert!(removals.is_sorted() && removals.contains(&true), "{ops:?}");
+    }
+}

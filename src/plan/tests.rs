@@ -258,6 +258,33 @@ fn our_address_and_our_mac_in_other_leases_are_said() {
     assert!(mac.starts_with("two nodes have one VtepMAC: this node") && mac.contains("lease 10.5.2.0-24"), "{mac}");
 }
 
+/// Its tunnel packets are dropped: the guard lets in those alone that have entries.
+#[test]
+fn a_lease_that_is_set_aside_does_not_pass_the_guard() {
+    let mut plan = plan().fence(Fences::default(), true);
+    let passes = |plan: &Plan| plan.guard_keys().filter(|key| matches!(key, Key::Peer(_))).count();
+    plan.put(record(2, 1));
+    assert_eq!(passes(&plan), 1);
+    let mut silent = record(3, 1);
+    silent.lease.as_mut().unwrap().attrs.backend_data = None;
+    plan.put(silent);
+    assert!(plan.skipped(&"10.5.3.0-24".into()).is_some());
+    // Outside Network, and over our own subnet.
+    for net in ["10.6.4.0-24", "10.5.1.128-25"] {
+        let mut outside = record(4, 1);
+        outside.lease.as_mut().unwrap().subnets = Subnets::from_key(net).unwrap();
+        plan.put(outside);
+        assert!(plan.peers().reason(&"10.5.4.0-24".into()).is_some());
+        assert_eq!(passes(&plan), 1, "{net}");
+    }
+    plan.put(record(3, 1));
+    assert_eq!(passes(&plan), 2);
+    let mut silent = record(3, 1);
+    silent.lease.as_mut().unwrap().attrs.backend_data = None;
+    plan.put(silent);
+    assert_eq!(passes(&plan), 1, "one that passed, and is set aside now");
+}
+
 /// Behind an address translation others publish the same private address, perhaps: that is no address that is published twice.
 #[test]
 fn an_uplinks_address_behind_another_public_one_is_not_said_to_be_published() {

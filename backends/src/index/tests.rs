@@ -44,6 +44,23 @@ fn newest_wins_the_link_layer_oldest_the_route() {
     assert_eq!((index.state(), index.keys(&id("new"))), (State::new(), vec![]));
 }
 
+/// As for the forwarding entry: the node that came back has the newer lease, and its new MAC must count.
+#[test]
+fn the_newest_wins_a_neighbour_whatever_came_first() {
+    let key = Key::Neigh(name("flannel.1"), "10.5.2.0".parse().unwrap());
+    let mac = |stamp: u64| Value::Neigh(Mac([2, 0, 0, 0, 0, stamp as u8]));
+    for (oldest_wins, winner) in [(false, 2), (true, 1)] {
+        for order in [[1, 2], [2, 1]] {
+            let mut index = Index::new(oldest_wins);
+            for stamp in order {
+                index.set(&id(&format!("lease{stamp}")), &age(stamp), State::from([(key, mac(stamp))]));
+            }
+            assert_eq!(index.desired(&key), Some(mac(winner)));
+            assert_eq!(index.owner(&key), Some(&id(&format!("lease{winner}"))));
+        }
+    }
+}
+
 #[test]
 fn names_of_devices_that_went_are_forgotten() {
     let subnet = Key::Route("10.5.2.0/24".parse().unwrap(), 0);

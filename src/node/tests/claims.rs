@@ -6,7 +6,7 @@ use weft_backends::state::{Key, Name, Route, Seen, Value};
 use weft_subnet::source::Event;
 
 use super::{Bench, local, machine, put};
-use crate::kernel::{AddrInfo, Notice};
+use crate::kernel::{AddrInfo, Notice, Outcome};
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 use crate::report;
@@ -116,6 +116,38 @@ async fn an_address_or_a_route_plans_only_the_leases_that_it_concerns() {
         bench.node.noticed(vec![Notice::Routes]).await;
         assert!(bench.via("10.5.10.0/24").is_some());
         assert!(bench.node.plan.planned <= 3, "{}", bench.node.plan.planned);
+    })
+    .await;
+}
+
+/// Only a peer of another backend whose entries are in the kernel is a reason to loosen rp_filter, and the same one while it is there.
+#[tokio::test]
+async fn rp_filter_is_loosened_for_a_programmed_peer_of_another_backend_alone() {
+    local(async {
+        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let ipip = |third: u8| {
+            let mut record = put(&format!("10.5.{third}.0-24"), &format!("192.168.0.{third}")).unwrap();
+            record.lease.as_mut().unwrap().attrs.backend_type = "ipip".into();
+            Event::Changes(vec![Ok(record)])
+        };
+        let by = |bench: &mut Bench| {
+            bench.node.look_at_sysctls();
+            bench.node.loosened_by.as_ref().map(|id| id.to_string())
+        };
+        assert_eq!(by(&mut bench), None, "all peers use our backend");
+        let refused = Key::Route("10.5.40.0/24".parse().unwrap(), 0);
+        bench.kernel.fail(refused, Some(Outcome::Fatal("no".into())));
+        bench.node.stored(vec![ipip(40)]).await;
+        assert_eq!(by(&mut bench), None, "its route is not in the kernel");
+        bench.node.stored(vec![ipip(41)]).await;
+        assert_eq!(by(&mut bench).as_deref(), Some("10.5.41.0-24"));
+        bench.kernel.fail(refused, None);
+        bench.node.full(Cause::Audit).await;
+        assert_eq!(by(&mut bench).as_deref(), Some("10.5.41.0-24"), "it stays the same");
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.41.0-24".into())])]).await;
+        assert_eq!(by(&mut bench).as_deref(), Some("10.5.40.0-24"));
+        bench.node.stored(vec![Event::Changes(vec![Err("10.5.40.0-24".into())])]).await;
+        assert_eq!(by(&mut bench), None);
     })
     .await;
 }
