@@ -18,27 +18,27 @@ use weft_subnet::dir::DirStore;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::source::{Event, Source};
 
-use crate::admin::{self, Admin};
 use crate::conflist::Conflist;
 use crate::files::FileWatch;
 use crate::firewall;
 use crate::firewall::reconciler::Handle;
-use crate::health::{self, Readiness};
 use crate::instance::{self, Instance};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
 use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
 use crate::kernel::{Kernel, Monitor, Notice};
-use crate::metrics::Metrics;
+use crate::lease::acquire::{self, EarlierRun, StartContext, Waiting};
+use crate::lease::keep::{Answer, Keeper};
+use crate::log::lines::Reminder;
 use crate::node::{Node, Verdict, World};
-use crate::notify::Notify;
+use crate::observe::health::{self, Readiness};
+use crate::observe::metrics::Metrics;
+use crate::observe::node_condition::ConditionReporter;
+use crate::observe::socket::{self, Admin};
+use crate::observe::systemd::Notify;
 use crate::options::{Options, Store};
-use crate::own::{Answer, Keeper};
 use crate::pass::Passer;
 use crate::plan::old_routes;
-use crate::saved::{Saver, Shelf};
-use crate::say::Patience;
-use crate::start::{self, Memory, Place, Waiting};
-use crate::tell::Teller;
+use crate::saved::{SavedFile, Saver};
 
 /// Events of the store that may wait while a pass runs.
 const QUEUE: usize = 1024;
@@ -113,21 +113,21 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
-    let teller = Teller::new(store.clone(), options.unwell_after);
+    let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let identity = tokio::select! {
         // The API server may be away, and then this answer takes its time.
         () = &mut shutdown => return Ok(ended_early()),
         identity = store.identity() => identity,
     };
-    let shelf = Shelf::new(options.state_dir.as_deref(), &options.subnet_file, identity);
+    let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Programs are asked while the lease is waited for.
     let survey = firewall::choice::Survey::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
-        let memory = Memory::new(shelf.clone());
-        let place = Place { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory };
-        let starting = start::start(place, Waiting::new(&mut notify, readiness.clone(), &teller));
+        let memory = EarlierRun::new(saved_file.clone());
+        let place = StartContext { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory };
+        let starting = acquire::start(place, Waiting::new(&mut notify, readiness.clone(), &condition));
         let mut starting = pin!(starting);
         loop {
             tokio::select! {
@@ -153,9 +153,9 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     helpers.spawn_local(async move { rules.run(nftables, port).await });
     // The store's admin may have chosen another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
-    let saver = Saver::new(shelf);
+    let saver = Saver::new(saved_file);
     let conflist = Conflist::new(options.cni.clone(), &options.subnet_file);
-    let world = World { options, store, readiness, metrics, notify, teller, saver, conflist };
+    let world = World { options, store, readiness, metrics, notify, condition, saver, conflist };
     let mut node = Node::new(world, Passer::new(kernel), keeper, started);
     node.carry(handle);
     turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await
@@ -170,7 +170,7 @@ fn ended_early() -> ExitCode {
 struct Inputs {
     received: mpsc::Receiver<Event>,
     answers: mpsc::UnboundedReceiver<Answer>,
-    asked: mpsc::Receiver<admin::Request>,
+    asked: mpsc::Receiver<socket::Request>,
     ruled: watch::Receiver<firewall::reconciler::State>,
 }
 
@@ -183,7 +183,7 @@ async fn turn<K: Kernel, M: Monitor>(
 ) -> anyhow::Result<ExitCode> {
     let mut file = FileWatch::new(node.subnet_file());
     let mut conf = node.world.conflist.source().map(FileWatch::new);
-    let mut deaf = Patience::default();
+    let mut deaf = Reminder::default();
     // The watch begins with the list that brought us our lease: what it says belongs to the first look.
     tokio::task::yield_now().await;
     node.begin(waiting(&mut inputs.received)).await;
@@ -237,11 +237,11 @@ async fn changed(file: &mut Option<FileWatch>) {
 }
 
 /// Before there is a lease, status says what is known.
-fn answer_early(request: admin::Request, store: &dyn Source, readiness: &Readiness) {
-    let admin::Request::Status(reply) = request;
-    let status = crate::status::Status {
+fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readiness) {
+    let socket::Request::Status(reply) = request;
+    let status = crate::observe::status::Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        node: crate::report::node_name(),
+        node: crate::observe::report::node_name(),
         problems: readiness.reasons(),
         store: store.describe(),
         ..Default::default()

@@ -325,5 +325,4 @@ fn origin(text: &str, from_env: &[(String, String)]) -> String {
 }
 
 #[cfg(test)]
-#[path = "cli/tests.rs"]
 mod tests;

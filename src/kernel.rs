@@ -2,6 +2,7 @@
 //! The only seam to the OS: observe, apply, and a monitor that says where to look again.
 
 pub mod decode;
+pub(crate) mod dump;
 pub mod encode;
 pub mod errno;
 pub mod fake;
@@ -12,7 +13,6 @@ mod links;
 pub mod linux;
 pub mod monitor;
 pub mod nexthop;
-pub(crate) mod observe;
 mod run;
 mod standing;
 pub mod sysctl;

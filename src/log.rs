@@ -4,6 +4,8 @@
 //! Whatever happens, each place in the program has an allowance of lines ([`Allowance`]): a fault that repeats, or somebody who
 //! provokes one all the time, does not fill a disk. Lines that were left out are counted. What `-v` asks for is not limited.
 
+pub mod lines;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +16,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-use crate::say::Allowance;
+use crate::log::lines::Allowance;
 
 /// `-v` from which on the libraries below us (hyper, tonic, h2) are heard too.
 const LIBRARIES: u8 = 6;

@@ -13,14 +13,19 @@ use anyhow::Context;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use tokio::signal::unix::{SignalKind, signal};
-use weft::cleanup::Running;
 use weft::cli::flags::InstallFlags;
 use weft::cli::{self, CleanupTask, ReleaseTask, Task};
+use weft::commands::cleanup;
+use weft::commands::cleanup::Running;
+use weft::commands::install_cni;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
-use weft::say::printable;
+use weft::lease::admin;
+use weft::log::lines::printable;
+use weft::observe::socket;
+use weft::observe::status;
 use weft::sysctls::loosened::Loosened;
-use weft::{admin, agent, cleanup, conflist, firewall, install, leases, log, saved, status};
+use weft::{agent, conflist, firewall, log, saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -57,7 +62,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             agent::run(task.options, shutdown()?).await
         }
         Task::Status { socket, json, rules } => {
-            let answer = admin::ask_status(&socket).await?;
+            let answer = socket::ask_status(&socket).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
             let now = u64::try_from(now).unwrap_or(u64::MAX);
             let text = match (json, rules) {
@@ -70,9 +75,9 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         }
         Task::Cleanup(task) => clean(&task).await,
         Task::InstallCni(InstallFlags { from, bin_dir, agent }) => {
-            let mut done = install::install(&from, &bin_dir)?;
+            let mut done = install_cni::install(&from, &bin_dir)?;
             // A convenience: the node has its network without.
-            match agent.map(|agent| install::agent(&agent, &bin_dir)).transpose() {
+            match agent.map(|agent| install_cni::agent(&agent, &bin_dir)).transpose() {
                 Ok(copied) => done.extend(copied),
                 Err(error) => eprintln!("weft: {error:#}; `weft` was not installed beside the plugin"),
             }
@@ -83,7 +88,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         Task::Release(task) => release(task).await,
         Task::LeaseList(store) => {
             let records = agent::open_existing_store(&store)?.list().await.context("list leases")?;
-            Ok(show(&leases::render(&records)))
+            Ok(show(&admin::render(&records)))
         }
         Task::LeaseRemove(store, id) => {
             agent::open_existing_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
@@ -116,7 +121,7 @@ fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<Exit
 
 /// Fails while the agent of this subnet file runs; those of others, which may go on.
 fn others(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Running>> {
-    if admin::answers(socket) {
+    if socket::answers(socket) {
         anyhow::bail!("an agent answers on {}: stop it first, {why}", socket.display());
     }
     let agents = cleanup::running_agents().context("look for running agents")?;
@@ -178,7 +183,7 @@ async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     let machine = agent::open_kernel(&task.subnet_file)?.machine().context("read the addresses of this machine")?;
     let ours: Vec<IpAddr> = machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public).collect();
     let source = agent::open_existing_store(&task.store)?;
-    let subnets = leases::release(source.as_ref(), &env.subnets, &ours).await?;
+    let subnets = admin::release(source.as_ref(), &env.subnets, &ours).await?;
     // A start while the store is away must not go on from it.
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         eprintln!("weft: remove the saved peers: {error}");

@@ -3,14 +3,13 @@
 
 mod audit;
 mod churn;
-mod contest;
-mod env;
 mod host;
-mod lease;
+mod own_lease;
 mod peers;
 mod rules;
 mod saved;
 mod store;
+mod subnet_file;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
@@ -26,28 +25,28 @@ use weft_subnet::hold::Hold;
 use weft_subnet::lease::Id;
 use weft_subnet::source::Source;
 
+use crate::lease::contest::Contest;
 use churn::Churn;
-use contest::Contest;
 
-use crate::admin;
 use crate::conflist::Conflist;
 use crate::firewall::reconciler::Handle;
-use crate::health::Readiness;
 use crate::kernel::{Kernel, Notice};
-use crate::metrics::Metrics;
-use crate::notify::Notify;
+use crate::lease::acquire::Started;
+use crate::lease::keep::Keeper;
+use crate::log::lines::Reminder;
+use crate::observe::health::Readiness;
+use crate::observe::metrics::Metrics;
+use crate::observe::node_condition::ConditionReporter;
+use crate::observe::report;
+use crate::observe::socket;
+use crate::observe::status::{Failure, Pass};
+use crate::observe::systemd::Notify;
 use crate::options::Options;
-use crate::own::Keeper;
 use crate::pass::{Cause, Passer, Report};
 use crate::plan::Plan;
-use crate::report;
 use crate::saved::Saver;
-use crate::say::Patience;
-use crate::start::Started;
-use crate::status::{Failure, Pass};
 use crate::sysctls::loosened::Loosened;
 use crate::takeover::Takeover;
-use crate::tell::Teller;
 
 /// More entries than this in one look are a reason to look at everything.
 const MANY: usize = 256;
@@ -72,7 +71,7 @@ pub struct World {
     /// For systemd.
     pub notify: Notify,
     /// For whoever looks at the store.
-    pub teller: Teller,
+    pub condition: ConditionReporter,
     /// For the next start.
     pub saver: Saver,
     /// For the container runtime.
@@ -149,7 +148,7 @@ pub struct Node<K> {
     next_ping: Option<Instant>,
     /// What leases that change all the time may cost.
     churn: Churn,
-    trouble_said: Patience,
+    trouble_said: Reminder,
     /// Traffic rules, where they are looked after.
     rules: Option<Handle>,
     made: rules::Made,
@@ -211,7 +210,7 @@ impl<K: Kernel> Node<K> {
             looks: VecDeque::new(),
             quiet_until: now,
             churn: Churn::new(now),
-            trouble_said: Patience::default(),
+            trouble_said: Reminder::default(),
             rules: None,
             made: rules::Made::default(),
             masquerading: false,
@@ -383,8 +382,8 @@ impl<K: Kernel> Node<K> {
     }
 
     /// `weft status`.
-    pub fn answer(&self, request: admin::Request) {
-        let admin::Request::Status(reply) = request;
+    pub fn answer(&self, request: socket::Request) {
+        let socket::Request::Status(reply) = request;
         // The client may be gone already.
         drop(reply.send(report::status(self)));
     }

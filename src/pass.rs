@@ -17,7 +17,7 @@ use weft_backends::state::{Key, Name, Seen, Value};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
 
-use crate::fights::Fights;
+use crate::conflicts::Conflicts;
 use crate::kernel::{Kernel, Machine, Outcome};
 use crate::plan::{MOST_DEVICES, Plan};
 use crate::takeover::Takeover;
@@ -93,7 +93,7 @@ impl Report {
 pub struct Passer<K> {
     kernel: K,
     pending: Pendings,
-    fights: Fights,
+    conflicts: Conflicts,
     /// Removals of peers' leftovers wait until then: the store came up empty.
     pub keep_stale_until: Option<Instant>,
     keep_all: bool,
@@ -109,7 +109,7 @@ impl<K: Kernel> Passer<K> {
         Passer {
             kernel,
             pending: Pendings::default(),
-            fights: Fights::default(),
+            conflicts: Conflicts::default(),
             keep_stale_until: None,
             keep_all: false,
             takeover: Takeover::default(),
@@ -213,7 +213,7 @@ impl<K: Kernel> Passer<K> {
             if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
                 continue;
             }
-            if self.devices.permit(&op) && self.fights.allow(key, seen, started) {
+            if self.devices.permit(&op) && self.conflicts.allow(key, seen, started) {
                 ops.push(op);
             }
         }

@@ -3,9 +3,10 @@
 
 mod devices;
 pub mod fence;
-mod ground;
+mod host_networks;
+pub(crate) mod node_addresses;
 pub mod old_routes;
-mod others;
+mod other_backends;
 mod peer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,13 +28,13 @@ use weft_subnet::peers::{Change, Peers, Us};
 
 pub use devices::MOST_DEVICES;
 use fence::Fence;
-pub use ground::foreign_places;
-use others::Others;
+pub use host_networks::foreign_places;
+use other_backends::Others;
 
 use crate::firewall::guard::{self, Roster};
-use crate::nodes::Nodes;
+use crate::log::lines::Lines;
 use crate::options::Fences;
-use crate::say::Lines;
+use crate::plan::node_addresses::NodeAddresses;
 
 /// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
 const GUARD: &str = "/guard";
@@ -54,7 +55,7 @@ pub struct Plan {
     fence: Fence,
     guard: Option<Roster>,
     /// Counted only where they are exceptions from masquerading.
-    nodes: Nodes,
+    node_addresses: NodeAddresses,
     /// Believed leases that wait until a device of another type or VNI goes, with the devices that each needs.
     no_room: BTreeMap<Id, Vec<Name>>,
     /// Devices of names that peers need, made by somebody else.
@@ -92,7 +93,7 @@ impl Plan {
             devices: BTreeSet::new(),
             fence: Fence::default(),
             guard: None,
-            nodes: Nodes::default(),
+            node_addresses: NodeAddresses::default(),
             no_room: BTreeMap::new(),
             strangers: BTreeSet::new(),
             barred: BTreeMap::new(),
@@ -159,7 +160,7 @@ impl Plan {
         self.plan_devices();
         let believed: Vec<Rc<Lease>> = self.peers.believed().cloned().collect();
         let excepted = believed.iter().filter(|_| self.network.masquerade.except_nodes);
-        self.nodes.replace(excepted.map(|lease| &**lease));
+        self.node_addresses.replace(excepted.map(|lease| &**lease));
         for lease in believed {
             self.plan_peer(&lease);
         }
@@ -202,8 +203,8 @@ impl Plan {
     }
 
     /// The nodes' addresses; none where they are no exceptions from masquerading.
-    pub fn nodes(&self) -> &Nodes {
-        &self.nodes
+    pub fn node_addresses(&self) -> &NodeAddresses {
+        &self.node_addresses
     }
 
     /// Why a believed lease has no or not all entries.
@@ -292,7 +293,7 @@ impl Plan {
         let mut changed = Vec::new();
         for change in changes {
             if self.network.masquerade.except_nodes {
-                self.nodes.follow(change.before.as_deref(), change.after.as_deref());
+                self.node_addresses.follow(change.before.as_deref(), change.after.as_deref());
             }
             match &change.after {
                 Some(lease) => {

@@ -30,15 +30,15 @@ const SLICE: usize = 128;
 
 /// Where the file of an instance is, and of which store it may be.
 #[derive(Debug, Clone)]
-pub struct Shelf {
+pub struct SavedFile {
     file: PathBuf,
     store: String,
 }
 
-impl Shelf {
+impl SavedFile {
     /// Of the instance with this subnet file. `None` where the store needs none, or nobody wants one.
-    pub fn new(state_dir: Option<&Path>, subnet_file: &Path, store: Option<String>) -> Option<Shelf> {
-        Some(Shelf { file: file(state_dir?, subnet_file), store: store? })
+    pub fn new(state_dir: Option<&Path>, subnet_file: &Path, store: Option<String>) -> Option<SavedFile> {
+        Some(SavedFile { file: file(state_dir?, subnet_file), store: store? })
     }
 
     /// What was saved; the error is a sentence, `Ok(None)`: there is no such file.
@@ -89,7 +89,7 @@ fn remove_file(file: &Path) -> io::Result<()> {
 /// Writes the file when it is due.
 #[derive(Debug, Default)]
 pub struct Saver {
-    shelf: Option<Shelf>,
+    saved_file: Option<SavedFile>,
     /// Something changed since the last saving began.
     dirty: bool,
     not_before: Option<Instant>,
@@ -125,13 +125,13 @@ enum Piece {
 
 impl Saver {
     /// Nothing is to be saved yet.
-    pub fn new(shelf: Option<Shelf>) -> Saver {
-        Saver { shelf, ..Saver::default() }
+    pub fn new(saved_file: Option<SavedFile>) -> Saver {
+        Saver { saved_file, ..Saver::default() }
     }
 
     /// Peers, net-conf or our own lease are others than those saved.
     pub fn changed(&mut self) {
-        self.dirty = self.shelf.is_some();
+        self.dirty = self.saved_file.is_some();
     }
 
     /// The last saving was long ago.
@@ -151,14 +151,14 @@ impl Saver {
     /// Removes the file, because what it says is not true any more. A saving that has begun is given up or waited for, so that
     /// it does not bring the file back. Returns when the file is gone, or after [`REMOVE_LIMIT`].
     pub async fn forget(&mut self) {
-        let Some(shelf) = &self.shelf else { return };
+        let Some(saved_file) = &self.saved_file else { return };
         let before = match std::mem::take(&mut self.stage) {
             Stage::Idle => None,
             // Without its last piece the thread leaves the file as it is.
             Stage::Making(making) => Some(making.thread),
             Stage::Storing(thread) => Some(thread),
         };
-        let file = shelf.file.clone();
+        let file = saved_file.file.clone();
         let mut removal = tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
@@ -173,7 +173,7 @@ impl Saver {
             }
         });
         if tokio::time::timeout(REMOVE_LIMIT, &mut removal).await.is_err() {
-            let file = shelf.file.display();
+            let file = saved_file.file.display();
             tracing::error!(
                 "saved peers: {file} is not removed yet: does its disk hang? It names a lease that is lost"
             );
@@ -182,8 +182,8 @@ impl Saver {
     }
 
     /// Goes on a little. What changes while the leases are written makes it dirty again: each of them stands for itself.
-    pub fn step(&mut self, now: Instant, peers: &Peers, head: impl FnOnce(&Shelf) -> Head) {
-        let Some(shelf) = &self.shelf else { return };
+    pub fn step(&mut self, now: Instant, peers: &Peers, head: impl FnOnce(&SavedFile) -> Head) {
+        let Some(saved_file) = &self.saved_file else { return };
         self.stage = match std::mem::take(&mut self.stage) {
             Stage::Storing(task) if !task.is_finished() => {
                 self.not_before = Some(now + Duration::from_secs(1));
@@ -194,9 +194,9 @@ impl Saver {
                     return;
                 }
                 (self.dirty, self.not_before) = (false, Some(now + EVERY));
-                let Some(writer) = Writer::new(head(shelf)) else { return };
+                let Some(writer) = Writer::new(head(saved_file)) else { return };
                 let (pieces, received) = mpsc::channel();
-                let thread = store(shelf.file.clone(), received, self.failing.clone());
+                let thread = store(saved_file.file.clone(), received, self.failing.clone());
                 Stage::Making(Box::new(Making { writer, pieces, thread, from: 0 }))
             }
             Stage::Making(mut making) => {
@@ -276,11 +276,11 @@ mod tests {
         peers
     }
 
-    fn head(shelf: &Shelf) -> Head {
+    fn head(saved_file: &SavedFile) -> Head {
         let (public, chosen) = ((Some([192, 168, 0, 0].into()), None), [None, None]);
         let (saved, expires) = (0, cache::Expiry::Never);
         Head {
-            store: shelf.store().into(),
+            store: saved_file.store().into(),
             saved,
             expires,
             config: "{}".into(),
@@ -305,32 +305,33 @@ mod tests {
     async fn all_peers_are_saved_and_not_too_often() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("made/when/missing");
-        let shelf = Shelf::new(Some(&state), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
-        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        let saved_file = SavedFile::new(Some(&state), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         assert_eq!(saver.next(now), None);
-        assert_eq!(shelf.read(), Ok(None));
+        assert_eq!(saved_file.read(), Ok(None));
         saver.changed();
         assert_eq!(saver.next(now), Some(now), "the first time at once");
         saved(&mut saver, now, &peers(300)).await;
-        assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 300);
+        assert_eq!(saved_file.read().unwrap().unwrap().peers.len(), 300);
         saver.changed();
         assert_eq!(saver.next(now), Some(now + EVERY));
         saver.step(now, &peers(301), head);
         assert!(matches!(saver.stage, Stage::Idle), "not yet");
         saved(&mut saver, now + EVERY, &peers(301)).await;
-        assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 301);
+        assert_eq!(saved_file.read().unwrap().unwrap().peers.len(), 301);
         assert_eq!(saver.next(now), None, "nothing new");
         assert!(!saver.is_old(now + REFRESH) && saver.is_old(now + 2 * EVERY + REFRESH), "unless that lasts");
-        std::fs::write(shelf.file(), "damaged").unwrap();
-        let reason = shelf.read().unwrap_err();
+        std::fs::write(saved_file.file(), "damaged").unwrap();
+        let reason = saved_file.read().unwrap_err();
         assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");
     }
 
     #[tokio::test]
     async fn what_is_forgotten_does_not_come_back_from_a_saving_that_had_begun() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
-        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        let saved_file =
+            SavedFile::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         saver.forget().await;
         let peers = peers(300);
         // Idle after a saving; then after each number of steps of the next one, the last of which hands over to the thread.
@@ -338,26 +339,27 @@ mod tests {
             let at = now + EVERY * (2 * steps);
             saver.changed();
             saved(&mut saver, at, &peers).await;
-            assert!(shelf.read().unwrap().is_some(), "{steps} steps");
+            assert!(saved_file.read().unwrap().is_some(), "{steps} steps");
             saver.changed();
             for _ in 0..steps {
                 saver.step(at + EVERY, &peers, head);
             }
             saver.forget().await;
             assert!(matches!(saver.stage, Stage::Idle), "{steps} steps");
-            assert_eq!(shelf.read(), Ok(None), "{steps} steps");
+            assert_eq!(saved_file.read(), Ok(None), "{steps} steps");
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing half-made stays behind");
         }
         saver.changed();
         saved(&mut saver, now + EVERY * 20, &peers).await;
-        assert!(shelf.read().unwrap().is_some(), "it is written again");
+        assert!(saved_file.read().unwrap().is_some(), "it is written again");
     }
 
     #[tokio::test]
     async fn an_end_half_way_leaves_the_last_file() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
-        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        let saved_file =
+            SavedFile::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         saver.changed();
         saved(&mut saver, now, &peers(1)).await;
         saver.changed();
@@ -367,7 +369,7 @@ mod tests {
         let Making { pieces, thread, .. } = *making;
         drop(pieces);
         thread.await.unwrap();
-        assert_eq!(shelf.read().unwrap().unwrap().peers.len(), 1);
+        assert_eq!(saved_file.read().unwrap().unwrap().peers.len(), 1);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing half-made stays behind");
         assert!(!saver.failing.load(Ordering::Relaxed));
     }
@@ -377,13 +379,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let shelf = Shelf::new(Some(&file), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
-        let (mut saver, now) = (Saver::new(Some(shelf.clone())), Instant::now());
+        let saved_file = SavedFile::new(Some(&file), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         saver.changed();
         saved(&mut saver, now, &peers(1)).await;
         assert!(saver.failing.load(Ordering::Relaxed));
-        assert!(Shelf::new(None, Path::new("x"), Some("etcd x".into())).is_none());
-        assert!(Shelf::new(Some(&file), Path::new("x"), None).is_none(), "a store that needs none");
+        assert!(SavedFile::new(None, Path::new("x"), Some("etcd x".into())).is_none());
+        assert!(SavedFile::new(Some(&file), Path::new("x"), None).is_none(), "a store that needs none");
         let mut off = Saver::new(None);
         off.changed();
         assert_eq!(off.next(now), None);

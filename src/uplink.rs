@@ -3,7 +3,7 @@
 //! order (docs/flannel-formats.md, "Interface and public address"). After that the interface and its addresses stay while they are
 //! there, also over a restart of the agent: docs/adr/004-which-lease-is-ours.md, "Which address is published".
 
-mod ground;
+mod candidates;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,8 +14,8 @@ use weft_subnet::cidr::Family;
 use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
 
-pub use ground::{Before, Ground, Used};
-use ground::{global, of, word};
+pub use candidates::{Before, Ground, Used};
+use candidates::{global, of, word};
 
 /// The interface, and what is published about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -291,5 +291,4 @@ fn default_link<'a>(ground: &Ground<'a>, family: Family) -> Option<&'a LinkInfo>
 }
 
 #[cfg(test)]
-#[path = "uplink/tests.rs"]
 mod tests;

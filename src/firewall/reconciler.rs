@@ -12,7 +12,7 @@ use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
 use super::carrier::{Carrier, EnsureError, Ensured};
-use crate::say::Patience;
+use crate::log::lines::Reminder;
 
 /// When other programs change our rules more often than this in a minute, the rules are restored by the resync and no longer at once.
 const RESTORED_A_MINUTE: usize = 20;
@@ -140,7 +140,7 @@ struct History {
     /// Since when the rules could not be read.
     unread: Option<Instant>,
     /// Limits how often the same warning is logged.
-    logged: Patience,
+    logged: Reminder,
 }
 
 impl History {

@@ -100,7 +100,7 @@ pub fn link(payload: &[u8]) -> Option<LinkFacts> {
         carrier: flag(libc::IFF_LOWER_UP),
         loopback: flag(libc::IFF_LOOPBACK),
         // Whether it is this agent is known to whoever knows its alias.
-        maker: if super::observe::is_wefts(&alias) { Maker::AnotherAgent } else { Maker::Unknown },
+        maker: if super::dump::is_wefts(&alias) { Maker::AnotherAgent } else { Maker::Unknown },
     };
     Some(LinkFacts { info, told, veth, alias })
 }

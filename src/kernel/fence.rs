@@ -420,5 +420,4 @@ fn put_route(w: &mut Writer, route: &Route, protocol: Option<u8>) {
 }
 
 #[cfg(test)]
-#[path = "fence/tests.rs"]
 mod tests;

@@ -11,10 +11,10 @@ use weft_backends::link::{Difference, Link, LinkKind};
 use weft_backends::state::{Key, Name, Value};
 
 use super::decode::{self, LinkFacts};
+use super::dump::is_wefts;
 use super::encode;
 use super::kinds::{self, Parents};
 use super::linux::LinuxKernel;
-use super::observe::is_wefts;
 use super::rt::{PLAIN, ifinfomsg};
 use super::wire::{Writer, messages};
 use super::{Outcome, errno, sysctl};

@@ -18,11 +18,11 @@ use weft_backends::state::{Key, Seen, Value};
 use ipnet::IpNet;
 
 use super::decode::{self, LinkFacts, Links};
+use super::dump;
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
 use super::fence::Numbers;
 use super::guard::GuardMonitor;
 use super::nexthop::Shared;
-use super::observe;
 use super::socket::{Netlink, force_buffer};
 use super::wire::{Message, messages};
 use super::{Monitor, Notice};
@@ -129,10 +129,10 @@ impl LinuxMonitor {
     }
 
     fn take_down(&mut self) -> io::Result<()> {
-        self.links = observe::links(&mut self.dumps)?;
+        self.links = dump::links(&mut self.dumps)?;
         self.links.values_mut().for_each(forget_mac);
         self.addrs =
-            observe::addresses(&mut self.dumps)?.into_iter().map(|a| ((a.index, a.net), (a.scope, a.flags))).collect();
+            dump::addresses(&mut self.dumps)?.into_iter().map(|a| ((a.index, a.net), (a.scope, a.flags))).collect();
         Ok(())
     }
 

@@ -9,10 +9,11 @@ use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::{Kernel, Machine};
-use crate::say::chain;
+use crate::lease::acquire;
+use crate::log::lines::chain;
+use crate::sysctls;
 use crate::sysctls::loosened::Wanted;
 use crate::uplink::{self, Next, Picked};
-use crate::{start, sysctls};
 
 /// So long an uplink that is gone is waited for before the node moves to another one: a daemon that is restarted, or a DHCP client
 /// that renews, gives the address back within seconds, and a move costs every peer an update.
@@ -31,7 +32,7 @@ impl<K: Kernel> Node<K> {
             self.restart_wanted = None;
             return false;
         }
-        let (network, backend) = match start::parse(text) {
+        let (network, backend) = match acquire::parse(text) {
             Ok(parsed) => parsed,
             Err(reason) => {
                 tracing::error!("the new {reason}; the old one stays in force");
@@ -95,7 +96,7 @@ impl<K: Kernel> Node<K> {
         let machine = match self.passer.kernel().machine() {
             Ok(machine) => machine,
             Err(error) => {
-                tracing::error!("{}", start::unreadable(&error));
+                tracing::error!("{}", acquire::unreadable(&error));
                 return false;
             }
         };
@@ -111,7 +112,7 @@ impl<K: Kernel> Node<K> {
         };
         self.host_problem = None;
         let now = self.plan.host();
-        let host = start::host(&picked, &machine, self.plan.network(), (now.vtep_mac_v4, now.vtep_mac_v6));
+        let host = acquire::host(&picked, &machine, self.plan.network(), (now.vtep_mac_v4, now.vtep_mac_v6));
         let host = self.plan.seen(host);
         if host == *now {
             return false;
@@ -125,7 +126,7 @@ impl<K: Kernel> Node<K> {
             self.unsaved();
         }
         let own = self.plan.own().clone();
-        if let Ok((network, backend)) = start::parse(&self.config) {
+        if let Ok((network, backend)) = acquire::parse(&self.config) {
             self.plan.rebase(network, backend, host, own);
         }
         self.republish();
@@ -134,7 +135,7 @@ impl<K: Kernel> Node<K> {
 
     /// The uplink as it is now. One that is gone is waited for: other choices count only when it stays away.
     fn follow_uplink(&mut self, machine: &Machine) -> Result<Picked, String> {
-        let ground = start::ground(machine, self.plan.network(), self.plan.own().subnets);
+        let ground = acquire::ground(machine, self.plan.network(), self.plan.own().subnets);
         let next = uplink::next(&self.world.options.uplink, &ground, &self.plan.host().uplink);
         if let Ok(Next::Stay(picked)) = next {
             (self.uplink_gone, self.uplink_due) = (None, None);

@@ -13,8 +13,8 @@ use super::Node;
 use crate::firewall::guard;
 use crate::firewall::reconciler::Handle;
 use crate::kernel::Kernel;
+use crate::observe::status::RuleStatus;
 use crate::plan::fence;
-use crate::status::RuleStatus;
 
 /// Where nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one node costs a
 /// comparison of all of them, and runs a program where iptables carries the rules. The first change after a pause is passed on at once.
@@ -58,7 +58,7 @@ impl<K: Kernel> Node<K> {
             return;
         }
         let (own, now) = (self.plan.own().subnets, Instant::now());
-        let (masquerade, nodes) = (network.masquerade.clone(), self.plan.nodes().version());
+        let (masquerade, nodes) = (network.masquerade.clone(), self.plan.node_addresses().version());
         let basis = Basis { networks: network.networks, own, masquerade, nodes };
         self.made.due = None;
         if let Some((from, at)) = &self.made.from {
@@ -88,7 +88,7 @@ impl<K: Kernel> Node<K> {
         let masquerade = options.masquerade.as_ref().map(|how| Masquerade {
             fully_random: how.fully_random,
             except: conf.except.clone(),
-            nodes: self.plan.nodes().addresses().collect(),
+            nodes: self.plan.node_addresses().addresses().collect(),
         });
         let policy = Policy { masquerade, forward: options.forward };
         masq::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)

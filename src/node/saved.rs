@@ -10,8 +10,8 @@ use weft_subnet::source::Claim;
 
 use super::Node;
 use crate::kernel::Kernel;
-use crate::saved::Shelf;
-use crate::say::date;
+use crate::log::lines::date;
+use crate::saved::SavedFile;
 use crate::uplink;
 
 impl<K: Kernel> Node<K> {
@@ -103,8 +103,8 @@ impl<K: Kernel> Node<K> {
         };
         let (now_used, flags) = (&plan.host().uplink, uplink::flags(&self.world.options.uplink));
         let used = Uplink { name: now_used.name.text().into(), v4: now_used.v4, v6: now_used.v6, flags };
-        let head = |shelf: &Shelf| Head {
-            store: shelf.store().to_owned(),
+        let head = |saved_file: &SavedFile| Head {
+            store: saved_file.store().to_owned(),
             saved: heard,
             expires,
             config: config.clone(),

@@ -19,29 +19,29 @@ use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
 
 use super::{Node, Verdict, World};
 use crate::conflist::Conflist;
-use crate::health::Readiness;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, Notice, RouteInfo};
-use crate::metrics::Metrics;
-use crate::notify::Notify;
+use crate::lease::acquire::{self, Started};
+use crate::lease::keep::{Answer, Keeper};
+use crate::observe::health::Readiness;
+use crate::observe::metrics::Metrics;
+use crate::observe::node_condition::ConditionReporter;
+use crate::observe::systemd::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
-use crate::own::{Answer, Keeper};
 use crate::pass::{Cause, Passer};
 use crate::saved::Saver;
-use crate::start::{self, Started};
 use crate::takeover::Author;
-use crate::tell::Teller;
 
 mod begin;
 mod churn;
 mod claims;
 mod config;
 mod conflist;
-mod env;
 mod lease;
 mod looks;
 mod peers;
 mod rules;
+mod subnet_file;
 mod uplink;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
@@ -203,12 +203,12 @@ impl Bench {
             taken: RefCell::default(),
         });
         let kernel = FakeKernel::new(machine("192.168.0.1"), PROTOCOL);
-        let (network, backend) = start::parse(config).unwrap();
+        let (network, backend) = acquire::parse(config).unwrap();
         let there = machine("192.168.0.1");
-        let ground = start::ground(&there, &network, Subnets::default());
-        let picked = start::pick(&options.uplink, &ground).unwrap();
+        let ground = acquire::ground(&there, &network, Subnets::default());
+        let picked = acquire::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
-        let host = start::host(&picked, &there, &network, (mac, mac));
+        let host = acquire::host(&picked, &there, &network, (mac, mac));
         let started = Started {
             network,
             config: config.into(),
@@ -224,8 +224,8 @@ impl Bench {
         let (keeper, answers) = Keeper::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
         let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
-        let teller = Teller::new(store.clone(), options.unwell_after);
-        let world = World { options, store: store.clone(), readiness, metrics, notify, teller, saver, conflist };
+        let condition = ConditionReporter::new(store.clone(), options.unwell_after);
+        let world = World { options, store: store.clone(), readiness, metrics, notify, condition, saver, conflist };
         let node = Node::new(world, Passer::new(kernel.clone()), keeper, started);
         Bench { node, kernel, store, answers, file, _dir: dir, _events: received }
     }

@@ -160,7 +160,7 @@ fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_
                 "{all:#?}"
             );
             assert!(!all.iter().any(|op| op.contains(&format!("10.5.{loser}.0"))), "{all:#?}");
-            let problems = crate::claims::problems(&plan);
+            let problems = crate::observe::claims::problems(&plan);
             assert_eq!(problems.len(), 1, "{problems:#?}");
             assert!(problems[0].contains(&format!("10.5.{loser}.0-24 (subnet 10.5.{loser}.0/24, 192.168.0.{loser})")));
             ends.push(all);
@@ -168,7 +168,7 @@ fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_
             plan.remove(&id(winner));
             assert_eq!(plan.skipped(&id(loser)), None);
             assert!(entries(&plan).iter().any(|op| op.contains(&format!("route 10.5.{loser}.0/24"))));
-            assert_eq!(crate::claims::problems(&plan), [""; 0]);
+            assert_eq!(crate::observe::claims::problems(&plan), [""; 0]);
         }
         assert!(ends.iter().all(|end| *end == ends[0]), "{ends:#?}");
     }
@@ -236,9 +236,9 @@ fn one_node_with_two_leases_keeps_both() {
         (0, 5),
         "one forwarding entry, two neighbours, two routes"
     );
-    let problems = crate::claims::problems(&plan);
+    let problems = crate::observe::claims::problems(&plan);
     assert!(problems[0].starts_with("2 leases publish 192.168.0.9: lease 10.5.2.0-24"), "{problems:#?}");
-    let remark = crate::claims::remark(&plan, plan.peers().get(&"10.5.2.0-24".into()).unwrap()).unwrap();
+    let remark = crate::observe::claims::remark(&plan, plan.peers().get(&"10.5.2.0-24".into()).unwrap()).unwrap();
     assert!(remark.contains("that of lease 10.5.3.0-24"), "{remark}");
 }
 
@@ -249,7 +249,7 @@ fn our_address_and_our_mac_in_other_leases_are_said() {
     let mut record = with_mac(3, 3, 3);
     record.lease.as_mut().unwrap().attrs.public_ip = Some([192, 168, 0, 1].into());
     plan.put(record);
-    let problems = crate::claims::problems(&plan);
+    let problems = crate::observe::claims::problems(&plan);
     let [address, mac] = &problems[..] else { panic!("{problems:#?}") };
     assert!(
         address.starts_with("two nodes publish 192.168.0.1: this node, with lease 10.5.1.0-24 (subnet 10.5.1.0/24)")
@@ -302,7 +302,7 @@ fn an_uplinks_address_behind_another_public_one_is_not_said_to_be_published() {
     put(3, [203, 0, 113, 1]);
     let reason = plan.peers().reason(&"10.5.2.0-24".into()).unwrap();
     assert_eq!(reason, "PublicIP 192.168.0.1 is the address of this node's uplink, which this node does not publish");
-    let problems = crate::claims::problems(&plan);
+    let problems = crate::observe::claims::problems(&plan);
     assert!(
         problems.len() == 1 && problems[0].starts_with("two nodes publish 203.0.113.1: this node"),
         "{problems:#?}"

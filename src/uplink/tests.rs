@@ -3,7 +3,7 @@ use weft_backends::host::Reach;
 use weft_backends::state::Name;
 use weft_subnet::cidr::Subnets;
 
-use super::ground::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
+use super::candidates::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
 use super::*;
 use crate::kernel::{AddrInfo, Machine, Maker, RouteInfo};
 

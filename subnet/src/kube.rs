@@ -30,7 +30,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
 use crate::network::Network;
-use crate::retry::Patience;
+use crate::retry::Reminder;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source, random};
 
 use annotations::Prefix;
@@ -100,7 +100,7 @@ pub struct KubeStore {
     uid: RefCell<String>,
     writes: RefCell<Vec<Instant>>,
     /// What was said of our Node's annotations.
-    said: RefCell<Patience>,
+    said: RefCell<Reminder>,
 }
 
 impl KubeStore {

@@ -77,11 +77,11 @@ impl Trouble {
 
 /// Limits how often a lasting condition is reported, e.g. "config is missing".
 #[derive(Debug, Default)]
-pub struct Patience {
+pub struct Reminder {
     last: Option<(String, time::Instant)>,
 }
 
-impl Patience {
+impl Reminder {
     /// Returns true if the text should be reported now: it is new, or was last reported a minute ago.
     pub fn due(&mut self, text: &str, now: time::Instant) -> bool {
         let due = self.last.as_ref().is_none_or(|(last, at)| last != text || now - *at >= REPORT_INTERVAL);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_lasting_condition_is_reported_once_a_minute() {
-        let (mut patience, start) = (Patience::default(), time::Instant::now());
+        let (mut patience, start) = (Reminder::default(), time::Instant::now());
         assert!(patience.due("config is missing", start));
         assert!(!patience.due("config is missing", start + Duration::from_secs(59)));
         assert!(patience.due("config is missing", start + Duration::from_secs(60)));

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::LocalSet;
-use weft::admin;
 use weft::kernel::{Monitor, Notice};
+use weft::observe::socket;
+use weft::observe::status::Status;
 use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
-use weft::status::Status;
 use weft_subnet::dir::DirStore;
 
 use super::adapter_net::{alone, ip, kernel};
@@ -43,7 +43,7 @@ impl Agent {
     /// The last answer to `weft status`; `None` while the agent does not answer.
     fn status(&self) -> Option<Status> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(admin::ask_status(&self.socket)).ok()
+        runtime.block_on(socket::ask_status(&self.socket)).ok()
     }
 
     fn until(&self, what: &str, reached: impl Fn(&Agent) -> bool) {

@@ -23,7 +23,7 @@ fn what_changed_meanwhile_is_applied() {
         site.relay.close();
         for node in 1..=3 {
             let silent = async || {
-                let status = site.lab.nodes[node - 1].status_as::<weft::status::Status>().await;
+                let status = site.lab.nodes[node - 1].status_as::<weft::observe::status::Status>().await;
                 status.is_ok_and(|status| status.ready && status.store_trouble.is_some())
             };
             site.until("the agent to say that the API is away", silent).await?;
@@ -57,14 +57,14 @@ fn minutes_without_the_api() {
         let began = Instant::now();
         let silent = async || {
             site.lab.nodes[0]
-                .status_as::<weft::status::Status>()
+                .status_as::<weft::observe::status::Status>()
                 .await
                 .is_ok_and(|status| status.store_trouble.is_some())
         };
         site.until("the agent to say that the API is away", silent).await?;
         while began.elapsed() < AWAY {
             for node in &site.lab.nodes {
-                let status = node.status_as::<weft::status::Status>().await?;
+                let status = node.status_as::<weft::observe::status::Status>().await?;
                 ensure!(status.ready && status.store_trouble.is_some(), "{}: {status:?}", node.name());
             }
             // The kernel is still looked after.
@@ -86,7 +86,9 @@ fn minutes_without_the_api() {
         site.routed(1, 100, "", false).await?;
         for node in &site.lab.nodes {
             let answers = async || {
-                node.status_as::<weft::status::Status>().await.is_ok_and(|status| status.store_trouble.is_none())
+                node.status_as::<weft::observe::status::Status>()
+                    .await
+                    .is_ok_and(|status| status.store_trouble.is_none())
             };
             site.until("the agent to say that the API answers", answers).await?;
         }

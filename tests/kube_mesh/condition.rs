@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use weft::status::{Peer, PeerState};
+use weft::observe::status::{Peer, PeerState};
 use weft_lab::BackendKind;
 
 use crate::site::{Site, on_this_thread};
@@ -69,7 +69,7 @@ fn a_peers_fault_is_not_told() {
         site.cluster.annotate(100, "backend-data", &data).await;
         site.cluster.annotate(101, "backend-data", &json!("no JSON")).await;
         let failing = async |site: &Site| {
-            let status = site.lab.nodes[0].status_as::<weft::status::Status>().await;
+            let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await;
             let of =
                 |peers: &[Peer], subnet: &str, state| peers.iter().any(|it| it.subnet == subnet && it.state == state);
             status.is_ok_and(|status| {
@@ -81,7 +81,7 @@ fn a_peers_fault_is_not_told() {
         // The control: a fault of node 2 that began later is told.
         lost_uplink(&mut site).await?;
         let node = &site.lab.nodes[0];
-        ensure!(node.status_as::<weft::status::Status>().await?.ready, "a peer's fault makes no node unready");
+        ensure!(node.status_as::<weft::observe::status::Status>().await?.ready, "a peer's fault makes no node unready");
         ensure!(failing(&site).await, "the peers work");
         let after = site.versions().await;
         ensure!(

@@ -218,7 +218,7 @@ impl Site {
     pub async fn problem(&self, node: u8, words: &str, there: bool) -> Result<()> {
         let node = &self.lab.nodes[usize::from(node) - 1];
         let said = async || {
-            node.status_as::<weft::status::Status>()
+            node.status_as::<weft::observe::status::Status>()
                 .await
                 .is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
         };

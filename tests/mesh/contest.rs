@@ -47,7 +47,7 @@ async fn clone(lab: &Lab) -> Result<String> {
 /// The node is not ready and names the other one's address, or neither.
 async fn contested(node: &Node, other: &str, wanted: bool, limit: Duration) -> Result<()> {
     let said = async || {
-        node.status_as::<weft::status::Status>().await.is_ok_and(|status| {
+        node.status_as::<weft::observe::status::Status>().await.is_ok_and(|status| {
             let names = |text: &String| text.contains("our lease of ") && text.contains(other);
             status.ready != wanted && status.problems.iter().any(names) == wanted
         })

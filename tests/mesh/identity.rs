@@ -37,7 +37,9 @@ async fn leases(lab: &mut Lab) -> Result<BTreeMap<String, String>> {
 async fn looked_at(node: &Node, mtu: u32) -> Result<()> {
     node.ns.ip(&format!("link set eth0 mtu {mtu}")).await?;
     let seen = async || {
-        node.status_as::<weft::status::Status>().await.is_ok_and(|status| status.ready && status.mtu == mtu - 50)
+        node.status_as::<weft::observe::status::Status>()
+            .await
+            .is_ok_and(|status| status.ready && status.mtu == mtu - 50)
     };
     wait_for("the agent to look at its uplink", Duration::from_secs(15), seen).await.with_context(|| node.log_tail(20))
 }

@@ -83,7 +83,7 @@ async fn route(node: &Node, subnet: &str, there: bool) -> Result<()> {
 
 async fn problem(node: &Node, words: &str, there: bool) -> Result<()> {
     let said = async || {
-        node.status_as::<weft::status::Status>()
+        node.status_as::<weft::observe::status::Status>()
             .await
             .is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
     };
@@ -322,7 +322,7 @@ fn a_first_start_without_etcd_waits_and_writes_nothing() {
                     .is_ok_and(|log| log.contains("waiting: net-conf: read /coreos.com/network/config from http://"))
             };
             wait_for("the log to say so", LIMIT, said).await?;
-            let status = node.status_as::<weft::status::Status>().await?;
+            let status = node.status_as::<weft::observe::status::Status>().await?;
             ensure!(!status.ready && status.subnet.is_empty(), "{status:?}");
             ensure!(!node.subnet_file().exists() && file(node).is_none(), "no file is written");
         }

@@ -63,8 +63,9 @@ async fn routes(lab: &Lab, there: bool) -> Result<()> {
 
 async fn trouble(lab: &Lab) -> Result<()> {
     let node = &lab.nodes[0];
-    let said =
-        async || node.status_as::<weft::status::Status>().await.is_ok_and(|status| status.store_trouble.is_some());
+    let said = async || {
+        node.status_as::<weft::observe::status::Status>().await.is_ok_and(|status| status.store_trouble.is_some())
+    };
     wait_for("the agent to say that etcd is silent", LIMIT, said).await
 }
 

@@ -78,7 +78,13 @@ fn pods_get_through(set: &'static str, reset: &'static str) {
         site.on_nodes(&both(set)).await;
         site.start().await;
         assert!(
-            site.lab.nodes[0].status_as::<weft::status::Status>().await.unwrap().rules.carrier.starts_with("nftables")
+            site.lab.nodes[0]
+                .status_as::<weft::observe::status::Status>()
+                .await
+                .unwrap()
+                .rules
+                .carrier
+                .starts_with("nftables")
         );
         masqueraded(&site);
         for six in ["", "6"] {
@@ -116,7 +122,7 @@ fn pods_get_through_a_last_reject_of_iptables_nft() {
 fn iptables_that_is_missing_is_named() {
     alone(&["--ip-masq", "--firewall=iptables"], async |mut site| {
         site.lab.nodes[0].start().unwrap();
-        let said = async || match site.lab.nodes[0].status_as::<weft::status::Status>().await {
+        let said = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
             Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.contains(REMEDY)),
             Err(_) => false,
         };

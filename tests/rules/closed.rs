@@ -159,7 +159,7 @@ fn a_node_inside_network_is_reached_and_disarms_nothing() {
         std::fs::rename(aside, &lease).unwrap();
         until("the exception", || from("n1-p1", addrs[0]) != Seen::Lost, &site);
         assert_eq!(from("n1-p1", addrs[1]), Seen::Lost);
-        let status = site.lab.nodes[0].status_as::<weft::status::Status>().await.unwrap();
+        let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.unwrap();
         assert_eq!(status.problems, [""; 0]);
         assert!(status.rules.fence.unwrap().ends_with("; 1 nodes inside Network are exceptions"));
         std::fs::remove_file(&lease).unwrap();

@@ -120,7 +120,7 @@ fn a_node_cut_off_stays_so(firewall: &'static str) {
 }
 
 async fn says(site: &Site, words: &str) {
-    let said = async || match site.lab.nodes[0].status_as::<weft::status::Status>().await {
+    let said = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
         Ok(status) => status.problems.iter().any(|problem| problem.contains(words)),
         Err(_) => false,
     };

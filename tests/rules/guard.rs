@@ -74,7 +74,7 @@ fn flags(site: &mut Site, node: usize, flags: &[&str]) {
 
 /// What the node says of its guard.
 async fn said(site: &Site, node: usize) -> String {
-    site.lab.nodes[node].status_as::<weft::status::Status>().await.unwrap().rules.guard.unwrap_or_default()
+    site.lab.nodes[node].status_as::<weft::observe::status::Status>().await.unwrap().rules.guard.unwrap_or_default()
 }
 
 async fn mac(site: &Site, family: Family) -> [u8; 6] {

@@ -114,7 +114,7 @@ fn a_flow_survives(flags: &'static [&'static str], flavour: Option<&'static str>
             masqueraded_at_once(&site);
             site.lab.nodes[0].start().unwrap();
             until(&site, async |site| {
-                site.lab.nodes[0].status_as::<weft::status::Status>().await.is_ok_and(|status| status.ready)
+                site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.is_ok_and(|status| status.ready)
             })
             .await;
             flows.iter_mut().for_each(Flow::goes_on);
@@ -199,7 +199,7 @@ async fn takes_over(flanneld: &Path, flags: &[&str]) {
     node.stop(Signal::SIGTERM).await.unwrap();
     node.start().unwrap();
     until(&site, async |site| {
-        site.lab.nodes[0].status_as::<weft::status::Status>().await.is_ok_and(|status| status.ready)
+        site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.is_ok_and(|status| status.ready)
             && !flannels(site).await
     })
     .await;
@@ -243,7 +243,7 @@ fn rules_of_flannel_stay_while_it_runs() {
         site.nft("n1", "add table ip flannel-ipv4").await;
         site.start().await;
         let told = async |site: &Site| {
-            let status = site.lab.nodes[0].status_as::<weft::status::Status>().await;
+            let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await;
             status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("runs beside weft")))
         };
         until(&site, told).await;

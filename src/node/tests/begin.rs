@@ -8,8 +8,8 @@ use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
 
 use super::{Bench, CONFIG, local, put};
+use crate::lease::keep::Answer;
 use crate::options::OnLostLease;
-use crate::own::Answer;
 
 fn list(peers: &[(&str, &str)]) -> Vec<Event> {
     let own: Result<Record, _> = put("10.5.1.0-24", "192.168.0.1");

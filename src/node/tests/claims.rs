@@ -7,10 +7,10 @@ use weft_subnet::source::Event;
 
 use super::{Bench, local, machine, put};
 use crate::kernel::{AddrInfo, Notice, Outcome};
+use crate::observe::report;
+use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
-use crate::report;
-use crate::status::PeerState;
 use crate::takeover::{Author, Takeover};
 
 fn route(net: &str, route: Route, protocol: u8) -> (Key, Seen) {

@@ -82,7 +82,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_ever_more_rarely() {
         // Half of the first pause is 2.5 s.
         let (writes, pauses) = (bench.store.retakes.borrow().len(), begun.elapsed().as_millis() / 2500);
         assert!((3..=3 + pauses).contains(&(writes as u128)), "{writes} writes");
-        let status = crate::report::status(&bench.node);
+        let status = crate::observe::report::status(&bench.node);
         let names = |text: &&String| text.starts_with("192.168.0.9 writes our lease of 10.5.1.0/24 again and again");
         assert!(!status.ready && status.problems.iter().any(|text| names(&text)), "{:?}", status.problems);
         assert!(bench.node.lost.is_none());
@@ -98,7 +98,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_ever_more_rarely() {
         bench.answer().await;
         bench.node.contend(Instant::now() + Duration::from_secs(600));
         assert!(
-            !crate::report::status(&bench.node).problems.iter().any(|text| names(&text)),
+            !crate::observe::report::status(&bench.node).problems.iter().any(|text| names(&text)),
             "the other one is silent"
         );
         // Once our record is gone, nobody else holds it.

@@ -13,10 +13,10 @@ use super::{Bench, CONFIG, VXLAN, local, machine, put};
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Notice};
 use crate::node::{LOOKS, MANY};
+use crate::observe::report;
+use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
-use crate::report;
-use crate::status::PeerState;
 
 const PEER: &str = "10.5.2.0/24";
 

@@ -13,7 +13,7 @@ use crate::kernel::{AddrInfo, Machine};
 use crate::node::host::UPLINK_AWAY;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
-use crate::saved::{Saver, Shelf};
+use crate::saved::{SavedFile, Saver};
 
 /// eth0 has these addresses; eth1 has 192.168.9.1 and a default route of a higher metric.
 fn two_uplinks(addrs: &[&str]) -> Machine {
@@ -107,21 +107,22 @@ async fn without_another_choice_a_node_waits() {
 async fn the_uplink_is_saved_with_the_flags_that_chose_it() {
     local(async {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("script".into())).unwrap();
+        let saved_file =
+            SavedFile::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("script".into())).unwrap();
         let mut bench = Bench::new(OnLostLease::Hold);
-        bench.node.world.saver = Saver::new(Some(shelf.clone()));
+        bench.node.world.saver = Saver::new(Some(saved_file.clone()));
         bench.node.world.options.uplink.can_reach = "192.0.2.9".parse().ok();
         bench.node.kept(None);
         bench.node.full(Cause::Start).await;
         let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
         bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-        while shelf.read_head().is_none() {
+        while saved_file.read_head().is_none() {
             bench.node.save(Instant::now());
             tokio::task::yield_now().await;
         }
         let flags = "--iface-can-reach 192.0.2.9".into();
         let wanted = Uplink { name: "eth0".into(), v4: Some([192, 168, 0, 1].into()), v6: None, flags };
-        assert_eq!(shelf.read_head().unwrap().uplink, Some(wanted));
+        assert_eq!(saved_file.read_head().unwrap().uplink, Some(wanted));
     })
     .await;
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::{Access, KubeOptions, KubeStore, Who};
 
-/// Patience of a test.
+/// Reminder of a test.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) const PREFIX: &str = "a.test/";

@@ -17,7 +17,7 @@ use weft_subnet::source::{Claim, Error, Event, Source};
 use super::contract::{attrs, booted, claim, network, next, subnet};
 use super::server::{PREFIX, Server, free_port, options};
 
-/// Patience of a busy machine; nothing but the awaited answer ends the wait.
+/// Reminder of a busy machine; nothing but the awaited answer ends the wait.
 const LIMIT: Duration = Duration::from_secs(60);
 const CALLS: [&str; 9] = ["config", "own", "acquire", "retake", "release", "list", "remove", "keep", "watch"];
 

@@ -14,8 +14,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::health::Readiness;
-use crate::status::Status;
+use crate::observe::health::Readiness;
+use crate::observe::status::Status;
 
 /// One question and its answer may take so long.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -8,13 +8,13 @@ use weft_backends::state::Key;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 
-use crate::claims;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
 use crate::node::Node;
+use crate::observe::claims;
+use crate::observe::node_condition::Health;
+use crate::observe::status::{Failure, Pass, Peer, PeerState, Status};
 use crate::pass::{self, Pending};
-use crate::status::{Failure, Pass, Peer, PeerState, Status};
-use crate::tell::Health;
 
 /// The host's name, for people.
 pub fn node_name() -> String {
@@ -96,7 +96,7 @@ pub fn publish<K: Kernel>(node: &mut Node<K>) {
     if ready {
         node.world.notify.ready();
     }
-    node.world.teller.set(health(node, ready));
+    node.world.condition.set(health(node, ready));
     if ready || only_the_store_is_away {
         node.world.conflist.keep(Instant::now());
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use weft_subnet::lease::Id;
 
-pub use weft_subnet::retry::{Patience, chain};
+pub use weft_subnet::retry::{Reminder, chain};
 
 /// Text that may come from a peer, the store or a file, for a terminal: whatever would not be printed as itself (escape sequences,
 /// marks that change the direction of writing) is shown as `\u{1b}`. Line breaks stay, and nothing is cut.

@@ -13,8 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The reports that the store received, with the second in which each one came.
 type Received = Rc<RefCell<Vec<(u64, Option<String>)>>>;
 
-/// Creates a `Teller` whose store refuses the first `refusals` reports.
-fn teller(refusals: usize) -> (Teller, Received) {
+/// Creates a `ConditionReporter` whose store refuses the first `refusals` reports.
+fn condition(refusals: usize) -> (ConditionReporter, Received) {
     let (received, left, began) = (Received::default(), RefCell::new(refusals), Instant::now());
     let log = received.clone();
     let send = async move |fault: Option<String>| {
@@ -25,7 +25,7 @@ fn teller(refusals: usize) -> (Teller, Received) {
         log.borrow_mut().push((began.elapsed().as_secs(), fault));
         Ok(())
     };
-    (Teller::with(send, PATIENCE), received)
+    (ConditionReporter::with(send, PATIENCE), received)
 }
 
 fn unwell(text: &str) -> Health {
@@ -47,15 +47,15 @@ fn down(at: u64, text: &str) -> (u64, Option<String>) {
 #[tokio::test(start_paused = true)]
 async fn a_fault_is_reported_after_30_seconds_and_recovery_at_once() {
     local(async {
-        let (teller, received) = teller(0);
-        teller.set(Health::Well);
+        let (condition, received) = condition(0);
+        condition.set(Health::Well);
         seconds(10).await;
-        teller.set(unwell("device"));
+        condition.set(unwell("device"));
         seconds(29).await;
         assert_eq!(*received.borrow(), [(0, None)], "a fault of 29 s must not be reported");
         seconds(31).await;
         assert_eq!(*received.borrow(), [(0, None), down(40, "device")], "a fault must be reported once, after 30 s");
-        teller.set(Health::Well);
+        condition.set(Health::Well);
         seconds(200).await;
         assert_eq!(*received.borrow(), [(0, None), down(40, "device"), (70, None)]);
     })
@@ -65,8 +65,8 @@ async fn a_fault_is_reported_after_30_seconds_and_recovery_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_state_is_reported_again_within_ten_minutes() {
     local(async {
-        let (teller, received) = teller(0);
-        teller.set(Health::Well);
+        let (condition, received) = condition(0);
+        condition.set(Health::Well);
         seconds(3600).await;
         let reports = received.borrow().clone();
         assert!((7..=13).contains(&reports.len()) && reports.iter().all(|(_, fault)| fault.is_none()), "{reports:?}");
@@ -75,7 +75,7 @@ async fn the_state_is_reported_again_within_ten_minutes() {
             gaps.iter().all(|gap| (299..=601).contains(gap)),
             "the time between reports must vary, up to ten minutes: {gaps:?}"
         );
-        teller.set(unwell("device"));
+        condition.set(unwell("device"));
         seconds(31).await;
         received.borrow_mut().clear();
         seconds(601).await;
@@ -88,13 +88,13 @@ async fn the_state_is_reported_again_within_ten_minutes() {
 #[tokio::test(start_paused = true)]
 async fn a_fault_that_ends_within_30_seconds_is_not_reported() {
     local(async {
-        let (teller, received) = teller(0);
-        teller.set(Health::Well);
+        let (condition, received) = condition(0);
+        condition.set(Health::Well);
         seconds(1).await;
         for _ in 0..9 {
-            teller.set(unwell("device"));
+            condition.set(unwell("device"));
             seconds(29).await;
-            teller.set(Health::Well);
+            condition.set(Health::Well);
             seconds(1).await;
         }
         assert_eq!(*received.borrow(), [(0, None)]);
@@ -105,12 +105,12 @@ async fn a_fault_that_ends_within_30_seconds_is_not_reported() {
 #[tokio::test(start_paused = true)]
 async fn an_unknown_state_is_not_reported_and_restarts_the_30_seconds() {
     local(async {
-        let (teller, received) = teller(0);
-        teller.set(unwell("no uplink"));
+        let (condition, received) = condition(0);
+        condition.set(unwell("no uplink"));
         seconds(20).await;
-        teller.set(Health::Unknown);
+        condition.set(Health::Unknown);
         seconds(3600).await;
-        teller.set(unwell("no uplink"));
+        condition.set(unwell("no uplink"));
         seconds(29).await;
         assert!(received.borrow().is_empty());
         seconds(2).await;
@@ -122,9 +122,9 @@ async fn an_unknown_state_is_not_reported_and_restarts_the_30_seconds() {
 #[tokio::test(start_paused = true)]
 async fn a_changing_fault_is_reported_after_30_seconds() {
     local(async {
-        let (teller, received) = teller(0);
+        let (condition, received) = condition(0);
         for second in 0..40 {
-            teller.set(unwell(&format!("fault {second}")));
+            condition.set(unwell(&format!("fault {second}")));
             seconds(1).await;
         }
         let at: Vec<u64> = received.borrow().iter().map(|(at, _)| *at).collect();
@@ -138,8 +138,8 @@ async fn a_changing_fault_is_reported_after_30_seconds() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_report_is_repeated() {
     local(async {
-        let (teller, received) = teller(2);
-        teller.set(Health::Well);
+        let (condition, received) = condition(2);
+        condition.set(Health::Well);
         seconds(14).await;
         assert!(received.borrow().is_empty());
         seconds(2).await;
@@ -151,10 +151,10 @@ async fn a_refused_report_is_repeated() {
 #[tokio::test(start_paused = true)]
 async fn the_state_is_reported_again_after_the_lease_was_acquired_again() {
     local(async {
-        let (teller, received) = teller(0);
-        teller.set(Health::Well);
+        let (condition, received) = condition(0);
+        condition.set(Health::Well);
         seconds(5).await;
-        teller.again();
+        condition.again();
         seconds(5).await;
         assert_eq!(*received.borrow(), [(0, None), (5, None)]);
     })
@@ -164,10 +164,10 @@ async fn the_state_is_reported_again_after_the_lease_was_acquired_again() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_teller_reports_nothing() {
     local(async {
-        let (teller, received) = teller(0);
-        teller.set(unwell("device"));
+        let (condition, received) = condition(0);
+        condition.set(unwell("device"));
         seconds(29).await;
-        drop(teller);
+        drop(condition);
         seconds(100).await;
         assert!(received.borrow().is_empty());
     })

@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::metrics::Metrics;
+use crate::observe::metrics::Metrics;
 
 /// Time limit for receiving a request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ use weft_subnet::source::{Capabilities, Event, Local};
 use super::*;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, LinkInfo, RouteInfo};
-use crate::saved::Shelf;
+use crate::saved::SavedFile;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#;
 const STORE: &str = "memory";
@@ -148,7 +148,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let text = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n";
         std::fs::write(&subnet_file, text).unwrap();
     }
-    let shelf = Shelf::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
+    let saved_file = SavedFile::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
     let mine = lease(own(), case.published);
     if let Some(uplink) = case.saved {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
@@ -157,21 +157,21 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let head = Head { store, saved: now, expires: Expiry::Never, config, own, public, chosen, uplink };
         let mut writer = Writer::new(head).unwrap();
         let body = writer.take();
-        std::fs::write(shelf.file(), [writer.finish().into_bytes(), body].concat()).unwrap();
+        std::fs::write(saved_file.file(), [writer.finish().into_bytes(), body].concat()).unwrap();
     }
     let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
     let mut kernel = FakeKernel::new(machine, 90);
-    let place = Place {
+    let place = StartContext {
         store: &*store,
         kernel: &mut kernel,
         choice: &case.choice,
         subnet_file: &subnet_file,
         guard: false,
-        memory: Memory::new(Some(shelf)),
+        memory: EarlierRun::new(Some(saved_file)),
     };
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
-    let teller = Teller::new(store.clone(), Duration::from_secs(60));
-    let start = start(place, Waiting::new(&mut notify, readiness.clone(), &teller));
+    let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
+    let start = start(place, Waiting::new(&mut notify, readiness.clone(), &condition));
     // A start that waits says so before anything else.
     let waits = async {
         while !readiness.reasons().iter().any(|reason| reason.starts_with("waiting: ")) {

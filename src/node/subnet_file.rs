@@ -5,7 +5,8 @@ use weft_subnet::env::SubnetEnv;
 
 use super::Node;
 use crate::kernel::Kernel;
-use crate::{report, takeover};
+use crate::observe::report;
+use crate::takeover;
 
 impl<K: Kernel> Node<K> {
     /// Writes subnet.env when it does not say what it should: only while our device is up.

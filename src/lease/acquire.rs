@@ -25,18 +25,18 @@ use weft_subnet::source::{Claim, Error, Source, random};
 use weft_subnet::text::sentence;
 
 use crate::firewall::guard;
-use crate::health::Readiness;
 use crate::kernel::{Kernel, Machine, Maker};
-use crate::notify::Notify;
+use crate::log::lines::{Reminder, chain};
+use crate::observe::health::Readiness;
+use crate::observe::node_condition::{ConditionReporter, Health};
+use crate::observe::systemd::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::plan::foreign_places;
-use crate::say::{Patience, chain};
 use crate::takeover::{self, Author};
-use crate::tell::{Health, Teller};
 use crate::uplink::{self, Before, Ground, Picked};
 
-pub use resume::Memory;
+pub use resume::EarlierRun;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// All nodes of a site start at once after a power cut: while the store is away they ask it ever more rarely, and not together.
@@ -68,7 +68,7 @@ pub struct Started {
 }
 
 /// Where a node starts.
-pub struct Place<'a, K> {
+pub struct StartContext<'a, K> {
     /// Where leases are.
     pub store: &'a dyn Source,
     /// Links, addresses and routes.
@@ -80,7 +80,7 @@ pub struct Place<'a, K> {
     /// The lease says where our tunnel packets come from.
     pub guard: bool,
     /// What an earlier run saved.
-    pub memory: Memory,
+    pub memory: EarlierRun,
 }
 
 /// What a start lacks, in a sentence.
@@ -109,18 +109,18 @@ impl Lack {
 
 /// Says what is waited for: in the log, to systemd, in /readyz and `weft status`, and to the store when it is our own fault.
 pub struct Waiting<'a> {
-    patience: Patience,
+    patience: Reminder,
     notify: &'a mut Notify,
     readiness: Readiness,
-    teller: &'a Teller,
+    condition: &'a ConditionReporter,
     /// Until the store is asked again.
     pause: Duration,
 }
 
 impl Waiting<'_> {
     /// Nothing is waited for yet.
-    pub fn new<'a>(notify: &'a mut Notify, readiness: Readiness, teller: &'a Teller) -> Waiting<'a> {
-        Waiting { patience: Patience::default(), notify, readiness, teller, pause: LOOK_AGAIN }
+    pub fn new<'a>(notify: &'a mut Notify, readiness: Readiness, condition: &'a ConditionReporter) -> Waiting<'a> {
+        Waiting { patience: Reminder::default(), notify, readiness, condition, pause: LOOK_AGAIN }
     }
 
     async fn on(&mut self, lack: Lack) {
@@ -131,7 +131,7 @@ impl Waiting<'_> {
             Lack::Own(text) => (text.clone(), Health::Unwell(text), LOOK_AGAIN),
         };
         self.pause = (pause * 2).min(STORE_AGAIN);
-        self.teller.set(health);
+        self.condition.set(health);
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
         }
@@ -144,7 +144,7 @@ impl Waiting<'_> {
 
 /// Waits for everything that a node needs, and takes a lease, or goes on with what was saved where the store is away. Ends only when
 /// there is a lease; the caller races it with shutdown.
-pub async fn start<K: Kernel>(mut place: Place<'_, K>, mut waiting: Waiting<'_>) -> Started {
+pub async fn start<K: Kernel>(mut place: StartContext<'_, K>, mut waiting: Waiting<'_>) -> Started {
     loop {
         let lack = match attempt(&mut place).await {
             Ok(started) => return started,
@@ -159,7 +159,7 @@ pub async fn start<K: Kernel>(mut place: Place<'_, K>, mut waiting: Waiting<'_>)
     }
 }
 
-async fn attempt<K: Kernel>(place: &mut Place<'_, K>) -> Result<Started, Lack> {
+async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, Lack> {
     let config = place.store.config().await.map_err(|error| Lack::of("net-conf: ", &error, None))?;
     let (network, backend) = parse(&config).map_err(Lack::Own)?;
     let (author, previous) = found(place.subnet_file, &network);
@@ -196,7 +196,7 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
 }
 
 async fn lease<K: Kernel>(
-    place: &mut Place<'_, K>,
+    place: &mut StartContext<'_, K>,
     network: &Network,
     backend: &dyn Backend,
     (previous, config): (Option<Subnets>, &str),

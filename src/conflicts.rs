@@ -20,12 +20,12 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// The repairs of the last minute, by key. Only keys that were repaired have a record, so the memory does not grow with
 /// the number of peers.
 #[derive(Debug, Default)]
-pub struct Fights {
+pub struct Conflicts {
     repairs: HashMap<Key, VecDeque<Instant>>,
     swept: Option<Instant>,
 }
 
-impl Fights {
+impl Conflicts {
     /// Returns true if this entry may be repaired at once. `seen` is the entry that the kernel has instead of ours, or
     /// `None` if ours was deleted.
     pub fn allow(&mut self, key: Key, seen: Option<Seen>, now: Instant) -> bool {
@@ -62,15 +62,18 @@ mod tests {
     fn the_fourth_repair_within_a_minute_is_left_to_the_audit() {
         let key = Key::Link(Name::new("flannel.1").unwrap());
         let start = Instant::now();
-        let mut fights = Fights::default();
+        let mut conflicts = Conflicts::default();
         for second in 0..3 {
-            assert!(fights.allow(key, None, start + Duration::from_secs(second)), "second {second}");
+            assert!(conflicts.allow(key, None, start + Duration::from_secs(second)), "second {second}");
         }
-        assert!(!fights.allow(key, None, start + Duration::from_secs(4)));
-        assert!(!fights.allow(key, None, start + Duration::from_secs(5)));
-        assert!(fights.allow(Key::Link(Name::new("other").unwrap()), None, start), "another key must not be affected");
+        assert!(!conflicts.allow(key, None, start + Duration::from_secs(4)));
+        assert!(!conflicts.allow(key, None, start + Duration::from_secs(5)));
         assert!(
-            fights.allow(key, None, start + Duration::from_secs(65)),
+            conflicts.allow(Key::Link(Name::new("other").unwrap()), None, start),
+            "another key must not be affected"
+        );
+        assert!(
+            conflicts.allow(key, None, start + Duration::from_secs(65)),
             "the entry must be repaired again after a minute"
         );
     }
@@ -78,10 +81,10 @@ mod tests {
     fn a_program_that_flushes_all_rules_and_routes_a_few_times_is_no_fight() {
         let fence = Key::Fence(weft_subnet::cidr::Family::V4);
         let start = Instant::now();
-        let mut fights = Fights::default();
+        let mut conflicts = Conflicts::default();
         for part in 0..MAX_REPAIRS * PARTS_OF_A_FENCE {
-            assert!(fights.allow(fence, None, start), "part {part}");
+            assert!(conflicts.allow(fence, None, start), "part {part}");
         }
-        assert!(!fights.allow(fence, None, start));
+        assert!(!conflicts.allow(fence, None, start));
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use weft_subnet::retry::jitter;
 use weft_subnet::source::{Error, Source};
 
-use crate::say::{Patience, chain};
+use crate::log::lines::{Reminder, chain};
 
 /// Time after which the state is reported again, because other programs may overwrite it: a cloud's controller sets the
 /// condition of nodes whose routes it has not created. The time is reduced by up to a half at random, so that the nodes
@@ -48,21 +48,24 @@ struct State {
 
 /// Reports to the store in a task of its own. Dropping it ends the task without another report.
 #[derive(Debug)]
-pub struct Teller {
+pub struct ConditionReporter {
     state: watch::Sender<State>,
     task: JoinHandle<()>,
 }
 
-impl Teller {
+impl ConditionReporter {
     /// Starts reporting to this store. A fault is reported after it has lasted for `patience`. This must run in a
     /// `LocalSet`.
-    pub fn new(store: Rc<dyn Source>, patience: Duration) -> Teller {
-        Teller::with(async move |fault: Option<String>| store.health(fault.as_deref()).await, patience)
+    pub fn new(store: Rc<dyn Source>, patience: Duration) -> ConditionReporter {
+        ConditionReporter::with(async move |fault: Option<String>| store.health(fault.as_deref()).await, patience)
     }
 
-    fn with(send: impl AsyncFn(Option<String>) -> Result<(), Error> + 'static, patience: Duration) -> Teller {
+    fn with(
+        send: impl AsyncFn(Option<String>) -> Result<(), Error> + 'static,
+        patience: Duration,
+    ) -> ConditionReporter {
         let (state, receiver) = watch::channel(State { health: Health::Unknown, since: Instant::now(), lease: 0 });
-        Teller { state, task: tokio::task::spawn_local(run(send, receiver, patience)) }
+        ConditionReporter { state, task: tokio::task::spawn_local(run(send, receiver, patience)) }
     }
 
     /// Sets the state. Setting the same state again has no effect.
@@ -86,7 +89,7 @@ impl Teller {
     }
 }
 
-impl Drop for Teller {
+impl Drop for ConditionReporter {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -128,7 +131,7 @@ async fn run(
     mut state: watch::Receiver<State>,
     patience: Duration,
 ) {
-    let (mut last, mut log_limit) = (None, Patience::default());
+    let (mut last, mut log_limit) = (None, Reminder::default());
     let (mut wait, mut earliest) = (RETRY_DELAY, Instant::now());
     loop {
         let now = state.borrow_and_update().clone();
@@ -175,5 +178,4 @@ async fn run(
 }
 
 #[cfg(test)]
-#[path = "tell/tests.rs"]
 mod tests;

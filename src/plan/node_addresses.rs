@@ -10,13 +10,13 @@ use weft_subnet::lease::Lease;
 
 /// The public addresses of all valid leases.
 #[derive(Debug, Default)]
-pub struct Nodes {
+pub struct NodeAddresses {
     /// Number of leases that name each address.
     counts: BTreeMap<IpAddr, u32>,
     version: u64,
 }
 
-impl Nodes {
+impl NodeAddresses {
     /// Replaces a lease by its new state. `None` means that there is no valid lease before or after the change.
     pub fn follow(&mut self, before: Option<&Lease>, after: Option<&Lease>) {
         // New addresses come first, so that an address in both states is never removed in between.
@@ -37,7 +37,7 @@ impl Nodes {
 
     /// Replaces all leases.
     pub fn replace<'a>(&mut self, leases: impl Iterator<Item = &'a Lease>) {
-        let mut new = Nodes::default();
+        let mut new = NodeAddresses::default();
         leases.for_each(|lease| new.follow(None, Some(lease)));
         new.version = self.version + u64::from(!new.counts.keys().eq(self.counts.keys()));
         *self = new;
@@ -48,7 +48,7 @@ impl Nodes {
         self.counts.keys().copied()
     }
 
-    /// Returns a number that grows with every change of [`Nodes::addresses`].
+    /// Returns a number that grows with every change of [`NodeAddresses::addresses`].
     pub fn version(&self) -> u64 {
         self.version
     }
@@ -75,8 +75,8 @@ mod tests {
 
     #[test]
     fn an_address_stays_as_long_as_a_lease_names_it() {
-        let mut nodes = Nodes::default();
-        let all = |nodes: &Nodes| nodes.addresses().map(|ip| ip.to_string()).collect::<Vec<_>>();
+        let mut nodes = NodeAddresses::default();
+        let all = |nodes: &NodeAddresses| nodes.addresses().map(|ip| ip.to_string()).collect::<Vec<_>>();
         let (one, both) = (lease("10.0.0.1", None), lease("10.0.0.1", Some("fd00::1")));
         nodes.follow(None, Some(&one));
         nodes.follow(None, Some(&both));

@@ -8,11 +8,11 @@ use weft_subnet::lease::Lease;
 use weft_subnet::source::Event;
 
 use super::{Bench, CONFIG, VXLAN, lease, local, put};
-use crate::admin;
 use crate::kernel::Outcome;
+use crate::observe::socket;
+use crate::observe::status::Status;
 use crate::options::{OnLostLease, RuleOptions};
 use crate::pass::Cause;
-use crate::status::Status;
 
 /// A vxlan node whose own device is flannel.1.
 fn vxlan() -> Bench {
@@ -34,7 +34,7 @@ fn own_list() -> Vec<Event> {
 fn status(bench: &mut Bench) -> Status {
     bench.node.report();
     let (reply, mut answer) = tokio::sync::oneshot::channel();
-    bench.node.answer(admin::Request::Status(reply));
+    bench.node.answer(socket::Request::Status(reply));
     answer.try_recv().unwrap()
 }
 

@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use crate::status::PeerState;
+use crate::observe::status::PeerState;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cause {
@@ -124,14 +124,14 @@ impl Metrics {
         }
     }
 
-    /// Records a pass that has ended. `cause` is that of [`crate::status::Pass`].
+    /// Records a pass that has ended. `cause` is that of [`crate::observe::status::Pass`].
     pub fn pass(&self, cause: &'static str, took: Duration) {
         self.passes.get_or_create(&Cause { cause }).inc();
         self.durations.observe(took.as_secs_f64());
     }
 
     /// Records that the whole desired state was compared with a dump of the kernel. `cause` is that of
-    /// [`crate::status::Pass`].
+    /// [`crate::observe::status::Pass`].
     pub fn full_pass(&self, cause: &'static str) {
         self.full_passes.get_or_create(&Cause { cause }).inc();
     }
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn operations_md_documents_every_metric() {
-        let doc = include_str!("../docs/operations.md");
+        let doc = include_str!("../../docs/operations.md");
         let metrics = Metrics::new();
         // A family is rendered only if it has a member.
         metrics.pass("lease", Duration::ZERO);

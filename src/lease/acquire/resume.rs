@@ -11,11 +11,11 @@ use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::source::Capabilities;
 
-use super::{Place, Started, found, ground, host_with, parse, pick, unreadable, with_chosen};
+use super::{StartContext, Started, found, ground, host_with, parse, pick, unreadable, with_chosen};
 use crate::kernel::Kernel;
+use crate::log::lines::date;
 use crate::options::UplinkChoice;
-use crate::saved::Shelf;
-use crate::say::date;
+use crate::saved::SavedFile;
 use crate::uplink::{self, Before, Used};
 
 /// So long after the store was last heard its leases are believed, in seconds: the time that a lease in etcd lives. A peer that is
@@ -27,8 +27,8 @@ const SLACK: u64 = 60;
 
 /// What an earlier run saved: read when it is first needed.
 #[derive(Debug, Default)]
-pub struct Memory {
-    shelf: Option<Shelf>,
+pub struct EarlierRun {
+    saved_file: Option<SavedFile>,
     saved: Option<Saved>,
     /// All but the peers, once it was looked for.
     head: Option<Option<Head>>,
@@ -36,10 +36,10 @@ pub struct Memory {
     said: Option<String>,
 }
 
-impl Memory {
-    /// On this shelf.
-    pub fn new(shelf: Option<Shelf>) -> Memory {
-        Memory { shelf, ..Memory::default() }
+impl EarlierRun {
+    /// On this saved_file.
+    pub fn new(saved_file: Option<SavedFile>) -> EarlierRun {
+        EarlierRun { saved_file, ..EarlierRun::default() }
     }
 
     /// The subnet that this node had when it had these addresses in this network, for a start that finds no subnet.env: a boot
@@ -66,15 +66,15 @@ impl Memory {
 
     /// All but the peers.
     fn head(&mut self) -> Option<&Head> {
-        // A start that was tried without the store has read everything, and taken the shelf away.
-        let (shelf, saved) = (self.shelf.as_ref(), self.saved.as_ref());
-        let read = || saved.map(|saved| saved.head.clone()).or_else(|| shelf.and_then(Shelf::read_head));
+        // A start that was tried without the store has read everything, and taken the saved_file away.
+        let (saved_file, saved) = (self.saved_file.as_ref(), self.saved.as_ref());
+        let read = || saved.map(|saved| saved.head.clone()).or_else(|| saved_file.and_then(SavedFile::read_head));
         self.head.get_or_insert_with(read).as_ref()
     }
 
     fn look(&mut self) -> Option<&Saved> {
-        if let Some(shelf) = self.shelf.take() {
-            match shelf.read() {
+        if let Some(saved_file) = self.saved_file.take() {
+            match saved_file.read() {
                 Ok(saved) => self.saved = saved,
                 Err(reason) => tracing::info!("{reason}: not used"),
             }
@@ -102,7 +102,7 @@ fn before(head: &Head, choice: &UplinkChoice) -> Before {
 }
 
 /// Our lease and the peers as they were saved. `config` is net-conf where it can be read all the same.
-pub(super) fn from_saved<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>) -> Option<Started> {
+pub(super) fn from_saved<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>) -> Option<Started> {
     let head = place.memory.look()?.head.clone();
     match fit(place, config, head) {
         Ok(started) => Some(Started { saved: place.memory.saved.take(), ..started }),
@@ -136,7 +136,7 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), String> {
 }
 
 /// All but the peers, when it is about this node as it is now.
-fn fit<K: Kernel>(place: &mut Place<'_, K>, config: Option<&str>, head: Head) -> Result<Started, String> {
+fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     fresh(&head, place.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
@@ -245,10 +245,10 @@ mod tests {
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, String> {
         let dir = tempfile::tempdir().unwrap();
         let (store, mut kernel) = (DirStore::new(dir.path().into()), FakeKernel::new(machine(addrs), 90));
-        let (choice, memory) = (UplinkChoice::default(), Memory::default());
+        let (choice, memory) = (UplinkChoice::default(), EarlierRun::default());
         let subnet_file = Path::new("/nonexistent/subnet.env");
         let mut place =
-            Place { store: &store, kernel: &mut kernel, choice: &choice, subnet_file, guard: false, memory };
+            StartContext { store: &store, kernel: &mut kernel, choice: &choice, subnet_file, guard: false, memory };
         fit(&mut place, config, head)
     }
 
@@ -291,7 +291,7 @@ mod tests {
             (mine, CONFIG, true, None),
         ] {
             let saved = Some(Saved { head: just_now(), peers: Vec::new() });
-            let mut memory = Memory { saved, ..Memory::default() };
+            let mut memory = EarlierRun { saved, ..EarlierRun::default() };
             let store = Capabilities { expires: true, fenced: true, assigned };
             assert_eq!(memory.subnet(public, &network(config), store), wanted, "{public:?} {config} {assigned}");
         }

@@ -10,13 +10,13 @@ use weft_subnet::evidence::{self, Evidence};
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Claim;
 
-use super::contest::Contest;
 use super::{Node, Verdict};
 use crate::kernel::Kernel;
+use crate::lease::acquire;
+use crate::lease::contest::Contest;
+use crate::lease::keep::Answer;
 use crate::options::OnLostLease;
-use crate::own::Answer;
 use crate::pass::Cause;
-use crate::start;
 
 impl<K: Kernel> Node<K> {
     /// A call to the store for our lease was answered.
@@ -69,7 +69,7 @@ impl<K: Kernel> Node<K> {
             (self.ttl, self.saved_expiry) = (None, None);
         }
         self.keeper.keep(lease.clone());
-        self.world.teller.again();
+        self.world.condition.again();
         self.unsaved();
         if !same {
             self.rebase(lease);
@@ -167,7 +167,7 @@ impl<K: Kernel> Node<K> {
     async fn lost(&mut self, text: String) -> Verdict {
         let action = self.world.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
-        self.last_error = Some(crate::report::failure(text.clone()));
+        self.last_error = Some(crate::observe::report::failure(text.clone()));
         self.lost = Some(text);
         self.contest = Contest::default();
         self.not_ours_any_more().await;
@@ -225,7 +225,7 @@ impl<K: Kernel> Node<K> {
         host.vtep_mac_v4 = v4.map_or(host.vtep_mac_v4, Mac);
         host.vtep_mac_v6 = v6.map_or(host.vtep_mac_v6, Mac);
         // The text was parsed before: it cannot fail now.
-        if let Ok((network, backend)) = start::parse(&self.config) {
+        if let Ok((network, backend)) = acquire::parse(&self.config) {
             self.plan.rebase(network, backend, host, own);
         }
     }
