@@ -55,13 +55,14 @@ fn minutes_without_the_api() {
         let mut stream = Stream::start(pods.0, pods.1).await?;
         site.relay.close();
         let began = Instant::now();
-        let silent = async || {
-            site.lab.nodes[0]
-                .status_as::<weft::observe::status::Status>()
-                .await
-                .is_ok_and(|status| status.store_trouble.is_some())
-        };
-        site.until("the agent to say that the API is away", silent).await?;
+        for node in &site.lab.nodes {
+            let silent = async || {
+                node.status_as::<weft::observe::status::Status>()
+                    .await
+                    .is_ok_and(|status| status.store_trouble.is_some())
+            };
+            site.until("the agent to say that the API is away", silent).await?;
+        }
         while began.elapsed() < AWAY {
             for node in &site.lab.nodes {
                 let status = node.status_as::<weft::observe::status::Status>().await?;
