@@ -6,6 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::rc::Rc;
 
+use ipnet::IpNet;
 use tokio::sync::Notify;
 use weft_backends::diff::Op;
 use weft_backends::link::{Difference, Link};
@@ -22,6 +23,8 @@ struct Inside {
     ops: Vec<Op>,
     failing: HashMap<Key, Outcome>,
     broken: Option<io::ErrorKind>,
+    /// IPv4 routes have their gateway themselves, instead of a nexthop object.
+    plain_routes: bool,
     looks: usize,
     notices: VecDeque<Notice>,
 }
@@ -39,6 +42,12 @@ impl FakeKernel {
     pub fn new(machine: Machine, protocol: u8) -> FakeKernel {
         let inside = Inside { machine, ..Inside::default() };
         FakeKernel { inside: Rc::new(RefCell::new(inside)), rings: Rc::default(), protocol }
+    }
+
+    /// The kernel has no nexthop objects, so each IPv4 route has its gateway itself.
+    pub fn without_nexthop_objects(self) -> FakeKernel {
+        self.inside.borrow_mut().plain_routes = true;
+        self
     }
 
     /// What is in the kernel.
@@ -141,6 +150,24 @@ impl Inside {
     }
 }
 
+impl Inside {
+    /// When the last IPv4 address of a device goes, Linux removes the IPv4 neighbours on this device, and the IPv4 routes over it that
+    /// use no nexthop object (`fib_disable_ip` in net/ipv4/fib_frontend.c). IPv6 keeps both.
+    fn address_went(&mut self, name: Name, net: IpNet) {
+        let another = |key: &Key| matches!(key, Key::Addr(dev, IpNet::V4(_)) if *dev == name);
+        if matches!(net, IpNet::V6(_)) || self.entries.keys().any(another) {
+            return;
+        }
+        let plain_routes = self.plain_routes;
+        let goes = |key: &Key, value: &Value| match key {
+            Key::Neigh(_, ip) => ip.is_ipv4() && device(key, value) == Some(name),
+            Key::Route(IpNet::V4(_), _) => plain_routes && device(key, value) == Some(name),
+            _ => false,
+        };
+        self.entries.retain(|key, seen| !goes(key, &seen.value));
+    }
+}
+
 /// The device that an entry stands on.
 fn device(key: &Key, value: &Value) -> Option<Name> {
     use weft_backends::state::Route;
@@ -191,7 +218,10 @@ impl Kernel for FakeKernel {
             }
             let is_route = matches!(key, Key::Route(..));
             if matches!(op, Op::Remove(..)) {
-                inside.entries.remove(&key);
+                let removed = inside.entries.remove(&key);
+                if let (Some(_), Key::Addr(name, net)) = (removed, key) {
+                    inside.address_went(name, net);
+                }
             } else {
                 let is_link = matches!(key, Key::Link(_));
                 let (protocol, mark) = (if is_route || is_link { self.protocol } else { 0 }, is_link);

@@ -117,7 +117,8 @@ fn compare(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError> {
 fn compare_here(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError> {
     let devices: Vec<Name> = DEVICES.map(name).to_vec();
     let mut linux = kernel(objects);
-    let mut fake = FakeKernel::new(linux.machine().unwrap(), PROTOCOL);
+    let fake = FakeKernel::new(linux.machine().unwrap(), PROTOCOL);
+    let mut fake = if objects { fake } else { fake.without_nexthop_objects() };
     for list in lists {
         // Each list is made from what was there before it, as a pass makes its own.
         let there: BTreeMap<Key, Value> = fake.entries().iter().map(|(key, seen)| (*key, seen.value.clone())).collect();
