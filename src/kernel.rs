@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The only seam to the OS: observe, apply, and a monitor that says where to look again.
+//! The kernel as the agent uses it: [`Kernel`] observes and writes entries, and [`Monitor`] says which entries may have changed. All
+//! other code of the agent is tested with [`fake::FakeKernel`].
+//!
+//! Each file here imports only files that are below it; the test at the end has their order. All files may use the items of this
+//! file.
 
+mod batch;
 pub mod decode;
-pub(crate) mod dump;
 pub mod encode;
 pub mod errno;
 pub mod fake;
 pub mod fence;
 pub mod guard;
 pub mod kinds;
+mod link_messages;
 mod links;
 pub mod linux;
 pub mod monitor;
 pub mod nexthop;
-mod run;
-mod standing;
+pub(crate) mod observe;
+mod replace;
 pub mod sysctl;
+mod typed;
+mod write;
 
 pub use linux::{LinuxKernel, LinuxOptions};
 pub use monitor::{LinuxMonitor, MonitorOptions};
@@ -29,141 +36,267 @@ use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Mac, Name, Observed, Seen};
 
-/// Who made a link. Its alias says so, and anybody with rights over the link can write that.
+/// Which program created a link, as its alias says. Every program that may change the link can write its alias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Maker {
+pub enum Creator {
     /// This agent, or an earlier run with the same subnet file.
     ThisAgent,
     /// Another weft agent of this host, with another subnet file.
     AnotherAgent,
-    /// Anybody else: the kernel, a person, flannel.
+    /// Any other program, or a person.
     Unknown,
 }
 
-/// A link of the host, any link.
+/// A link of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkInfo {
-    /// Interface index: shell only.
+    /// Interface index. Only the code with side effects uses it.
     pub index: u32,
-    /// Name.
+    /// The name.
     pub name: Name,
-    /// Bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
-    /// Link-layer address, if it has an Ethernet one.
+    /// The MAC, if it is an Ethernet device.
     pub mac: Option<Mac>,
-    /// IFF_UP.
+    /// It is administratively up (IFF_UP).
     pub up: bool,
-    /// IFF_LOWER_UP (carrier).
+    /// It has a carrier (IFF_LOWER_UP).
     pub carrier: bool,
-    /// IFF_LOOPBACK.
+    /// It is the loopback interface (IFF_LOOPBACK).
     pub loopback: bool,
-    /// Who made it, as its alias says.
-    pub maker: Maker,
+    /// Which program created it, as its alias says.
+    pub creator: Creator,
 }
 
 /// An address of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddrInfo {
-    /// Index of its link.
+    /// The index of its link.
     pub index: u32,
-    /// Address with prefix length.
+    /// The address with its prefix length.
     pub net: IpNet,
-    /// ifa_scope (0 = global, 253 = link).
+    /// The scope (`ifa_scope`): 0 is global, 253 is link.
     pub scope: u8,
-    /// IFA_F_*.
+    /// The flags (`IFA_F_*`).
     pub flags: u32,
 }
 
-/// A route of the host that is not ours.
+/// A route of the host that the agent did not write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteInfo {
-    /// Truncated prefix (0.0.0.0/0 for the default route).
+    /// The prefix, without host bits. The default route has 0.0.0.0/0.
     pub net: IpNet,
-    /// Priority.
+    /// The priority. The kernel prefers the route with the lowest one.
     pub metric: u32,
-    /// Outgoing interface, if there is one.
+    /// The outgoing interface, if there is one.
     pub dev: Option<Name>,
-    /// Gateway, if any.
+    /// The gateway, if there is one.
     pub via: Option<IpAddr>,
-    /// How it reaches.
+    /// How packets reach the prefix.
     pub reach: Reach,
-    /// rtm_protocol.
+    /// The program that wrote it (`rtm_protocol`).
     pub protocol: u8,
 }
 
-/// Links, addresses and foreign routes of the main table, at one moment.
+/// The links, the addresses and the routes of other programs, as they were read at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// All links.
     pub links: Vec<LinkInfo>,
     /// All addresses.
     pub addrs: Vec<AddrInfo>,
-    /// Routes of the main table whose protocol is not ours.
+    /// The routes of the main table that do not have the agent's protocol.
     pub routes: Vec<RouteInfo>,
 }
 
-/// How the kernel answered one operation. The meaning of an errno is decided in one place, `kernel/errno.rs`.
+/// How an operation ended. Only `kernel/errno.rs` decides what an errno means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// In place (or gone, for a removal).
+    /// The entry is in place; or it is gone, if it was to be removed.
     Done,
-    /// Not now: try again with back-off, or when the link event comes. Text for people: operation, object, cause, ext-ack.
+    /// The operation failed, and may succeed later: after a pause, or when its link changes. The text for people names the
+    /// operation, the entry, the cause and the kernel's explanation.
     Retry(String),
-    /// Will not work by trying again (permission, not supported): retried only by the audit.
+    /// The operation failed, and a repetition is not expected to help (no permission, not supported). Only the audit tries again.
     Fatal(String),
-    /// A link is there and carries entries, but the kernel refused an attribute of it (MTU, MAC, learning, alias, up).
+    /// The link exists and can have entries, but the kernel refused one of its attributes (MTU, MAC, learning, alias).
     Partly {
         /// What is missing and why, for people.
         missing: String,
-        /// As [`Outcome::Retry`]; else as [`Outcome::Fatal`].
+        /// True if the attribute may be accepted later, as with [`Outcome::Retry`]. Otherwise as with [`Outcome::Fatal`].
         retry: bool,
-        /// Packets need none of what is missing (alias, learning): the link does its work without it.
+        /// True if no packet is affected by what is missing (alias, learning).
         works: bool,
     },
 }
 
-/// What the monitor saw. Events carry no work: they only say where to look again.
+/// What changed in the kernel. A notice contains no work; it only says what must be compared again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// One entry is like this now (`None`: gone). Compare with the desired value of its key; equal is nothing.
+    /// One entry is like this now, or gone (`None`). If it equals the desired value, nothing is to be done.
     Entry(Key, Option<Seen>),
-    /// A link or address changed (created, deleted, up, down, renamed, carrier, MTU, MAC): re-check everything against a dump.
+    /// A link or an address changed. Everything must be compared.
     Links,
-    /// A foreign route changed: the on-link table may have.
+    /// A route of another program changed, and with it perhaps how peers are reached.
     Routes,
-    /// The rules or the tables of the fence changed: re-check the fence.
+    /// The rules or the tables of the fence changed.
     Fence,
-    /// The tunnel guard's table changed otherwise than by an element: re-check the guard.
+    /// The table of the tunnel guard changed in another way than by one of its elements.
     Guard,
-    /// Notifications were lost (ENOBUFS): re-check everything.
+    /// Notifications were lost (ENOBUFS). Everything must be compared.
     Lost,
 }
 
-/// The kernel as the agent sees it. Blocking, but bounded: the caller slices big batches and yields between them.
+/// Reads and writes entries of the kernel. The calls block, but not for long: the caller divides many operations into several calls,
+/// and lets other tasks run in between.
 pub trait Kernel {
-    /// Links, addresses, foreign routes.
+    /// Returns the links, the addresses and the routes of other programs.
+    ///
+    /// # Errors
+    /// A dump failed.
     fn machine(&mut self) -> io::Result<Machine>;
-    /// Entries on the named devices and on every device that bears our mark (links, addresses, permanent neighbours, FDB), and every
-    /// unicast, blackhole and unreachable route of the main table of both families, whoever wrote it. An incomplete dump (NLM_F_DUMP_INTR, error in DONE) is repeated,
-    /// at the end an error: never a partial answer.
+    /// Returns the named devices and all devices with our alias, with their addresses, permanent neighbours and FDB entries; all
+    /// unicast, blackhole and unreachable routes of the main table, no matter which program wrote them; the tunnel guard; and the fence.
+    ///
+    /// # Errors
+    /// A dump failed, or was interrupted by changes each time. A part of the entries is never returned.
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed>;
-    /// The tunnel guard alone, as [`Kernel::observe`] shows it.
+    /// Returns only the tunnel guard, as [`Kernel::observe`] does.
+    ///
+    /// # Errors
+    /// As [`Kernel::observe`].
     fn guard(&mut self) -> io::Result<Observed> {
         let all = self.observe(&[])?;
         Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_))).collect())
     }
-    /// The fence and its exceptions alone, as [`Kernel::observe`] shows them.
+    /// Returns only the fence and its exceptions, as [`Kernel::observe`] does.
+    ///
+    /// # Errors
+    /// As [`Kernel::observe`].
     fn fence(&mut self) -> io::Result<Observed> {
         let all = self.observe(&[])?;
         Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Open(_) | Key::Fence(_))).collect())
     }
-    /// Writes in this order; one outcome per operation, in order. A device without our mark is altered, re-created or removed only
-    /// when it is the one that the last [`Kernel::observe`] showed, and a device that somebody made anew since then gets no entries.
+    /// Carries out these operations in order. Returns one outcome for each, in order. A device without our alias is altered,
+    /// re-created or removed only if the last [`Kernel::observe`] returned it. A device that another program has created since then gets
+    /// no entries.
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome>;
 }
 
-/// Notifications of the kernel, on a socket of its own.
+/// Receives the notifications of the kernel.
 pub trait Monitor {
-    /// Waits for the next notices; at least one. Cancel-safe.
+    /// Waits for notices, and returns at least one. Cancel-safe.
+    ///
+    /// # Errors
+    /// The notifications cannot be read.
     fn next(&mut self) -> impl Future<Output = io::Result<Vec<Notice>>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// The files of src/kernel. Each one may import only files that are before it, and none may be missing here.
+    const ORDER: [&str; 18] = [
+        "sysctl",
+        "errno",
+        "typed",
+        "kinds",
+        "link_messages",
+        "encode",
+        "decode",
+        "nexthop",
+        "guard",
+        "fence",
+        "linux",
+        "links",
+        "observe",
+        "batch",
+        "replace",
+        "write",
+        "monitor",
+        "fake",
+    ];
+
+    /// All Rust files in a directory, and in those below it.
+    fn sources(dir: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+    }
+
+    /// The names after `prefix` in this text: `a` in `super::a::b`, and `a` and `b` in `super::{a::c, b}`. Of a nested group,
+    /// this may return too many names.
+    fn names_after<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let mut names = BTreeSet::new();
+        for (at, _) in text.match_indices(prefix) {
+            let rest = &text[at + prefix.len()..];
+            match rest.strip_prefix('{') {
+                Some(group) => names.extend(group[..group.find(';').unwrap_or(group.len())].split(|c| !is_word(c))),
+                None => names.extend(rest.split(|c| !is_word(c)).next()),
+            }
+        }
+        names
+    }
+
+    /// Returns every import of a file in `dir` that is not below it in `order`, and every file that is not in `order`. A module with a
+    /// directory of its own counts as one file.
+    fn imports_upwards(dir: &Path, path_of_dir: &str, order: &[&str]) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for file in sources(dir) {
+            let inside = file.strip_prefix(dir).unwrap().with_extension("");
+            let parts: Vec<&str> = inside.iter().map(|part| part.to_str().unwrap()).collect();
+            let Some(position) = order.iter().position(|module| *module == parts[0]) else {
+                wrong.push(format!("{} has no place in the order", file.display()));
+                continue;
+            };
+            let text = fs::read_to_string(&file).unwrap();
+            // Comments may link to any file.
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let text = code.collect::<Vec<_>>().join("\n");
+            // A module two levels down says `super::super::`, and says `super::` to its own parent.
+            let up = "super::".repeat(parts.len());
+            let relative = names_after(&text, &up);
+            let absolute = names_after(&text, &format!("crate::{path_of_dir}::"));
+            for name in relative.union(&absolute) {
+                if order[position + 1..].contains(name) {
+                    wrong.push(format!("{} imports {name}, which is above it", file.display()));
+                }
+            }
+        }
+        wrong
+    }
+
+    #[test]
+    fn each_file_of_the_kernel_imports_only_files_below_it() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernel");
+        assert_eq!(imports_upwards(&dir, "kernel", &ORDER), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_import_upwards_is_found_in_every_form() {
+        let dir = std::env::temp_dir().join(format!("weft-imports-{}", std::process::id()));
+        let write = |name: &str, text: &str| {
+            let file = dir.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        write("low.rs", "use super::Shared;\nuse super::{\n    Other,\n    high::{a, b},\n};\n");
+        write("low/part.rs", "use super::high_part;\nuse super::super::high;\n");
+        write("middle.rs", "use super::low::a;\nfn f() { crate::kernel::high::g() }\n");
+        write("high.rs", "use super::{low, middle};\n");
+        write("unknown.rs", "");
+        let mut found = imports_upwards(&dir, "kernel", &["low", "middle", "high"]);
+        fs::remove_dir_all(&dir).unwrap();
+        found.sort();
+        let found: Vec<&str> = found.iter().map(|text| text.rsplit_once("/weft-imports").unwrap().1).collect();
+        let wanted =
+            ["low.rs imports", "low/part.rs imports", "middle.rs imports", "unknown.rs has no place in the order"];
+        assert_eq!(found.len(), wanted.len(), "{found:?}");
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!(found.contains(wanted), "{found} {wanted}");
+        }
+    }
 }

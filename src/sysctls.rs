@@ -7,7 +7,7 @@ use std::path::Path;
 
 use weft_backends::state::Name;
 
-use crate::kernel::dump::has_advertised_routes;
+use crate::kernel::observe::has_advertised_routes;
 use crate::kernel::sysctl::{self, Change, NeedsHelp};
 use crate::plan::Plan;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel adapter against the real kernel: each test in a network namespace of its own, which ends with its thread.
+//! The kernel adapter with the real kernel. Each test has a network namespace of its own, which ends with its thread.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,8 +15,8 @@ mod adapter_devices;
 mod adapter_monitor;
 #[path = "kernel/adapter_net.rs"]
 mod adapter_net;
-#[path = "kernel/adapter_standing.rs"]
-mod adapter_standing;
+#[path = "kernel/adapter_replace.rs"]
+mod adapter_replace;
 #[path = "kernel/agent.rs"]
 mod agent;
 #[path = "kernel/fake.rs"]
@@ -29,5 +29,7 @@ mod guard;
 mod namespace;
 #[path = "kernel/nft.rs"]
 mod nft;
+#[path = "common/patience.rs"]
+mod patience;
 #[path = "kernel/sysctls.rs"]
 mod sysctls;

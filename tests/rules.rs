@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Masquerade and forward rules, proved by packets: who does the other end see? A lab of two nodes, their pods on bridges with
-//! br_netfilter, and a host outside of the cluster. Needs root, iproute2, iptables of both flavours, nftables and etcd.
+//! The traffic rules, judged by packets: which source address does the other end see? The lab has two nodes with pods on bridges
+//! (br_netfilter), and a host outside the cluster. Needs root, iproute2, iptables of both flavours, nftables and etcd.
 //! `WEFT_BIN` names the binary under test (the static one in `make test`), `FLANNELD` that of flannel.
 
 #![allow(
@@ -30,6 +30,8 @@ mod guard;
 mod namespace;
 #[path = "rules/packets.rs"]
 mod packets;
+#[path = "common/patience.rs"]
+mod patience;
 #[path = "common/places.rs"]
 mod places;
 #[path = "rules/repair.rs"]

@@ -1,154 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Values from messages: pure functions over the payload of one message. Indexes stay indexes here; names come from [`Links`].
+//! Decodes the hot messages: neighbours, FDB entries, routes and nexthops. Each function reads the payload of one message. A device is
+//! an index here; the caller knows its name.
 //!
-//! Written by hand, not on a packet library: 50,000 peers are 150,000 messages per audit.
+//! They are read by hand. With 50,000 peers, each audit reads 150,000 messages, and a library takes several times as long
+//! (docs/adr/014-typed-messages.md).
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
 use ipnet::IpNet;
 use nix::libc;
-use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::state::{Mac, Name, Route};
 
-use super::kinds::{Parents, Told};
-use super::wire::{attrs, attrs_after, ip, text, u8_at, u16_at, u32_at};
-use super::{AddrInfo, LinkInfo, Maker};
+use super::wire::{attrs_after, ip, u8_at, u16_at, u32_at};
 
-/// `ndm_state` bits that time does not change: NUD_PERMANENT, NUD_NOARP.
+/// The bits of `ndm_state` of entries that do not expire: NUD_PERMANENT, NUD_NOARP.
 const LASTING: u16 = 0x80 | 0x40;
 
-/// A link with all that its value needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkFacts {
-    /// What any link has.
-    pub info: LinkInfo,
-    /// Its type and attributes, if it is of a type that the agent makes.
-    pub told: Option<Told>,
-    /// One end of a veth pair: mostly a pod's.
-    pub veth: bool,
-    /// IFLA_IFALIAS.
-    pub alias: String,
-}
-
-/// All links by index.
-pub type Links = HashMap<u32, LinkFacts>;
-
-impl LinkFacts {
-    /// Value of the link, among all links and addresses of the host.
-    pub fn value(&self, links: &Links, addrs: &[AddrInfo]) -> Link {
-        let kind = self.kind(&Host { links, addrs, index: self.info.index });
-        Link { kind, mtu: self.info.mtu, mac: self.info.mac, up: self.info.up }
-    }
-
-    /// Its kind, given who may be its outer device.
-    pub fn kind(&self, parents: &dyn Parents) -> Arc<dyn LinkKind> {
-        self.told.as_ref().map_or_else(|| Arc::new(Foreign) as Arc<dyn LinkKind>, |told| told.kind(parents))
-    }
-
-    /// True when it has forwarding entries that may be ours.
-    pub fn has_fdb(&self) -> bool {
-        self.told.as_ref().is_some_and(Told::has_fdb)
-    }
-}
-
-/// The links and addresses around the link of this index.
-struct Host<'a> {
-    links: &'a Links,
-    addrs: &'a [AddrInfo],
-    index: u32,
-}
-
-impl Parents for Host<'_> {
-    fn of_index(&self, index: u32) -> Option<Name> {
-        self.links.get(&index).map(|link| link.info.name)
-    }
-
-    fn of_address(&self, address: IpAddr) -> Option<Name> {
-        let mut at = self.addrs.iter().filter(|a| a.net.addr() == address && a.index != self.index);
-        at.find_map(|a| self.of_index(a.index))
-    }
-}
-
-/// RTM_NEWLINK and RTM_DELLINK; `None` for a message of another family (a bridge port, for instance).
-pub fn link(payload: &[u8]) -> Option<LinkFacts> {
-    if u8_at(payload, 0) != 0 {
-        return None;
-    }
-    let flags = u32_at(payload, 8);
-    let flag = |bit: libc::c_int| flags & u32::try_from(bit).unwrap_or(0) != 0;
-    let (mut name, mut mtu, mut mac, mut alias) = (None, 0, None, String::new());
-    let (mut told, mut veth) = (None, false);
-    for (kind, value) in attrs_after(payload, 16) {
-        match kind {
-            libc::IFLA_IFNAME => name = Name::of_kernel(value),
-            libc::IFLA_MTU => mtu = u32_at(value, 0),
-            // ARPHRD_ETHER only: the "address" of an ipip device is its local IP.
-            libc::IFLA_ADDRESS if u16_at(payload, 2) == 1 => mac = value.try_into().ok().map(Mac),
-            libc::IFLA_IFALIAS => alias = text(value).to_owned(),
-            libc::IFLA_LINKINFO => (told, veth) = linkinfo(value),
-            _ => {}
-        }
-    }
-    let info = LinkInfo {
-        index: u32_at(payload, 4),
-        name: name?,
-        mtu,
-        mac,
-        up: flag(libc::IFF_UP),
-        carrier: flag(libc::IFF_LOWER_UP),
-        loopback: flag(libc::IFF_LOOPBACK),
-        // Whether it is this agent is known to whoever knows its alias.
-        maker: if super::dump::is_wefts(&alias) { Maker::AnotherAgent } else { Maker::Unknown },
-    };
-    Some(LinkFacts { info, told, veth, alias })
-}
-
-fn linkinfo(value: &[u8]) -> (Option<Told>, bool) {
-    let (mut kind, mut data) = ("", &[][..]);
-    for (t, v) in attrs(value) {
-        match t {
-            1 => kind = text(v),
-            2 => data = v,
-            _ => {}
-        }
-    }
-    (Told::new(kind, data), kind == "veth")
-}
-
-/// RTM_NEWADDR and RTM_DELADDR.
-pub fn address(payload: &[u8]) -> Option<AddrInfo> {
-    let (mut local, mut peer, mut flags) = (None, None, u32::from(u8_at(payload, 2)));
-    for (kind, value) in attrs_after(payload, 8) {
-        match kind {
-            libc::IFA_LOCAL => local = ip(value),
-            libc::IFA_ADDRESS => peer = ip(value),
-            libc::IFA_FLAGS => flags = u32_at(value, 0),
-            _ => {}
-        }
-    }
-    let net = IpNet::new(local.or(peer)?, u8_at(payload, 1)).ok()?;
-    Some(AddrInfo { index: u32_at(payload, 4), net, scope: u8_at(payload, 3), flags })
-}
-
-/// RTM_NEWNEIGH and RTM_DELNEIGH, neighbour or FDB entry.
+/// A neighbour or an FDB entry, as in RTM_NEWNEIGH and RTM_DELNEIGH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neighbour {
-    /// True: an entry of the device's own FDB (AF_BRIDGE, NTF_SELF). False: a neighbour.
+    /// True for an entry of the device's own FDB (AF_BRIDGE, NTF_SELF), false for a neighbour.
     pub fdb: bool,
     /// Index of the device.
     pub index: u32,
-    /// Permanent (or NOARP): not learned, does not age.
+    /// The entry is permanent (or NOARP): it was not learned and does not expire.
     pub lasting: bool,
-    /// IP of the neighbour, or outer destination.
+    /// The IP address of the neighbour, or the destination of the FDB entry.
     pub dst: Option<IpAddr>,
-    /// Link-layer address, or inner destination.
+    /// The MAC of the neighbour or of the FDB entry.
     pub mac: Option<Mac>,
 }
 
-/// Decodes a [`Neighbour`]; `None` for other families, for a bridge's own table, and for the second notification of an FDB
-/// entry: before Linux 6.13 the core repeats what the device has said, without destination and NDA_CACHEINFO.
+/// Decodes a [`Neighbour`]. Returns `None` for other families, for the table of a bridge, and for the second notification of an FDB
+/// entry: before Linux 6.13 the kernel repeats the notification of the device, without destination and NDA_CACHEINFO.
 pub fn neighbour(payload: &[u8]) -> Option<Neighbour> {
     let family = u8_at(payload, 0);
     let fdb = i32::from(family) == libc::AF_BRIDGE;
@@ -170,7 +54,7 @@ pub fn neighbour(payload: &[u8]) -> Option<Neighbour> {
     Some(Neighbour { fdb, index: u32_at(payload, 4), lasting: u16_at(payload, 8) & LASTING != 0, dst, mac })
 }
 
-/// A route, its interface still an index.
+/// A route, with the index of its interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteFacts {
     /// Truncated prefix.
@@ -183,18 +67,18 @@ pub struct RouteFacts {
     pub protocol: u8,
     /// Gateway of the same family.
     pub via: Option<IpAddr>,
-    /// Outgoing interface, 0 for none.
+    /// Index of the outgoing interface, 0 for none.
     pub index: u32,
     /// RTNH_F_ONLINK.
     pub onlink: bool,
-    /// RTA_NH_ID, 0 for none.
+    /// The nexthop object (RTA_NH_ID), 0 for none.
     pub nexthop: u32,
-    /// Multipath, encapsulation, gateway of the other family: forms we never write.
+    /// It has several paths, an encapsulation or a gateway of the other family. The agent never writes such a route.
     pub strange: bool,
 }
 
 impl RouteFacts {
-    /// The route's value, given the name of its interface.
+    /// Returns the value of the route. `dev` is the name of its interface.
     pub fn value(&self, dev: Option<Name>) -> Route {
         match (self.kind, self.via, dev) {
             (libc::RTN_BLACKHOLE, _, _) => Route::Blackhole,
@@ -208,17 +92,19 @@ impl RouteFacts {
     }
 }
 
-/// RTM_NEWROUTE and RTM_DELROUTE; `None` for what is not a lasting route of the main table for all traffic classes.
+/// Decodes RTM_NEWROUTE and RTM_DELROUTE. Returns `None` for routes of other tables, for one source or traffic class, and for
+/// temporary ones.
 pub fn route(payload: &[u8]) -> Option<RouteFacts> {
     let (table, route) = route_of_any_table(payload)?;
     (table == u32::from(libc::RT_TABLE_MAIN)).then_some(route)
 }
 
-/// The same for a route of any table; its table.
+/// As [`route`], but for all tables. Also returns the table.
 pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
     let (family, len, kind, flags) = (u8_at(payload, 0), u8_at(payload, 1), u8_at(payload, 7), u32_at(payload, 8));
     let known = matches!(kind, libc::RTN_UNICAST | libc::RTN_BLACKHOLE..=libc::RTN_THROW);
-    // RTM_F_CLONED: the kernel's cache. Protocol 1: an ICMP redirect. Source or TOS routes are other keys than ours.
+    // RTM_F_CLONED is a route of the kernel's cache, and protocol 1 an ICMP redirect. A route for one source or traffic class does not
+    // have the key of any route of ours.
     if !known || flags & 0x200 != 0 || u8_at(payload, 5) == 1 || u16_at(payload, 2) != 0 {
         return None;
     }
@@ -247,8 +133,8 @@ pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
     Some((table, RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, strange }))
 }
 
-/// Whether a route over this link is the kernel's own and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of RTA_CACHEINFO
-/// (linux/rtnetlink.h). Other programs, too, write routes with protocol "ra", which stay.
+/// Returns true if a route over this link was created by the kernel and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of
+/// RTA_CACHEINFO (linux/rtnetlink.h). Other programs also write routes with the protocol "ra", but theirs do not expire.
 pub fn is_advertised(payload: &[u8], index: u32) -> bool {
     let (mut here, mut expires) = (false, false);
     for (kind, value) in attrs_after(payload, 12) {
@@ -270,13 +156,13 @@ pub struct Nexthop {
     pub protocol: u8,
     /// Gateway.
     pub via: Option<IpAddr>,
-    /// Outgoing interface, 0 for none.
+    /// Index of the outgoing interface, 0 for none.
     pub index: u32,
     /// RTNH_F_ONLINK.
     pub onlink: bool,
 }
 
-/// RTM_NEWNEXTHOP and RTM_DELNEXTHOP.
+/// Decodes RTM_NEWNEXTHOP and RTM_DELNEXTHOP.
 pub fn nexthop(payload: &[u8]) -> Nexthop {
     let onlink = u32_at(payload, 4) & 4 != 0;
     let mut nexthop = Nexthop { id: 0, protocol: u8_at(payload, 2), via: None, index: 0, onlink };
@@ -293,39 +179,13 @@ pub fn nexthop(payload: &[u8]) -> Nexthop {
 
 #[cfg(test)]
 mod tests {
-    use weft_backends::ipip::IpipLink;
-
     use super::super::encode;
     use super::super::wire::{Writer, messages};
     use super::*;
 
-    fn created(kind: IpipLink, parent: u32) -> LinkFacts {
-        let link = Link { kind: Arc::new(kind), mtu: 1480, mac: None, up: true };
-        let mut w = Writer::default();
-        encode::create_link(&mut w, "flannel.ipip", &link, parent);
-        w.end(1);
-        messages(w.bytes()).find_map(|m| super::link(m.payload)).unwrap()
-    }
-
-    /// The machine that runs the kernel tests may lack the ipip module: at least the two directions agree.
+    /// Linux 6.1 notifies twice of an FDB entry. The second notification would look like a change by another program.
     #[test]
-    fn an_ipip_device_reads_as_it_was_written() {
-        let ipip = IpipLink { parent: Name::new("eth0").unwrap(), local: "10.0.0.1".parse().unwrap() };
-        let facts = created(ipip, 5);
-        let info = LinkInfo { index: 5, name: ipip.parent, ..facts.info.clone() };
-        let outer = LinkFacts { info, told: None, veth: false, alias: String::new() };
-        let links: Links = HashMap::from([(5, outer)]);
-        assert_eq!(facts.value(&links, &[]).kind.of(), Some(&ipip));
-        // flannel's: bound to the address alone.
-        let facts = created(ipip, 0);
-        assert_eq!(facts.value(&links, &[]).kind.of(), Some(&Foreign));
-        let addr = AddrInfo { index: 5, net: "10.0.0.1/24".parse().unwrap(), scope: 0, flags: 0 };
-        assert_eq!(facts.value(&links, &[addr]).kind.of(), Some(&ipip));
-    }
-
-    /// Linux 6.1 announces an FDB entry twice; taken for a value, the second message would look like a foreign change.
-    #[test]
-    fn an_fdb_entry_is_heard_from_its_device_only() {
+    fn only_the_notification_of_the_device_is_an_fdb_entry() {
         let announced = |by_device: bool| {
             let mut w = Writer::default();
             encode::fdb(&mut w, 7, Mac([2, 0, 0, 0, 0, 1]), by_device.then(|| "10.0.0.1".parse().unwrap()));
@@ -340,11 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn short_messages_are_no_values() {
+    fn messages_that_are_too_short_are_not_decoded() {
         for len in 0..12 {
             let bytes = vec![0; len];
-            assert!(super::link(&bytes).is_none() && address(&bytes).is_none() && neighbour(&bytes).is_none());
-            assert!(route(&bytes).is_none());
+            assert!(neighbour(&bytes).is_none() && route(&bytes).is_none());
         }
     }
 }

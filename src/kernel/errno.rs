@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The meaning of an errno, for the whole program: done, not now, or never.
+//! What an errno means for an operation. Only this file decides it.
 
 use std::fmt::Write;
 
@@ -10,18 +10,19 @@ use weft_backends::state::{Key, Route, Value};
 use super::Outcome;
 use super::socket::Refusal;
 
-/// What an errno means.
+/// What an errno means for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The entry is as wanted all the same.
+    /// The entry is nevertheless as wanted.
     Done,
-    /// It may work later.
+    /// The operation may succeed later.
     Retry,
-    /// It will not.
+    /// The operation will not succeed by trying again.
     Fatal,
 }
 
-/// The meaning of a refused operation. `said` is the kernel's text: EINVAL is used for things that pass, too.
+/// Returns the meaning of a refusal. `said` is the explanation of the kernel. It is needed because the kernel also answers EINVAL in
+/// cases that pass.
 pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
     let (removal, key) = match op {
         Op::Remove(key, _) => (true, key),
@@ -30,28 +31,29 @@ pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
     match errno {
         // The entry, or the device under it, is gone already.
         Errno::ENOENT | Errno::ESRCH | Errno::ENODEV | Errno::ENXIO | Errno::EADDRNOTAVAIL if removal => Verdict::Done,
-        // Routes of ours are removed by their nexthop, and went with it when that went with its device.
+        // A route is removed by the id of its nexthop. The kernel has removed both if the device is gone.
         Errno::EINVAL if removal && said.contains("id does not exist") => Verdict::Done,
         Errno::EEXIST if matches!(key, Key::Addr(..)) => Verdict::Done,
-        // A link or route that someone else has put there meanwhile: the next look will tell.
+        // Another program has created a link or route there, or deleted it. The next observation shows it.
         Errno::EEXIST | Errno::ENOENT | Errno::ESRCH => Verdict::Retry,
-        // ENETDOWN: device down, or, for a nexthop, without carrier. ENETUNREACH: the gateway is not on the link yet.
+        // ENETDOWN: the device is down, or it has no carrier (nexthops). ENETUNREACH: the gateway is not on the link yet.
         Errno::ENODEV | Errno::ENXIO | Errno::ENETDOWN | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Verdict::Retry,
         Errno::EADDRNOTAVAIL | Errno::ENONET => Verdict::Retry,
         Errno::ENOBUFS | Errno::ENOMEM | Errno::EAGAIN | Errno::EBUSY | Errno::EINTR => Verdict::Retry,
-        // The device's index, or the nexthop, went away between our question and our request.
+        // The device or the nexthop was deleted after its index or id was read.
         Errno::EINVAL if said.contains("device index") || said.contains("id does not exist") => Verdict::Retry,
         _ => Verdict::Fatal,
     }
 }
 
-/// IPv6 refuses an onlink gateway that another route reaches over another device (`ip6_route_check_nh_onlink` in net/ipv6/route.c). The
-/// gateway of a tunnel route lies in the peer's own subnet, so a route to that subnet over another device is in the way.
+/// Returns true if IPv6 refused an on-link gateway because another route reaches it over another device
+/// (`ip6_route_check_nh_onlink` in net/ipv6/route.c). The gateway of a tunnel route is an address in the peer's subnet, so a route to
+/// that subnet over another device has this effect.
 pub fn is_gateway_elsewhere(refusal: &Refusal) -> bool {
     refusal.errno == Errno::EINVAL && refusal.text.contains("device mismatch")
 }
 
-/// The outcome of a refused operation: its meaning with the text for people.
+/// Returns the outcome of a refused operation, with a text for people.
 pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
     let said = refusal.text.as_str();
     let mut cause = format!("{:?}, {}", refusal.errno, refusal.errno.desc());
@@ -65,13 +67,13 @@ pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
     }
 }
 
-/// Not now, for a reason of our own.
+/// Returns the outcome of an operation that the agent itself puts off.
 pub fn retry(op: &Op, cause: &str) -> Outcome {
     Outcome::Retry(format!("{}: {cause}", describe(op)))
 }
 
-/// Where our route should be, the kernel has put one for an address of this host. That one is never replaced: it would be missing
-/// even when ours is gone, and with it everything that is directly connected.
+/// Returns the outcome of a route in whose place the kernel has a route for an address of this host. Such a route is never replaced:
+/// it would still be missing after ours is removed, and the host would not reach its own network.
 pub fn kernels_own(op: &Op) -> Outcome {
     fatal(
         op,
@@ -79,12 +81,12 @@ pub fn kernels_own(op: &Op) -> Outcome {
     )
 }
 
-/// Never, for a reason of our own.
+/// Returns the outcome of an operation that the agent itself refuses.
 pub fn fatal(op: &Op, cause: &str) -> Outcome {
     Outcome::Fatal(format!("{}: {cause}", describe(op)))
 }
 
-/// Operation and object, the way `ip` would spell it.
+/// Describes an operation and its object in the words of `ip`.
 pub fn describe(op: &Op) -> String {
     let (verb, key, value) = match op {
         Op::Ensure(key, value) => ("set", key, value),
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn text_names_operation_object_cause_and_the_kernels_words() {
+    fn the_text_names_the_operation_its_object_the_cause_and_the_explanation_of_the_kernel() {
         let refusal = Refusal { seq: 1, errno: Errno::ENETDOWN, text: "Carrier is down".into() };
         assert_eq!(
             outcome(&route_op(false), &refusal),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A kernel in memory, for tests of the agent: records what it was told, fails where told to, loses entries and says so.
+//! A kernel in memory, for tests of the agent. It records operations, and a test can make operations fail, change entries as another
+//! program would, and send notices.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -15,7 +16,7 @@ use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
 use super::{Kernel, Machine, Monitor, Notice, Outcome, errno};
 
-/// The contents, shared by all handles.
+/// What all clones share.
 #[derive(Debug, Default)]
 struct Inside {
     machine: Machine,
@@ -25,11 +26,11 @@ struct Inside {
     broken: Option<io::ErrorKind>,
     /// IPv4 routes have their gateway themselves, instead of a nexthop object.
     plain_routes: bool,
-    looks: usize,
+    observations: usize,
     notices: VecDeque<Notice>,
 }
 
-/// A kernel and the monitor on it; clones share one content.
+/// The kernel, and also its monitor. Clones share one content.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel {
     inside: Rc<RefCell<Inside>>,
@@ -38,34 +39,34 @@ pub struct FakeKernel {
 }
 
 impl FakeKernel {
-    /// An empty kernel on this machine; routes that are applied carry this protocol.
+    /// Returns an empty kernel of this host. Routes and links that are written get this protocol.
     pub fn new(machine: Machine, protocol: u8) -> FakeKernel {
         let inside = Inside { machine, ..Inside::default() };
         FakeKernel { inside: Rc::new(RefCell::new(inside)), rings: Rc::default(), protocol }
     }
 
-    /// The kernel has no nexthop objects, so each IPv4 route has its gateway itself.
+    /// Makes the kernel one without nexthop objects. Each IPv4 route then has its gateway itself.
     pub fn without_nexthop_objects(self) -> FakeKernel {
         self.inside.borrow_mut().plain_routes = true;
         self
     }
 
-    /// What is in the kernel.
+    /// Returns all entries.
     pub fn entries(&self) -> Observed {
         self.inside.borrow().entries.clone()
     }
 
-    /// The operations since the last call.
+    /// Returns the operations since the last call.
     pub fn take_ops(&self) -> Vec<Op> {
         std::mem::take(&mut self.inside.borrow_mut().ops)
     }
 
-    /// How often `observe` was called.
-    pub fn looks(&self) -> usize {
-        self.inside.borrow().looks
+    /// Returns how often `observe` was called.
+    pub fn observations(&self) -> usize {
+        self.inside.borrow().observations
     }
 
-    /// Answers every operation on this key so; `None`: works again.
+    /// Gives every operation on this key this outcome. With `None`, they succeed again.
     pub fn fail(&self, key: Key, outcome: Option<Outcome>) {
         let failing = &mut self.inside.borrow_mut().failing;
         match outcome {
@@ -74,14 +75,14 @@ impl FakeKernel {
         };
     }
 
-    /// Makes `machine` and `observe` fail; `None`: they work again.
+    /// Makes `machine` and `observe` fail. With `None`, they succeed again.
     pub fn break_dumps(&self, kind: Option<io::ErrorKind>) {
         self.inside.borrow_mut().broken = kind;
     }
 
-    /// Someone else writes (`Some`) or deletes (`None`) an entry; with `say`, the monitor tells. A link takes along what
-    /// stands on it, and is told as [`Notice::Links`], as in Linux.
-    pub fn disturb(&self, key: Key, seen: Option<Seen>, say: bool) {
+    /// Writes (`Some`) or deletes (`None`) an entry as another program would. If `notify` is true, the monitor sends a notice. As in
+    /// Linux, a deleted link takes its entries along, and its notice is [`Notice::Links`].
+    pub fn disturb(&self, key: Key, seen: Option<Seen>, notify: bool) {
         {
             let entries = &mut self.inside.borrow_mut().entries;
             match (seen.clone(), key) {
@@ -95,33 +96,33 @@ impl FakeKernel {
             }
         }
         let is_link = matches!(key, Key::Link(_) | Key::Addr(..));
-        if say {
-            self.say(if is_link { Notice::Links } else { Notice::Entry(key, seen) });
+        if notify {
+            self.notify(if is_link { Notice::Links } else { Notice::Entry(key, seen) });
         }
     }
 
-    /// The machine changes; the monitor tells of links and of routes.
+    /// Changes the links, addresses and other routes. The monitor sends notices of links and routes.
     pub fn set_machine(&self, machine: Machine) {
         self.inside.borrow_mut().machine = machine;
-        self.say(Notice::Links);
-        self.say(Notice::Routes);
+        self.notify(Notice::Links);
+        self.notify(Notice::Routes);
     }
 
-    /// The monitor tells this.
-    pub fn say(&self, notice: Notice) {
+    /// Makes the monitor send a notice.
+    pub fn notify(&self, notice: Notice) {
         self.inside.borrow_mut().notices.push_back(notice);
         self.rings.notify_one();
     }
 }
 
 impl Inside {
-    /// What Linux, or a test, says against an operation.
+    /// Returns the outcome of an operation that Linux would refuse, or that the test lets fail.
     fn refusal(&mut self, op: &Op) -> Option<Outcome> {
         let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
         let there = self.entries.get(key).cloned();
         if let Some(outcome) = self.failing.get(key) {
             if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, &there) {
-                // It is there, without what was refused.
+                // The link is created without the attribute that was refused.
                 let value = Value::link(Link { mtu: 0, ..(**link).clone() });
                 self.entries.insert(*key, Seen { value, protocol: 0, mark: true });
             }
@@ -151,9 +152,9 @@ impl Inside {
 }
 
 impl Inside {
-    /// When the last IPv4 address of a device goes, Linux removes the IPv4 neighbours on this device, and the IPv4 routes over it that
+    /// When the last IPv4 address of a device is removed, Linux also removes the IPv4 neighbours on this device, and the IPv4 routes over it that
     /// use no nexthop object (`fib_disable_ip` in net/ipv4/fib_frontend.c). IPv6 keeps both.
-    fn address_went(&mut self, name: Name, net: IpNet) {
+    fn address_removed(&mut self, name: Name, net: IpNet) {
         let another = |key: &Key| matches!(key, Key::Addr(dev, IpNet::V4(_)) if *dev == name);
         if matches!(net, IpNet::V6(_)) || self.entries.keys().any(another) {
             return;
@@ -168,7 +169,7 @@ impl Inside {
     }
 }
 
-/// The device that an entry stands on.
+/// Returns the device that an entry belongs to.
 fn device(key: &Key, value: &Value) -> Option<Name> {
     use weft_backends::state::Route;
     match (key, value) {
@@ -186,7 +187,7 @@ impl Kernel for FakeKernel {
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {
         let mut inside = self.inside.borrow_mut();
-        inside.looks += 1;
+        inside.observations += 1;
         if let Some(kind) = inside.broken {
             return Err(kind.into());
         }
@@ -220,7 +221,7 @@ impl Kernel for FakeKernel {
             if matches!(op, Op::Remove(..)) {
                 let removed = inside.entries.remove(&key);
                 if let (Some(_), Key::Addr(name, net)) = (removed, key) {
-                    inside.address_went(name, net);
+                    inside.address_removed(name, net);
                 }
             } else {
                 let is_link = matches!(key, Key::Link(_));
@@ -254,7 +255,7 @@ mod tests {
     use weft_backends::state::{Mac, Route};
 
     #[tokio::test]
-    async fn it_records_fails_loses_and_tells() {
+    async fn it_records_operations_fails_on_demand_and_sends_notices() {
         let mut fake = FakeKernel::new(Machine::default(), 90);
         let dev = Name::new("flannel.1").unwrap();
         let neigh = (Key::Neigh(dev, "10.1.2.0".parse().unwrap()), Value::Neigh(Mac([2; 6])));
@@ -267,7 +268,7 @@ mod tests {
         let ops = [Op::Ensure(neigh.0, neigh.1.clone()), Op::Ensure(route.0, route.1.clone())];
         assert_eq!(fake.apply(&ops), [Outcome::Done, Outcome::Retry("not now".into())]);
         assert_eq!(fake.take_ops(), ops);
-        assert_eq!(fake.observe(&[]).unwrap().len(), 2, "a device with our mark is seen unasked");
+        assert_eq!(fake.observe(&[]).unwrap().len(), 2, "a device with our alias is observed without being named");
         assert_eq!(fake.observe(&[dev]).unwrap().get(&neigh.0).unwrap().value, neigh.1);
         fake.fail(route.0, None);
         fake.apply(&ops);

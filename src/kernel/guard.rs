@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tunnel guard as the kernel adapter shows it: its results as [`Outcome`], its changes as [`Notice`].
+//! The tunnel guard for the kernel adapter: its results become [`Outcome`], and its notifications [`Notice`].
 
 use std::io;
 
@@ -14,12 +14,12 @@ use crate::firewall::guard::table::{self, Change, GuardError, GuardNotifications
 pub struct GuardTable(table::GuardTable);
 
 impl GuardTable {
-    /// The guard of the agent whose devices have this alias.
+    /// Returns the guard of the agent whose devices have this alias.
     pub fn new(alias: &str) -> GuardTable {
         GuardTable(table::GuardTable::new(alias))
     }
 
-    /// The chains and peers in the kernel.
+    /// Returns the chains and peers that are in the kernel.
     ///
     /// # Errors
     /// As [`table::GuardTable::observe`].
@@ -27,7 +27,7 @@ impl GuardTable {
         self.0.observe()
     }
 
-    /// Writes operations on the guard. One outcome for each, in order.
+    /// Carries out operations on the guard. Returns one outcome for each, in order.
     pub fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let outcome = |(op, done): (&Op, Result<(), GuardError>)| match done {
             Ok(()) => Outcome::Done,
@@ -43,7 +43,7 @@ impl GuardTable {
 pub struct GuardMonitor(GuardNotifications);
 
 impl GuardMonitor {
-    /// Those for the agent whose devices have this alias.
+    /// Opens the notifications about the guard of the agent whose devices have this alias.
     ///
     /// # Errors
     /// As [`GuardNotifications::open`].
@@ -59,7 +59,7 @@ impl GuardMonitor {
         self.0.ready().await
     }
 
-    /// What changed, in order.
+    /// Returns what changed, in order.
     ///
     /// # Errors
     /// As [`GuardNotifications::changes`].

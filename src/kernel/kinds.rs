@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The types of network device that the agent makes: how the kernel is told of one, and how its answer is read. A type is one file
-//! here with its [`Codec`], and one line in [`ALL`].
+//! The types of network device that the agent creates. Each type has one file here with its [`Codec`], and one line in [`ALL`].
 
 mod ipip;
 mod vxlan;
@@ -8,86 +7,93 @@ mod vxlan;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use netlink_packet_route::link::{InfoData, InfoKind, LinkInfo};
 use weft_backends::link::{Foreign, LinkKind};
 use weft_backends::state::Name;
 
-use super::wire::Writer;
-
-/// Every type.
+/// All types.
 const ALL: &[&dyn Codec] = &[&vxlan::Codec, &ipip::Codec];
 
-/// How one type of device is written into and read from messages of rtnetlink (`IFLA_INFO_DATA` of linux/if_link.h).
+/// Writes and reads the attributes that only one type of device has (`IFLA_INFO_DATA` of linux/if_link.h).
 pub trait Codec: Sync {
-    /// The kernel's name of the type (`IFLA_INFO_KIND`).
+    /// Returns the kernel's name of the type (`IFLA_INFO_KIND`).
     fn name(&self) -> &'static str;
 
-    /// True when devices of this type have forwarding entries of their own.
+    /// Returns true if devices of this type have an FDB of their own.
     fn has_fdb(&self) -> bool {
         false
     }
 
-    /// Appends the attributes of a device that is to be made. `parent` is the index of the outer device, 0 for none. Appends nothing
-    /// for a kind of another type.
-    fn create(&self, w: &mut Writer, kind: &dyn LinkKind, parent: u32);
+    /// Returns the attributes of a device that is to be created. `parent` is the index of the outer device, 0 for none. Returns
+    /// `None` for a device of another type.
+    fn create(&self, kind: &dyn LinkKind, parent: u32) -> Option<InfoData>;
 
-    /// What of a standing device can be changed in place and differs, for people.
+    /// Names the attribute that differs and can be changed in place, for messages.
     fn difference(&self, _want: &dyn LinkKind, _have: &dyn LinkKind) -> Option<&'static str> {
         None
     }
 
-    /// Appends the attributes that make this difference good.
-    fn alter(&self, _w: &mut Writer, _want: &dyn LinkKind) {}
+    /// Returns the attributes that remove this difference.
+    fn alter(&self, _want: &dyn LinkKind) -> Option<InfoData> {
+        None
+    }
 
-    /// Reads the attributes of a device that exists; `None` when it has a form that the agent never makes.
+    /// Reads the attributes of an existing device. Returns `None` if the agent never creates a device like this.
     fn read(&self, data: &[u8], parents: &dyn Parents) -> Option<Arc<dyn LinkKind>>;
 }
 
-/// Who the outer device of a tunnel is.
+/// Finds the outer device of a tunnel.
 pub trait Parents {
-    /// The link of this index.
+    /// Returns the link with this index.
     fn of_index(&self, index: u32) -> Option<Name>;
-    /// The link that has this address.
+    /// Returns the link that has this address.
     fn of_address(&self, address: IpAddr) -> Option<Name>;
 }
 
-/// The codec of this type, if the agent makes such devices.
+/// Returns the codec of a type, if the agent creates such devices.
 pub fn codec(name: &str) -> Option<&'static dyn Codec> {
     ALL.iter().copied().find(|codec| codec.name() == name)
 }
 
-/// The type and attributes of a device, as the kernel told them.
-#[derive(Clone)]
-pub struct Told {
-    codec: &'static dyn Codec,
-    data: Box<[u8]>,
+/// Returns the attribute that tells the kernel the type of a device, with the attributes of this type.
+pub(super) fn link_info(name: &str, data: Option<InfoData>) -> Vec<LinkInfo> {
+    let kind = LinkInfo::Kind(InfoKind::from(name));
+    std::iter::once(kind).chain(data.map(LinkInfo::Data)).collect()
 }
 
-impl Told {
-    /// Keeps what the kernel told of a device, if it is of a type that the agent makes.
-    pub fn new(name: &str, data: &[u8]) -> Option<Told> {
-        Some(Told { codec: codec(name)?, data: data.into() })
+/// The type of an existing device, and its attributes as the kernel sent them.
+#[derive(Clone)]
+pub struct LinkType {
+    codec: &'static dyn Codec,
+    pub(super) data: Box<[u8]>,
+}
+
+impl LinkType {
+    /// Keeps what the kernel says about a device. Returns `None` if the agent creates no devices of this type.
+    pub fn new(name: &str, data: &[u8]) -> Option<LinkType> {
+        Some(LinkType { codec: codec(name)?, data: data.into() })
     }
 
-    /// See [`Codec::has_fdb`].
+    /// Returns true if the device has an FDB of its own.
     pub fn has_fdb(&self) -> bool {
         self.codec.has_fdb()
     }
 
-    /// The kind of the device.
+    /// Reads the attributes.
     pub fn kind(&self, parents: &dyn Parents) -> Arc<dyn LinkKind> {
         self.codec.read(&self.data, parents).unwrap_or_else(|| Arc::new(Foreign))
     }
 }
 
-impl PartialEq for Told {
-    fn eq(&self, other: &Told) -> bool {
+impl PartialEq for LinkType {
+    fn eq(&self, other: &LinkType) -> bool {
         self.codec.name() == other.codec.name() && self.data == other.data
     }
 }
 
-impl Eq for Told {}
+impl Eq for LinkType {}
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for LinkType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {:?}", self.codec.name(), self.data)
     }

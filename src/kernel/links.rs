@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Links and addresses, one by one: rare work, each step depends on the answer to the one before.
+//! Writes links and addresses one by one. This is rare, and each step depends on the answer to the one before.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,38 +10,29 @@ use weft_backends::diff::Op;
 use weft_backends::link::{Difference, Link, LinkKind};
 use weft_backends::state::{Key, Name, Value};
 
-use super::decode::{self, LinkFacts};
-use super::dump::is_wefts;
-use super::encode;
 use super::kinds::{self, Parents};
-use super::linux::LinuxKernel;
-use super::rt::{PLAIN, ifinfomsg};
+use super::link_messages::{self, LinkFacts, is_alias_of_weft};
+use super::linux::{CREATED_BY_ANOTHER, LinuxKernel};
 use super::wire::{Writer, messages};
 use super::{Outcome, errno, sysctl};
 
-/// A device was deleted and made again between the last look and an operation on it.
-pub(super) const MADE_ANEW: &str = "another program has just created a device with this name";
-
-/// A step that ended the work: with its outcome.
+/// The outcome of the step that ended an operation early.
 type Stop = Outcome;
 
 impl LinuxKernel {
-    /// The link of this name, if there is one.
+    /// Returns the link with this name, if there is one.
     pub(super) fn find_link(&mut self, name: Name) -> io::Result<Option<LinkFacts>> {
-        let answer = self.netlink.request(|w| {
-            w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(0, 0, 0));
-            w.attr(libc::IFLA_IFNAME, name.as_bytes());
-        })?;
+        let answer = self.netlink.request(|w| link_messages::get_link(w, name))?;
         match answer {
-            Ok(data) => {
-                Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWLINK).find_map(|m| decode::link(m.payload)))
-            }
+            Ok(data) => Ok(messages(&data)
+                .filter(|m| m.kind == libc::RTM_NEWLINK)
+                .find_map(|m| link_messages::read_link(m.payload))),
             Err(refusal) if refusal.errno == nix::errno::Errno::ENODEV => Ok(None),
             Err(refusal) => Err(refusal.errno.into()),
         }
     }
 
-    /// One operation on a link or an address.
+    /// Carries out one operation on a link, an address or the fence.
     pub(super) fn apply_one(&mut self, op: &Op) -> Outcome {
         let done = match op {
             Op::Ensure(Key::Link(name), Value::Link(link)) => self.ensure_link(op, *name, link),
@@ -50,10 +41,10 @@ impl LinuxKernel {
             }
             Op::Remove(Key::Link(name), _) => self.remove_link(op, *name),
             Op::Ensure(Key::Addr(name, net), _) | Op::Recreate(Key::Addr(name, net), _) => {
-                self.address(op, *name, |w, index| encode::address(w, true, index, *net))
+                self.address(op, *name, |w, index| link_messages::address(w, true, index, *net))
             }
             Op::Remove(Key::Addr(name, net), _) => {
-                self.address(op, *name, |w, index| encode::address(w, false, index, *net))
+                self.address(op, *name, |w, index| link_messages::address(w, false, index, *net))
             }
             Op::Ensure(Key::Fence(_), _) | Op::Recreate(Key::Fence(_), _) | Op::Remove(Key::Fence(_), _) => {
                 return self.fence.apply(&mut self.netlink, op);
@@ -83,13 +74,14 @@ impl LinuxKernel {
         self.send(op, |w| build(w, index))
     }
 
-    /// May this device be altered or re-created? Ours may. Another agent's may not, and neither may one that somebody made after the
-    /// last look. One without any mark was seen by the caller, who decided that it is to become ours.
+    /// Checks that this device may be altered or re-created. A device of this agent may be. A device of another agent may not, and
+    /// neither may one that another program created after the last observation. A device without the alias of an agent was in that
+    /// observation, and the caller decided to take it over.
     fn check(&self, op: &Op, name: Name, present: &LinkFacts) -> Result<(), Stop> {
         if present.alias == self.options.alias {
             return Ok(());
         }
-        if is_wefts(&present.alias) {
+        if is_alias_of_weft(&present.alias) {
             let alias: String = present.alias.escape_debug().take(100).collect();
             return Err(errno::fatal(
                 op,
@@ -101,7 +93,7 @@ impl LinuxKernel {
         }
         match self.known.get(&name) == Some(&present.info.index) {
             true => Ok(()),
-            false => Err(errno::retry(op, MADE_ANEW)),
+            false => Err(errno::retry(op, CREATED_BY_ANOTHER)),
         }
     }
 
@@ -109,12 +101,12 @@ impl LinuxKernel {
         let Some(present) = self.present(op, name)? else { return Ok(()) };
         let index = present.info.index;
         if matches!(op, Op::Remove(..)) && self.known.get(&name).is_some_and(|known| *known != index) {
-            // What was to go has gone, and somebody else's is there now.
+            // The device is gone, and another program has created one with its name.
             return Ok(());
         }
         self.check(op, name, &present)?;
         self.known.remove(&name);
-        self.send(op, |w| w.begin(libc::RTM_DELLINK, PLAIN, &ifinfomsg(index, 0, 0)))
+        self.send(op, |w| link_messages::delete_link(w, index))
     }
 
     fn ensure_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
@@ -126,37 +118,37 @@ impl LinuxKernel {
         self.alter(op, want, &present)
     }
 
-    /// Gives a device that is there what it lacks, attribute by attribute: a refused one keeps no other from being set.
+    /// Sets the attributes of an existing device that differ, one by one, so that the kernel sets the others even if it refuses one.
     fn alter(&mut self, op: &Op, want: &Link, present: &LinkFacts) -> Result<(), Stop> {
         let index = present.info.index;
         let (mut refused, mut works) = (Vec::new(), true);
-        // What flannel made is ours from now on: else neither cleanup nor a change of the VNI would know it.
+        // A device that flannel made becomes ours. Without our alias, neither cleanup nor a change of the VNI would find it.
         if present.alias != self.options.alias {
             let alias = self.options.alias.clone();
-            refused.extend(self.attribute(op, "alias", |w| encode::link_alias(w, index, &alias)));
+            refused.extend(self.attribute(op, "alias", |w| link_messages::set_alias(w, index, &alias)));
         }
         let have = self.kind(present, want);
         if let Some(what) = kinds::codec(want.kind.name()).and_then(|codec| codec.difference(&*want.kind, &*have)) {
-            refused.extend(self.attribute(op, what, |w| encode::alter_kind(w, index, &*want.kind)));
+            refused.extend(self.attribute(op, what, |w| link_messages::alter_kind(w, index, &*want.kind)));
         }
-        // Unlike the two above, packets are lost without these: pods are told the MTU, and peers write to the MAC.
+        // Unlike the attributes above, these affect packets: pods use the MTU, and peers send to the MAC.
         if want.mtu != present.info.mtu {
             let what = format!("mtu {}", want.mtu);
-            let mtu = self.attribute(op, &what, |w| encode::alter_link(w, index, Some(want.mtu), None, None));
+            let mtu = self.attribute(op, &what, |w| link_messages::set_mtu(w, index, want.mtu));
             works &= mtu.is_none();
             refused.extend(mtu);
         }
         if let Some(mac) = want.mac.filter(|mac| Some(*mac) != present.info.mac) {
             let what = format!("address {mac}");
-            let mac = self.attribute(op, &what, |w| encode::alter_link(w, index, None, Some(mac), None));
+            let mac = self.attribute(op, &what, |w| link_messages::set_mac(w, index, mac));
             works &= mac.is_none();
             refused.extend(mac);
         }
         if want.up != present.info.up {
             let what = if want.up { "up" } else { "down" };
-            let state = self.attribute(op, what, |w| encode::alter_link(w, index, None, None, Some(want.up)));
-            // A device that is down carries no entries, so this is no mere attribute. Its cause may pass, as when another program
-            // has the UDP port.
+            let state = self.attribute(op, what, |w| link_messages::set_up(w, index, want.up));
+            // Without this the whole device does not work, since it has no entries while it is down. The cause may pass, for example
+            // when another program uses the UDP port.
             if let Some((text, _)) = state {
                 return Err(Outcome::Retry(text));
             }
@@ -169,7 +161,7 @@ impl LinuxKernel {
         Err(Outcome::Partly { missing: missing.join("; "), retry, works })
     }
 
-    /// One attribute; when it is refused, why, and whether trying again may help.
+    /// Sets one attribute. If the kernel refuses it, returns the reason, and true if it may accept it later.
     fn attribute(&mut self, op: &Op, what: &str, build: impl FnOnce(&mut Writer)) -> Option<(String, bool)> {
         match self.send(op, build) {
             Ok(()) | Err(Outcome::Done) => None,
@@ -180,7 +172,7 @@ impl LinuxKernel {
         }
     }
 
-    /// The kind of a device that exists, as far as it can be the wanted one: of all outer devices the wanted one's is known.
+    /// Returns the type of an existing device. Only the wanted outer device is looked up; with another one the type differs anyway.
     fn kind(&mut self, present: &LinkFacts, want: &Link) -> Arc<dyn LinkKind> {
         let wanted = want.kind.parent();
         let index = wanted.and_then(|parent| self.device(parent).ok().flatten());
@@ -195,26 +187,26 @@ impl LinuxKernel {
             Some(parent) => self.parent(op, parent)?,
             None => 0,
         };
-        let whole = self.send(op, |w| encode::create_link(w, &name.text(), want, parent));
-        if let Err(stop @ Outcome::Fatal(_)) = whole {
-            // Perhaps for an attribute that can be set later, too: a device without it is better than none.
+        let created = self.send(op, |w| link_messages::create_link(w, name, want, parent));
+        if let Err(stop @ Outcome::Fatal(_)) = created {
+            // The cause may be an attribute that can also be set later. A device without that attribute is better than none.
             let plain = Link { mtu: 0, mac: None, ..want.clone() };
-            self.send(op, |w| encode::create_link(w, &name.text(), &plain, parent)).map_err(|_| stop)?;
+            self.send(op, |w| link_messages::create_link(w, name, &plain, parent)).map_err(|_| stop)?;
         } else {
-            whole?;
+            created?;
         }
         let made = self.present(op, name)?;
         let made = made.filter(|made| want.kind.compare(&*self.kind(made, want)) != Difference::Recreate);
         let Some(made) = made else {
-            return Err(errno::retry(op, "deleted by someone while it was set up"));
+            return Err(errno::retry(op, "another program deleted it while it was being set up"));
         };
         let index = made.info.index;
         self.known.insert(name, index);
         self.made.insert(index);
-        // Best effort, both: a host without IPv6 refuses them, and needs neither.
-        let _ = self.netlink.request(|w| encode::link_no_link_local(w, index));
+        // A host without IPv6 refuses both of these, and needs neither, so their errors do not matter.
+        let _ = self.netlink.request(|w| link_messages::set_no_link_local_address(w, index));
         let _ = sysctl::ensure(sysctl::of_interface("ipv6", name, "accept_ra"), "0", true);
-        // The kernel takes an alias only for a link that exists.
+        // The kernel accepts an alias only for an existing link.
         self.alter(op, want, &made)
     }
 
@@ -227,7 +219,7 @@ impl LinuxKernel {
     }
 }
 
-/// The outer device that is wanted, with its index, if it exists.
+/// The wanted outer device with its index, if it exists.
 struct Wanted(Option<(Name, u32)>);
 
 impl Parents for Wanted {

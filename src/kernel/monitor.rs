@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! [`Monitor`] on Linux: a multicast socket, and as little as possible of what it says passed on.
+//! [`Monitor`] on Linux: a socket that receives the notifications of the kernel, and passes on only those that matter to the agent.
 //!
-//! Echoes of our own writes cannot be told by port id (the kernel sends 0 for FDB entries and links): the agent compares.
+//! The kernel also notifies of the agent's own writes. They cannot be recognised by the port id, which is 0 for FDB entries and links.
+//! The agent compares them with the desired values instead.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,12 +18,13 @@ use weft_backends::state::{Key, Seen, Value};
 
 use ipnet::IpNet;
 
-use super::decode::{self, LinkFacts, Links};
-use super::dump;
+use super::decode;
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};
 use super::fence::Numbers;
 use super::guard::GuardMonitor;
+use super::link_messages::{self, LinkFacts, Links};
 use super::nexthop::Shared;
+use super::observe;
 use super::socket::{Netlink, force_buffer};
 use super::wire::{Message, messages};
 use super::{Monitor, Notice};
@@ -32,47 +34,47 @@ use crate::async_socket::wait_on;
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
 /// RTNLGRP_NEXTHOP (Linux 5.3).
 const GROUP_NEXTHOP: u32 = 32;
-/// One notification is small, a link's perhaps a page or two.
+/// Size of the buffer for one datagram in bytes. A notification of a link may be longer than a page.
 const DATAGRAM: usize = 64 << 10;
-/// Routes to pods of this machine: no peer is reached by one.
+/// The protocol of the routes to pods of this host. No peer is reached by such a route.
 const POD_ROUTES: u8 = weft_cni::veth::PROTOCOL;
-/// Datagrams per call: a flood must not keep the agent from everything else.
+/// Maximum number of datagrams in one call, so that many notifications do not keep the agent from its other work.
 const AT_ONCE: usize = 4096;
 
-/// What the monitor must be told.
+/// The options of [`LinuxMonitor::open`].
 #[derive(Debug, Clone)]
 pub struct MonitorOptions {
-    /// Our `rtm_protocol`.
+    /// The `rtm_protocol` of the agent's routes.
     pub protocol: u8,
-    /// Receive buffer, bytes. More than the default would cost memory and time and gain nothing: who writes thousands of entries
-    /// overflows it and looks at everything once afterwards, and the kernel need not queue the echoes.
+    /// Size of the receive buffer in bytes. It overflows when thousands of entries are written at once. The agent then compares
+    /// everything once, which is cheaper than to read all these notifications from a larger buffer.
     pub buffer: usize,
-    /// The writer's index: [`super::LinuxKernel::shared`].
+    /// The index of nexthops, which the writer shares ([`super::LinuxKernel::shared`]).
     pub shared: Shared,
-    /// ifalias of the agent's links, when its tunnel guard is to be watched.
+    /// The alias of the agent's links, if its tunnel guard is to be watched.
     pub guard: Option<String>,
-    /// The agent's fence.
+    /// The numbers of the agent's fence, if it is to be watched.
     pub fence: Option<Numbers>,
 }
 
 impl MonitorOptions {
-    /// The usual ones.
+    /// Returns options without a guard and a fence.
     pub fn new(protocol: u8, shared: Shared) -> MonitorOptions {
         MonitorOptions { protocol, buffer: 2 << 20, shared, guard: None, fence: None }
     }
 
-    /// With the tunnel guard of the agent whose links bear this alias.
+    /// Also watches the tunnel guard of the agent whose links have this alias.
     pub fn watch_guard(self, alias: &str) -> MonitorOptions {
         MonitorOptions { guard: Some(alias.to_owned()), ..self }
     }
 
-    /// With the fence of the agent whose links bear this alias.
+    /// Also watches the fence of the agent whose links have this alias.
     pub fn watch_fence(self, alias: &str) -> MonitorOptions {
         MonitorOptions { fence: Some(Numbers::of_alias(alias)), ..self }
     }
 }
 
-/// Notifications of the network namespace in which it was opened.
+/// The notifications of the network namespace in which this was opened.
 #[derive(Debug)]
 pub struct LinuxMonitor {
     socket: AsyncFd<Socket>,
@@ -85,9 +87,10 @@ pub struct LinuxMonitor {
     guard: Option<GuardMonitor>,
 }
 
-/// Notices of one batch: each key once, with its last state, where it was first seen.
+/// What changed, according to the notifications that were read at once. Each entry is listed once with its last state, at the position
+/// of its first notification.
 #[derive(Debug, Default)]
-struct Batch {
+struct Changes {
     entries: Vec<(Key, Option<Seen>)>,
     at: HashMap<Key, usize>,
     links: bool,
@@ -95,7 +98,7 @@ struct Batch {
     lost: bool,
 }
 
-/// Which routing tables changed, but for entries that are told one by one.
+/// The routing tables that changed, apart from the entries that are listed one by one.
 #[derive(Debug, Default)]
 struct Tables {
     /// Foreign routes of the main table.
@@ -104,10 +107,11 @@ struct Tables {
 }
 
 impl LinuxMonitor {
-    /// Joins the groups, then takes down what links and addresses there are. To be called inside a tokio runtime with I/O.
+    /// Joins the multicast groups, and then reads all links and addresses. Must be called inside a tokio runtime with I/O.
     ///
     /// # Errors
-    /// No netlink socket, a group that cannot be joined, or a failed dump. Nexthops may be missing: older kernels.
+    /// The socket cannot be opened, a group cannot be joined, or a dump failed. It is no error if an old kernel has no group for
+    /// nexthops.
     pub fn open(options: MonitorOptions) -> io::Result<LinuxMonitor> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         force_buffer(&socket, options.buffer);
@@ -124,32 +128,33 @@ impl LinuxMonitor {
         let guard =
             options.guard.as_deref().and_then(|alias| GuardMonitor::open(alias).inspect_err(left_to_the_audit).ok());
         let mut monitor = LinuxMonitor { socket, dumps, options, links, addrs, buffer, more: false, guard };
-        monitor.take_down()?;
+        monitor.read_links()?;
         Ok(monitor)
     }
 
-    fn take_down(&mut self) -> io::Result<()> {
-        self.links = dump::links(&mut self.dumps)?;
+    /// Reads all links and addresses.
+    fn read_links(&mut self) -> io::Result<()> {
+        self.links = observe::links(&mut self.dumps)?;
         self.links.values_mut().for_each(forget_mac);
         self.addrs =
-            dump::addresses(&mut self.dumps)?.into_iter().map(|a| ((a.index, a.net), (a.scope, a.flags))).collect();
+            observe::addresses(&mut self.dumps)?.into_iter().map(|a| ((a.index, a.net), (a.scope, a.flags))).collect();
         Ok(())
     }
 
-    /// Everything that is queued now; true when there may be more.
-    fn drain(&mut self, batch: &mut Batch) -> io::Result<bool> {
+    /// Reads the notifications that are queued now. Returns true if there may be more.
+    fn drain(&mut self, changes: &mut Changes) -> io::Result<bool> {
         let fd = self.socket.get_ref().as_raw_fd();
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut result = Ok(true);
         for _ in 0..AT_ONCE {
             match recv(fd, &mut buffer, MsgFlags::MSG_DONTWAIT) {
-                Ok(n) => messages(&buffer[..n]).for_each(|m| self.hear(&m, batch)),
+                Ok(n) => messages(&buffer[..n]).for_each(|m| self.note(&m, changes)),
                 Err(Errno::EAGAIN) => {
                     result = Ok(false);
                     break;
                 }
                 Err(Errno::EINTR) => {}
-                Err(Errno::ENOBUFS) => batch.lost = true,
+                Err(Errno::ENOBUFS) => changes.lost = true,
                 Err(e) => {
                     result = Err(e.into());
                     break;
@@ -157,8 +162,8 @@ impl LinuxMonitor {
             }
         }
         self.buffer = buffer;
-        if batch.lost {
-            self.take_down()?;
+        if changes.lost {
+            self.read_links()?;
         }
         result
     }
@@ -172,12 +177,12 @@ impl LinuxMonitor {
         })
     }
 
-    fn hear(&mut self, m: &Message<'_>, batch: &mut Batch) {
+    fn note(&mut self, m: &Message<'_>, changes: &mut Changes) {
         match m.kind {
-            libc::RTM_NEWLINK | libc::RTM_DELLINK => self.hear_link(m, batch),
-            libc::RTM_NEWADDR | libc::RTM_DELADDR => self.hear_address(m, batch),
-            libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => self.hear_neighbour(m, batch),
-            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => self.hear_route(m, batch),
+            libc::RTM_NEWLINK | libc::RTM_DELLINK => self.note_link(m, changes),
+            libc::RTM_NEWADDR | libc::RTM_DELADDR => self.note_address(m, changes),
+            libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => self.note_neighbour(m, changes),
+            libc::RTM_NEWROUTE | libc::RTM_DELROUTE => self.note_route(m, changes),
             RTM_NEWNEXTHOP => {
                 let n = decode::nexthop(m.payload);
                 let mut shared = self.options.shared.borrow_mut();
@@ -188,52 +193,52 @@ impl LinuxMonitor {
             RTM_DELNEXTHOP => {
                 let n = decode::nexthop(m.payload);
                 if let Some(key) = self.options.shared.borrow_mut().forget(n.id) {
-                    batch.put(key, None);
+                    changes.put(key, None);
                 }
             }
-            _ => batch.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_rule(m)),
+            _ => changes.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_rule(m)),
         }
     }
 
-    /// Most link messages (statistics, carrier counters) change nothing that matters here; nor do the pods' links.
-    fn hear_link(&mut self, m: &Message<'_>, batch: &mut Batch) {
-        let Some(mut link) = decode::link(m.payload) else { return };
+    /// Most notifications of links are about statistics or carrier counters, or about links of pods, and do not matter here.
+    fn note_link(&mut self, m: &Message<'_>, changes: &mut Changes) {
+        let Some(mut link) = link_messages::read_link(m.payload) else { return };
         forget_mac(&mut link);
         let index = link.info.index;
-        let bystander = self.is_bystander(&link);
+        let of_pod = self.is_pod_link(&link);
         if m.kind == libc::RTM_DELLINK {
             self.links.remove(&index);
             self.addrs.retain(|(i, _), _| *i != index);
-            batch.links |= !bystander;
+            changes.links |= !of_pod;
         } else if self.links.get(&index) != Some(&link) {
             self.links.insert(index, link);
-            batch.links |= !bystander;
+            changes.links |= !of_pod;
         }
     }
 
-    /// A pod's end of a pair, with no address of its own: it is neither uplink nor device of ours, and pods come and go all day.
-    fn is_bystander(&self, link: &LinkFacts) -> bool {
+    /// Returns true for one end of a veth pair that has no address. It belongs to a pod: it is neither an uplink nor a device of ours,
+    /// and such links come and go all day.
+    fn is_pod_link(&self, link: &LinkFacts) -> bool {
         let addressed = |((index, _), (scope, _)): (&(u32, IpNet), &(u8, u32))| {
             *index == link.info.index && *scope != RT_SCOPE_LINK
         };
         link.veth && !self.addrs.iter().any(addressed)
     }
 
-    /// A router advertisement that only renews a lifetime is no news.
-    fn hear_address(&mut self, m: &Message<'_>, batch: &mut Batch) {
-        let Some(a) = decode::address(m.payload) else { return };
+    /// A router advertisement that only renews a lifetime changes nothing.
+    fn note_address(&mut self, m: &Message<'_>, changes: &mut Changes) {
+        let Some(a) = link_messages::read_address(m.payload) else { return };
         let now = (a.scope, a.flags);
-        let bystander =
-            a.scope == RT_SCOPE_LINK && self.links.get(&a.index).is_some_and(|link| self.is_bystander(link));
-        let news = if m.kind == libc::RTM_DELADDR {
+        let of_pod = a.scope == RT_SCOPE_LINK && self.links.get(&a.index).is_some_and(|link| self.is_pod_link(link));
+        let changed = if m.kind == libc::RTM_DELADDR {
             self.addrs.remove(&(a.index, a.net)).is_some()
         } else {
             self.addrs.insert((a.index, a.net), now) != Some(now)
         };
-        batch.links |= news && !bystander;
+        changes.links |= changed && !of_pod;
     }
 
-    fn hear_neighbour(&mut self, m: &Message<'_>, batch: &mut Batch) {
+    fn note_neighbour(&mut self, m: &Message<'_>, changes: &mut Changes) {
         let Some(n) = decode::neighbour(m.payload) else { return };
         let Some(link) = self.links.get(&n.index).filter(|l| l.has_fdb()) else { return };
         let name = link.info.name;
@@ -241,52 +246,53 @@ impl LinuxMonitor {
         if !n.fdb {
             let Some(dst) = n.dst.filter(|d| !d.is_multicast()) else { return };
             let value = n.mac.filter(|_| here).map(Value::Neigh);
-            return batch.put(Key::Neigh(name, dst), value.map(|value| Seen { value, protocol: 0, mark: false }));
+            return changes.put(Key::Neigh(name, dst), value.map(|value| Seen { value, protocol: 0, mark: false }));
         }
         let Some(mac) = n.mac else { return };
         let known = self.options.shared.borrow().fdb.contains(&(n.index, mac));
         match (here, m.kind == libc::RTM_DELNEIGH) {
             (true, _) => {
                 let value = n.dst.map(Value::Fdb);
-                batch.put(Key::Fdb(name, mac), value.map(|value| Seen { value, protocol: 0, mark: false }));
+                changes.put(Key::Fdb(name, mac), value.map(|value| Seen { value, protocol: 0, mark: false }));
             }
-            // Learned, not written: of interest only where it took the place of an entry that we know.
+            // The device learned it. This matters only if it replaced an entry that the agent knows.
             (false, false) if !known => {}
-            (false, _) => batch.put(Key::Fdb(name, mac), None),
+            (false, _) => changes.put(Key::Fdb(name, mac), None),
         }
     }
 
-    fn hear_route(&mut self, m: &Message<'_>, batch: &mut Batch) {
+    fn note_route(&mut self, m: &Message<'_>, changes: &mut Changes) {
         let Some((table, r)) = decode::route_of_any_table(m.payload) else { return };
         if table != u32::from(libc::RT_TABLE_MAIN) {
-            batch.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_table(table));
+            changes.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_table(table));
             return;
         }
         let key = Key::Route(r.net, r.metric);
         let foreign = r.protocol != self.options.protocol && r.protocol != POD_ROUTES;
-        batch.tables.main |= foreign && !is_local(&r.net);
+        changes.tables.main |= foreign && !is_local(&r.net);
         if m.kind == libc::RTM_DELROUTE {
-            return batch.put(key, None);
+            return changes.put(key, None);
         }
-        // With nexthop_compat_mode off the message has the id alone; one that we bound to this route is as we wrote it.
+        // If the sysctl nexthop_compat_mode is 0, the notification has only the id. The id that we bound to this route shows that
+        // the route is as we wrote it.
         if r.nexthop != 0 && r.index == 0 && self.options.shared.borrow().of(&key) == Some(r.nexthop) {
             return;
         }
         match self.links.get(&r.index) {
-            // A link whose own message is still to come: it will lead to a look at everything.
+            // The notification of this link is still queued, and will cause a comparison of everything.
             None if r.index != 0 => {}
             link => {
                 let value = Value::Route(r.value(link.map(|l| l.info.name)));
-                batch.put(key, Some(Seen { value, protocol: r.protocol, mark: r.nexthop != 0 }));
+                changes.put(key, Some(Seen { value, protocol: r.protocol, mark: r.nexthop != 0 }));
             }
         }
     }
 }
 
-/// News of the guard's table; never, where there is none.
-async fn guarded(guard: Option<&GuardMonitor>) {
+/// Waits for a notification of the guard's table. Waits forever if there is no guard.
+async fn guard_changed(guard: Option<&GuardMonitor>) {
     match guard {
-        // What fails fails again when it is read.
+        // An error will occur again when the notification is read.
         Some(guard) => drop(guard.ready().await),
         None => std::future::pending().await,
     }
@@ -296,19 +302,19 @@ fn left_to_the_audit(error: &io::Error) {
     tracing::warn!(%error, "cannot read the notifications of nftables: the audit repairs the tunnel guard");
 }
 
-/// The MAC of a link that cannot be ours is of no interest: that of a bridge changes with every pod.
+/// Forgets the MAC of a link that cannot be ours. The MAC of a bridge, for example, changes with every pod.
 fn forget_mac(link: &mut LinkFacts) {
-    if link.told.is_none() {
+    if link.link_type.is_none() {
         link.info.mac = None;
     }
 }
 
-/// Link-local and multicast routes come with every IPv6 link.
+/// Returns true for link-local and multicast routes, which every IPv6 link has.
 fn is_local(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local() || net.addr().is_multicast())
 }
 
-impl Batch {
+impl Changes {
     fn put(&mut self, key: Key, now: Option<Seen>) {
         match self.at.get(&key) {
             Some(at) => self.entries[*at].1 = now,
@@ -341,18 +347,18 @@ impl Batch {
 impl Monitor for LinuxMonitor {
     async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
-            // The only wait; what is read after it is returned without another. Readiness is cleared before the reading:
-            // what arrives meanwhile is read or sets it again.
+            // This is the only await, so no notification is lost if the caller drops the future. Readiness is cleared before reading.
+            // A notification that arrives in between is read, or sets readiness again.
             if !self.more {
                 tokio::select! {
                     ready = self.socket.readable() => ready?.clear_ready(),
-                    () = guarded(self.guard.as_ref()) => {}
+                    () = guard_changed(self.guard.as_ref()) => {}
                 }
             }
             self.more = true;
-            let mut batch = Batch::default();
-            self.more = self.drain(&mut batch)?;
-            let mut notices = batch.notices();
+            let mut changes = Changes::default();
+            self.more = self.drain(&mut changes)?;
+            let mut notices = changes.notices();
             notices.extend(self.drain_guard());
             if !notices.is_empty() {
                 return Ok(notices);

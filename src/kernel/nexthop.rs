@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which nexthop object carries which route: ids, their owner, and what writer and monitor must tell each other.
+//! Which nexthop object belongs to which route. The writer and the monitor share this index.
 //!
-//! A nexthop object is a detail of the adapter; the core knows routes. One nexthop serves one route and is never replaced.
+//! Only the kernel adapter knows nexthop objects. The rest of the agent knows routes. Each nexthop belongs to one route and is never
+//! replaced.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -11,15 +12,15 @@ use std::rc::Rc;
 use nix::libc;
 use weft_backends::state::{Key, Mac};
 
-/// Ids of instance 0 begin here: far from what people and routing daemons number by hand.
+/// The first id of instance 0. People and routing daemons use much lower ids.
 const BASE: u32 = 0x5700_0000;
-/// Ids per instance, as a power of two: five moves of each of 50,000 routes at a time.
+/// Ids per instance, as a power of two. This is enough for five nexthops of each of 50,000 routes at the same time.
 const BITS: u32 = 18;
 
-/// Whether the kernel has nexthop objects, by its answer to a question for all of them. Before Linux 5.3 it does not know the question.
+/// Returns true if the kernel has nexthop objects, which it does since Linux 5.3. `answer` is its answer to a dump of all of them.
 ///
 /// # Errors
-/// Another answer says nothing about it.
+/// The dump failed for another reason.
 pub fn supported(answer: io::Result<()>) -> io::Result<bool> {
     match answer {
         Ok(()) => Ok(true),
@@ -28,10 +29,10 @@ pub fn supported(answer: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Shared between writer and monitor, which live on one thread.
+/// The index as the writer and the monitor share it. Both are on one thread.
 pub type Shared = Rc<RefCell<Index>>;
 
-/// The index.
+/// Which nexthop belongs to which route, and which FDB entries are known.
 #[derive(Debug)]
 pub struct Index {
     first: u32,
@@ -39,12 +40,12 @@ pub struct Index {
     ids: HashMap<u32, Key>,
     routes: HashMap<Key, u32>,
     reserved: HashSet<u32>,
-    /// FDB entries that were written or observed, by device index.
+    /// The FDB entries that were written or observed, with the index of their device.
     pub fdb: HashSet<(u32, Mac)>,
 }
 
 impl Index {
-    /// An empty index for one instance of the agent.
+    /// Returns an empty index for one instance of the agent.
     pub fn new(instance: u8) -> Index {
         let first = BASE + (u32::from(instance) << BITS);
         Index {
@@ -57,12 +58,12 @@ impl Index {
         }
     }
 
-    /// True for an id of this instance's range.
+    /// Returns true for an id in the range of this instance.
     pub fn in_range(&self, id: u32) -> bool {
         id >> BITS == self.first >> BITS
     }
 
-    /// An id that is not in use, bound to this route from now on; `None` when all are. Also the id that it had before.
+    /// Binds an unused id to this route. Returns it with the id that the route had before, or `None` if all ids are in use.
     pub fn bind(&mut self, key: Key) -> Option<(u32, Option<u32>)> {
         for _ in 0..1 << BITS {
             let id = self.first + self.next;
@@ -86,12 +87,12 @@ impl Index {
         }
     }
 
-    /// The nexthop that a route goes through, ours or not.
+    /// Returns the nexthop of a route, even if another program created it.
     pub fn of(&self, key: &Key) -> Option<u32> {
         self.routes.get(key).copied()
     }
 
-    /// A route was seen to go through this nexthop; `ours` when its protocol is.
+    /// Records the nexthop of an observed route. `ours` is true if the route has the protocol of the agent.
     pub fn saw(&mut self, key: Key, id: u32, ours: bool) {
         self.routes.insert(key, id);
         if ours && self.in_range(id) {
@@ -99,18 +100,18 @@ impl Index {
         }
     }
 
-    /// A route was seen to be without a nexthop, or is gone.
+    /// Records that a route has no nexthop, or is gone.
     pub fn saw_plain(&mut self, key: &Key) {
         self.routes.remove(key);
     }
 
-    /// An id of our range that someone else took.
+    /// Records that another program uses an id of our range.
     pub fn reserve(&mut self, id: u32) {
         self.ids.remove(&id);
         self.reserved.insert(id);
     }
 
-    /// The nexthop is gone or about to be deleted by us: the route that it carried, and whether it was ours at all.
+    /// Records that a nexthop is gone, or will be deleted now. Returns its route if the nexthop was ours.
     pub fn forget(&mut self, id: u32) -> Option<Key> {
         self.reserved.remove(&id);
         let key = self.ids.remove(&id)?;
@@ -120,12 +121,12 @@ impl Index {
         Some(key)
     }
 
-    /// True when the nexthop is one of ours.
+    /// Returns true if the nexthop is one of ours.
     pub fn owns(&self, id: u32) -> bool {
         self.ids.contains_key(&id)
     }
 
-    /// Our nexthops that none of these routes goes through.
+    /// Returns our nexthops that are not among these.
     pub fn orphans(&self, in_use: &HashSet<u32>) -> Vec<u32> {
         self.ids.keys().filter(|id| !in_use.contains(id)).copied().collect()
     }
@@ -140,19 +141,23 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_does_not_know_the_question_has_none() {
+    fn a_kernel_that_does_not_know_the_dump_has_no_nexthops() {
         let answer = |errno| supported(Err(io::Error::from_raw_os_error(errno)));
         assert!(supported(Ok(())).unwrap());
         for errno in [libc::EOPNOTSUPP, libc::EINVAL] {
-            assert!(!answer(errno).unwrap(), "{errno}: plain routes");
+            assert!(!answer(errno).unwrap(), "{errno}: routes get no nexthop objects");
         }
         for errno in [libc::EPERM, libc::EINTR, libc::ENOBUFS] {
-            assert_eq!(answer(errno).unwrap_err().raw_os_error(), Some(errno), "it was not answered");
+            assert_eq!(
+                answer(errno).unwrap_err().raw_os_error(),
+                Some(errno),
+                "{errno}: the question was not answered"
+            );
         }
     }
 
     #[test]
-    fn ranges_of_instances_are_apart_and_an_undone_bind_leaves_nothing() {
+    fn instances_have_different_ids_and_an_undone_bind_has_no_effect() {
         let (mut a, mut b) = (Index::new(0), Index::new(255));
         let (first, before) = a.bind(key(1)).unwrap();
         assert_eq!(before, None);
@@ -167,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_id_is_not_given_out() {
+    fn a_reserved_id_is_not_bound() {
         let mut index = Index::new(3);
         index.reserve(index.first);
         assert_eq!(index.bind(key(1)).unwrap().0, index.first + 1);

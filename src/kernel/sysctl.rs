@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kernel parameters: read before written, so that a read-only /proc with the right values is no obstacle.
+//! Kernel parameters (sysctls). They are read first, and written only if the value differs. A read-only /proc with the right values
+//! is therefore no error.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,45 +10,46 @@ use std::path::{Path, PathBuf};
 
 use weft_backends::state::Name;
 
-/// What was done.
+/// What [`ensure`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Written.
+    /// It wrote the value.
     Changed,
-    /// It had the value already.
+    /// The parameter already had this value.
     Same,
 }
 
-/// The value is wrong, and a person must set it.
+/// The parameter has another value, and a person must set it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("set {name}: {cause}; run: {command}")]
 pub struct NeedsHelp {
-    /// Its path below /proc/sys.
+    /// The path of the parameter below /proc/sys.
     pub name: String,
-    /// Why we did not, or could not.
+    /// Why the agent did not set it.
     pub cause: String,
-    /// What to type.
+    /// The command that sets it.
     pub command: String,
 }
 
-/// The parameter of one interface, below /proc/sys: `net/ipv4/conf/eth0/rp_filter`. `family` is `ipv4` or `ipv6`.
+/// Returns the path of a parameter of one interface below /proc/sys, such as `net/ipv4/conf/eth0/rp_filter`. `family` is `ipv4` or
+/// `ipv6`.
 pub fn of_interface(family: &str, name: Name, leaf: &str) -> PathBuf {
     Path::new("net").join(family).join("conf").join(OsStr::from_bytes(name.as_bytes())).join(leaf)
 }
 
-/// What a parameter (a path below /proc/sys) says now, in the network namespace of the calling thread.
+/// Reads a parameter (a path below /proc/sys) in the network namespace of the calling thread.
 ///
 /// # Errors
-/// There is no such parameter, or it cannot be read.
+/// The parameter does not exist, or it cannot be read.
 pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(fs::read_to_string(Path::new("/proc/sys").join(path))?.trim().to_owned())
 }
 
-/// Gives a parameter (`net/ipv4/ip_forward`, a path below /proc/sys) this value; with `write` false only looks.
-/// Acts on the network namespace of the calling thread.
+/// Sets a parameter (a path below /proc/sys, such as `net/ipv4/ip_forward`) to this value, in the network namespace of the calling
+/// thread. If `write` is false, it only compares.
 ///
 /// # Errors
-/// The value differs and may not, or cannot, be written: with the command that would do it.
+/// The value differs, and it may not or cannot be written. The error has the command that would write it.
 pub fn ensure(path: impl AsRef<Path>, value: &str, write: bool) -> Result<Change, NeedsHelp> {
     let path = path.as_ref();
     let help = |cause: String| NeedsHelp { name: shown(path), cause, command: command(path, value) };
@@ -62,13 +64,13 @@ pub fn ensure(path: impl AsRef<Path>, value: &str, write: bool) -> Result<Change
     Ok(Change::Changed)
 }
 
-/// The path for people; the name of an interface in it need not be text.
+/// Returns the path for messages. The name of an interface in it need not be UTF-8.
 pub fn shown(path: &Path) -> String {
     path.as_os_str().as_bytes().escape_ascii().to_string()
 }
 
-/// What a person types. The path form, because the dotted form takes a dot in an interface's name for a separator. A name that a
-/// shell would read as something else is quoted.
+/// Returns the command that sets the parameter. It has a path, because in the form with dots, sysctl takes a dot in the name of an
+/// interface for a separator. A name that means something else to a shell is quoted.
 fn command(path: &Path, value: &str) -> String {
     let plain = |b: &u8| b.is_ascii_alphanumeric() || b"/._-@".contains(b);
     let quoted = if path.as_os_str().as_bytes().iter().all(plain) { "" } else { "'" };
@@ -81,9 +83,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_right_value_is_not_written_and_a_wrong_one_is_named() {
+    fn a_right_value_is_not_written_and_a_wrong_value_is_reported() {
         let now = fs::read_to_string("/proc/sys/kernel/ostype").unwrap();
-        // Not writable by anyone: only reading can succeed.
+        // Nobody can write this parameter, so this succeeds only without writing.
         assert_eq!(ensure("kernel/ostype", now.trim(), true), Ok(Change::Same));
         let help = ensure("kernel/ostype", "Hurd", true).unwrap_err();
         assert_eq!(help.command, "sysctl -w kernel/ostype=Hurd");
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_can_be_pasted_whatever_the_interface_is_called() {
+    fn commands_can_be_pasted_into_a_shell_whatever_the_name_of_the_interface_is() {
         let of = |name: &[u8]| command(&of_interface("ipv4", Name::of_kernel(name).unwrap(), "rp_filter"), "2");
         assert_eq!(of(b"eth0.7"), "sysctl -w net/ipv4/conf/eth0.7/rp_filter=2");
         assert_eq!(of(b"e\xff;id'"), r"sysctl -w $'net/ipv4/conf/e\xff;id\'/rp_filter=2'");

@@ -25,7 +25,7 @@ use weft_subnet::source::{Claim, Error, Source, random};
 use weft_subnet::text::sentence;
 
 use crate::firewall::guard;
-use crate::kernel::{Kernel, Machine, Maker};
+use crate::kernel::{Creator, Kernel, Machine};
 use crate::log::lines::{Reminder, chain};
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
@@ -214,8 +214,8 @@ async fn lease<K: Kernel>(
         identity: None,
         previous,
         // Whatever else bears the name of our device says nothing about our lease.
-        macs: device_macs((backend, network), &host(&picked, &machine, network, NO_MACS), &machine, |maker| {
-            maker == Maker::ThisAgent
+        macs: device_macs((backend, network), &host(&picked, &machine, network, NO_MACS), &machine, |creator| {
+            creator == Creator::ThisAgent
         }),
         public: vec![public],
         beside: ground.beside(picked.uplink.name),
@@ -243,7 +243,7 @@ async fn lease<K: Kernel>(
 /// The facts of this machine; its VTEP MACs are those of the lease, else of the devices that there are, else new ones.
 fn host_with(picked: &Picked, machine: &Machine, what: (&dyn Backend, &Network), lease: Option<&Lease>) -> Host {
     let mut host = host(picked, machine, what.1, NO_MACS);
-    let existing = device_macs(what, &host, machine, |maker| maker != Maker::AnotherAgent);
+    let existing = device_macs(what, &host, machine, |creator| creator != Creator::AnotherAgent);
     let stored = lease.map(|lease| evidence::macs(&lease.attrs)).unwrap_or_default();
     let mac = |at: usize| stored[at].or(existing[at]).map_or_else(random_mac, Mac);
     (host.vtep_mac_v4, host.vtep_mac_v6) = (mac(0), mac(1));
@@ -278,14 +278,15 @@ fn device_macs(
     (backend, network): (&dyn Backend, &Network),
     host: &Host,
     machine: &Machine,
-    wanted: impl Fn(Maker) -> bool,
+    wanted: impl Fn(Creator) -> bool,
 ) -> Macs {
     let own = Lease { id: "".into(), subnets: network.networks, attrs: Attrs::default(), age: Age::default() };
     let mut macs = [None, None];
     for (key, value) in backend.device(host, &own) {
         let (Key::Link(name), Value::Link(link)) = (key, value) else { continue };
         let Some(VxlanLink { local, .. }) = link.kind.of() else { continue };
-        let there = machine.links.iter().find(|link| link.name == name && wanted(link.maker)).and_then(|link| link.mac);
+        let there =
+            machine.links.iter().find(|link| link.name == name && wanted(link.creator)).and_then(|link| link.mac);
         macs[usize::from(local.is_ipv6())] = there.map(|mac| mac.0);
     }
     macs

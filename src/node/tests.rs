@@ -20,7 +20,7 @@ use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
 use super::{Node, Verdict, World};
 use crate::conflist::Conflist;
 use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, Notice, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, Notice, RouteInfo};
 use crate::lease::acquire::{self, Started};
 use crate::lease::keep::{Answer, Keeper};
 use crate::observe::health::Readiness;
@@ -144,7 +144,7 @@ fn machine(ip: &str) -> Machine {
         up: true,
         carrier: true,
         loopback: false,
-        maker: Maker::Unknown,
+        creator: Creator::Unknown,
     };
     Machine {
         links: vec![link],
@@ -399,9 +399,9 @@ async fn noise_of_links_is_looked_at_later_not_never() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
         bench.node.quiet_until = std::time::Instant::now() + Duration::from_secs(60);
-        let looks = bench.kernel.looks();
+        let looks = bench.kernel.observations();
         bench.node.noticed(vec![Notice::Links]).await;
-        assert_eq!(bench.kernel.looks(), looks);
+        assert_eq!(bench.kernel.observations(), looks);
         assert_eq!(bench.node.next_audit, bench.node.quiet_until);
         assert!(bench.node.next_wake() <= Some(bench.node.quiet_until));
     })

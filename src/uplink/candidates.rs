@@ -9,7 +9,7 @@ use weft_backends::state::Name;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
 
-use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
 
 /// ifa_flags of linux/if_addr.h.
 pub(super) const TEMPORARY: u32 = 0x01;
@@ -63,7 +63,8 @@ impl<'a> Ground<'a> {
         for addr in machine.addrs.iter().filter(|addr| others(addr)) {
             inner.remove(&addr.index);
         }
-        let tunnels = machine.links.iter().filter(|link| link.maker != Maker::Unknown || of_pods(&link.name.text()));
+        let tunnels =
+            machine.links.iter().filter(|link| link.creator != Creator::Unknown || of_pods(&link.name.text()));
         inner.extend(tunnels.map(|link| link.index));
         Ground { machine, families, own, inner, before: Before::default() }
     }

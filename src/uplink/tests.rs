@@ -5,7 +5,7 @@ use weft_subnet::cidr::Subnets;
 
 use super::candidates::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
 use super::*;
-use crate::kernel::{AddrInfo, Machine, Maker, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo};
 
 /// A choice without a lease, among everything that is there.
 fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
@@ -26,7 +26,7 @@ fn machine() -> Machine {
         up: true,
         carrier: true,
         loopback: text == "lo",
-        maker: Maker::Unknown,
+        creator: Creator::Unknown,
     };
     let links = [(1, "lo"), (2, "eth0"), (3, "eth1"), (4, "wlan0")].map(link).to_vec();
     let addrs = vec![
@@ -464,17 +464,17 @@ fn an_ipv6_uplink_that_has_only_a_link_local_address() {
 
 #[test]
 fn what_belongs_to_the_pods_is_no_uplink() {
-    for (device, maker, net) in [
-        ("flannel.1", Maker::Unknown, "10.5.1.0/32"),
-        ("flannel-v6.1", Maker::Unknown, "10.5.1.0/32"),
-        ("flannel.ipip", Maker::Unknown, "10.7.1.0/32"),
-        ("flannel0", Maker::Unknown, "10.7.1.0/16"),
-        ("cni0", Maker::Unknown, "10.7.1.1/24"),
-        ("bridge0", Maker::Unknown, "10.5.1.1/24"),
-        ("anything", Maker::AnotherAgent, "10.7.1.1/24"),
+    for (device, creator, net) in [
+        ("flannel.1", Creator::Unknown, "10.5.1.0/32"),
+        ("flannel-v6.1", Creator::Unknown, "10.5.1.0/32"),
+        ("flannel.ipip", Creator::Unknown, "10.7.1.0/32"),
+        ("flannel0", Creator::Unknown, "10.7.1.0/16"),
+        ("cni0", Creator::Unknown, "10.7.1.1/24"),
+        ("bridge0", Creator::Unknown, "10.5.1.1/24"),
+        ("anything", Creator::AnotherAgent, "10.7.1.1/24"),
     ] {
         let mut machine = machine();
-        machine.links = vec![LinkInfo { index: 9, name: name(device), maker, ..machine.links[1].clone() }];
+        machine.links = vec![LinkInfo { index: 9, name: name(device), creator, ..machine.links[1].clone() }];
         machine.addrs = vec![addr(9, net, PERMANENT), addr(9, "fe80::9/64", PERMANENT)];
         machine.routes = vec![route("0.0.0.0/0", 0, device), route("10.5.0.0/16", 0, device)];
         let own = Subnets { v4: "10.5.1.0/24".parse().ok(), v6: None };

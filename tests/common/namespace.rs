@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network namespace for one test, and the commands that look into it.
+//! A network namespace for one test, and commands that run in it.
 
 use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs a test in a thread with a network namespace of its own, which ends with the thread.
+/// Runs a test in a thread with a network namespace of its own. The namespace ends with the thread.
 pub fn alone(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let run = || {
@@ -16,7 +16,7 @@ pub fn alone(test: impl FnOnce() + Send) {
     });
 }
 
-/// The pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+/// Adds the veth pair up0 (10.0.0.1/24, fd00::1/64) and far0. Both are up.
 pub fn add_uplink() {
     for line in [
         "link add up0 type veth peer name far0",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is written is what `ip` and `bridge` show, and what `observe` reads.
+//! `ip` and `bridge` show what was written, and `observe` reads it.
 
 use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
@@ -85,7 +85,7 @@ fn everything(v6: bool) -> Vec<(Key, Value)> {
 }
 
 #[test]
-fn what_is_applied_is_observed_then_moved_then_gone() {
+fn entries_are_observed_after_they_were_written_changed_and_removed() {
     for (v6, objects) in [(false, true), (false, false), (true, true)] {
         in_namespace(move || async move {
             let mut k = kernel(objects);
@@ -134,14 +134,14 @@ impl Address for Key {
 }
 
 #[test]
-fn doubled_routes_are_seen_and_made_one() {
+fn several_routes_with_one_key_are_replaced_by_one() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &everything(false));
         bridge("fdb append 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.66 self permanent");
         ip("route append 10.1.2.0/24 via 10.0.0.9");
         let seen = k.observe(&[name("flannel.1")]).unwrap();
-        // A MAC of one host never has two destinations in the kernel: the append is ignored there.
+        // The kernel ignores a second destination of a unicast MAC.
         assert_eq!(seen.get(&everything(false)[2].0).unwrap().value, everything(false)[2].1);
         let wanted = [everything(false)[4].clone()];
         assert!(wanted.iter().all(|(key, value)| seen.get(key).unwrap().value != *value), "{seen:?}");
@@ -166,7 +166,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
         let shown = json("ip", "-j route show 10.1.2.0/24");
         assert_eq!(shown.as_array().unwrap().len(), 1);
         assert!(shown[0]["nhid"].is_u64(), "{shown}");
-        // An agent without nexthop objects takes it back, and an earlier agent's nexthops are adopted or cleared away.
+        // An agent without nexthop objects writes it as a plain route. It takes over or deletes the nexthops of the earlier agent.
         ip(&format!(
             "nexthop add id {} via 10.0.0.9 dev up0 protocol {PROTOCOL}",
             shown[0]["nhid"].as_u64().unwrap() + 9
@@ -181,7 +181,7 @@ fn a_plain_route_of_flannel_is_taken_over_in_place() {
 }
 
 #[test]
-fn a_foreign_nexthop_in_our_range_is_left_alone() {
+fn a_nexthop_of_another_program_in_our_range_stays() {
     in_namespace(|| async {
         let mut k = kernel(true);
         let first = 0x5700_0000_u32 + (7 << 18);
@@ -216,7 +216,7 @@ fn no_nexthop_is_left_over() {
 }
 
 #[test]
-fn without_carrier_a_nexthop_waits() {
+fn a_nexthop_without_carrier_is_tried_again() {
     in_namespace(|| async {
         let mut k = kernel(true);
         ip("link set far0 down");
@@ -253,7 +253,7 @@ fn five_thousand_peers_are_observed() {
 }
 
 #[test]
-fn the_machine_shows_links_addresses_and_foreign_routes() {
+fn the_machine_has_links_addresses_and_routes_of_other_programs() {
     in_namespace(|| async {
         let mut k = kernel(true);
         ip("route add default via 10.0.0.254");
@@ -269,7 +269,7 @@ fn the_machine_shows_links_addresses_and_foreign_routes() {
 }
 
 #[test]
-fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
+fn routes_get_their_gateway_when_the_kernel_sends_only_ids() {
     in_namespace(|| async {
         let mut k = kernel(true);
         let path = "net/ipv4/nexthop_compat_mode";
@@ -283,7 +283,7 @@ fn routes_are_resolved_where_the_kernel_shows_ids_alone() {
 }
 
 #[test]
-fn foreign_values_are_replaced_whatever_their_form() {
+fn routes_of_other_programs_are_replaced_in_every_form() {
     for (family, net, gw, metric) in [("-4", "10.1.2.0/24", "10.0.0.2", 0), ("-6", "fd00:2::/64", "fd00::2", 1024)] {
         in_namespace(move || async move {
             let mut k = kernel(true);

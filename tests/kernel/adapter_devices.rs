@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices on the real kernel: attributes that are refused, devices of others, and interface names of any bytes.
+//! Devices in the real kernel: refused attributes, devices of other programs, and interface names that are not UTF-8.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -19,8 +19,8 @@ fn alias(dev: &str, text: &str) {
     assert!(Command::new("ip").args(["link", "set", dev, "alias", text]).status().unwrap().success());
 }
 
-/// flannel.1 as somebody else makes it.
-fn foreign() {
+/// Creates flannel.1 as another program would.
+fn create_by_another() {
     ip(
         "link add flannel.1 address 02:00:00:00:09:09 mtu 1400 type vxlan id 1 dev up0 local 10.0.0.1 dstport 8472 nolearning gbp",
     );
@@ -32,7 +32,7 @@ fn index() -> u64 {
 }
 
 #[test]
-fn a_refused_attribute_keeps_no_other_from_being_set() {
+fn the_other_attributes_are_set_if_one_is_refused() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false)]);
@@ -49,7 +49,7 @@ fn a_refused_attribute_keeps_no_other_from_being_set() {
 }
 
 #[test]
-fn a_device_is_made_without_what_the_kernel_refuses() {
+fn a_device_is_created_without_an_attribute_that_the_kernel_refuses() {
     in_namespace(|| async {
         let mut k = kernel(true);
         let (key, value) = vxlan_with(false, |link, _| link.mtu = 20);
@@ -63,7 +63,7 @@ fn a_device_is_made_without_what_the_kernel_refuses() {
 }
 
 #[test]
-fn every_device_with_our_mark_is_seen_whatever_its_name() {
+fn every_device_with_our_alias_is_observed() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false), fdb("flannel.1", 7, "10.0.0.7"), neigh("flannel.1", "10.1.2.0", 7)]);
@@ -75,9 +75,9 @@ fn every_device_with_our_mark_is_seen_whatever_its_name() {
         let dev = name("renamed0");
         assert!(seen.get(&Key::Link(dev)).is_some_and(|seen| seen.mark && seen.protocol == PROTOCOL), "{seen:?}");
         assert!(seen.contains_key(&Key::Fdb(dev, mac(7))));
-        assert!(!seen.contains_key(&Key::Link(name("flannel.9"))), "not asked for, and not ours");
+        assert!(!seen.contains_key(&Key::Link(name("flannel.9"))), "it was not named, and is not ours");
         let other = k.observe(&[name("flannel.9")]).unwrap().get(&Key::Link(name("flannel.9"))).unwrap().clone();
-        assert_eq!((other.mark, other.protocol), (false, PROTOCOL), "another agent's");
+        assert_eq!((other.mark, other.protocol), (false, PROTOCOL), "it belongs to another agent");
         let value = seen.get(&Key::Link(dev)).unwrap().value.clone();
         remove(&mut k, &[(Key::Link(dev), value)]);
         assert_eq!(k.observe(&[dev]).unwrap().get(&Key::Link(dev)), None);
@@ -85,17 +85,17 @@ fn every_device_with_our_mark_is_seen_whatever_its_name() {
 }
 
 #[test]
-fn another_agents_device_is_neither_altered_nor_removed() {
+fn a_device_of_another_agent_is_neither_altered_nor_removed() {
     in_namespace(|| async {
         let mut k = kernel(true);
-        foreign();
+        create_by_another();
         alias("flannel.1", "weft /run/other/subnet.env");
         let (key, value) = vxlan(false);
         k.observe(&[name("flannel.1")]).unwrap();
         for op in [Op::Ensure(key, value.clone()), Op::Recreate(key, value.clone()), Op::Remove(key, value)] {
             let outcome = k.apply(&[op]).remove(0);
-            let told = |text: &str| text.contains("another weft agent") && text.contains("/run/other/subnet.env");
-            assert!(matches!(&outcome, Outcome::Fatal(text) if told(text)), "{outcome:?}");
+            let named = |text: &str| text.contains("another weft agent") && text.contains("/run/other/subnet.env");
+            assert!(matches!(&outcome, Outcome::Fatal(text) if named(text)), "{outcome:?}");
         }
         assert!(
             ip("link show flannel.1").contains("02:00:00:00:09:09") && ip("link show flannel.1").contains("mtu 1400")
@@ -104,10 +104,10 @@ fn another_agents_device_is_neither_altered_nor_removed() {
 }
 
 #[test]
-fn a_device_without_mark_is_taken_over_only_if_it_was_seen() {
+fn a_device_without_alias_is_taken_over_only_if_it_was_observed() {
     in_namespace(|| async {
         let mut k = kernel(true);
-        foreign();
+        create_by_another();
         let before = index();
         let (key, value) = vxlan(false);
         for op in [Op::Ensure(key, value.clone()), Op::Recreate(key, value.clone())] {
@@ -125,13 +125,13 @@ fn a_device_without_mark_is_taken_over_only_if_it_was_seen() {
 }
 
 #[test]
-fn nothing_is_written_on_a_device_that_was_made_anew_by_somebody_else() {
+fn no_entry_is_written_to_a_device_that_another_program_created_again() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false)]);
         k.observe(&[]).unwrap();
         ip("link del flannel.1");
-        foreign();
+        create_by_another();
         let host = (Key::Addr(name("flannel.1"), "10.1.0.0/32".parse().unwrap()), Value::Addr);
         let all = [
             host,
@@ -143,7 +143,7 @@ fn nothing_is_written_on_a_device_that_was_made_anew_by_somebody_else() {
         let outcomes = k.apply(&put);
         let waits = |outcome: &Outcome| matches!(outcome, Outcome::Retry(text) if text.contains("another program has just created"));
         assert!(outcomes.iter().all(waits), "{outcomes:?}");
-        // What stood on ours went with it; what stands on theirs is not ours to remove.
+        // The entries of our device are gone with it. Those of the new device are not ours, so they are not removed.
         bridge("fdb replace 02:00:00:00:00:07 dev flannel.1 dst 10.0.0.66 self permanent");
         let (key, value) = fdb("flannel.1", 7, "10.0.0.66");
         let ops = [Op::Remove(key, value), Op::Remove(vxlan(false).0, vxlan(false).1)];
@@ -155,7 +155,7 @@ fn nothing_is_written_on_a_device_that_was_made_anew_by_somebody_else() {
 }
 
 #[test]
-fn an_interface_name_of_any_bytes_is_seen_and_used() {
+fn an_interface_whose_name_is_not_utf8_is_known_and_used() {
     in_namespace(|| async {
         let mut k = kernel(true);
         let odd = b"od\xff\x1b0";
@@ -174,7 +174,7 @@ fn an_interface_name_of_any_bytes_is_seen_and_used() {
         assert_eq!((connected.dev, connected.reach), (Some(dev), Reach::Link(dev)));
         let route = Route::Unicast { via: "10.99.0.7".parse().unwrap(), dev, onlink: true };
         let entry = (Key::Route("10.1.7.0/24".parse().unwrap(), 0), Value::Route(route));
-        // A bridge without ports has no carrier and takes no nexthop object: the route is written without one.
+        // A bridge without ports has no carrier, so the kernel refuses a nexthop object. The route is written without one.
         let mut plain = kernel(false);
         put(&mut plain, std::slice::from_ref(&entry));
         assert_eq!(k.observe(&[]).unwrap().get(&entry.0).unwrap().value, entry.1);

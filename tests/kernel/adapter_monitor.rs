@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each way in which an entry goes wrong is told.
-
-use std::time::Duration;
+//! The monitor reports every change of an entry.
 
 use weft::kernel::{LinuxKernel, LinuxMonitor, Monitor, MonitorOptions, Notice};
 use weft_backends::state::{Key, Value};
+
+use crate::patience::PATIENCE;
 
 use super::adapter_net::{PROTOCOL, bridge, fdb, in_namespace, ip, kernel, neigh, put, via, vxlan};
 
@@ -12,19 +12,19 @@ fn monitor(k: &LinuxKernel) -> LinuxMonitor {
     LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared())).unwrap()
 }
 
-/// Waits until this notice was told.
-async fn told(m: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> bool) {
+/// Waits for this notice, and skips others.
+async fn expect(m: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> bool) {
     let mut all = Vec::new();
     let wait = async {
         loop {
             let notices = m.next().await.unwrap();
             if notices.iter().any(&is) {
-                return;
+                break;
             }
             all.extend(notices);
         }
     };
-    let in_time = tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok();
+    let in_time = tokio::time::timeout(PATIENCE, wait).await.is_ok();
     assert!(in_time, "{what}: only {all:?}");
 }
 
@@ -37,34 +37,34 @@ fn is_now(key: Key, value: Value) -> impl Fn(&Notice) -> bool {
 }
 
 #[test]
-fn every_deletion_and_change_is_told() {
+fn every_deletion_and_change_is_reported() {
     in_namespace(|| async {
         let mut k = kernel(true);
         let mut m = monitor(&k);
         let (link, f, n) = (vxlan(false), fdb("flannel.1", 77, "10.0.0.2"), neigh("flannel.1", "10.1.2.0", 77));
         let (r, plain) = (via("10.1.2.0/24", "10.1.2.0", "flannel.1"), via("10.1.3.0/24", "10.1.3.0", "flannel.1"));
         put(&mut k, &[link, f.clone(), n.clone(), r.clone()]);
-        told(&mut m, "own route", is_now(r.0, r.1.clone())).await;
+        expect(&mut m, "own route", is_now(r.0, r.1.clone())).await;
         bridge("fdb replace 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.9 self permanent");
-        told(&mut m, "fdb changed", is_now(f.0, fdb("flannel.1", 77, "10.0.0.9").1)).await;
+        expect(&mut m, "fdb changed", is_now(f.0, fdb("flannel.1", 77, "10.0.0.9").1)).await;
         bridge("fdb del 02:00:00:00:00:4d dev flannel.1 self");
-        told(&mut m, "fdb deleted", gone(f.0)).await;
+        expect(&mut m, "fdb deleted", gone(f.0)).await;
         ip("neigh replace 10.1.2.0 lladdr 02:00:00:00:00:09 dev flannel.1 nud permanent");
-        told(&mut m, "neighbour changed", is_now(n.0, neigh("flannel.1", "10.1.2.0", 9).1)).await;
+        expect(&mut m, "neighbour changed", is_now(n.0, neigh("flannel.1", "10.1.2.0", 9).1)).await;
         ip("neigh del 10.1.2.0 dev flannel.1");
-        told(&mut m, "neighbour deleted", gone(n.0)).await;
+        expect(&mut m, "neighbour deleted", gone(n.0)).await;
         ip("route del 10.1.2.0/24");
-        told(&mut m, "route deleted", gone(r.0)).await;
+        expect(&mut m, "route deleted", gone(r.0)).await;
         put(&mut k, std::slice::from_ref(&r));
-        told(&mut m, "route back", is_now(r.0, r.1.clone())).await;
+        expect(&mut m, "route back", is_now(r.0, r.1.clone())).await;
         ip("nexthop flush");
-        told(&mut m, "nexthop flushed", gone(r.0)).await;
+        expect(&mut m, "nexthop flushed", gone(r.0)).await;
         ip("route add 10.1.3.0/24 via 10.1.3.0 dev flannel.1 onlink");
-        told(&mut m, "foreign route", is_now(plain.0, plain.1)).await;
+        expect(&mut m, "foreign route", is_now(plain.0, plain.1)).await;
         ip("route del 10.1.3.0/24");
-        told(&mut m, "foreign routes", |n| *n == Notice::Routes).await;
+        expect(&mut m, "foreign routes", |n| *n == Notice::Routes).await;
         ip("-6 route add blackhole fd00:77::/64");
-        told(&mut m, "IPv6", |n| matches!(n, Notice::Entry(Key::Route(net, 1024), Some(_)) if net.addr().is_ipv6()))
+        expect(&mut m, "IPv6", |n| matches!(n, Notice::Entry(Key::Route(net, 1024), Some(_)) if net.addr().is_ipv6()))
             .await;
         for change in [
             "link set flannel.1 mtu 1300",
@@ -77,13 +77,13 @@ fn every_deletion_and_change_is_told() {
             "link del flannel.1",
         ] {
             ip(change);
-            told(&mut m, change, |n| *n == Notice::Links).await;
+            expect(&mut m, change, |n| *n == Notice::Links).await;
         }
     });
 }
 
 #[test]
-fn an_overflow_is_told_and_the_monitor_goes_on() {
+fn an_overflow_is_reported_and_later_changes_too() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false)]);
@@ -92,27 +92,27 @@ fn an_overflow_is_told_and_the_monitor_goes_on() {
         let mut m = LinuxMonitor::open(options).unwrap();
         let many: Vec<_> = (0..500).map(|n| fdb("flannel.1", 1000 + n, "10.0.0.2")).collect();
         put(&mut k, &many);
-        told(&mut m, "overflow", |n| *n == Notice::Lost).await;
+        expect(&mut m, "overflow", |n| *n == Notice::Lost).await;
         put(&mut k, &[fdb("flannel.1", 1, "10.0.0.2")]);
         let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
-        told(&mut m, "after the overflow", is_now(key, value)).await;
+        expect(&mut m, "after the overflow", is_now(key, value)).await;
     });
 }
 
 #[test]
-fn what_matters_to_nobody_is_not_told() {
+fn changes_that_do_not_matter_are_not_reported() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false)]);
         ip("link add cni0 type bridge");
         let mut m = monitor(&k);
-        // Each of these makes the kernel notify: a link as it was, an address renewed, a neighbour that is not permanent,
+        // The kernel notifies of each of these: a link without a relevant change, a renewed address, a neighbour that is not permanent,
         // a route of another table, the links of pods.
         ip("link set up0 txqueuelen 500");
         ip("addr change fd00::1/64 dev up0 nodad");
         ip("neigh replace 10.0.0.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
         ip("route add 10.77.0.0/16 dev up0 table 77");
-        // A pod that comes and goes.
+        // A pod is created and deleted.
         ip("link add pod0 type veth peer name pod1");
         ip("link set pod0 up");
         ip("link set pod1 up");
@@ -123,7 +123,7 @@ fn what_matters_to_nobody_is_not_told() {
         let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
         put(&mut k, &[(key, value.clone())]);
         let first = m.next().await.unwrap();
-        // Routes that are gone are told as entries: only the plan knows whether it wants them.
+        // Removed routes are reported as entries, because only the plan knows if it wants them.
         let (entries, rest): (Vec<_>, Vec<_>) =
             first.iter().partition(|n| matches!(n, Notice::Entry(Key::Route(..), None)));
         assert!(entries.len() <= 2 && rest.len() == 1 && is_now(key, value)(rest[0]), "{first:?}");

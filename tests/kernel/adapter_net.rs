@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A namespace with an uplink, and the values that the tests write into it.
+//! A namespace with an uplink, and the entries that the tests write.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
 pub const PROTOCOL: u8 = 90;
 pub const ALIAS: &str = "weft test";
 
-/// Runs a test in a fresh namespace: lo, and the pair up0 (10.0.0.1/24, fd00::1/64) and far0, all up.
+/// Runs a test in a new namespace with lo, and the veth pair up0 (10.0.0.1/24, fd00::1/64) and far0. All are up.
 pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
     alone(|| {
         ip("link set lo up");
@@ -49,7 +49,7 @@ pub fn vxlan(v6: bool) -> (Key, Value) {
     vxlan_with(v6, |_, _| {})
 }
 
-/// The same device after a change of it.
+/// Returns the device of [`vxlan`] with some changes.
 pub fn vxlan_with(v6: bool, change: impl FnOnce(&mut Link, &mut VxlanLink)) -> (Key, Value) {
     let local = if v6 { "fd00::1" } else { "10.0.0.1" }.parse().unwrap();
     let mut kind = VxlanLink { vni: 1, port: 8472, parent: name("up0"), local, gbp: !v6, learning: false };
@@ -60,7 +60,7 @@ pub fn vxlan_with(v6: bool, change: impl FnOnce(&mut Link, &mut VxlanLink)) -> (
     (Key::Link(name(if v6 { "flannel-v6.1" } else { "flannel.1" })), Value::link(link))
 }
 
-/// The attributes of a vxlan device as it was seen.
+/// Returns the attributes of an observed vxlan device.
 pub fn seen_vxlan(value: &Value) -> (Link, VxlanLink) {
     let Value::Link(link) = value else { panic!("{value:?} is no device") };
     let kind = link.kind.of::<VxlanLink>().unwrap_or_else(|| panic!("{link} is no vxlan device"));
@@ -81,7 +81,7 @@ pub fn via(net: &str, gateway: &str, dev: &str) -> (Key, Value) {
     (Key::Route(net.parse().unwrap(), metric), Value::Route(route))
 }
 
-/// Ensures all and asserts that all was done.
+/// Writes all entries, and asserts that all operations succeed.
 pub fn put(kernel: &mut LinuxKernel, entries: &[(Key, Value)]) {
     let ops: Vec<Op> = entries.iter().map(|(k, v)| Op::Ensure(*k, v.clone())).collect();
     all_done(&ops, kernel.apply(&ops));

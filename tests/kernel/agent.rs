@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's loop around the real kernel, with a monitor that the test controls. It shows what the agent does when the kernel's
-//! notifications are missing, broken or lost: other tests cannot, because there a notification always arrives.
+//! The loop of the agent with the real kernel and a monitor that the test controls. It shows what the agent does when notifications of
+//! the kernel are missing or lost, or cannot be read. In other tests they always arrive.
 
 use std::future::pending;
 use std::io;
@@ -18,8 +18,9 @@ use weft_subnet::dir::DirStore;
 
 use super::adapter_net::{alone, ip, kernel};
 use crate::namespace::add_uplink;
+use crate::patience::PATIENCE;
 
-/// What the monitor says next; the end of the channel is silence for ever.
+/// The notices that the monitor will return. After the last one it waits forever.
 type Notices = mpsc::UnboundedReceiver<io::Result<Vec<Notice>>>;
 
 struct Controlled(Notices);
@@ -40,15 +41,14 @@ struct Agent {
 }
 
 impl Agent {
-    /// The last answer to `weft status`; `None` while the agent does not answer.
+    /// Returns the status, or `None` if the agent does not answer.
     fn status(&self) -> Option<Status> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(socket::ask_status(&self.socket)).ok()
     }
 
     fn until(&self, what: &str, reached: impl Fn(&Agent) -> bool) {
-        // A busy machine may be slow; nothing but the awaited cause ends the wait.
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + PATIENCE;
         while !reached(self) {
             assert!(Instant::now() < deadline, "waited for {what}: {:#?}", self.status());
         }
@@ -84,7 +84,7 @@ fn options(dir: &Path, resync: Duration) -> Options {
     }
 }
 
-/// Runs `test` beside a ready host-gw agent with one peer, whose monitor says only what the test sends.
+/// Runs a test with a ready host-gw agent that has one peer. Its monitor returns only what the test sends.
 fn with_agent(resync: Duration, test: impl FnOnce(&Agent) + Send) {
     alone(|| {
         ip("link set lo up");
@@ -121,21 +121,21 @@ fn with_agent(resync: Duration, test: impl FnOnce(&Agent) + Send) {
 }
 
 #[test]
-fn the_audit_alone_heals_what_no_notification_tells_of() {
+fn the_audit_repairs_what_was_changed_without_a_notification() {
     with_agent(Duration::from_millis(200), |agent| {
         ip(&format!("route del {ROUTE}"));
-        agent.until("the audit to heal", |_| route_is_there());
+        agent.until("the audit to repair the route", |_| route_is_there());
         assert!(agent.full_passes("audit") > 0 && agent.full_passes("kernel") == 0, "{:?}", agent.status());
     });
 }
 
 #[test]
-fn without_notifications_and_audits_nothing_is_healed() {
-    // The counterpart of the two others: it shows that their healing has the cause that they claim.
+fn without_notifications_and_audits_nothing_is_repaired() {
+    // The control of the two other tests: it shows that their repair has no other cause.
     with_agent(Duration::from_secs(3600), |agent| {
         ip(&format!("route del {ROUTE}"));
         let before = agent.status().unwrap().full_passes;
-        // The agent answers many questions meanwhile, so its loop runs; it has no reason to look at the kernel.
+        // The agent answers all these requests, so its loop runs. It has no reason to compare anything.
         (0..50).for_each(|_| drop(agent.status()));
         assert!(!route_is_there());
         assert_eq!(agent.status().unwrap().full_passes, before);
@@ -143,7 +143,7 @@ fn without_notifications_and_audits_nothing_is_healed() {
 }
 
 #[test]
-fn a_monitor_that_fails_or_loses_notifications_leads_to_a_look_at_everything() {
+fn everything_is_compared_when_notifications_are_lost_or_cannot_be_read() {
     with_agent(Duration::from_secs(3600), |agent| {
         for notice in [Ok(vec![Notice::Lost]), Err(io::Error::from(io::ErrorKind::UnexpectedEof))] {
             let before = agent.full_passes("kernel");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel in memory, which the tests of the agent use, against Linux: the same random operations on both, and the same answers.
+//! Compares the kernel in memory, which the tests of the agent use, with Linux. Both carry out the same random operations, and must give the
+//! same answers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,10 +17,11 @@ use weft_subnet::cidr::Family;
 use super::adapter_net::{PROTOCOL, fdb, in_namespace, kernel, name, neigh, via, vxlan_with};
 
 const DEVICES: [&str; 2] = ["flannel.1", "flannel-v6.1"];
-/// Fresh namespaces: each takes some 50 ms.
+/// The number of cases. Each has a new namespace and takes about 50 ms.
 const CASES: u32 = 40;
 
-/// A step, chosen at random from few entries, so that steps meet: what, which one of its kind, and with which value.
+/// A random operation. There are few different entries, so that operations often concern the same one. `what` is the type of the entry,
+/// `which` chooses one of this type, and `value` its value.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     remove: bool,
@@ -35,7 +37,7 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
     prop::collection::vec(prop::collection::vec(step, 1..12), 1..6)
 }
 
-/// The entry of a step.
+/// Returns the entry of an operation.
 fn entry(step: Step) -> (Key, Value) {
     let Step { which, value, v6, .. } = step;
     let dev = DEVICES[usize::from(v6)];
@@ -68,7 +70,7 @@ fn entry(step: Step) -> (Key, Value) {
     }
 }
 
-/// The device: what is changed in place differs with `value`, what only a re-creation changes with `which`.
+/// Returns a device. `value` decides about attributes that can be changed in place, `which` about those that need a new device.
 fn link(step: Step) -> (Key, Value) {
     vxlan_with(step.v6, |link, vxlan| {
         link.mtu -= 10 * u32::from(step.value);
@@ -77,7 +79,8 @@ fn link(step: Step) -> (Key, Value) {
     })
 }
 
-/// As the plan would say it: a link of another kind is re-created, and what is removed is named with the value that it has.
+/// Returns the operation as the plan would make it: a link with other fixed attributes is re-created, and an entry is removed with the
+/// value that it has.
 fn op(step: Step, there: &BTreeMap<Key, Value>) -> Op {
     let (key, value) = entry(step);
     let found = there.get(&key).cloned();
@@ -90,14 +93,14 @@ fn op(step: Step, there: &BTreeMap<Key, Value>) -> Op {
     }
 }
 
-/// What can be compared: Linux adds connected routes of its own, and marks routes that go through nexthop objects.
+/// Returns what is the same in both. Linux adds connected routes, and marks routes with nexthop objects.
 fn comparable(seen: &Observed) -> BTreeMap<Key, (Value, u8, bool)> {
     let ours = seen.iter().filter(|(key, seen)| !matches!(key, Key::Route(..)) || seen.protocol == PROTOCOL);
     ours.map(|(key, seen)| (*key, (seen.value.clone(), seen.protocol, seen.mark && matches!(key, Key::Link(_)))))
         .collect()
 }
 
-/// The texts of refusals are for people: that there is one is what counts.
+/// Returns the kinds of the outcomes. Their texts are for people and may differ.
 fn kinds(outcomes: &[Outcome]) -> Vec<&'static str> {
     let kind = |outcome: &Outcome| match outcome {
         Outcome::Done => "done",
@@ -120,11 +123,11 @@ fn compare_here(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError>
     let fake = FakeKernel::new(linux.machine().unwrap(), PROTOCOL);
     let mut fake = if objects { fake } else { fake.without_nexthop_objects() };
     for list in lists {
-        // Each list is made from what was there before it, as a pass makes its own.
+        // The operations of a list are made from the entries before it, as those of a pass are.
         let there: BTreeMap<Key, Value> = fake.entries().iter().map(|(key, seen)| (*key, seen.value.clone())).collect();
         let mut ops: Vec<Op> = Vec::new();
         for step in list {
-            // A plan names each entry once.
+            // A plan has at most one operation for each entry.
             let op = op(*step, &there);
             if !ops.iter().any(|other| other.key() == op.key()) {
                 ops.push(op);
@@ -138,7 +141,7 @@ fn compare_here(lists: &[Vec<Step>], objects: bool) -> Result<(), TestCaseError>
     Ok(())
 }
 
-/// `WEFT_SEED=N` runs the operations of a seed again that a failure has printed.
+/// A failure prints its seed. `WEFT_SEED=N` runs its operations again.
 #[test]
 fn the_same_operations_leave_the_same_entries_in_linux_and_in_memory() {
     let given = std::env::var_os("WEFT_SEED").and_then(|text| text.to_str()?.parse().ok());

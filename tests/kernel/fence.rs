@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The fence in the real kernel: which route the kernel chooses for forwarded packets and for the host's own, and what is told of
-//! changes.
-
-use std::time::Duration;
+//! The fence in the real kernel: which route the kernel chooses for forwarded packets and for those of the host, and which changes are
+//! reported.
 
 use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice};
 use weft_backends::state::{Fence, Key, Observed, Value};
 use weft_subnet::cidr::Family;
+
+use crate::patience::PATIENCE;
 
 use super::adapter_net::{PROTOCOL, in_namespace, ip, put, remove};
 
@@ -32,7 +32,7 @@ fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
     ours.map(|(key, seen)| (key, seen.value)).collect()
 }
 
-/// A default route, a pod's link, and a peer's route in both families.
+/// Adds a default route, the link of a pod and the route of a peer, in both families.
 fn prepare() {
     for line in [
         "link set lo up",
@@ -53,7 +53,7 @@ fn prepare() {
     }
 }
 
-/// Where the kernel would send what a pod sends (`true`), or what the host does.
+/// Returns where the kernel would send a packet of a pod (`true`) or of the host.
 fn goes(to: &str, forwarded: bool) -> String {
     let from = if to.contains(':') { "fd00:100:0:1::5" } else { "100.100.1.5" };
     let words = if forwarded { format!("route get {to} from {from} iif pod0") } else { format!("route get {to}") };
@@ -73,7 +73,7 @@ fn goes(to: &str, forwarded: bool) -> String {
 }
 
 #[test]
-fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
+fn forwarded_packets_need_a_route_of_their_own_and_packets_of_the_host_do_not() {
     in_namespace(|| async {
         prepare();
         let mut k = kernel();
@@ -96,7 +96,7 @@ fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
         ] {
             assert_eq!((goes(to, true).as_str(), goes(to, false).as_str()), (forwarded, own), "{to}");
         }
-        // Another fence over the first one, then none.
+        // Another fence replaces the first one, and then there is none.
         let both = fence(Family::V4, Some("100.96.0.0/11"), Some("100.100.1.0/24"));
         put(&mut k, std::slice::from_ref(&both));
         assert_eq!(observed(&mut k), [exceptions[0].clone(), exceptions[1].clone(), both.clone(), fences[1].clone()]);
@@ -113,7 +113,7 @@ fn forwarded_packets_need_a_route_of_their_own_and_the_hosts_do_not() {
 }
 
 #[test]
-fn what_is_missing_or_too_much_is_seen_and_told() {
+fn missing_and_additional_rules_are_observed_and_reported() {
     in_namespace(|| async {
         let mut k = kernel();
         let wanted = fence(Family::V4, Some("10.5.0.0/16"), Some("10.5.1.0/24"));
@@ -130,9 +130,9 @@ fn what_is_missing_or_too_much_is_seen_and_told() {
         ] {
             put(&mut k, std::slice::from_ref(&wanted));
             assert_eq!(observed(&mut k), std::slice::from_ref(&wanted), "{damage}");
-            told(&mut m).await;
+            expect_change(&mut m).await;
             ip(damage);
-            told(&mut m).await;
+            expect_change(&mut m).await;
             let [(_, Value::Fence(ref seen))] = observed(&mut k)[..] else {
                 panic!("{damage}: {:?}", observed(&mut k))
             };
@@ -141,38 +141,38 @@ fn what_is_missing_or_too_much_is_seen_and_told() {
     });
 }
 
-/// Asserts that the fence is said to have changed, and reads all news of it. Notifications come in the order of the changes, so
-/// everything before the mark has been read when the mark is: a link that changes its MTU.
-async fn told(m: &mut LinuxMonitor) {
+/// Asserts that a change of the fence is reported, and reads all notifications about it. They come in the order of the changes, so all of
+/// them were read when the last one arrives: a link changes its MTU.
+async fn expect_change(m: &mut LinuxMonitor) {
     let other = if ip("link show up0").contains(" mtu 1400 ") { 1401 } else { 1400 };
     ip(&format!("link set up0 mtu {other}"));
-    let (mut heard, mut mark) = (false, false);
-    while !mark {
-        let notices = tokio::time::timeout(Duration::from_secs(60), m.next()).await.expect("the mark").unwrap();
-        heard |= notices.contains(&Notice::Fence);
-        mark = notices.contains(&Notice::Links);
+    let (mut reported, mut last) = (false, false);
+    while !last {
+        let notices = tokio::time::timeout(PATIENCE, m.next()).await.expect("the link changed").unwrap();
+        reported |= notices.contains(&Notice::Fence);
+        last = notices.contains(&Notice::Links);
     }
-    assert!(heard, "nothing was told");
+    assert!(reported, "no change of the fence was reported");
 }
 
-/// Another Network: the kernel's own news tell the order in which the old fence was replaced.
+/// Network changes. The notifications of the kernel show the order in which the old fence was replaced.
 #[test]
-fn the_new_fence_stands_before_the_old_one_goes() {
+fn the_new_fence_is_complete_before_the_old_one_is_removed() {
     in_namespace(|| async {
         prepare();
         let mut k = kernel();
-        let news = tempfile::NamedTempFile::new().unwrap();
+        let output = tempfile::NamedTempFile::new().unwrap();
         let mut monitor = std::process::Command::new("ip");
-        monitor.args(["monitor", "rule", "route"]).stdout(news.reopen().unwrap());
+        monitor.args(["monitor", "rule", "route"]).stdout(output.reopen().unwrap());
         let mut monitor = monitor.spawn().unwrap();
-        let heard = || std::fs::read_to_string(news.path()).unwrap();
-        // A route of a table that is nobody's shows how far the news have come.
+        let printed = || std::fs::read_to_string(output.path()).unwrap();
+        // A route in a table that nobody uses shows how far the output has come.
         let marked = |number: u32| {
-            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            let deadline = std::time::Instant::now() + PATIENCE;
             let mut metric = 0;
-            while !heard().contains(&format!("198.51.100.{number} ")) {
-                assert!(std::time::Instant::now() < deadline, "{}", heard());
-                // The same route once more would be no news.
+            while !printed().contains(&format!("198.51.100.{number} ")) {
+                assert!(std::time::Instant::now() < deadline, "{}", printed());
+                // The kernel would not notify of the same route again.
                 metric += 1;
                 ip(&format!("route add unreachable 198.51.100.{number} table 77 metric {metric}"));
             }
@@ -182,12 +182,12 @@ fn the_new_fence_stands_before_the_old_one_goes() {
             put(&mut k, &[fence(Family::V4, Some(old), None)]);
             let at = u32::try_from(at).unwrap() * 2;
             marked(at);
-            let begin = heard().len();
+            let begin = printed().len();
             put(&mut k, &[fence(Family::V4, Some(new), None)]);
             marked(at + 1);
-            let news = heard();
+            let output = printed();
             let ours = |line: &&str| line.contains("lookup") || line.contains("table 90000");
-            let lines: Vec<String> = news[begin..]
+            let lines: Vec<String> = output[begin..]
                 .lines()
                 .filter(ours)
                 .map(|line| {
@@ -200,7 +200,7 @@ fn the_new_fence_stands_before_the_old_one_goes() {
                 lines,
                 ["+rule new", "+route new", "-route old", "-rule old"],
                 "{old} {new}: {}",
-                &news[begin..]
+                &output[begin..]
             );
         }
         monitor.kill().unwrap();

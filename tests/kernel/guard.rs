@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tunnel guard in the real kernel: who is let in, element by element, and what others may do to it.
+//! The tunnel guard in the real kernel: whose packets it lets in, and what happens when another program changes it.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -12,6 +12,8 @@ use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, Mon
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, Observed, Value};
 use weft_subnet::cidr::Family;
+
+use crate::patience::PATIENCE;
 
 use super::adapter_net::{PROTOCOL, all_done, in_namespace, ip, put, remove, run};
 
@@ -37,9 +39,10 @@ fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
     ours.map(|(key, seen)| (key, seen.value)).collect()
 }
 
-/// Of a socket that was closed just now, a process that another test is starting has a copy until it execs.
+/// Binds a socket. A process that another test is just starting has copies of all sockets, also closed ones, until it executes its
+/// program.
 fn bound(to: &str) -> UdpSocket {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         match UdpSocket::bind(to) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {}
@@ -48,17 +51,18 @@ fn bound(to: &str) -> UdpSocket {
     }
 }
 
-/// Whether a datagram to this port of ours arrives when it comes from there.
-fn arrives(from: &str, to: &str) -> bool {
+/// Asserts that a datagram from one address to a port of this host arrives, or that it does not. Over the loopback device, the kernel
+/// delivers a datagram while it is sent.
+fn assert_arrives(from: &str, to: &str, expected: bool) {
     let server = bound(to);
-    server.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    server.set_read_timeout(Some(if expected { PATIENCE } else { Duration::from_millis(200) })).unwrap();
     let client = UdpSocket::bind((from.parse::<std::net::IpAddr>().unwrap(), 0)).unwrap();
     client.send_to(b"vxlan", to).unwrap();
-    server.recv(&mut [0; 16]).is_ok()
+    assert_eq!(server.recv(&mut [0; 16]).is_ok(), expected, "{from} to {to}");
 }
 
 #[test]
-fn packets_from_peers_alone_are_taken() {
+fn only_packets_from_peers_are_accepted() {
     in_namespace(|| async {
         for address in ["10.9.9.1/32", "10.9.9.2/32", "fd09::1/128", "fd09::2/128"] {
             let nodad = if address.contains(':') { " nodad" } else { "" };
@@ -83,24 +87,24 @@ fn packets_from_peers_alone_are_taken() {
             ("fd09::2", "[fd00::1]:8472", false),
             ("fd09::2", "[fd00::1]:4789", true),
         ] {
-            assert_eq!(arrives(from, to), expected, "{from} to {to}");
+            assert_arrives(from, to, expected);
         }
         let text = run("nft", "list chain ip weft-guard input");
         assert!(text.contains("udp dport 8472 ip saddr != @peers counter packets 1 "), "counted: {text}");
         assert!(text.contains("meta l4proto ipencap ip saddr != @peers counter"), "{text}");
-        // One by one, and the guard goes first.
+        // Peers are added and removed one by one. Without its chain, the guard drops nothing.
         put(&mut k, &[peer("10.9.9.2")]);
-        assert!(arrives("10.9.9.2", "10.0.0.1:8472"));
+        assert_arrives("10.9.9.2", "10.0.0.1:8472", true);
         remove(&mut k, &[peer("10.9.9.1")]);
-        assert!(!arrives("10.9.9.1", "10.0.0.1:8472"));
-        assert!(arrives("10.9.9.2", "10.0.0.1:8472"));
+        assert_arrives("10.9.9.1", "10.0.0.1:8472", false);
+        assert_arrives("10.9.9.2", "10.0.0.1:8472", true);
         remove(&mut k, &[chain(Family::V4, [4789, 8472], true)]);
-        assert!(arrives("10.9.9.1", "10.0.0.1:8472"));
+        assert_arrives("10.9.9.1", "10.0.0.1:8472", true);
     });
 }
 
 #[test]
-fn what_is_there_or_gone_already_is_done() {
+fn entries_that_are_already_there_or_gone_are_done() {
     in_namespace(|| async {
         let mut k = kernel();
         let gone = [peer("10.9.9.1"), peer("fd09::1"), chain(Family::V4, [0, 8472], false)];
@@ -109,7 +113,7 @@ fn what_is_there_or_gone_already_is_done() {
         put(&mut k, &gone);
         put(&mut k, &gone);
         remove(&mut k, &gone[..1]);
-        // One of them is gone: the others are removed all the same.
+        // One of them is already gone. The others are nevertheless removed.
         remove(&mut k, &gone);
         assert_eq!(observed(&mut k), []);
         assert!(guard::remove(&Instance::new(Path::new(FILE))).unwrap());
@@ -119,7 +123,7 @@ fn what_is_there_or_gone_already_is_done() {
 }
 
 #[test]
-fn another_value_replaces_the_chain_and_changes_by_others_are_seen() {
+fn another_value_replaces_the_chain_and_changes_by_other_programs_are_observed() {
     in_namespace(|| async {
         let mut k = kernel();
         let good = [peer("10.9.9.1"), chain(Family::V4, [0, 8472], false)];
@@ -141,27 +145,27 @@ fn another_value_replaces_the_chain_and_changes_by_others_are_seen() {
     });
 }
 
-/// The first notice of the guard that is like this, past others.
-async fn told(monitor: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> bool) {
+/// Waits for this notice, and skips others.
+async fn expect(monitor: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> bool) {
     let mut all = Vec::new();
     let wait = async {
         while !all.iter().any(&is) {
             all.extend(monitor.next().await.unwrap());
         }
     };
-    let in_time = tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok();
+    let in_time = tokio::time::timeout(PATIENCE, wait).await.is_ok();
     assert!(in_time, "{what}: only {all:?}");
 }
 
 #[test]
-fn changes_by_others_are_told() {
+fn changes_by_other_programs_are_reported() {
     in_namespace(|| async {
         let mut k = kernel();
         let options = MonitorOptions::new(PROTOCOL, k.shared()).watch_guard(&format!("weft {FILE}"));
         let mut m = LinuxMonitor::open(options).unwrap();
         let all = [peer("10.9.9.1"), peer("fd09::1"), chain(Family::V4, [0, 8472], false)];
         put(&mut k, &all);
-        told(&mut m, "our own chain", |n| *n == Notice::Guard).await;
+        expect(&mut m, "our own chain", |n| *n == Notice::Guard).await;
         let is = |text: &str, there: bool| {
             let (key, _) = peer(text);
             move |n: &Notice| matches!(n, Notice::Entry(k, seen) if *k == key && seen.is_some() == there)
@@ -172,7 +176,7 @@ fn changes_by_others_are_told() {
             ("flush set ip6 weft-guard peers", "fd09::1", false),
         ] {
             run("nft", change);
-            told(&mut m, change, is(ip, there)).await;
+            expect(&mut m, change, is(ip, there)).await;
         }
         for change in [
             "insert rule ip weft-guard input accept",
@@ -183,12 +187,12 @@ fn changes_by_others_are_told() {
             "flush ruleset",
         ] {
             run("nft", change);
-            told(&mut m, change, |n| *n == Notice::Guard).await;
+            expect(&mut m, change, |n| *n == Notice::Guard).await;
         }
-        // Of other tables nothing is told, nor is our own peer a reason to look at everything.
+        // Changes of other tables are not reported, and a new peer is reported only as an entry.
         run("nft", "add table ip other");
         put(&mut k, &[chain(Family::V4, [0, 8472], false)]);
-        told(&mut m, "the chain again", |n| *n == Notice::Guard).await;
+        expect(&mut m, "the chain again", |n| *n == Notice::Guard).await;
         run("nft", "add chain ip other input");
         put(&mut k, &[peer("10.9.9.3")]);
         let next = m.next().await.unwrap();
@@ -197,7 +201,7 @@ fn changes_by_others_are_told() {
 }
 
 #[test]
-fn many_peers_go_in_together() {
+fn many_peers_are_added_at_once() {
     in_namespace(|| async {
         let mut k = kernel();
         let peers: Vec<(Key, Value)> =

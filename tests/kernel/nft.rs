@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the nft adapter writes is what `nft` shows; equal is not written; what others do to it is seen and mended.
+//! The rules in nftables: `nft` shows what was written, equal rules are not written again, and changes by other programs are found and
+//! repaired.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,6 +15,8 @@ use weft::instance::Instance;
 use weft::kernel::socket::Netlink;
 use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
 use weft_subnet::cidr::{Family, Subnets};
+
+use crate::patience::PATIENCE;
 
 use super::adapter_net::{in_namespace, run};
 
@@ -43,7 +46,7 @@ fn open() -> Nft {
     Nft::new(&instance())
 }
 
-/// The listing without counters and handles, one rule a line.
+/// Returns the table without counters and handles, with one rule in each line.
 fn listing(family: &str) -> Vec<String> {
     let text = run("nft", &format!("-s list table {family} weft"));
     text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty() && line != "}").collect()
@@ -87,13 +90,13 @@ fn nft_shows_what_was_written() {
     });
 }
 
-/// Handles change with every write.
+/// Returns all tables with the handles of the rules. A rule that is written again has another handle.
 fn handles() -> String {
     run("nft", "-a -s list ruleset")
 }
 
 #[test]
-fn equal_is_not_written_and_the_difference_is() {
+fn equal_rules_are_not_written_again() {
     in_namespace(|| async {
         let mut nft = open();
         for (name, rules) in [
@@ -117,9 +120,9 @@ fn equal_is_not_written_and_the_difference_is() {
     });
 }
 
-/// Nodes that come and go are elements that come and go: rules and their counters stay.
+/// When nodes join or leave, only elements change. The rules keep their counters.
 #[test]
-fn other_nodes_change_the_set_alone() {
+fn other_nodes_change_only_the_set() {
     in_namespace(|| async {
         let with = |nodes: &[&str]| {
             let nodes = nodes.iter().map(|ip| ip.parse().unwrap()).collect();
@@ -147,12 +150,12 @@ fn other_nodes_change_the_set_alone() {
             assert_eq!(nft.ensure(&with(nodes)).await.unwrap(), Ensured::Unchanged);
         }
         assert_eq!(nft.ensure(&with(&["fd00::8"])).await.unwrap(), Ensured::Written);
-        assert_eq!(elements(&handles()), ["elements = { fd00::8 }"], "a rule for no node is none");
+        assert_eq!(elements(&handles()), ["elements = { fd00::8 }"], "without nodes there is no rule");
     });
 }
 
 #[test]
-fn whatever_others_change_is_seen_and_mended() {
+fn changes_by_other_programs_are_found_and_repaired() {
     in_namespace(|| async {
         let mut nft = open();
         nft.ensure(&all()).await.unwrap();
@@ -170,21 +173,21 @@ fn whatever_others_change_is_seen_and_mended() {
             "add element ip weft nodes { 192.0.2.9 }",
             "delete element ip weft nodes { 192.0.2.7 }",
         ] {
-            // The news of our own write are read first.
+            // The notifications of our own write are read first. They are queued before the write returns.
             while tokio::time::timeout(Duration::from_millis(20), nft.changed()).await.is_ok() {}
             let file = format!("/tmp/weft-nft-{}-{:?}", std::process::id(), std::thread::current().id());
             std::fs::write(&file, change).unwrap();
             run("nft", &format!("-f {file}"));
             std::fs::remove_file(&file).unwrap();
-            let told = tokio::time::timeout(Duration::from_secs(5), nft.changed()).await;
-            assert!(told.is_ok(), "{change}: not told");
+            let notified = tokio::time::timeout(PATIENCE, nft.changed()).await;
+            assert!(notified.is_ok(), "{change}: no notification");
             assert_eq!(nft.ensure(&all()).await.unwrap(), Ensured::Written, "{change}");
             assert_eq!(listing("ip"), good, "{change}");
         }
     });
 }
 
-/// An element cannot be changed: another program removed it since it was read, or made the set constant. Then the table is replaced.
+/// An element cannot be changed if another program has removed it since it was read, or has made the set constant.
 #[test]
 fn a_set_that_cannot_be_changed_is_replaced_with_its_table() {
     in_namespace(|| async {
@@ -218,8 +221,8 @@ fn a_set_that_cannot_be_changed_is_replaced_with_its_table() {
 #[test]
 fn notifications_about_other_tables_are_ignored() {
     in_namespace(|| async {
-        // The control is another agent: it hears of the same changes, which are those of its own table. It is asked second, so it
-        // can be told first only if the first agent's news were read and found to be about others.
+        // The control is another agent, whose table changes. Both agents get the same notifications. The first agent is polled first, so
+        // the second one can be the first to return only if the first one has read the notification and ignored it.
         let instance = Instance::new(Path::new("/run/other/subnet.env"));
         let (mut nft, mut control) = (open(), Nft::new(&instance));
         nft.ensure(&all()).await.unwrap();
@@ -230,19 +233,19 @@ fn notifications_about_other_tables_are_ignored() {
         let others = &instance.name;
         for change in [format!("add chain ip {others} weft"), format!("flush table ip {others}")] {
             run("nft", &change);
-            let told = async {
+            let first = async {
                 tokio::select! {
                     biased;
                     () = nft.changed() => "the agent that it does not concern",
                     () = control.changed() => "the other agent",
                 }
             };
-            assert_eq!(tokio::time::timeout(Duration::from_secs(5), told).await, Ok("the other agent"), "{change}");
+            assert_eq!(tokio::time::timeout(PATIENCE, first).await, Ok("the other agent"), "{change}");
         }
-        // The silent one is not deaf.
+        // The first agent does get notifications about its own table.
         run("nft", "add chain ip weft extra");
-        let told = tokio::time::timeout(Duration::from_secs(5), nft.changed()).await;
-        assert!(told.is_ok(), "a change of its own table is not told");
+        let notified = tokio::time::timeout(PATIENCE, nft.changed()).await;
+        assert!(notified.is_ok(), "no notification about its own table");
     });
 }
 
@@ -261,29 +264,30 @@ fn two_agents_have_two_tables() {
     });
 }
 
-/// CPU time of this thread, the kernel's work for it included: what other processes do meanwhile does not count.
+/// Returns the CPU time of this thread, with that of the kernel for it. Other processes do not change it.
 fn cpu_time() -> Duration {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     Duration::from(nix::time::clock_gettime(clock).unwrap())
 }
 
-/// CPU time of twenty looks. Before each, another table of the node changed: else only the kernel's generation is asked for.
-fn twenty_looks(nft: &mut Nft) -> Duration {
+/// Returns the CPU time of twenty comparisons. Before each, another table changes. Otherwise only the generation of the kernel would be
+/// read.
+fn twenty_comparisons(nft: &mut Nft) -> Duration {
     let mut other = Nft::new(&Instance::new(Path::new("/run/other/subnet.env")));
-    let look = |_| {
+    let compare = |_| {
         assert_eq!(futures_now(other.ensure(&plain())).unwrap(), Ensured::Written);
         assert!(futures_now(other.remove()).unwrap());
         let start = cpu_time();
         assert_eq!(futures_now(nft.ensure(&all())).unwrap(), Ensured::Unchanged);
         cpu_time() - start
     };
-    (0..20).map(look).sum()
+    (0..20).map(compare).sum()
 }
 
-/// Ten thousand rules of others stay unread, at a hook that ours are at too. A look that read them would cost at least what
-/// reading them costs; a look that does not costs a small part of that. Both are measured as CPU time of this thread.
+/// Another program has ten thousand rules at the same hook. A comparison that read them would need at least the CPU time of reading them.
+/// One that does not needs a small part of it.
 #[test]
-fn a_look_does_not_read_the_rules_of_others() {
+fn a_comparison_does_not_read_the_rules_of_other_programs() {
     in_namespace(|| async {
         let mut nft = open();
         nft.ensure(&all()).await.unwrap();
@@ -298,7 +302,7 @@ fn a_look_does_not_read_the_rules_of_others() {
         std::fs::write(&file, text).unwrap();
         run("nft", &format!("-f {file}"));
         std::fs::remove_file(&file).unwrap();
-        let looks = twenty_looks(&mut nft);
+        let comparisons = twenty_comparisons(&mut nft);
         let mut netlink = nft::connection::open().unwrap();
         let read = |_| {
             let start = cpu_time();
@@ -306,7 +310,7 @@ fn a_look_does_not_read_the_rules_of_others() {
             cpu_time() - start
         };
         let reads: Duration = (0..20).map(read).sum();
-        assert!(looks < reads / 4, "20 looks took {looks:?}, 20 times reading the rules of others {reads:?}");
+        assert!(comparisons < reads / 4, "20 comparisons took {comparisons:?}, reading the rules 20 times {reads:?}");
     });
 }
 
@@ -315,11 +319,11 @@ fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<D
     foreign_chains::dropping(netlink, &chains, rules, &instance())
 }
 
-fn bring(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> std::io::Result<bool> {
+fn ensure(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> std::io::Result<bool> {
     iptables_forward::ensure(netlink, Family::V4, rules, &instance())
 }
 
-/// What makes a rule of iptables-nft, in its words.
+/// Returns the rules of a chain as iptables-nft prints them.
 fn saved(chain: &str) -> Vec<String> {
     run("iptables-nft", &format!("-S {chain}")).lines().skip(1).map(str::to_owned).collect()
 }
@@ -331,12 +335,12 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         let v4 = rules.of(Family::V4).unwrap();
         let mut netlink = nft::connection::open().unwrap();
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
-        assert!(!bring(&mut netlink, Some(v4)).unwrap(), "no iptables, no rule");
+        assert!(!ensure(&mut netlink, Some(v4)).unwrap(), "no iptables, no rule");
         run("iptables-nft", "-P FORWARD DROP");
         run("iptables-nft", "-A FORWARD -i docker0 -j ACCEPT");
         let found = dropping(&mut netlink, v4).unwrap();
         assert!(found.len() == 1 && found[0].is_iptables(), "{found:?}");
-        assert!(bring(&mut netlink, Some(v4)).unwrap());
+        assert!(ensure(&mut netlink, Some(v4)).unwrap());
         let expected = [
             "-A FORWARD -i docker0 -j ACCEPT",
             "-A FORWARD -s 10.5.0.0/16 -j ACCEPT",
@@ -344,25 +348,25 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         ];
         assert_eq!(without_comments(&saved("FORWARD")), expected);
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
-        assert!(!bring(&mut netlink, Some(v4)).unwrap(), "once is enough");
-        assert!(bring(&mut netlink, None).unwrap());
+        assert!(!ensure(&mut netlink, Some(v4)).unwrap(), "once is enough");
+        assert!(ensure(&mut netlink, None).unwrap());
         assert_eq!(saved("FORWARD"), ["-A FORWARD -i docker0 -j ACCEPT"]);
-        assert!(!bring(&mut netlink, None).unwrap());
-        // iptables loads two bytes for a /16, we four: the same rule.
+        assert!(!ensure(&mut netlink, None).unwrap());
+        // For a /16, iptables loads two bytes and weft four. The rules are the same.
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -j ACCEPT");
         run("iptables-nft", "-A FORWARD -d 10.5.0.0/16 -j ACCEPT");
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
-        // A last rule that rejects everything is as good as a policy, and ours go before it.
+        // A last rule that rejects everything has the effect of a policy, and ours are written before it.
         run("iptables-nft", "-F FORWARD");
         run("iptables-nft", "-P FORWARD ACCEPT");
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
-        assert!(!bring(&mut netlink, Some(v4)).unwrap(), "a chain that drops nothing needs no rule");
+        assert!(!ensure(&mut netlink, Some(v4)).unwrap(), "a chain that drops nothing needs no rule");
         for last in ["-j REJECT", "-j DROP"] {
             run("iptables-nft", "-F FORWARD");
             run("iptables-nft", "-A FORWARD -p tcp -j REJECT");
             run("iptables-nft", &format!("-A FORWARD {last}"));
             assert_eq!(dropping(&mut netlink, v4).unwrap().len(), 1, "{last}");
-            assert!(bring(&mut netlink, Some(v4)).unwrap());
+            assert!(ensure(&mut netlink, Some(v4)).unwrap());
             let rules = without_comments(&saved("FORWARD"));
             assert_eq!(rules[1..3], expected[1..], "{last}");
             assert!(rules.len() == 4 && rules[3].contains(last), "{rules:?}");
@@ -371,9 +375,9 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
     });
 }
 
-/// A network that is another now, and a chain that drops no more.
+/// Network changes, and then the chain no longer drops packets.
 #[test]
-fn accepts_of_before_are_taken_back() {
+fn accepts_that_are_no_longer_needed_are_removed() {
     in_namespace(|| async {
         let rules = plain();
         let v4 = rules.of(Family::V4).unwrap();
@@ -382,28 +386,28 @@ fn accepts_of_before_are_taken_back() {
         let mut netlink = nft::connection::open().unwrap();
         run("iptables-nft", "-P FORWARD DROP");
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -p tcp -j ACCEPT");
-        assert!(bring(&mut netlink, Some(v4)).unwrap());
-        assert!(bring(&mut netlink, moved.of(Family::V4)).unwrap());
+        assert!(ensure(&mut netlink, Some(v4)).unwrap());
+        assert!(ensure(&mut netlink, moved.of(Family::V4)).unwrap());
         let expected = [
             "-A FORWARD -s 10.5.0.0/16 -p tcp -j ACCEPT",
             "-A FORWARD -s 10.6.0.0/16 -j ACCEPT",
             "-A FORWARD -d 10.6.0.0/16 -j ACCEPT",
         ];
         assert_eq!(without_comments(&saved("FORWARD")), expected, "others stay");
-        assert!(!bring(&mut netlink, moved.of(Family::V4)).unwrap());
-        // One of the two is gone: it comes back, the other stays.
+        assert!(!ensure(&mut netlink, moved.of(Family::V4)).unwrap());
+        // One of the two is removed by another program. It is written again, and the other one stays.
         run("iptables-nft", "-D FORWARD 2");
-        assert!(bring(&mut netlink, moved.of(Family::V4)).unwrap());
+        assert!(ensure(&mut netlink, moved.of(Family::V4)).unwrap());
         assert_eq!(saved("FORWARD").len(), 3);
-        assert!(!bring(&mut netlink, moved.of(Family::V4)).unwrap());
-        assert!(bring(&mut netlink, None).unwrap());
+        assert!(!ensure(&mut netlink, moved.of(Family::V4)).unwrap());
+        assert!(ensure(&mut netlink, None).unwrap());
         assert_eq!(saved("FORWARD"), expected[..1]);
     });
 }
 
-/// A node that someone cuts off stays so, whether our accepts are there already or not.
+/// A person cuts a node off. It stays cut off, no matter if our accepts are already there.
 #[test]
-fn nothing_goes_before_a_drop_that_someone_put_first() {
+fn nothing_is_written_before_a_drop_that_a_person_put_first() {
     in_namespace(|| async {
         let rules = plain();
         let v4 = rules.of(Family::V4).unwrap();
@@ -413,10 +417,10 @@ fn nothing_goes_before_a_drop_that_someone_put_first() {
         {
             run("iptables-nft", default);
             for ours in [Some(v4), None] {
-                assert!(bring(&mut netlink, ours).unwrap());
+                assert!(ensure(&mut netlink, ours).unwrap());
                 run("iptables-nft", first);
                 let before = saved("FORWARD");
-                assert!(!bring(&mut netlink, Some(v4)).unwrap(), "{first}");
+                assert!(!ensure(&mut netlink, Some(v4)).unwrap(), "{first}");
                 assert_eq!(saved("FORWARD"), before, "{first}");
                 let named = dropping(&mut netlink, v4).unwrap();
                 assert!(named.len() == 1 && named[0].is_iptables() && named[0].blocked, "{named:?}");
@@ -425,14 +429,14 @@ fn nothing_goes_before_a_drop_that_someone_put_first() {
             run("iptables-nft", "-F FORWARD");
             run("iptables-nft", "-P FORWARD ACCEPT");
         }
-        // Where ours are not needed nobody's drop is taken for a default.
+        // If our rules are not needed, the only rule is no default.
         run("iptables-nft", "-A FORWARD -j DROP");
-        assert!(!bring(&mut netlink, Some(v4)).unwrap());
+        assert!(!ensure(&mut netlink, Some(v4)).unwrap());
         assert_eq!(saved("FORWARD"), ["-A FORWARD -j DROP"]);
     });
 }
 
-/// Versions of iptables differ in whether they show a rule's comment.
+/// Removes the comments, which only some versions of iptables print.
 fn without_comments(rules: &[String]) -> Vec<String> {
     rules.iter().map(|rule| rule.replace(" -m comment --comment \"weft forward\"", "")).collect()
 }
@@ -490,7 +494,7 @@ fn flannels_tables_are_removed_and_no_others() {
     });
 }
 
-/// The nft adapter never waits.
+/// Polls a future once. The rules in nftables are written without waiting.
 fn futures_now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());

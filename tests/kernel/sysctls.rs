@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said of sysctls that may not be written: an uplink whose routes come from router advertisements, and one whose do not.
+//! The problems that are reported about sysctls which the agent may not write, for uplinks with and without routes from router
+//! advertisements.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
@@ -20,12 +21,14 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 
+use crate::patience::PATIENCE;
+
 use super::adapter_net::{add_uplink, alone, ip, mac, name};
 
 const ACCEPT_RA: &str = "net/ipv6/conf/up0/accept_ra";
 const FORWARDING: &str = "net/ipv6/conf/all/forwarding";
 
-/// A node with both families on up0.
+/// Returns the plan of a node with both families on up0.
 fn plan() -> Plan {
     let conf = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48","Backend":{"Type":"host-gw"}}"#;
     let network = Network::parse(conf).unwrap();
@@ -43,7 +46,7 @@ fn set(path: &str, value: &str) {
     ensure(path, value, true).unwrap();
 }
 
-/// A router at the far end.
+/// A router at the other end of the uplink.
 struct Router {
     socket: OwnedFd,
     index: u32,
@@ -52,19 +55,19 @@ struct Router {
 impl Router {
     fn new() -> Router {
         ip("addr add fe80::99/64 dev far0 nodad");
-        // The router is of this machine.
+        // The kernel must accept advertisements that were sent by this host.
         set("net/ipv6/conf/up0/accept_ra_from_local", "1");
         let index = if_nametoindex("far0").unwrap();
         let (raw, icmp) = (SockType::Raw, SockProtocol::IcmpV6);
         let socket = socket(AddressFamily::Inet6, raw, SockFlag::SOCK_CLOEXEC, icmp).unwrap();
         let from = SocketAddrV6::new("fe80::99".parse().unwrap(), 0, 0, index);
         bind(socket.as_raw_fd(), &SockaddrIn6::from(from)).unwrap();
-        // RFC 4861 section 6.1.2: what came through a router counts for nothing.
+        // RFC 4861 section 6.1.2: an advertisement that was forwarded by a router is ignored.
         setsockopt(&socket, sockopt::Ipv6MulticastHops, &255).unwrap();
         Router { socket, index }
     }
 
-    /// Says that it is the default router for half an hour, and that fd99::/64 is on the link for an hour.
+    /// Advertises itself as the default router for half an hour, and fd99::/64 as on-link for an hour.
     fn advertise(&self) {
         // RFC 4861 section 4.2: type, code, checksum (by the kernel), hop limit, flags, lifetime, two timers.
         let mut message = vec![134, 0, 0, 0, 64, 0];
@@ -84,7 +87,7 @@ fn default_route() -> String {
 }
 
 #[test]
-fn routes_that_forwarding_lets_expire_are_told() {
+fn routes_that_expire_because_of_forwarding_are_reported() {
     alone(|| {
         ip("link set lo up");
         add_uplink();
@@ -95,26 +98,26 @@ fn routes_that_forwarding_lets_expire_are_told() {
         assert_eq!(sysctls::ensure(&plan, false), [""; 0], "no route of a router advertisement");
 
         set(FORWARDING, "0");
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         while !default_route().contains("proto ra") {
             assert!(Instant::now() < deadline, "no route of a router advertisement:\n{}", ip("-6 route"));
             router.advertise();
         }
-        // Somebody else turns it on.
+        // Another program turns it on.
         set(FORWARDING, "1");
         assert_eq!(default_route(), "", "the kernel drops it at once, and the prefix when it expires");
-        let told = sysctls::ensure(&plan, false);
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains(&format!("it is 1; run: sysctl -w {ACCEPT_RA}=2 (")), "{told:?}");
+        let problems = sysctls::ensure(&plan, false);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].contains(&format!("it is 1; run: sysctl -w {ACCEPT_RA}=2 (")), "{problems:?}");
 
         assert_eq!(sysctls::ensure(&plan, true), [""; 0], "written");
         while !default_route().contains("proto ra") {
             assert!(Instant::now() < deadline, "still ignored:\n{}", ip("-6 route"));
             router.advertise();
         }
-        assert_eq!(sysctls::ensure(&plan, false), [""; 0], "healthy");
+        assert_eq!(sysctls::ensure(&plan, false), [""; 0], "the value is right");
         set(ACCEPT_RA, "1");
-        assert_eq!(sysctls::ensure(&plan, false), told, "it is there still, until it expires");
+        assert_eq!(sysctls::ensure(&plan, false), problems, "the route is still there, until it expires");
     });
 }
 
@@ -127,10 +130,10 @@ fn forwarding_is_turned_on_for_the_families_of_the_network() {
         let read = |path: &str| std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap().trim().to_owned();
         set(v4, "0");
         set(FORWARDING, "0");
-        let told = sysctls::ensure(&plan, false).join("\n");
+        let problems = sysctls::ensure(&plan, false).join("\n");
         for wanted in [v4, FORWARDING] {
-            assert!(told.contains(&format!("run: sysctl -w {wanted}=1")), "{told}");
-            assert_eq!(read(wanted), "0", "only looked at");
+            assert!(problems.contains(&format!("run: sysctl -w {wanted}=1")), "{problems}");
+            assert_eq!(read(wanted), "0", "only compared");
         }
         assert_eq!(sysctls::ensure(&plan, true), [""; 0]);
         assert_eq!((read(v4).as_str(), read(FORWARDING).as_str()), ("1", "1"));
@@ -144,7 +147,7 @@ fn filter() -> String {
 }
 
 #[test]
-fn what_rp_filter_was_is_put_back_and_nothing_is_guessed() {
+fn rp_filter_gets_its_old_value_back_only_if_that_is_known() {
     alone(|| {
         ip("link set lo up");
         add_uplink();
@@ -154,29 +157,29 @@ fn what_rp_filter_was_is_put_back_and_nothing_is_guessed() {
         let (env, file) = (dir.path().join("subnet.env"), dir.path().join("subnet.env.rp_filter"));
         let wanted = Some(Wanted { names: vec![name("up0"), name("gone0")], why: "lease X uses host-gw".into() });
 
-        let told = Loosened::beside(&env).ensure(wanted.as_ref(), false);
-        assert_eq!((filter().as_str(), file.exists()), ("1", false), "only looked at");
-        assert!(told[0].contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{told:?}");
+        let problems = Loosened::beside(&env).ensure(wanted.as_ref(), false);
+        assert_eq!((filter().as_str(), file.exists()), ("1", false), "only compared");
+        assert!(problems[0].contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{problems:?}");
 
-        let told = Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        let problems = Loosened::beside(&env).ensure(wanted.as_ref(), true);
         let said = "rp_filter is loosened to 2 while lease X uses host-gw; afterwards the agent sets it back: up0 1";
-        assert_eq!((told, filter().as_str()), (vec![said.to_owned()], "2"));
-        // Somebody makes it strict again: that is no new finding.
+        assert_eq!((problems, filter().as_str()), (vec![said.to_owned()], "2"));
+        // Another program makes it strict again. The old value is still the recorded one.
         set(FILTER, "1");
         assert_eq!(Loosened::beside(&env).ensure(wanted.as_ref(), true), [said]);
         assert_eq!(filter(), "2");
-        let told = Loosened::beside(&env).ensure(None, false);
-        assert!(told[0].contains("it is 2; run: sysctl -w net/ipv4/conf/up0/rp_filter=1"), "{told:?}");
+        let problems = Loosened::beside(&env).ensure(None, false);
+        assert!(problems[0].contains("it is 2; run: sysctl -w net/ipv4/conf/up0/rp_filter=1"), "{problems:?}");
         assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("1", false));
 
-        // Somebody has chosen another value since: it is theirs.
+        // Another program has chosen another value since then, which stays.
         Loosened::beside(&env).ensure(wanted.as_ref(), true);
         set(FILTER, "0");
         assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("0", false));
 
-        // An interface that was made anew has a filter of its own.
+        // An interface that was deleted and created again has another filter.
         set(FILTER, "1");
         Loosened::beside(&env).ensure(wanted.as_ref(), true);
         ip("link del up0");
@@ -186,28 +189,31 @@ fn what_rp_filter_was_is_put_back_and_nothing_is_guessed() {
         assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("2", false));
 
-        // What a damaged file said is not guessed, and the file stays for a person to see.
+        // If the record is damaged, nothing is set, and the file stays, so that a person can read it.
         std::fs::write(&file, "boot of another kind").unwrap();
         let mut loosened = Loosened::beside(&env);
-        let told = loosened.ensure(None, true);
-        assert!(told.len() == 1 && told[0].contains("it is damaged") && told[0].contains("then remove"), "{told:?}");
+        let problems = loosened.ensure(None, true);
+        assert!(
+            problems.len() == 1 && problems[0].contains("it is damaged") && problems[0].contains("then remove"),
+            "{problems:?}"
+        );
         assert_eq!((filter().as_str(), file.exists()), ("2", true));
         std::fs::remove_file(&file).unwrap();
         assert_eq!(loosened.ensure(None, true), [""; 0]);
 
-        // A record that cannot be written is said; this agent puts the value back all the same.
+        // If the record cannot be written, this is reported. This agent nevertheless sets the value back.
         set(FILTER, "1");
         let mut loosened = Loosened::beside(std::path::Path::new("/proc/no/subnet.env"));
-        let told = loosened.ensure(wanted.as_ref(), true);
-        assert!(told.len() == 2 && told[1].contains("write /proc/no/subnet.env.rp_filter"), "{told:?}");
+        let problems = loosened.ensure(wanted.as_ref(), true);
+        assert!(problems.len() == 2 && problems[1].contains("write /proc/no/subnet.env.rp_filter"), "{problems:?}");
         assert_eq!((filter().as_str(), loosened.ensure(None, true).len()), ("2", 0));
         assert_eq!(filter(), "1");
     });
 }
 
-/// The interface is made anew while its filter is loosened.
+/// The interface is deleted and created again while its filter is loosened.
 #[test]
-fn rp_filter_of_an_interface_that_was_made_anew_is_found_anew() {
+fn rp_filter_is_read_again_if_the_interface_was_created_again() {
     alone(|| {
         ip("link set lo up");
         add_uplink();
@@ -224,12 +230,12 @@ fn rp_filter_of_an_interface_that_was_made_anew_is_found_anew() {
         ip("link add between0 type veth peer name between1");
         add_uplink();
         set(FILTER, "1");
-        let told = loosened.ensure(wanted.as_ref(), true);
-        assert!(told[0].ends_with("up0 1") && filter() == "2", "{told:?}");
+        let problems = loosened.ensure(wanted.as_ref(), true);
+        assert!(problems[0].ends_with("up0 1") && filter() == "2", "{problems:?}");
         assert_eq!(loosened.ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("1", false));
 
-        // A damaged record stays for a person to see, although there is something new to write down.
+        // A damaged record stays, so that a person can read it, although there is a new value to record.
         std::fs::write(&file, "boot of another kind").unwrap();
         Loosened::beside(&env).ensure(wanted.as_ref(), true);
         assert_eq!(

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The iptables side alone, on the real kernel: each test in a fresh namespace, once for each flavour.
+//! The rules in iptables, in the real kernel. Each test has a new namespace, and most run once for each flavour.
 
 use std::process::Command;
 use std::time::Duration;
 
 use crate::namespace::alone;
+use crate::patience::PATIENCE;
 use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::choice::{Choice, Chosen, Mode, Survey};
 use weft::firewall::iptables::{Iptables, remove_flannel_chains};
@@ -14,7 +15,7 @@ use weft_subnet::cidr::Subnets;
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 
-/// Runs a test for each flavour in a namespace of its own, where kubelet's hint says which flavour the node uses.
+/// Runs a test for each flavour in a namespace of its own. The chain of kubelet there shows which flavour the node uses.
 fn each_flavour(test: impl AsyncFn(&str) + Send + Sync) {
     for flavour in FLAVOURS {
         in_namespace(async || {
@@ -46,7 +47,7 @@ fn sh(script: &str) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// Rules and chains that are there, both families, of one flavour.
+/// Returns the rules and chains of one flavour, in both families.
 fn lines(flavour: &str) -> Vec<String> {
     let mut all = Vec::new();
     for six in ["", "6"] {
@@ -83,13 +84,13 @@ async fn ensure(iptables: &mut impl Carrier, rules: &Rules, expected: Ensured, w
 }
 
 #[test]
-fn rules_are_written_once_and_put_back_when_broken() {
+fn rules_are_written_once_and_restored_after_changes() {
     each_flavour(async |flavour| {
         let (rules, mut iptables) = (dual(), Iptables::new(&instance()));
         ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
-        let whole = lines_with(flavour, "WEFT");
+        let complete = lines_with(flavour, "WEFT");
         // 1 + 3 + 1 + 2 or 1 nodes + 2 of masquerade, 2 of forward, 2 jumps, 2 chains of each family.
-        assert_eq!(whole.len(), 15 + 14, "{whole:#?}");
+        assert_eq!(complete.len(), 15 + 14, "{complete:#?}");
         ensure(&mut iptables, &rules, Ensured::Unchanged, "all is there").await;
         ensure(&mut Iptables::new(&instance()), &rules, Ensured::Unchanged, "a restart").await;
         for damage in [
@@ -104,9 +105,9 @@ fn rules_are_written_once_and_put_back_when_broken() {
             "ip6tables -t nat -F && ip6tables -F",
         ] {
             sh(&damage.replace("tables", &format!("tables-{flavour} -w 20")));
-            assert_ne!(lines_with(flavour, "WEFT"), whole, "{damage}");
+            assert_ne!(lines_with(flavour, "WEFT"), complete, "{damage}");
             ensure(&mut iptables, &rules, Ensured::Written, damage).await;
-            assert_eq!(lines_with(flavour, "WEFT"), whole, "after {damage}");
+            assert_eq!(lines_with(flavour, "WEFT"), complete, "after {damage}");
             ensure(&mut iptables, &rules, Ensured::Unchanged, damage).await;
         }
         assert_eq!(lines_with(other(flavour), "WEFT"), [""; 0], "nothing in the other flavour");
@@ -118,7 +119,7 @@ fn other(flavour: &str) -> &'static str {
 }
 
 #[test]
-fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
+fn unwanted_rules_are_removed_and_those_of_other_programs_stay() {
     each_flavour(async |flavour| {
         let foreign = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n\
                        *filter\n:FORWARD DROP [0:0]\n-A FORWARD -i eth1 -j ACCEPT\n-A FORWARD -j REJECT\nCOMMIT\n";
@@ -131,7 +132,7 @@ fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
         let expected = ["-i eth1 -j ACCEPT", "-j WEFT-FWD", "-j REJECT"].repeat(2);
         assert!(
             forward.iter().zip(expected).all(|(line, part)| line.contains(part)),
-            "before what ends all: {forward:#?}"
+            "our jump is before the last rule: {forward:#?}"
         );
         ensure(&mut iptables, &rules, Ensured::Unchanged, "all is there").await;
 
@@ -142,7 +143,6 @@ fn what_is_not_wanted_any_more_goes_and_foreign_rules_stay() {
         let left = lines_with(flavour, "WEFT");
         assert!(left.len() == 4 && left.iter().all(|line| line.contains("WEFT-FWD")), "{left:#?}");
         ensure(&mut iptables, &Rules::default(), Ensured::Written, "no rules").await;
-        // Only legacy makes a table by looking at it.
         assert_eq!(lines(flavour), before);
         ensure(&mut iptables, &Rules::default(), Ensured::Unchanged, "no rules").await;
 
@@ -168,7 +168,7 @@ fn two_agents_keep_their_own_chains() {
 }
 
 #[test]
-fn the_node_changes_its_flavour() {
+fn rules_move_when_the_node_changes_its_flavour() {
     each_flavour(async |flavour| {
         ensure(&mut Iptables::new(&instance()), &dual(), Ensured::Written, "first").await;
         sh(&format!("iptables-{flavour} -w 20 -t mangle -X KUBE-IPTABLES-HINT"));
@@ -199,9 +199,9 @@ fn flannels_chains_are_removed_and_others_stay() {
     });
 }
 
-/// What is done in the other flavour is no sign that somebody changed our rules.
+/// A write in the other flavour does not count as a restored rule.
 #[test]
-fn a_policy_in_the_other_flavour_is_answered_there_and_counts_for_nothing() {
+fn accepts_are_written_in_the_other_flavour_if_its_policy_drops() {
     each_flavour(async |flavour| {
         let mut iptables = Iptables::new(&instance());
         ensure(&mut iptables, &dual(), Ensured::Written, "nothing was there").await;
@@ -215,9 +215,9 @@ async fn chosen(nftables: Option<bool>) -> Chosen {
     Chosen::now(Choice::Auto, nftables, Survey::begin(Choice::Auto)).await
 }
 
-/// At boot we are first. What kube-proxy writes later decides, without a restart.
+/// At boot the agent starts first. What kube-proxy writes later decides without a restart.
 #[test]
-fn what_comes_later_is_chosen_too() {
+fn programs_that_start_later_change_the_choice() {
     for (script, mode) in [
         ("iptables-legacy -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
         ("iptables-nft -w 20 -t nat -N KUBE-SERVICES", Mode::Iptables),
@@ -227,14 +227,14 @@ fn what_comes_later_is_chosen_too() {
             assert_eq!(chosen.mode(), Mode::Nft);
             sh(script);
             let every = Duration::from_millis(20);
-            tokio::time::timeout(Duration::from_secs(60), chosen.changed(every)).await.unwrap();
+            tokio::time::timeout(PATIENCE, chosen.changed(every)).await.unwrap();
             assert_eq!(chosen.mode(), mode, "{script}");
-            assert!(tokio::time::timeout(every * 5, chosen.changed(every)).await.is_err(), "settled");
+            assert!(tokio::time::timeout(every * 5, chosen.changed(every)).await.is_err(), "the choice is final");
         });
     }
 }
 
-/// What there is to see, and what is chosen for it. Looking leaves no trace.
+/// What the node has decides about the choice. To read it changes nothing.
 #[test]
 fn what_the_node_uses_is_chosen() {
     let kube_table = "nft add table ip kube-proxy";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The binary alone in an otherwise empty root file system: no iptables, no nft, no shell. nftables mode needs none of them.
+//! The binary in an otherwise empty root directory, without iptables, nft and a shell. With nftables it needs none of them.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
 
 const REMEDY: &str = "install the package iptables, or choose --firewall=nft";
 
-/// A directory with the binary, what it is linked with when it is not static, and /proc.
+/// Makes a directory with the binary, the libraries that it needs, and /proc.
 fn empty_root() -> TempDir {
     let root = tempfile::Builder::new().prefix("weft-root-").tempdir().unwrap();
     fs::copy(weft_exe(), root.path().join("weft")).unwrap();
@@ -29,7 +29,7 @@ fn empty_root() -> TempDir {
     root
 }
 
-/// A program that runs the binary there, with the lab's directory in sight. `weft lab exec` gives it mounts of its own.
+/// Writes a program that runs the binary there. The directory of the lab is mounted in it; `weft lab exec` gives it mounts of its own.
 fn entrance(root: &Path) -> std::path::PathBuf {
     let script = root.join("../").join(format!("{}.sh", root.file_name().unwrap().to_str().unwrap()));
     let text = format!(
@@ -45,7 +45,7 @@ fn entrance(root: &Path) -> std::path::PathBuf {
     script
 }
 
-/// A test with the binary in an empty root, which is gone afterwards.
+/// Runs a test with the binary in an empty root directory, which is removed afterwards.
 fn alone(flags: &[&str], test: impl AsyncFn(Site) + std::panic::RefUnwindSafe) {
     let root = empty_root();
     let exe = entrance(root.path());
@@ -61,7 +61,7 @@ fn alone(flags: &[&str], test: impl AsyncFn(Site) + std::panic::RefUnwindSafe) {
 }
 
 #[test]
-fn nftables_needs_no_helper() {
+fn nftables_needs_no_program() {
     alone(&["--ip-masq", "--guard-tunnel", "--iptables-resync=3600", "--resync=1h"], async |mut site| {
         site.start().await;
         masqueraded(&site);
@@ -92,13 +92,13 @@ fn pods_get_through(set: &'static str, reset: &'static str) {
             let ours: Vec<&str> = saved.lines().filter(|line| line.ends_with("-j ACCEPT")).collect();
             assert_eq!(ours.len(), 2, "{saved}");
             for rule in ours {
-                // A program that loads the rules of the node again may remove ours; they come back.
+                // A program that loads the rules of the node again may remove ours. They are written again.
                 let delete = format!("ip{six}tables-nft -w 20 {}", rule.replacen("-A", "-D", 1));
                 site.run("n1", &["sh", "-ec", &delete]).await;
             }
         }
         masqueraded(&site);
-        // Without the drop the rules are not needed, and nothing else of ours is there.
+        // Without the drop the rules are not needed, and are removed.
         site.on_nodes(&both("-F FORWARD")).await;
         site.on_nodes(&both(reset)).await;
         masqueraded(&site);
@@ -117,16 +117,16 @@ fn pods_get_through_a_last_reject_of_iptables_nft() {
     pods_get_through("-A FORWARD -j REJECT", "-P FORWARD ACCEPT");
 }
 
-/// Asked for iptables where there is none: not ready, and it says what to do.
+/// iptables is wanted and not installed. The node is not ready, and the status says what to do.
 #[test]
-fn iptables_that_is_missing_is_named() {
+fn missing_programs_of_iptables_are_reported() {
     alone(&["--ip-masq", "--firewall=iptables"], async |mut site| {
         site.lab.nodes[0].start().unwrap();
-        let said = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
+        let reported = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
             Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.contains(REMEDY)),
             Err(_) => false,
         };
-        wait_for("the problem to be named", PATIENCE, said).await.unwrap();
+        wait_for("the problem to be reported", PATIENCE, reported).await.unwrap();
     });
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--fail-closed`: packets that a node forwards to a subnet of the network that nobody has are refused at once, and never leave by the
-//! default route. The node's own packets are free, and services whose addresses lie inside Network work from pods and nodes.
+//! `--fail-closed`: a node rejects packets that it would forward to a part of Network that no node has leased. They never leave by the
+//! default route. This does not affect packets of the node itself, nor services whose addresses are inside Network.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 use weft_lab::BackendKind;
@@ -13,10 +13,11 @@ use weft_lab::store::Store;
 use crate::packets::{Seen, any, exchange, inside, receive, socket};
 use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread};
 
-/// In the first subnet of each family, which is never leased (SubnetMin is the second).
-const NOBODYS: [&str; 2] = ["10.244.0.9", "fd00:10:244::9"];
+/// Addresses in the first subnet of each family, which is never leased (SubnetMin is the second).
+const UNLEASED: [&str; 2] = ["10.244.0.9", "fd00:10:244::9"];
 
-/// The host outside has the address, and the router knows it: what leaks arrives.
+/// Builds a site in which the host outside has these addresses, and the router knows this. A packet that leaves by the default route
+/// arrives there.
 async fn site(backend: BackendKind, flags: &[&str]) -> Site {
     let mut site = Site::build(backend, flags).await;
     site.run("out", &["sh", "-ec", "ip addr add 10.244.0.9/32 dev lo; ip addr add fd00:10:244::9/128 dev lo nodad"])
@@ -27,6 +28,7 @@ async fn site(backend: BackendKind, flags: &[&str]) -> Site {
     site
 }
 
+/// Sends a datagram from a place to an address of the host outside.
 fn from(place: &str, addr: IpAddr) -> Seen {
     let server = socket("out", addr, PORT);
     let client = socket(place, any(addr), 0);
@@ -34,12 +36,12 @@ fn from(place: &str, addr: IpAddr) -> Seen {
 }
 
 #[test]
-fn it_would_leak_otherwise() {
+fn without_the_flag_packets_leave_by_the_default_route() {
     on_this_thread(async {
         let site = site(BackendKind::Vxlan, &["--ip-masq", "--fail-closed=false"]).await;
-        for (family, addr) in Family::BOTH.into_iter().zip(NOBODYS) {
+        for (family, addr) in Family::BOTH.into_iter().zip(UNLEASED) {
             let deadline = Instant::now() + PATIENCE;
-            // With the pod's own address, in clear.
+            // With the address of the pod, and without a tunnel.
             while from("n1-p1", addr.parse().unwrap()) != Seen::Unanswered(site.addr("n1-p1", family)) {
                 assert!(Instant::now() < deadline, "{family:?}: nothing arrives\n{}", site.lab.logs(20));
             }
@@ -47,23 +49,22 @@ fn it_would_leak_otherwise() {
     });
 }
 
-fn refused_at_once(backend: BackendKind) {
+fn rejected(backend: BackendKind) {
     on_this_thread(async move {
         let site = site(backend, &["--ip-masq"]).await;
-        for addr in NOBODYS.map(|addr| addr.parse::<IpAddr>().unwrap()) {
+        for addr in UNLEASED.map(|addr| addr.parse::<IpAddr>().unwrap()) {
             assert_eq!(from("n1-p1", addr), Seen::Lost, "{addr}");
-            let limit = Duration::from_secs(10);
-            let connected = inside("n1-p1", || TcpStream::connect_timeout(&(addr, PORT).into(), limit));
-            // Not a time-out: an ICMP error.
+            let connected = inside("n1-p1", || TcpStream::connect_timeout(&(addr, PORT).into(), PATIENCE));
+            // The kernel answers with an ICMP error, so this is not a time-out.
             let error = connected.unwrap_err().kind();
             assert!(matches!(error, ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable), "{addr}: {error:?}");
         }
-        // The node itself is not fenced.
-        for (family, addr) in Family::BOTH.into_iter().zip(NOBODYS) {
+        // Packets of the node itself leave.
+        for (family, addr) in Family::BOTH.into_iter().zip(UNLEASED) {
             let arrives = || from("n2", addr.parse().unwrap()) == Seen::From(site.addr("n2", family));
             until("the node's own packet", arrives, &site);
         }
-        // And it is no obstacle to those who are there.
+        // Pods and nodes reach each other.
         site.lab.reach_all().await.unwrap();
         let server = socket("n2-p1", site.addr("n2-p1", Family::V4), PORT);
         let client = socket("n1-p1", any(site.addr("n1-p1", Family::V4)), 0);
@@ -73,19 +74,19 @@ fn refused_at_once(backend: BackendKind) {
 }
 
 #[test]
-fn refused_at_once_vxlan() {
-    refused_at_once(BackendKind::Vxlan);
+fn packets_to_unleased_addresses_are_rejected_vxlan() {
+    rejected(BackendKind::Vxlan);
 }
 
 #[test]
-fn refused_at_once_host_gw() {
-    refused_at_once(BackendKind::HostGw);
+fn packets_to_unleased_addresses_are_rejected_host_gw() {
+    rejected(BackendKind::HostGw);
 }
 
-/// Addresses of services in the first subnet of each family, as kops has them inside Network.
+/// Addresses of services in the first subnet of each family. In clusters of kops they are inside Network, too.
 const SERVICES: [&str; 2] = ["10.244.0.77", "fd00:10:244::77"];
 
-/// Makes n1 translate the address of a service to this place, like kube-proxy: for packets that arrive, and for its own.
+/// Makes n1 translate the address of a service to that of a place, as kube-proxy does: for packets that arrive, and for its own.
 async fn serve(site: &Site, to: &str) {
     for (family, service) in Family::BOTH.into_iter().zip(SERVICES) {
         let (l3, to) = (family.nft(), site.addr(to, family));
@@ -101,7 +102,7 @@ async fn serve(site: &Site, to: &str) {
     }
 }
 
-/// What becomes of a datagram to the service.
+/// Sends a datagram to the service.
 fn to_service(site: &Site, from: &str, backend: &str, family: Family) -> Seen {
     let service: IpAddr = SERVICES[usize::from(family == Family::V6)].parse().unwrap();
     let server = socket(backend, site.addr(backend, family), PORT);
@@ -113,7 +114,7 @@ fn services_inside_network(backend: BackendKind, firewall: &'static str) {
         let firewall = format!("--firewall={firewall}");
         let mut site = Site::build(backend, &["--ip-masq", &firewall]).await;
         site.start().await;
-        // A pod of the other node, and a host outside, as the API server is one.
+        // The service is a pod of the other node, or a host outside (such as the API server).
         for place in ["n2-p1", "out"] {
             serve(&site, place).await;
             for family in Family::BOTH {
@@ -141,17 +142,17 @@ fn services_inside_network_are_reached_iptables_vxlan() {
     services_inside_network(BackendKind::Vxlan, "iptables");
 }
 
-/// A lease of another node whose address lies inside Network opens that address to pods, and nothing else.
+/// If the address of another node is inside Network, pods reach that address, and no other one that is not leased.
 #[test]
-fn a_node_inside_network_is_reached_and_disarms_nothing() {
+fn pods_reach_the_address_of_a_node_inside_network_and_no_other() {
     const INSIDE: &str = "10.244.0.33";
     on_this_thread(async {
         let site = site(BackendKind::Vxlan, &["--ip-masq", "--resync=1h", "--hold-removals=0s"]).await;
         site.run("out", &["ip", "addr", "add", &format!("{INSIDE}/32"), "dev", "lo"]).await;
         site.run("fabric", &["ip", "route", "add", &format!("{INSIDE}/32"), "via", "192.168.77.200"]).await;
-        let addrs = [INSIDE, NOBODYS[0]].map(|addr| addr.parse::<IpAddr>().unwrap());
+        let addrs = [INSIDE, UNLEASED[0]].map(|addr| addr.parse::<IpAddr>().unwrap());
         assert_eq!(addrs.map(|addr| from("n1-p1", addr)), [Seen::Lost; 2]);
-        let Store::Dir(path) = &site.lab.store else { panic!("a directory store") };
+        let Store::Dir(path) = &site.lab.store else { panic!("not a directory store") };
         let (aside, lease) = (path.join("subnets/.aside"), path.join("subnets/10.244.99.0-24.json"));
         let data = json!({"VNI": 1, "VtepMAC": "02:00:00:00:00:99"});
         let value = json!({"PublicIP": INSIDE, "BackendType": "vxlan", "BackendData": data});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A FORWARD chain of iptables that drops: Docker sets that policy, distributions end the chain with a REJECT. Pods still reach
-//! each other and the outside.
+//! Chain FORWARD of iptables drops packets: Docker sets such a policy, and some distributions end the chain with a REJECT. Pods still
+//! reach each other and the outside.
 
 use nix::sys::signal::Signal;
 use weft_lab::{BackendKind, wait_for};
@@ -9,12 +9,12 @@ use crate::flanneld::flanneld;
 use crate::packets::{Seen, any, exchange, socket};
 use crate::site::{Family, PATIENCE, Site, on_this_thread, straight};
 
-/// Policy drop, in this flavour.
+/// Returns the command that sets the policy DROP in this flavour.
 fn policy(flavour: &str) -> String {
     ["", "6"].map(|six| format!("ip{six}tables-{flavour} -w 20 -P FORWARD DROP")).join("; ")
 }
 
-/// What RHEL's iptables service loads, in this flavour.
+/// Returns the command that adds the last rule of RHEL's iptables service, in this flavour.
 fn reject(flavour: &str) -> String {
     ["", "6"].map(|six| format!("ip{six}tables-{flavour} -w 20 -A FORWARD -j REJECT")).join("; ")
 }
@@ -27,7 +27,7 @@ fn pods_get_through(site: &Site) {
     }
 }
 
-/// The drop is there before the agents start.
+/// The chain drops packets before the agents start.
 fn before(script: String, flags: &'static [&'static str]) {
     on_this_thread(async move {
         let mut site = Site::build(BackendKind::Vxlan, flags).await;
@@ -73,9 +73,9 @@ fn reject_under_nftables() {
     before(reject("nft"), &["--ip-masq", "--firewall=nft"]);
 }
 
-/// What someone drops by a rule of FORWARD (a network policy) stays dropped, though we accept what the policy of the chain would
-/// drop.
-fn policies_of_others_hold(firewall: &'static str) {
+/// Packets that a rule of FORWARD drops (a network policy) stay dropped, although our rules accept those that the policy of the chain
+/// would drop.
+fn rules_of_other_programs_stay_effective(firewall: &'static str) {
     on_this_thread(async move {
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", firewall]).await;
         let rules = ["", "6"].map(|six| {
@@ -93,24 +93,24 @@ fn policies_of_others_hold(firewall: &'static str) {
 }
 
 #[test]
-fn policies_of_others_hold_under_nftables() {
-    policies_of_others_hold("--firewall=nft");
+fn rules_of_other_programs_stay_effective_under_nftables() {
+    rules_of_other_programs_stay_effective("--firewall=nft");
 }
 
 #[test]
-fn policies_of_others_hold_under_iptables() {
-    policies_of_others_hold("--firewall=iptables");
+fn rules_of_other_programs_stay_effective_under_iptables() {
+    rules_of_other_programs_stay_effective("--firewall=iptables");
 }
 
-/// Someone cuts a node off, at the head of FORWARD, while the agent runs: it stays so, and the agent says it.
-fn a_node_cut_off_stays_so(firewall: &'static str) {
+/// A person cuts a node off with a first rule in FORWARD, while the agent runs. It stays cut off, and the agent reports this.
+fn a_node_that_was_cut_off_stays_cut_off(firewall: &'static str) {
     on_this_thread(async move {
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--iptables-resync=1", firewall]).await;
         site.on_nodes(&policy("nft")).await;
         site.start().await;
         pods_get_through(&site);
         site.on_nodes(&["", "6"].map(|six| format!("ip{six}tables-nft -w 20 -I FORWARD -j DROP")).join("; ")).await;
-        says(&site, "ip6tables-nft -S FORWARD").await;
+        reports(&site, "ip6tables-nft -S FORWARD").await;
         for family in Family::BOTH {
             assert_eq!(site.probe(&straight("n1-p1", "n2-p1"), family), "lost");
         }
@@ -119,26 +119,26 @@ fn a_node_cut_off_stays_so(firewall: &'static str) {
     });
 }
 
-async fn says(site: &Site, words: &str) {
-    let said = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
+async fn reports(site: &Site, words: &str) {
+    let reported = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
         Ok(status) => status.problems.iter().any(|problem| problem.contains(words)),
         Err(_) => false,
     };
-    wait_for("the problem to be named", PATIENCE, said).await.unwrap();
+    wait_for("the problem to be reported", PATIENCE, reported).await.unwrap();
 }
 
 #[test]
-fn a_node_cut_off_stays_so_under_nftables() {
-    a_node_cut_off_stays_so("--firewall=nft");
+fn a_node_that_was_cut_off_stays_cut_off_under_nftables() {
+    a_node_that_was_cut_off_stays_cut_off("--firewall=nft");
 }
 
 #[test]
-fn a_node_cut_off_stays_so_under_iptables() {
-    a_node_cut_off_stays_so("--firewall=iptables");
+fn a_node_that_was_cut_off_stays_cut_off_under_iptables() {
+    a_node_that_was_cut_off_stays_cut_off("--firewall=iptables");
 }
 
-/// A restart without the forward rules, or in the other mode: no accept of ours stays in FORWARD of iptables-nft.
-fn accepts_go_with_the_flags(flag: &'static str, works: bool) {
+/// The agent restarts without the forward rules, or with iptables. No accept of ours stays in FORWARD of iptables-nft.
+fn accepts_are_removed_with(flag: &'static str, works: bool) {
     on_this_thread(async move {
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft", "--iptables-resync=1"]).await;
         site.on_nodes(&policy("nft")).await;
@@ -151,7 +151,7 @@ fn accepts_go_with_the_flags(flag: &'static str, works: bool) {
         node.set_flag(flag);
         node.start().unwrap();
         let gone = async || !forward(&site).await.contains("saddr 10.");
-        wait_for("the accepts to go", PATIENCE, gone).await.unwrap();
+        wait_for("the accepts to be removed", PATIENCE, gone).await.unwrap();
         if works {
             pods_get_through(&site);
         }
@@ -159,16 +159,16 @@ fn accepts_go_with_the_flags(flag: &'static str, works: bool) {
 }
 
 #[test]
-fn accepts_go_with_the_forward_rules() {
-    accepts_go_with_the_flags("--iptables-forward-rules=false", false);
+fn accepts_are_removed_with_the_forward_rules() {
+    accepts_are_removed_with("--iptables-forward-rules=false", false);
 }
 
 #[test]
-fn accepts_go_with_the_mode() {
-    accepts_go_with_the_flags("--firewall=iptables", true);
+fn accepts_are_removed_with_the_mode() {
+    accepts_are_removed_with("--firewall=iptables", true);
 }
 
-/// Docker is installed on a node that runs.
+/// Docker is installed while the agent runs.
 #[test]
 fn policy_that_comes_later() {
     on_this_thread(async {
@@ -180,7 +180,7 @@ fn policy_that_comes_later() {
     });
 }
 
-/// Without the rules the policy does drop: the tests above prove something.
+/// The control of the tests above: without our rules, the policy does drop packets.
 #[test]
 fn policy_drops_without_the_rules() {
     on_this_thread(async {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tunnel guard: a host outside that knows the MAC of a node's tunnel device sends vxlan packets to it. Without the guard
-//! they come out of the tunnel as a pod's; with it, only those of peers do.
+//! The tunnel guard. A host outside the cluster knows the MAC of a node's tunnel device, and sends vxlan packets to it. Without the
+//! guard they leave the tunnel as packets of a pod. With it, only the packets of peers do.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -18,7 +18,7 @@ use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread, options, straigh
 const VXLAN: u16 = 8472;
 const SPOOFED: &[u8] = b"spoofed";
 
-/// A vxlan packet (VNI 1) that claims to be a pod of the other node.
+/// Builds a vxlan packet (VNI 1) with the source address of a pod of the other node.
 fn spoofed(mac: [u8; 6], from: IpAddr, to: IpAddr) -> Vec<u8> {
     let mut packet = vec![0x08, 0, 0, 0, 0, 0, 1, 0];
     packet.extend(mac);
@@ -44,7 +44,7 @@ fn spoofed(mac: [u8; 6], from: IpAddr, to: IpAddr) -> Vec<u8> {
             packet.extend([17, 64]);
             packet.extend(from.octets());
             packet.extend(to.octets());
-            // IPv6 takes no datagram without a checksum, over addresses, length and protocol too.
+            // IPv6 requires a checksum, which also covers the addresses, the length and the protocol.
             let mut summed = [from.octets(), to.octets()].concat();
             summed.extend([0, 0, 0, u8::try_from(length).unwrap(), 0, 0, 0, 17]);
             summed.extend(&datagram);
@@ -65,15 +65,15 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
     (!u16::try_from(sum).unwrap()).to_be_bytes()
 }
 
-/// The flags of one node alone, beside those of its store.
+/// Sets the flags of one node, in addition to those of its store.
 fn flags(site: &mut Site, node: usize, flags: &[&str]) {
     let mut all = site.lab.store.flags();
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     site.lab.nodes[node].set_flags(all);
 }
 
-/// What the node says of its guard.
-async fn said(site: &Site, node: usize) -> String {
+/// Returns what the status of a node says about its guard.
+async fn guard_status(site: &Site, node: usize) -> String {
     site.lab.nodes[node].status_as::<weft::observe::status::Status>().await.unwrap().rules.guard.unwrap_or_default()
 }
 
@@ -84,9 +84,12 @@ async fn mac(site: &Site, family: Family) -> [u8; 6] {
     bytes.try_into().unwrap()
 }
 
-/// Sends three from the host outside, then one that a peer really sends: everything before it has arrived, or never will.
-async fn arrive(site: &Site, family: Family) -> Vec<String> {
+/// Sends three spoofed packets from the host outside, and then one packet from a peer. When the last one arrives, the others have
+/// arrived or never will. Returns the sources of the spoofed packets that arrived.
+async fn spoofed_arrivals(site: &Site, family: Family) -> Vec<String> {
     let server = socket("n1-p1", site.addr("n1-p1", family), PORT);
+    // The last packet ends the wait.
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
     let outside = socket("out", site.addr("out", family), 0);
     let packet = spoofed(mac(site, family).await, site.addr("n2-p1", family), site.addr("n1-p1", family));
     for _ in 0..3 {
@@ -94,11 +97,11 @@ async fn arrive(site: &Site, family: Family) -> Vec<String> {
     }
     let peer = socket("n2-p1", any(site.addr("n2-p1", family)), 0);
     peer.send_to(b"the end", server.local_addr().unwrap()).unwrap();
-    until_the_end(&server).into_iter().map(|source| site.name(source, family)).collect()
+    read_until_the_end(&server).into_iter().map(|source| site.name(source, family)).collect()
 }
 
-/// Sources of what was spoofed.
-fn until_the_end(server: &UdpSocket) -> Vec<IpAddr> {
+/// Reads packets until the last one, and returns the sources of the spoofed ones.
+fn read_until_the_end(server: &UdpSocket) -> Vec<IpAddr> {
     let mut sources = Vec::new();
     let mut room = [0; 64];
     loop {
@@ -112,32 +115,32 @@ fn until_the_end(server: &UdpSocket) -> Vec<IpAddr> {
 }
 
 #[test]
-fn without_it_anyone_is_a_pod() {
+fn without_the_guard_spoofed_packets_arrive() {
     on_this_thread(async {
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq"]).await;
         site.start().await;
         for family in Family::BOTH {
-            assert_eq!(arrive(&site, family).await, ["n2-p1"; 3], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, ["n2-p1"; 3], "{family:?}");
         }
     });
 }
 
 #[test]
-fn only_peers_are_heard() {
+fn only_packets_of_peers_arrive() {
     on_this_thread(async {
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--guard-tunnel"]).await;
         site.start().await;
         for family in Family::BOTH {
-            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, [""; 0], "{family:?}");
         }
         let counted = site.nft("n1", "list ruleset").await;
         assert!(counted.contains("packets 3"), "what is dropped is counted:\n{counted}");
     });
 }
 
-/// A node that joins later is a peer from its first packet on.
+/// The packets of a node that joins later arrive.
 #[test]
-fn a_node_that_joins_is_heard() {
+fn packets_of_a_node_that_joins_later_arrive() {
     on_this_thread(async {
         let three = LabOptions { nodes: 3, ..options(&["--ip-masq", "--guard-tunnel"]) };
         let mut site = Site::with(three).await;
@@ -149,18 +152,18 @@ fn a_node_that_joins_is_heard() {
         for family in Family::BOTH {
             site.until_seen(&straight("n3-p1", "n1-p1"), family, "n3-p1");
             site.until_seen(&straight("n1-p2", "n3-p2"), family, "n1-p2");
-            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, [""; 0], "{family:?}");
         }
     });
 }
 
-/// What someone does to a table.
+/// A change that another program makes to a table.
 type Damage<'a> = dyn Fn(&mut Batch<'_>) + Sync + 'a;
 
-/// The audit is an hour away: the news of nftables alone bring the guard back. Nothing is held: n1's first list of leases may have
-/// nobody else in it.
+/// The next audit is an hour away, so only the notifications of nftables can cause the repair. Removals are not held, because the first
+/// list of leases that n1 reads may contain no other node.
 #[test]
-fn changes_by_others_are_mended_by_the_news() {
+fn changes_by_another_program_are_repaired_after_a_notification() {
     on_this_thread(async {
         let mut site =
             Site::build(BackendKind::Vxlan, &["--ip-masq", "--guard-tunnel", "--resync=1h", "--hold-removals=0s"])
@@ -168,18 +171,18 @@ fn changes_by_others_are_mended_by_the_news() {
         site.start().await;
         let instance = Instance::new(&site.lab.nodes[0].subnet_file());
         let table = format!("{}-guard", instance.name);
-        let good = inside("n1", || looked_at(&table));
+        let good = inside("n1", || read_guard(&table));
         let (v4, v6) = (weft_subnet::cidr::Family::V4, weft_subnet::cidr::Family::V6);
         let (peer, stranger) = (["192.168.77.12".parse().unwrap()], ["fd77::200".parse().unwrap()]);
         let (peers, chain) = ((&*table, "peers"), (&*table, "input"));
         let damages: [(&str, &Damage<'_>); 4] = [
-            ("a peer goes", &|batch| batch.elements(v4, peers, &peer, false)),
-            ("a stranger comes", &|batch| batch.elements(v6, peers, &stranger, true)),
-            ("the chain goes", &|batch| batch.delete_chain(v4, chain)),
-            ("the table goes", &|batch| batch.delete(v6, &table)),
+            ("a peer is removed", &|batch| batch.elements(v4, peers, &peer, false)),
+            ("a stranger is added", &|batch| batch.elements(v6, peers, &stranger, true)),
+            ("the chain is removed", &|batch| batch.delete_chain(v4, chain)),
+            ("the table is removed", &|batch| batch.delete(v6, &table)),
         ];
         for (name, damage) in damages {
-            // More often than this in a minute an entry is left to the audit.
+            // After more changes in one minute, the agent would leave the entry to the audit.
             for _ in 0..3 {
                 inside("n1", || {
                     let mut netlink = nft::connection::open().unwrap();
@@ -187,21 +190,21 @@ fn changes_by_others_are_mended_by_the_news() {
                     damage(&mut batch);
                     batch.send().unwrap().unwrap();
                     let start = Instant::now();
-                    while looked_at(&table) != good {
-                        assert!(start.elapsed() < PATIENCE, "{name}: not mended");
+                    while read_guard(&table) != good {
+                        assert!(start.elapsed() < PATIENCE, "{name}: not repaired");
                         std::thread::yield_now();
                     }
                 });
             }
         }
         for family in Family::BOTH {
-            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, [""; 0], "{family:?}");
         }
     });
 }
 
-/// Peers and number of rules, per family.
-fn looked_at(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
+/// Returns the peers and the number of rules of each family.
+fn read_guard(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
     use weft_subnet::cidr::Family;
     let mut netlink = nft::connection::open().unwrap();
     let one = |family: Family| {
@@ -212,7 +215,7 @@ fn looked_at(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
     [Family::V4, Family::V6].map(one).to_vec()
 }
 
-/// n2 is known by addresses that none of its interfaces sends from, as behind an address translation of 1:1.
+/// Builds a site in which n2 publishes addresses that it does not send from, as a node behind a 1:1 address translation does.
 async fn behind_other_addresses(guard: &[&str], before: impl AsyncFnOnce(&Site)) -> Site {
     let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--guard-tunnel"]).await;
     site.run("n2", &["sh", "-ec", "ip addr add 192.168.77.112/32 dev lo; ip addr add fd77::112/128 dev lo nodad"])
@@ -225,34 +228,34 @@ async fn behind_other_addresses(guard: &[&str], before: impl AsyncFnOnce(&Site))
     site
 }
 
-/// Changes nothing.
-async fn as_it_is(_: &Site) {}
+/// Adds no address translation.
+async fn no_translation(_: &Site) {}
 
-/// The only lease that names this address.
+/// Returns the lease with this public address.
 fn lease(site: &Site, public: &str) -> serde_json::Value {
-    let Store::Dir(path) = &site.lab.store else { panic!("a directory store") };
+    let Store::Dir(path) = &site.lab.store else { panic!("not a directory store") };
     let files = std::fs::read_dir(path.join("subnets")).unwrap().map(|entry| entry.unwrap().path());
     let mut leases = files.map(|file| serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap());
     leases.find(|lease: &serde_json::Value| lease["PublicIP"] == public).unwrap()
 }
 
 #[test]
-fn a_node_with_another_public_address_says_where_its_packets_come_from() {
+fn the_lease_of_a_node_with_another_public_address_names_the_source_of_its_packets() {
     on_this_thread(async {
-        let site = behind_other_addresses(&["--guard-tunnel"], as_it_is).await;
+        let site = behind_other_addresses(&["--guard-tunnel"], no_translation).await;
         let lease = lease(&site, "192.168.77.112");
         let stated = ["PublicIPv6", "TunnelIP", "TunnelIPv6"].map(|name| lease[name].as_str().unwrap_or("-"));
         assert_eq!(stated, ["fd77::112", "192.168.77.12", "fd77::12"], "{lease}");
-        assert!(said(&site, 0).await.starts_with("on: "), "{}", said(&site, 0).await);
+        assert!(guard_status(&site, 0).await.starts_with("on: "), "{}", guard_status(&site, 0).await);
         for family in Family::BOTH {
             site.until_seen(&straight("n2-p1", "n1-p1"), family, "n2-p1");
             site.until_seen(&straight("n1-p2", "n2-p2"), family, "n1-p2");
-            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, [""; 0], "{family:?}");
         }
     });
 }
 
-/// What n2's tunnel sends leaves with the public addresses, as by an address translation of 1:1 at the border of its site.
+/// Translates the sources of n2's tunnel packets to its public addresses, as a 1:1 address translation at the border of its site does.
 async fn translate(site: &Site) {
     let rule = |l3: &str, from: &str, to: &str| {
         let table = format!("{l3} border");
@@ -266,29 +269,33 @@ async fn translate(site: &Site) {
 }
 
 #[test]
-fn a_node_behind_an_address_translation_is_heard() {
+fn packets_of_a_node_behind_an_address_translation_arrive() {
     on_this_thread(async {
         let site = behind_other_addresses(&["--guard-tunnel"], translate).await;
-        assert!(said(&site, 0).await.starts_with("on: "), "{}", said(&site, 0).await);
+        assert!(guard_status(&site, 0).await.starts_with("on: "), "{}", guard_status(&site, 0).await);
         for family in Family::BOTH {
             site.until_seen(&straight("n2-p1", "n1-p1"), family, "n2-p1");
-            assert_eq!(arrive(&site, family).await, [""; 0], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, [""; 0], "{family:?}");
         }
         let sent = site.nft("n2", "list ruleset").await;
         assert!(sent.contains("snat to 192.168.77.112"), "{sent}");
     });
 }
 
-/// Its packets would be dropped as a stranger's: the guard stays off, and says why.
+/// The guard would drop its packets like those of a stranger. So the guard stays off, and the status says why.
 #[test]
-fn a_node_that_does_not_say_it_keeps_the_guard_off() {
+fn the_guard_stays_off_if_a_lease_does_not_name_the_source_of_its_packets() {
     on_this_thread(async {
-        let site = behind_other_addresses(&[], as_it_is).await;
+        let site = behind_other_addresses(&[], no_translation).await;
         assert!(lease(&site, "192.168.77.112").get("TunnelIP").is_none());
-        assert!(said(&site, 0).await.starts_with("off: 1 of 1 leases do not say"), "{}", said(&site, 0).await);
+        assert!(
+            guard_status(&site, 0).await.starts_with("off: 1 of 1 leases do not say"),
+            "{}",
+            guard_status(&site, 0).await
+        );
         for family in Family::BOTH {
             site.until_seen(&straight("n2-p1", "n1-p1"), family, "n2-p1");
-            assert_eq!(arrive(&site, family).await, ["n2-p1"; 3], "{family:?}");
+            assert_eq!(spoofed_arrivals(&site, family).await, ["n2-p1"; 3], "{family:?}");
         }
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules that others remove come back, rules that are right are not touched, and no packet ever meets a moment without them.
+//! Rules that another program removes are restored, correct rules are not written again, and there is no moment without them.
 
 use std::path::Path;
 use std::time::Instant;
@@ -33,13 +33,13 @@ fn masqueraded(site: &Site) {
     }
 }
 
-/// The resync is an hour away: the news of nftables alone bring the rules back.
+/// The next resync is an hour away, so only the notifications of nftables can cause the repair.
 #[test]
-fn nft_comes_back_by_its_news() {
+fn rules_of_nftables_are_restored_after_a_notification() {
     on_this_thread(async {
         let site = running(&["--firewall=nft", "--iptables-resync=3600", "--resync=1h"], None).await;
         for damage in ["flush ruleset", "delete table ip weft", "flush table ip6 weft", "flush table ip weft"] {
-            // The names of tables depend on the subnet file.
+            // The name of the table depends on the subnet file.
             let weft = table(&site).await;
             site.nft("n1", &damage.replace("weft", &weft)).await;
             masqueraded(&site);
@@ -47,10 +47,9 @@ fn nft_comes_back_by_its_news() {
     });
 }
 
-/// Removed eight times in a row, the rules come back eight times. Resync and audit are an hour away, so only the news of nftables
-/// can bring them back, and the generous patience is no weaker than a bound in milliseconds would be.
+/// Resync and audit are an hour away, so only the notifications of nftables can cause the repair.
 #[test]
-fn nft_is_back_each_time_it_is_removed() {
+fn rules_of_nftables_are_restored_each_time_they_are_removed() {
     on_this_thread(async {
         let site = running(&["--firewall=nft", "--iptables-resync=3600", "--resync=1h"], None).await;
         let instance = Instance::new(&site.lab.nodes[0].subnet_file());
@@ -62,7 +61,7 @@ fn nft_is_back_each_time_it_is_removed() {
                 assert!(runtime.block_on(gone), "the rules were there");
                 let start = Instant::now();
                 while head(&mut netlink, weft_subnet::cidr::Family::V4, &instance.name).unwrap().is_none() {
-                    assert!(start.elapsed() < PATIENCE, "they do not come back after removal {round}");
+                    assert!(start.elapsed() < PATIENCE, "not restored after removal {round}");
                     std::thread::yield_now();
                 }
             });
@@ -74,10 +73,10 @@ fn nft_is_back_each_time_it_is_removed() {
 async fn table(site: &Site) -> String {
     let tables = site.nft("n1", "list tables").await;
     let name = tables.lines().find_map(|line| line.strip_prefix("table ip ")).filter(|name| name.starts_with("weft"));
-    name.unwrap_or_else(|| panic!("no table of ours: {tables}")).to_owned()
+    name.unwrap_or_else(|| panic!("weft has no table: {tables}")).to_owned()
 }
 
-fn iptables_comes_back(flavour: &'static str) {
+fn iptables_is_restored(flavour: &'static str) {
     on_this_thread(async move {
         let site = running(&["--firewall=iptables", "--iptables-resync=1"], Some(flavour)).await;
         for six in ["", "6"] {
@@ -90,50 +89,50 @@ fn iptables_comes_back(flavour: &'static str) {
 }
 
 #[test]
-fn iptables_nft_comes_back_at_the_resync() {
-    iptables_comes_back("nft");
+fn rules_of_iptables_nft_are_restored_at_the_resync() {
+    iptables_is_restored("nft");
 }
 
 #[test]
-fn iptables_legacy_comes_back_at_the_resync() {
-    iptables_comes_back("legacy");
+fn rules_of_iptables_legacy_are_restored_at_the_resync() {
+    iptables_is_restored("legacy");
 }
 
-/// What was masqueraded before a restart stays so, and a connection goes on.
-fn a_flow_survives(flags: &'static [&'static str], flavour: Option<&'static str>) {
+/// Packets are masqueraded while the agent restarts, and an open connection continues.
+fn a_connection_continues_during_a_restart(flags: &'static [&'static str], flavour: Option<&'static str>) {
     on_this_thread(async move {
         let mut site = running(flags, flavour).await;
-        let mut flows = Vec::new();
+        let mut connections = Vec::new();
         for family in Family::BOTH {
-            flows.push(Flow::open(&site, family));
+            connections.push(Connection::open(&site, family));
         }
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             let before = written(&site).await;
             site.lab.nodes[0].stop(signal).await.unwrap();
-            flows.iter_mut().for_each(Flow::goes_on);
+            connections.iter_mut().for_each(Connection::continues);
             masqueraded_at_once(&site);
             site.lab.nodes[0].start().unwrap();
             until(&site, async |site| {
                 site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.is_ok_and(|status| status.ready)
             })
             .await;
-            flows.iter_mut().for_each(Flow::goes_on);
+            connections.iter_mut().for_each(Connection::continues);
             assert_eq!(written(&site).await, before, "a restart writes nothing");
         }
     });
 }
 
 #[test]
-fn a_flow_survives_under_nft() {
-    a_flow_survives(&["--firewall=nft"], None);
+fn a_connection_continues_with_nft() {
+    a_connection_continues_during_a_restart(&["--firewall=nft"], None);
 }
 
 #[test]
-fn a_flow_survives_under_iptables() {
-    a_flow_survives(&["--firewall=iptables"], Some("legacy"));
+fn a_connection_continues_with_iptables() {
+    a_connection_continues_during_a_restart(&["--firewall=iptables"], Some("legacy"));
 }
 
-/// Waits; meanwhile every single datagram is masqueraded.
+/// Waits for a condition. Until then, every datagram is masqueraded.
 async fn until(site: &Site, reached: impl AsyncFn(&Site) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -146,25 +145,25 @@ async fn until(site: &Site, reached: impl AsyncFn(&Site) -> bool) {
     }
 }
 
-/// Every single datagram, the first one too.
+/// Asserts that one datagram is masqueraded, without a second attempt.
 fn masqueraded_at_once(site: &Site) {
     for family in Family::BOTH {
         assert_eq!(site.probe(&straight("n1-p1", "out"), family), "n1");
     }
 }
 
-/// Handles of nftables' rules are new when a rule is written again; both flavours' text.
+/// Returns the rules of nftables with their handles, and those of iptables-legacy. A rule that is written again has another handle.
 async fn written(site: &Site) -> String {
     site.run("n1", &["sh", "-ec", "nft -a list ruleset 2>/dev/null | sed 's/packets.*bytes [0-9]*//'; iptables-legacy-save | grep '^-A' || true"]).await
 }
 
 /// A TCP connection from a pod to the outside.
-struct Flow(std::net::TcpStream, std::net::TcpStream);
+struct Connection(std::net::TcpStream, std::net::TcpStream);
 
-impl Flow {
-    fn open(site: &Site, family: Family) -> Flow {
+impl Connection {
+    fn open(site: &Site, family: Family) -> Connection {
         use std::net::{TcpListener, TcpStream};
-        let limit = std::time::Duration::from_secs(10);
+        let limit = PATIENCE;
         let addr = site.addr("out", family);
         let listener = inside("out", || TcpListener::bind((addr, 7001))).unwrap();
         let client = inside("n1-p1", || TcpStream::connect_timeout(&(addr, 7001).into(), limit)).unwrap();
@@ -174,11 +173,11 @@ impl Flow {
             stream.set_read_timeout(Some(limit)).unwrap();
             stream.set_nodelay(true).unwrap();
         }
-        Flow(client, server)
+        Connection(client, server)
     }
 
-    /// A word each way.
-    fn goes_on(&mut self) {
+    /// Sends a word in each direction.
+    fn continues(&mut self) {
         use std::io::{Read, Write};
         let mut word = [0; 4];
         self.0.write_all(b"ping").unwrap();
@@ -189,7 +188,7 @@ impl Flow {
     }
 }
 
-/// weft takes flanneld's place: never a datagram with a pod's address outside, and at the end no chain of flannel's.
+/// weft replaces flanneld. No datagram leaves the cluster with the address of a pod, and in the end there is no chain of flannel.
 async fn takes_over(flanneld: &Path, flags: &[&str]) {
     let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();
     let mut site = Site::for_flanneld(BackendKind::Vxlan, &flags).await;
@@ -200,7 +199,7 @@ async fn takes_over(flanneld: &Path, flags: &[&str]) {
     node.start().unwrap();
     until(&site, async |site| {
         site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.is_ok_and(|status| status.ready)
-            && !flannels(site).await
+            && !has_flannel_rules(site).await
     })
     .await;
     for family in Family::BOTH {
@@ -208,7 +207,7 @@ async fn takes_over(flanneld: &Path, flags: &[&str]) {
     }
 }
 
-async fn flannels(site: &Site) -> bool {
+async fn has_flannel_rules(site: &Site) -> bool {
     let all = "for six in '' 6; do ip${six}tables-nft-save; ip${six}tables-legacy-save; done; nft list tables";
     let text = site.run("n1", &["sh", "-c", all]).await;
     text.contains("FLANNEL") || text.contains("flannel-ipv")
@@ -228,7 +227,7 @@ fn iptables_takes_over_from_flanneld() {
     on_this_thread(async move { takes_over(&flanneld, &["--firewall=iptables"]).await });
 }
 
-/// flanneld and weft by mistake on one node: flanneld's rules are not removed while it runs, and the operator is told.
+/// flanneld and weft run on one node by mistake. The rules of flanneld are not removed while it runs, and this is reported.
 #[test]
 fn rules_of_flannel_stay_while_it_runs() {
     on_this_thread(async {
@@ -242,18 +241,18 @@ fn rules_of_flannel_stay_while_it_runs() {
         let mut flanneld = flanneld.spawn().unwrap();
         site.nft("n1", "add table ip flannel-ipv4").await;
         site.start().await;
-        let told = async |site: &Site| {
+        let reported = async |site: &Site| {
             let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await;
             status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("runs beside weft")))
         };
-        until(&site, told).await;
+        until(&site, reported).await;
         assert!(site.nft("n1", "list tables").await.contains("flannel-ipv4"));
         flanneld.kill().await.unwrap();
     });
 }
 
-/// `weft cleanup` leaves nothing of ours.
-fn cleanup_removes_all(flags: &'static [&'static str]) {
+/// `weft cleanup` removes everything that weft wrote.
+fn cleanup_removes_all_rules(flags: &'static [&'static str]) {
     on_this_thread(async move {
         let mut site = running(flags, None).await;
         if flags.contains(&"--guard-tunnel") {
@@ -273,10 +272,10 @@ fn cleanup_removes_all(flags: &'static [&'static str]) {
 
 #[test]
 fn cleanup_removes_all_of_nft() {
-    cleanup_removes_all(&["--firewall=nft", "--guard-tunnel"]);
+    cleanup_removes_all_rules(&["--firewall=nft", "--guard-tunnel"]);
 }
 
 #[test]
 fn cleanup_removes_all_of_iptables() {
-    cleanup_removes_all(&["--firewall=iptables"]);
+    cleanup_removes_all_rules(&["--firewall=iptables"]);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two nodes with two pods each, and a host outside of the cluster on the nodes' link.
+//! A cluster of two nodes with two pods each, and a host outside the cluster on the network of the nodes.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use weft_lab::netns::{Netns, checked};
 use weft_lab::store::Store;
@@ -10,14 +10,13 @@ use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::exe::weft_exe;
 use crate::packets::{Seen, any, exchange, socket};
+pub use crate::patience::PATIENCE;
 use crate::thread;
 
-/// How long rules may take to be there, on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(20);
-/// Where the far ends listen.
+/// The port on which the receivers listen.
 pub const PORT: u16 = 7000;
 
-/// Runs a test on this thread, which the lab's namespaces belong to.
+/// Runs a test on this thread, to which the namespaces of the lab belong.
 pub fn on_this_thread(test: impl Future<Output = ()>) {
     thread::on_this_thread(async {
         test.await;
@@ -25,7 +24,7 @@ pub fn on_this_thread(test: impl Future<Output = ()>) {
     });
 }
 
-/// Both ends of a family.
+/// An address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     V4,
@@ -39,13 +38,13 @@ impl Family {
         usize::from(self == Family::V6)
     }
 
-    /// Name of the family in nft.
+    /// Returns the name of the family in nft.
     pub fn nft(self) -> &'static str {
         if self == Family::V4 { "ip" } else { "ip6" }
     }
 }
 
-/// The cluster and the host outside.
+/// The cluster and the host outside it.
 pub struct Site {
     pub lab: Lab,
     pub backend: BackendKind,
@@ -53,17 +52,17 @@ pub struct Site {
 }
 
 impl Site {
-    /// A lab of weft whose agents do not run yet.
+    /// Builds a lab of weft. Its agents do not run yet.
     pub async fn build(backend: BackendKind, flags: &[&str]) -> Site {
         Site::with(LabOptions { backend, ..options(flags) }).await
     }
 
-    /// The same with the store that flanneld needs.
+    /// Builds a lab with the store that flanneld needs.
     pub async fn for_flanneld(backend: BackendKind, flags: &[&str]) -> Site {
         Site::with(LabOptions { backend, store: StoreKind::Etcd, ..options(flags) }).await
     }
 
-    /// A lab of two nodes and a host outside.
+    /// Builds a lab with these options, and a host outside.
     pub async fn with(options: LabOptions) -> Site {
         let lab = Lab::build(&options).await.unwrap();
         let out = lab.add_host("out", 200).await.unwrap();
@@ -89,14 +88,14 @@ impl Site {
         }
         self.add_pods().await;
         self.lab.reach_all().await.unwrap();
-        // flanneld lets the kernel look for doubles of its IPv6 address: until that ends, it is nobody's source.
+        // The kernel checks that nobody else has the IPv6 address of flanneld's device, and does not use it as a source before.
         for node in &self.lab.nodes {
             let settled = async || node.ns.ip("-6 addr show tentative").await.is_ok_and(|text| text.is_empty());
             wait_for("IPv6 addresses to be usable", PATIENCE, settled).await.unwrap();
         }
     }
 
-    /// Waits until pods and nodes reach all pods: IPv6 links need a second before neighbours answer there.
+    /// Waits until pods and nodes reach all pods. On a new IPv6 link, neighbours answer only after a second.
     pub fn all_reach_all(&self) {
         let deadline = Instant::now() + PATIENCE;
         for family in Family::BOTH {
@@ -119,7 +118,7 @@ impl Site {
         }
     }
 
-    /// Everything with an address: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
+    /// Returns all places with their addresses: `n1`, `n1-tunnel`, `n1-bridge`, `n1-p1`, `out`, `fabric`.
     pub fn places(&self, family: Family) -> Vec<(String, IpAddr)> {
         let mut all = Vec::new();
         for node in &self.lab.nodes {
@@ -137,19 +136,20 @@ impl Site {
         all
     }
 
-    /// The address of a place.
+    /// Returns the address of a place.
     pub fn addr(&self, place: &str, family: Family) -> IpAddr {
         let places = self.places(family);
         places.iter().find(|(name, _)| name == place).unwrap_or_else(|| panic!("no place {place}")).1
     }
 
-    /// The place that has the address.
+    /// Returns the place with this address.
     pub fn name(&self, addr: IpAddr, family: Family) -> String {
         let places = self.places(family);
         places.iter().find(|(_, one)| *one == addr).map_or_else(|| addr.to_string(), |(name, _)| name.clone())
     }
 
-    /// What becomes of a datagram and its answer, in words: `n1-p1`, `n1-p1, no answer`, `lost`.
+    /// Sends a datagram and its answer. Returns the source that the receiver sees, or what was lost: `n1-p1`, `n1-p1, no answer`,
+    /// `lost`.
     pub fn probe(&self, trip: &Trip, family: Family) -> String {
         let (from, to) = (trip.from.split('@').next().unwrap(), trip.via.unwrap_or(trip.to));
         let to = SocketAddr::new(self.addr(to, family), trip.port);
@@ -163,7 +163,7 @@ impl Site {
         }
     }
 
-    /// Waits until the far end sees who it must.
+    /// Waits until the receiver sees the expected source.
     pub fn until_seen(&self, trip: &Trip, family: Family, expected: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -179,9 +179,9 @@ impl Site {
         }
     }
 
-    /// Adds members to net-conf, for agents that are started later.
+    /// Adds members to net-conf. Agents that are started later read them.
     pub fn configure(&self, more: &serde_json::Value) {
-        let Store::Dir(path) = &self.lab.store else { panic!("only of a directory store") };
+        let Store::Dir(path) = &self.lab.store else { panic!("not a directory store") };
         let file = path.join("config.json");
         let mut conf: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         for (key, value) in more.as_object().unwrap() {
@@ -197,17 +197,17 @@ impl Site {
         }
     }
 
-    /// Does what kubelet does: its chain tells which flavour of iptables the nodes use.
+    /// Adds the chain of kubelet that shows which flavour of iptables the nodes use.
     pub async fn hint(&self, flavour: &str) {
         self.on_nodes(&format!("iptables-{flavour} -w 20 -t mangle -N KUBE-IPTABLES-HINT")).await;
     }
 
-    /// `nft` in a namespace.
+    /// Runs `nft` in a namespace.
     pub async fn nft(&self, ns: &str, text: &str) -> String {
         self.run(ns, &["nft", text]).await
     }
 
-    /// A program in a namespace, to its end; its standard output.
+    /// Runs a program in a namespace, and returns its standard output.
     pub async fn run(&self, ns: &str, words: &[&str]) -> String {
         let netns = self.netns(ns);
         checked(netns.command(words[0]).args(&words[1..])).await.unwrap()
@@ -221,36 +221,36 @@ impl Site {
     }
 }
 
-/// Options with the binary under test and both families.
+/// Returns options with the binary under test and both families.
 pub fn options(flags: &[&str]) -> LabOptions {
     let agent_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
     LabOptions { exe: Some(weft_exe()), nodes: 2, ipv6: true, agent_flags, ..LabOptions::default() }
 }
 
-/// A way to take.
+/// The way of a datagram.
 #[derive(Debug, Clone, Copy)]
 pub struct Trip {
-    /// Who sends; `n1@n1`: from this address of it.
+    /// The sender. In `n1@n1-bridge` it uses the address of another place.
     pub from: &'static str,
-    /// Who listens.
+    /// The receiver.
     pub to: &'static str,
-    /// The address that is written on the datagram, when it is another.
+    /// The place to whose address the datagram is sent, if it is not that of the receiver.
     pub via: Option<&'static str>,
-    /// The port that is.
+    /// The port to which it is sent.
     pub port: u16,
 }
 
-/// A datagram straight to where it is addressed.
+/// Returns the way of a datagram that is sent to the address of its receiver.
 pub fn straight(from: &'static str, to: &'static str) -> Trip {
     Trip { from, to, via: None, port: PORT }
 }
 
-/// The namespace of a place.
+/// Returns the namespace of a place.
 fn namespace(place: &str) -> &str {
     place.strip_suffix("-bridge").or_else(|| place.strip_suffix("-tunnel")).unwrap_or(place)
 }
 
-/// The gateway (0) or the network's own address (1), from the first pod's.
+/// Returns the address of the gateway (0) or of the subnet itself (1). `first_pod` is the address of the first pod.
 fn before(first_pod: IpAddr, further: u8) -> IpAddr {
     let less = 1 + further;
     match first_pod {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules that change while packets flow: no packet is lost, and none leaves with the address of a pod.
+//! The rules change while packets flow. No packet is lost, and none leaves with the address of a pod.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,7 +22,7 @@ use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread};
 
 /// How often the rules are replaced.
 const ROUNDS: u8 = 25;
-/// What a flow of datagrams from a pod to the outside came to.
+/// The result of a flow of datagrams from a pod to the outside.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Flow {
     sent: u64,
@@ -30,7 +30,7 @@ struct Flow {
     sources: BTreeSet<IpAddr>,
 }
 
-/// Sends datagrams from new connections, so that each of them passes the masquerade rules, until it is told to end.
+/// Sends datagrams until it is stopped. Each is a new connection, so that each passes the masquerade rules.
 struct Sender {
     stop: Arc<AtomicBool>,
     sources: Arc<Mutex<BTreeSet<IpAddr>>>,
@@ -64,11 +64,11 @@ impl Sender {
 fn send(client: IpAddr, to: SocketAddr, stopped: &AtomicBool) -> u64 {
     let mut count: u64 = 0;
     while !stopped.load(Ordering::Relaxed) {
-        // conntrack asks the rules about the first packet of a connection only, so every datagram gets a new source port.
+        // The rules see only the first packet of a connection, so every datagram gets a new source port.
         let socket = UdpSocket::bind((client, 0)).expect("the pod has its address");
         socket.send_to(&count.to_be_bytes(), to).expect("a datagram is sent");
         count += 1;
-        // The buffer of the receiver must not overflow: a datagram that is lost there would count as lost by the rules.
+        // The buffer of the receiver must not overflow, because a datagram that is lost there would count as lost by the rules.
         thread::park_timeout(Duration::from_micros(300));
     }
     count
@@ -92,7 +92,7 @@ fn receive(server: &UdpSocket, ended: &AtomicBool, sources: &Mutex<BTreeSet<IpAd
     }
 }
 
-/// The rules of n1 with one more exception that no packet of the flow matches.
+/// Returns the rules of n1 with an additional exception that no packet of the flow matches.
 fn rules_with_exception(site: &Site, round: u8) -> Rules {
     let networks = Subnets { v4: "10.244.0.0/16".parse().ok(), v6: "fd00:10:244::/48".parse().ok() };
     let subnet = |family| match site.addr("n1-p1", family) {
@@ -110,7 +110,7 @@ fn rules_with_exception(site: &Site, round: u8) -> Rules {
     rules(&networks, &own, &Policy { masquerade: Some(masquerade), forward: true })
 }
 
-/// Replaces the rules of the agent many times by those with another exception, as a change of net-conf does.
+/// Replaces the rules of the agent many times. Each time they have another exception, as after a change of net-conf.
 fn replace(site: &Site, carrier: impl Fn(&Instance) -> Box<dyn Carrier> + Send + Sync) {
     let instance = Instance::new(&site.lab.nodes[0].subnet_file());
     let wanted: Vec<Rules> = (1..=ROUNDS).map(|round| rules_with_exception(site, round)).collect();
@@ -136,7 +136,7 @@ fn no_packet_is_lost_or_unmasqueraded(
             site.hint(flavour).await;
         }
         site.start().await;
-        // The agent would put its own rules back. It is stopped, and the rules stay.
+        // The agent would restore its own rules, so it is stopped. The rules stay.
         site.lab.nodes[0].stop(nix::sys::signal::Signal::SIGTERM).await.unwrap();
         for family in Family::BOTH {
             site.until_seen(&crate::site::straight("n1-p1", "out"), family, "n1");
@@ -169,7 +169,7 @@ fn no_packet_is_lost_or_unmasqueraded_while_iptables_legacy_rules_change() {
     no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("legacy"), carrier);
 }
 
-/// The probe sees a packet that leaves with the address of a pod: rules that are removed for a moment are noticed.
+/// The control of the tests above: if the rules are removed for a moment, the receiver sees the address of a pod.
 #[test]
 fn a_moment_without_rules_is_noticed() {
     on_this_thread(async {

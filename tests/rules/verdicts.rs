@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of verdicts: for every way a datagram can take, the source that its far end sees. docs/flannel-formats.md, "Traffic rules: iptables" in
-//! packets; flanneld itself, in iptables mode, gives the same answers.
+//! For every way of a datagram, the source that its receiver sees. This is docs/flannel-formats.md, "Traffic rules: iptables", tested with
+//! packets. flanneld gives the same answers with iptables.
 
 use serde_json::json;
 use weft_lab::BackendKind;
@@ -9,11 +9,11 @@ use crate::flanneld::flanneld;
 use crate::packets::{any, receive, socket};
 use crate::site::{Family, PORT, Site, Trip, on_this_thread, straight};
 
-/// Ports of services on n1: to n1-p1, to n2-p1.
+/// The ports of services on n1. They lead to n1-p1 and to n2-p1.
 const NEAR: u16 = 30080;
 const FAR: u16 = 30081;
 
-/// Who must be seen. `tunnel`: where the address is that n1 takes on the way to the other node's pods.
+/// Returns all ways with the expected source. `tunnel` is the place whose address n1 uses on the way to pods of the other node.
 fn table(tunnel: &'static str) -> Vec<(&'static str, Trip, &'static str)> {
     vec![
         ("pod to a pod of the other node", straight("n1-p1", "n2-p1"), "n1-p1"),
@@ -37,7 +37,7 @@ fn service(to: &'static str, port: u16) -> Trip {
     Trip { from: "out", to, via: Some("n1"), port }
 }
 
-/// Routes of the outside host to pods, and services on n1, as kube-proxy would make them without masquerade.
+/// Adds routes to pods on the host outside, and services on n1 as kube-proxy would make them without masquerading.
 async fn prepare(site: &Site) {
     for family in Family::BOTH {
         let addr = |place: &str| site.addr(place, family);
@@ -65,7 +65,7 @@ async fn prepare(site: &Site) {
 fn all_seen(site: &Site) {
     let mut wrong = Vec::new();
     for family in Family::BOTH {
-        // Without a tunnel device it is the uplink's address.
+        // Without a tunnel device it is the address of the uplink.
         let tunnel = if site.backend == BackendKind::HostGw { "n1" } else { "n1-tunnel" };
         for (what, trip, expected) in table(tunnel) {
             let seen = site.probe(&trip, family);
@@ -77,14 +77,14 @@ fn all_seen(site: &Site) {
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", site.lab.logs(20));
 }
 
-/// What kube-proxy marked (bit 0x4000, whatever the others) is left to it.
-async fn marked_is_left_alone(site: &Site) {
+/// Packets with the mark of kube-proxy (bit 0x4000) are not masqueraded by weft, no matter which other bits are set.
+async fn marked_packets_are_not_masqueraded(site: &Site) {
     for family in Family::BOTH {
         let l3 = family.nft();
         let table = format!("{l3} marks");
         let chain = "{ type filter hook prerouting priority mangle; }";
         let source = site.addr("n1-p2", family);
-        // The answer would not find its way back: nobody outside knows a route to pods.
+        // There is no answer, because nobody outside has a route to pods.
         for (mark, expected) in [("0x4000", "n1-p2, no answer"), ("0x14001", "n1-p2, no answer"), ("0x8000", "n1")] {
             site.nft(
                 "n1",
@@ -100,7 +100,7 @@ async fn marked_is_left_alone(site: &Site) {
     }
 }
 
-/// br_netfilter shows bridged packets to the rules: multicast between pods of one node keeps its source.
+/// With br_netfilter, bridged packets pass the rules. Multicast between pods of one node keeps its source.
 async fn multicast_keeps_its_source(site: &Site) {
     for family in Family::BOTH {
         let group = if family == Family::V4 { "239.1.2.3" } else { "ff15::1:2:3" };
@@ -122,7 +122,7 @@ async fn multicast_keeps_its_source(site: &Site) {
 async fn verdicts(site: &Site) {
     prepare(site).await;
     all_seen(site);
-    marked_is_left_alone(site).await;
+    marked_packets_are_not_masqueraded(site).await;
     multicast_keeps_its_source(site).await;
 }
 
@@ -169,7 +169,7 @@ fn of_iptables_legacy_host_gw() {
     of_weft(BackendKind::HostGw, "iptables", Some("legacy"));
 }
 
-/// `MasqueradeExcept` and `MasqueradeToNodes`: there pods keep their addresses.
+/// With `MasqueradeExcept` and `MasqueradeToNodes`, pods keep their addresses.
 fn exceptions(firewall: &'static str) {
     on_this_thread(async move {
         let firewall = format!("--firewall={firewall}");

@@ -1,57 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How rules are written and read, and in which order a fence is changed.
+//! How the rules of a fence are written and read, and the order in which a fence is changed.
 
 use super::*;
 
+fn written(w: &mut Writer) -> Vec<u8> {
+    w.end(1);
+    w.bytes().to_vec()
+}
+
 #[test]
-fn a_rule_reads_as_it_was_written() {
+fn rules_are_read_as_they_were_written() {
     let numbers = Numbers::of_alias("weft /run/flannel/subnet.env");
     for (family, net) in [(Family::V4, "100.64.0.0/10"), (Family::V6, "fd00:10::/48")] {
         for zone in [Zone::Own, Zone::Network] {
             for wanted in numbers.rules(zone, net.parse().unwrap()) {
                 let mut w = Writer::default();
-                put_rule(&mut w, &wanted, family, 90);
-                w.end(1);
-                let m = messages(w.bytes()).next().unwrap();
-                assert_eq!(rule(m.payload), Some(wanted));
-                assert!(is_of(m.payload, 90) && !is_of(m.payload, 3) && numbers.has_rule(&m));
+                messages::add_rule(&mut w, &wanted, family, 90);
+                let bytes = written(&mut w);
+                let m = all(&bytes).next().unwrap();
+                assert_eq!(messages::read_rule(m.payload), Some((wanted, Some(90))));
+                assert!(numbers.has_rule(&m));
             }
         }
     }
 }
 
 #[test]
-fn a_rule_that_tests_something_else_is_not_taken_for_ours() {
+fn a_rule_that_tests_something_else_is_not_equal_to_ours() {
     let numbers = Numbers::of_alias("weft /run/flannel/subnet.env");
     let [plain, _] = numbers.rules(Zone::Network, "10.5.0.0/16".parse().unwrap());
-    let mut w = Writer::default();
-    put_rule(&mut w, &plain, Family::V4, 90);
-    w.attr_u32(10, 7);
-    w.end(1);
-    let found = rule(messages(w.bytes()).next().unwrap().payload).unwrap();
-    assert!(found.strange && found != plain, "a test of the mark");
-    for len in 0..HEADER {
-        assert_eq!(rule(&vec![0; len]), None);
+    // FRA_FWMARK, and an attribute that the crate does not know.
+    for attribute in [10, 99] {
+        let mut w = Writer::default();
+        messages::add_rule(&mut w, &plain, Family::V4, 90);
+        w.attr_u32(attribute, 7);
+        let (found, _) = messages::read_rule(all(&written(&mut w)).next().unwrap().payload).unwrap();
+        assert!(found.other && found != plain, "attribute {attribute}");
+    }
+    for len in 0..12 {
+        assert_eq!(messages::read_rule(&vec![0; len]), None, "a message of {len} bytes");
     }
 }
 
 #[test]
-fn two_agents_have_other_numbers_and_the_usual_one_has_the_first() {
+fn two_agents_have_different_numbers_and_the_usual_file_has_the_first() {
     let usual = Numbers::of_alias("weft /run/flannel/subnet.env");
     assert_eq!(usual, Numbers { pref: 30_200, table: 90_000 });
     let other = Numbers::of_alias("weft /run/second/subnet.env");
     assert!(other.pref >= usual.pref + 4 && other.pref + 3 < 32_766 && other.table >= usual.table + 2, "{other:?}");
 }
 
-/// A kernel's policy rules and tables of IPv4, as far as a fence needs them. The main table has the routes of `PEERS` and a default
-/// route.
+/// The policy rules and tables of a kernel, as far as a fence needs them, for IPv4. The main table has the routes of `PEERS` and a
+/// default route.
 #[derive(Debug, Clone, Default)]
 struct Model {
     rules: Vec<Rule>,
     routes: Vec<Route>,
 }
 
-/// Peers' subnets in the old and in the new Network.
+/// Subnets of peers in the old and in the new Network.
 const PEERS: [&str; 3] = ["10.5.2.0/24", "10.6.2.0/24", "10.9.2.0/24"];
 
 #[derive(Debug, PartialEq, Eq)]
@@ -67,9 +74,9 @@ impl Model {
         Model { rules, routes }
     }
 
-    fn there(&self) -> There {
+    fn present(&self) -> Present {
         let rules = self.rules.iter().map(|rule| (*rule, Vec::new())).collect();
-        There { rules, routes: self.routes.clone(), open: Vec::new() }
+        Present { rules, routes: self.routes.clone(), open: Vec::new() }
     }
 
     fn apply(&mut self, step: &Step<'_>) {
@@ -79,11 +86,11 @@ impl Model {
             Step::RemoveRule(rule, _) => self.rules.retain(|other| other != rule),
             Step::RemoveRoute(route) => self.routes.retain(|other| other != route),
         }
-        // Rules of one preference stay in the order of their arrival.
+        // Rules with the same preference stay in the order in which they were added.
         self.rules.sort_by_key(|rule| rule.pref);
     }
 
-    /// What becomes of a forwarded packet.
+    /// Returns what happens to a forwarded packet with this destination.
     fn judge(&self, to: &str) -> Verdict {
         let to: IpAddr = to.parse().unwrap();
         let peer = PEERS.iter().any(|net| net.parse::<IpNet>().unwrap().contains(&to));
@@ -117,7 +124,7 @@ fn a_changed_fence_loses_no_routed_packet_and_has_no_gap() {
     let (five, six, wide) =
         (fence(Some("10.5.0.0/16"), own), fence(Some("10.6.0.0/16"), own), fence(Some("10.0.0.0/8"), own));
     let moved = fence(Some("10.5.0.0/16"), Some("10.5.4.0/24"));
-    // Addresses that nobody has: in each Network, and in our own subnet.
+    // Addresses that nobody has, in each Network and in the subnet of this node.
     let missing = ["10.5.3.1", "10.6.3.1", "10.9.3.1", "10.5.1.77", "10.5.4.77"];
     for (old, new) in
         [(five, six), (six, five), (five, wide), (wide, five), (nothing, five), (five, nothing), (five, moved)]
@@ -128,8 +135,8 @@ fn a_changed_fence_loses_no_routed_packet_and_has_no_gap() {
         let dropped =
             |model: &Model| -> Vec<bool> { missing.iter().map(|to| model.judge(to) == Verdict::Dropped).collect() };
         let (before, after) = (dropped(&model), dropped(&target));
-        let there = model.there();
-        for step in table.steps(&there, &new).iter().flatten() {
+        let present = model.present();
+        for step in table.steps(&present, &new).iter().flatten() {
             model.apply(step);
             for peer in ["10.5.2.7", "10.6.2.7", "10.9.2.7"] {
                 assert_eq!(model.judge(peer), Verdict::Peer, "{peer}, {old} to {new}, after {step:?}");
@@ -146,15 +153,15 @@ fn a_changed_fence_loses_no_routed_packet_and_has_no_gap() {
 #[test]
 fn the_old_fence_stays_where_the_new_one_is_refused() {
     let table = table();
-    let there = Model::of(&table, &fence(Some("10.5.0.0/16"), None)).there();
+    let present = Model::of(&table, &fence(Some("10.5.0.0/16"), None)).present();
     for refused in [true, false] {
         let mut sent = Vec::new();
-        let answer = in_order(table.steps(&there, &fence(Some("10.6.0.0/16"), None)), |steps| {
+        let answer = in_order(table.steps(&present, &fence(Some("10.6.0.0/16"), None)), |steps| {
             sent.extend(steps.iter().map(|step| matches!(step, Step::AddRule(_) | Step::AddRoute(_))));
             let refusal = Refusal { seq: 1, errno: Errno::ENOBUFS, text: String::new() };
             Ok(if refused { Err(refusal) } else { Ok(()) })
         });
         assert_eq!(answer.unwrap().is_err(), refused);
-        assert_eq!(sent.contains(&false), !refused, "removals follow only what was added");
+        assert_eq!(sent.contains(&false), !refused, "removals are sent only after successful additions");
     }
 }

@@ -4,18 +4,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use netlink_packet_core::ParseableParametrized;
+use netlink_packet_route::link::{InfoData, InfoIpTunnel, InfoKind};
 use weft_backends::ipip::IpipLink;
 use weft_backends::link::LinkKind;
 
-use super::super::wire::{Writer, attrs, ip, u32_at};
+use super::super::typed::attributes;
 use super::Parents;
 
-const LINK: u16 = 1;
-const LOCAL: u16 = 2;
-const REMOTE: u16 = 3;
-const PMTUDISC: u16 = 10;
-
-/// ipip.
+/// The type ipip.
 pub(super) struct Codec;
 
 impl super::Codec for Codec {
@@ -23,23 +20,25 @@ impl super::Codec for Codec {
         "ipip"
     }
 
-    fn create(&self, w: &mut Writer, kind: &dyn LinkKind, parent: u32) {
-        let Some(IpipLink { local, .. }) = kind.of() else { return };
-        w.attr_u32(LINK, parent);
-        w.attr_ip(LOCAL, *local);
-        // As flannel sets it: the underlay may fragment rather than lose what is too long.
-        w.attr(PMTUDISC, &[0]);
+    fn create(&self, kind: &dyn LinkKind, parent: u32) -> Option<InfoData> {
+        let IpipLink { local, .. } = kind.of()?;
+        Some(InfoData::IpTunnel(vec![
+            InfoIpTunnel::Link(parent),
+            InfoIpTunnel::Local(*local),
+            // As flannel sets it: the underlay may fragment a packet that is too long, instead of losing it.
+            InfoIpTunnel::PMtuDisc(false),
+        ]))
     }
 
-    /// flannel binds its device to an address alone: the parent is then the link that has this address.
+    /// flannel binds its device only to an address. The outer device is then the link that has this address.
     fn read(&self, data: &[u8], parents: &dyn Parents) -> Option<Arc<dyn LinkKind>> {
         let (mut parent, mut local) = (0, IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        for (kind, value) in attrs(data) {
-            match kind {
-                LINK => parent = u32_at(value, 0),
-                LOCAL => local = ip(value).unwrap_or(local),
-                // A fixed remote end makes it a point-to-point tunnel, which is none of ours.
-                REMOTE if value.iter().any(|b| *b != 0) => return None,
+        for attribute in attributes(data, 0) {
+            match InfoIpTunnel::parse_with_param(&attribute, InfoKind::IpIp) {
+                Ok(InfoIpTunnel::Link(index)) => parent = index,
+                Ok(InfoIpTunnel::Local(address)) => local = address,
+                // A device with a fixed remote end is a point-to-point tunnel, which the agent never creates.
+                Ok(InfoIpTunnel::Remote(remote)) if !remote.is_unspecified() => return None,
                 _ => {}
             }
         }

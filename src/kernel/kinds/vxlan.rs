@@ -4,25 +4,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use netlink_packet_core::Parseable;
+use netlink_packet_route::link::{InfoData, InfoVxlan};
 use weft_backends::link::LinkKind;
 use weft_backends::vxlan::VxlanLink;
 
-use super::super::wire::{Writer, attrs, ip, u8_at, u16_at, u32_at};
+use super::super::typed::attributes;
 use super::Parents;
 
-const ID: u16 = 1;
-const GROUP: u16 = 2;
-const LINK: u16 = 3;
-const LOCAL: u16 = 4;
-const LEARNING: u16 = 7;
-const PORT: u16 = 15;
-const GROUP6: u16 = 16;
-const LOCAL6: u16 = 17;
-const GBP: u16 = 23;
-const COLLECT_METADATA: u16 = 25;
-const GPE: u16 = 27;
-
-/// vxlan.
+/// The type vxlan.
 pub(super) struct Codec;
 
 impl super::Codec for Codec {
@@ -34,16 +24,20 @@ impl super::Codec for Codec {
         true
     }
 
-    fn create(&self, w: &mut Writer, kind: &dyn LinkKind, parent: u32) {
-        let Some(VxlanLink { vni, port, local, gbp, learning, .. }) = kind.of() else { return };
-        w.attr_u32(ID, *vni);
-        w.attr_u32(LINK, parent);
-        w.attr_ip(if local.is_ipv4() { LOCAL } else { LOCAL6 }, *local);
-        w.attr(LEARNING, &[u8::from(*learning)]);
-        w.attr(PORT, &port.to_be_bytes());
-        if *gbp {
-            w.attr(GBP, &[]);
-        }
+    fn create(&self, kind: &dyn LinkKind, parent: u32) -> Option<InfoData> {
+        let VxlanLink { vni, port, local, gbp, learning, .. } = kind.of()?;
+        let mut attributes = vec![
+            InfoVxlan::Id(*vni),
+            InfoVxlan::Link(parent),
+            match local {
+                IpAddr::V4(local) => InfoVxlan::Local(*local),
+                IpAddr::V6(local) => InfoVxlan::Local6(*local),
+            },
+            InfoVxlan::Learning(*learning),
+            InfoVxlan::Port(*port),
+        ];
+        attributes.extend(gbp.then_some(InfoVxlan::Gbp));
+        Some(InfoData::Vxlan(attributes))
     }
 
     fn difference(&self, want: &dyn LinkKind, have: &dyn LinkKind) -> Option<&'static str> {
@@ -51,26 +45,27 @@ impl super::Codec for Codec {
         (want.learning != have.learning).then_some(if want.learning { "learning" } else { "nolearning" })
     }
 
-    fn alter(&self, w: &mut Writer, want: &dyn LinkKind) {
-        let Some(VxlanLink { vni, learning, .. }) = want.of() else { return };
-        w.attr_u32(ID, *vni);
-        w.attr(LEARNING, &[u8::from(*learning)]);
+    fn alter(&self, want: &dyn LinkKind) -> Option<InfoData> {
+        let VxlanLink { vni, learning, .. } = want.of()?;
+        Some(InfoData::Vxlan(vec![InfoVxlan::Id(*vni), InfoVxlan::Learning(*learning)]))
     }
 
     fn read(&self, data: &[u8], parents: &dyn Parents) -> Option<Arc<dyn LinkKind>> {
         let (mut vni, mut port, mut parent, mut learning, mut gbp) = (0, 0, 0, false, false);
         let mut local = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        for (kind, value) in attrs(data) {
-            match kind {
-                ID => vni = u32_at(value, 0),
-                LINK => parent = u32_at(value, 0),
-                LOCAL | LOCAL6 => local = ip(value).unwrap_or(local),
-                LEARNING => learning = u8_at(value, 0) != 0,
-                PORT => port = u16::from_be(u16_at(value, 0)),
-                GBP => gbp = true,
-                // Fixed attributes that ours never have.
-                GROUP | GROUP6 | GPE => return None,
-                COLLECT_METADATA if u8_at(value, 0) != 0 => return None,
+        for attribute in attributes(data, 0) {
+            match InfoVxlan::parse(&attribute) {
+                Ok(InfoVxlan::Id(id)) => vni = id,
+                Ok(InfoVxlan::Link(index)) => parent = index,
+                Ok(InfoVxlan::Local(address)) => local = address.into(),
+                Ok(InfoVxlan::Local6(address)) => local = address.into(),
+                Ok(InfoVxlan::Learning(on)) => learning = on,
+                Ok(InfoVxlan::Port(number)) => port = number,
+                Ok(InfoVxlan::Gbp) => gbp = true,
+                // The agent never creates a device with one of these, and the kernel cannot change them in place.
+                Ok(InfoVxlan::Group(_) | InfoVxlan::Group6(_) | InfoVxlan::Gpe | InfoVxlan::CollectMetadata(true)) => {
+                    return None;
+                }
                 _ => {}
             }
         }

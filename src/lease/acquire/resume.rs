@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
     use crate::kernel::fake::FakeKernel;
-    use crate::kernel::{AddrInfo, LinkInfo, Machine, Maker, RouteInfo};
+    use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
     use crate::options::UplinkChoice;
 
     const DAY: u64 = 24 * 3600;
@@ -227,8 +227,8 @@ mod tests {
     /// eth0 has these addresses, the first one before the others, and the default route.
     fn machine(addrs: &[&str]) -> Machine {
         let eth0 = Name::new("eth0").unwrap();
-        let (carrier, maker) = (true, Maker::Unknown);
-        let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier, loopback: false, maker };
+        let (carrier, creator) = (true, Creator::Unknown);
+        let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier, loopback: false, creator };
         let addr = |net: &&str| AddrInfo { index: 2, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
         let route = |net: &str, reach| RouteInfo {
             net: net.parse().unwrap(),

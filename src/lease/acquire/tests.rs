@@ -94,7 +94,7 @@ fn machine() -> Machine {
         up: true,
         carrier: true,
         loopback: false,
-        maker: Maker::Unknown,
+        creator: Creator::Unknown,
     };
     let addr = |index, net: &str| AddrInfo { index, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
     let route = |net: &str, metric, dev, reach| RouteInfo {

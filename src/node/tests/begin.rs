@@ -33,7 +33,7 @@ async fn the_first_list_is_part_of_the_first_look() {
         let mut bench = Bench::new(OnLostLease::Hold);
         let stale = leave_a_route(&bench);
         bench.node.begin(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
-        assert_eq!(bench.kernel.looks(), 1);
+        assert_eq!(bench.kernel.observations(), 1);
         assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.2".parse().ok());
         assert!(!bench.kernel.entries().contains_key(&stale));
         assert!(bench.file.exists());

@@ -37,12 +37,12 @@ async fn honest(bench: &mut Bench, n: usize) {
 async fn a_lease_of_ever_another_vni_costs_a_few_looks_and_nobody_waits_for_it() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
-        let before = bench.kernel.looks();
+        let before = bench.kernel.observations();
         for n in 0..500 {
             tell(&mut bench, Ok(vxlan("10.5.77.0-24", 1000 + n as u32))).await;
             honest(&mut bench, n).await;
         }
-        let looks = bench.kernel.looks() - before;
+        let looks = bench.kernel.observations() - before;
         assert!(looks <= 30, "{looks} looks at everything");
         // A lease that is gone waits for nothing.
         tell(&mut bench, Err("10.5.77.0-24".into())).await;
@@ -56,14 +56,14 @@ async fn a_lease_of_ever_another_vni_costs_a_few_looks_and_nobody_waits_for_it()
 async fn many_leases_of_ever_another_vni_share_one_allowance() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
-        let before = bench.kernel.looks();
+        let before = bench.kernel.observations();
         // None of them for itself changes too often.
         for n in 0..15 * 9 {
             let key = format!("10.5.{}.0-24", 50 + n % 15);
             tell(&mut bench, Ok(vxlan(&key, 1000 + n as u32))).await;
             honest(&mut bench, n).await;
         }
-        let looks = bench.kernel.looks() - before;
+        let looks = bench.kernel.observations() - before;
         assert!(looks <= 60, "{looks} looks at everything");
         // A device that had to wait is made when its time has come.
         tell(&mut bench, Ok(vxlan("10.5.99.0-24", 7))).await;
@@ -121,15 +121,15 @@ async fn a_peers_device_that_fails_is_tried_again_within_the_allowance() {
         let dev = Name::new("flannel.7").unwrap();
         bench.kernel.fail(Key::Link(dev), Some(Outcome::Retry("not now".into())));
         tell(&mut bench, Ok(vxlan("10.5.77.0-24", 7))).await;
-        let (now, looks) = (Instant::now(), bench.kernel.looks());
+        let (now, looks) = (Instant::now(), bench.kernel.observations());
         // All but one look at everything are used up.
         bench.node.churn = Churn::new(now);
         (0..19).for_each(|_| bench.node.churn.looked(Duration::ZERO, now));
-        retry(&mut bench, |bench| bench.kernel.looks() == looks + 1).await;
+        retry(&mut bench, |bench| bench.kernel.observations() == looks + 1).await;
         assert!(!bench.node.churn.may_look(now), "the look was paid for");
         bench.node.churn.looked(Duration::from_secs(1000), now);
         retry(&mut bench, |bench| bench.node.churn.look_due().is_some()).await;
-        assert_eq!(bench.kernel.looks(), looks + 1, "no more looks than are allowed");
+        assert_eq!(bench.kernel.observations(), looks + 1, "no more looks than are allowed");
         // Our own device and what stands elsewhere wait for nothing; this one comes when its time has come.
         honest(&mut bench, 1).await;
         bench.kernel.fail(Key::Link(dev), None);

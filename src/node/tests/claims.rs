@@ -100,14 +100,14 @@ async fn an_address_or_a_route_plans_only_the_leases_that_it_concerns() {
             // The next news is not one too many within a short time.
             bench.node.looks.clear();
             bench.node.plan.planned = 0;
-            let looks = bench.kernel.looks();
+            let looks = bench.kernel.observations();
             bench.kernel.set_machine(machine);
             bench.node.noticed(vec![Notice::Routes]).await;
             assert_eq!(bench.node.plan.planned, planned, "{what}");
             if what.starts_with("an address in") {
-                assert_eq!((bench.via("10.5.10.0/24"), bench.kernel.looks()), (None, looks + 1));
+                assert_eq!((bench.via("10.5.10.0/24"), bench.kernel.observations()), (None, looks + 1));
             } else {
-                assert_eq!(bench.kernel.looks(), looks, "{what}");
+                assert_eq!(bench.kernel.observations(), looks, "{what}");
             }
         }
         bench.node.looks.clear();

@@ -46,13 +46,13 @@ async fn the_audit_comes_after_its_interval_and_not_before() {
             assert!(before + hour <= due && due <= Instant::now() + hour, "one interval after each look");
             assert!(bench.node.next_wake().is_some_and(|wake| wake <= due));
             lose(&bench);
-            let looks = bench.kernel.looks();
+            let looks = bench.kernel.observations();
             bench.node.tick().await;
-            assert_eq!((bench.kernel.looks(), bench.via(PEER)), (looks, None), "it is not due yet");
+            assert_eq!((bench.kernel.observations(), bench.via(PEER)), (looks, None), "it is not due yet");
             // The hour passes.
             bench.node.next_audit = Instant::now();
             bench.node.tick().await;
-            assert_eq!((bench.kernel.looks(), audits(&bench)), (looks + 1, round));
+            assert_eq!((bench.kernel.observations(), audits(&bench)), (looks + 1, round));
             assert!(bench.via(PEER).is_some());
             assert!(bench.node.next_audit >= before + hour, "the next one is an interval away again");
         }
@@ -108,11 +108,11 @@ async fn one_entry_is_repaired_by_itself_and_many_by_a_look_at_everything() {
             all.push(Notice::Entry(route(PEER), None));
             all
         };
-        let looks = bench.kernel.looks();
+        let looks = bench.kernel.observations();
         for (count, more) in [(0, 0), (MANY - 1, 0), (MANY, 1)] {
             lose(&bench);
             bench.node.noticed(gone(count)).await;
-            assert_eq!(bench.kernel.looks(), looks + more, "{count} others");
+            assert_eq!(bench.kernel.observations(), looks + more, "{count} others");
             assert!(bench.via(PEER).is_some(), "{count} others");
         }
     })
@@ -124,7 +124,7 @@ async fn an_echo_of_what_we_wrote_is_no_news() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
         let seen = bench.kernel.entries().get(&route(PEER)).cloned();
-        let (looks, nobodys) = (bench.kernel.looks(), "10.5.77.0/24");
+        let (looks, nobodys) = (bench.kernel.observations(), "10.5.77.0/24");
         bench.kernel.take_ops();
         // More than [`MANY`] of them, as after a start with many peers; and what is gone that nobody wanted.
         let mut echoes: Vec<Notice> =
@@ -132,7 +132,7 @@ async fn an_echo_of_what_we_wrote_is_no_news() {
         echoes.push(Notice::Entry(route(PEER), seen));
         echoes.push(Notice::Entry(route(nobodys), None));
         bench.node.noticed(echoes).await;
-        assert_eq!((bench.kernel.looks(), bench.kernel.take_ops()), (looks, vec![]));
+        assert_eq!((bench.kernel.observations(), bench.kernel.take_ops()), (looks, vec![]));
     })
     .await;
 }
@@ -141,14 +141,14 @@ async fn an_echo_of_what_we_wrote_is_no_news() {
 async fn a_route_that_changes_the_uplink_leads_to_a_look_and_others_do_not() {
     local(async {
         let mut bench = Bench::ready(OnLostLease::Hold).await;
-        let looks = bench.kernel.looks();
+        let looks = bench.kernel.observations();
         bench.node.noticed(vec![Notice::Routes]).await;
-        assert_eq!(bench.kernel.looks(), looks, "the host is as it was");
+        assert_eq!(bench.kernel.observations(), looks, "the host is as it was");
         let mut with = machine("192.168.0.1");
         with.addrs.push(AddrInfo { index: 2, net: "10.5.2.77/32".parse().unwrap(), scope: 0, flags: 0x80 });
         bench.kernel.set_machine(with);
         bench.node.noticed(vec![Notice::Routes]).await;
-        assert_eq!(bench.kernel.looks(), looks + 1);
+        assert_eq!(bench.kernel.observations(), looks + 1);
         assert_eq!(bench.via(PEER), None, "the host has an address in that subnet now");
     })
     .await;
@@ -172,10 +172,10 @@ async fn links_that_never_rest_are_looked_at_less_often() {
         assert!(Some(&bench.node.quiet_until) > bench.node.looks.back(), "the next one is put off");
         // It comes all the same, by the clock.
         bench.node.quiet_until = Instant::now() + Duration::from_secs(60);
-        let looks = bench.kernel.looks();
+        let looks = bench.kernel.observations();
         lose(&bench);
         bench.node.noticed(vec![Notice::Links, Notice::Routes]).await;
-        assert_eq!(bench.kernel.looks(), looks);
+        assert_eq!(bench.kernel.observations(), looks);
         assert_eq!(bench.node.next_wake(), Some(bench.node.quiet_until).min(bench.node.next_wake()));
         bench.node.noticed(vec![Notice::Links, Notice::Entry(route(PEER), None)]).await;
         assert!(bench.via(PEER).is_some(), "single entries are repaired meanwhile");
@@ -273,9 +273,9 @@ async fn another_net_conf_and_another_address_are_published() {
         assert!(said.contains(r#""VNI":7"#), "{said}");
         // The same again is no change.
         bench.answer().await;
-        let looks = bench.kernel.looks();
+        let looks = bench.kernel.observations();
         bench.node.stored(vec![Event::Config(text)]).await;
-        assert_eq!(bench.kernel.looks(), looks);
+        assert_eq!(bench.kernel.observations(), looks);
         assert!(bench.asked(1).await);
     })
     .await;

@@ -43,12 +43,12 @@ async fn held_removals_are_carried_out_when_the_grace_time_is_over() {
         bench.node.stored(list(0..0)).await;
         let due = bench.node.hold.next().expect("so many at once are held");
         assert!(bench.via("10.5.9.0/24").is_some());
-        let looks = bench.kernel.looks();
+        let looks = bench.kernel.observations();
         tokio::time::sleep_until(due.into()).await;
         while bench.node.hold.next().is_some() {
             bench.node.tick().await;
         }
-        assert_eq!((bench.via("10.5.9.0/24"), bench.kernel.looks()), (None, looks), "no audit is needed");
+        assert_eq!((bench.via("10.5.9.0/24"), bench.kernel.observations()), (None, looks), "no audit is needed");
     })
     .await;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Another route stands where ours should be: it is replaced in place, unless the kernel made it for an address of this host.
+//! Another route is in the place of ours. It is replaced in one step, unless the kernel created it for an address of this host.
 
 use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
@@ -11,7 +11,7 @@ fn shown(net: &str) -> String {
     ip(&format!("-4 route show {net}")).trim_end().to_owned()
 }
 
-/// The connected route of up0, on which everything in the LAN stands.
+/// The connected route of up0. Without it, the host reaches nothing in its own network.
 const LAN: &str = "10.0.0.0/24";
 
 #[test]
@@ -30,8 +30,8 @@ fn the_kernels_own_route_is_never_replaced() {
                 (via(LAN, "10.1.2.0", "up0").0, Value::Route(Route::Blackhole)),
             ];
             let ops = over.map(|(key, value)| Op::Ensure(key, value));
-            for look_first in [false, true] {
-                if look_first {
+            for observe_first in [false, true] {
+                if observe_first {
                     k.observe(&[]).unwrap();
                 }
                 for (op, outcome) in ops.iter().zip(k.apply(&ops)) {
@@ -55,9 +55,9 @@ fn the_kernels_own_route_is_never_replaced() {
     }
 }
 
-/// The address came after our route: the kernel put its own one behind ours.
+/// The address was added after our route, so the kernel added its own route behind ours.
 #[test]
-fn our_route_goes_and_the_kernels_own_one_stays() {
+fn our_route_is_removed_and_the_kernels_own_one_stays() {
     for with_nexthops in [true, false] {
         in_namespace(|| async move {
             let mut k = kernel(with_nexthops);
@@ -68,11 +68,11 @@ fn our_route_goes_and_the_kernels_own_one_stays() {
             let seen = k.observe(&[]).unwrap().get(&ours.0).unwrap().clone();
             assert_eq!((&seen.value, seen.protocol), (&Value::Route(Route::Other), PROTOCOL), "it can be removed");
             assert!(matches!(&k.apply(&[Op::Ensure(ours.0, ours.1)])[..], [Outcome::Fatal(_)]));
-            assert_eq!(shown("10.9.1.0/24").lines().count(), 2, "nothing is cleared");
+            assert_eq!(shown("10.9.1.0/24").lines().count(), 2, "nothing is deleted");
             remove(&mut k, &[(ours.0, seen.value.clone())]);
             let left = shown("10.9.1.0/24");
             assert!(left.contains("proto kernel") && left.lines().count() == 1, "{left}");
-            // Nobody's, beside the kernel's: nothing of it is ours.
+            // A route of another program beside that of the kernel: neither is ours.
             ip("route append 10.9.1.0/24 via 10.0.0.9 dev up0 proto static");
             assert_eq!(k.observe(&[]).unwrap().get(&ours.0).unwrap().protocol, 2);
         });
@@ -80,7 +80,7 @@ fn our_route_goes_and_the_kernels_own_one_stays() {
 }
 
 #[test]
-fn routes_of_others_are_replaced_in_place() {
+fn routes_of_other_programs_are_replaced_in_one_step() {
     in_namespace(|| async {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false), vxlan(true)]);
@@ -91,7 +91,7 @@ fn routes_of_others_are_replaced_in_place() {
             ip(&format!("route add {net} via 10.0.0.9 dev up0 proto static"));
         }
         ip("-6 route add fd00:2::/64 via fd00::9 dev up0 proto static");
-        // A tunnel route, whose gateway lies in the prefix itself: IPv6 refuses it while the other route stands.
+        // The gateway of a tunnel route is inside its prefix, so IPv6 refuses the route as long as the other one is there.
         let six = via("fd00:2::/64", "fd00:2::", "flannel-v6.1");
         let all: Vec<_> = many.iter().cloned().chain([six]).collect();
         put(&mut k, &all);

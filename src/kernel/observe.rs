@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Dumps and what is made of them. A dump is complete or an error; a route over a link that appeared between two dumps means: look again.
+//! What is in the kernel. A dump is complete, or an error. If a route uses a link that appeared between two dumps, everything is
+//! read again.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -8,39 +9,39 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 use weft_backends::host::Reach;
-use weft_backends::owner::KERNEL_PROTOCOL;
+use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
-use super::decode::{self, LinkFacts, Links, Nexthop, RouteFacts};
+use super::decode::{self, Nexthop, RouteFacts};
 use super::encode::{self, dump};
+use super::link_messages::{self, LinkFacts, Links, is_alias_of_weft};
 use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
-use super::{AddrInfo, LinkInfo, Machine, Maker, RouteInfo};
-use weft_backends::owner::PROTOCOL;
+use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
 
-/// How often a look is repeated while links come and go.
+/// How often everything is read again while links come and go.
 const TRIES: u32 = 5;
 
-/// All links.
+/// Reads all links.
 pub(super) fn links(netlink: &mut Netlink) -> io::Result<Links> {
-    let data = netlink.dump(libc::RTM_GETLINK, dump::links)?;
-    let news = messages(&data).filter(|m| m.kind == libc::RTM_NEWLINK);
-    Ok(news.filter_map(|m| decode::link(m.payload)).map(|l| (l.info.index, l)).collect())
+    let data = netlink.dump(libc::RTM_GETLINK, link_messages::dump_links)?;
+    let replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWLINK);
+    Ok(replies.filter_map(|m| link_messages::read_link(m.payload)).map(|l| (l.info.index, l)).collect())
 }
 
-/// All addresses.
+/// Reads all addresses.
 pub(super) fn addresses(netlink: &mut Netlink) -> io::Result<Vec<AddrInfo>> {
-    let data = netlink.dump(libc::RTM_GETADDR, dump::addresses)?;
-    let news = messages(&data).filter(|m| m.kind == libc::RTM_NEWADDR);
-    Ok(news.filter_map(|m| decode::address(m.payload)).collect())
+    let data = netlink.dump(libc::RTM_GETADDR, link_messages::dump_addresses)?;
+    let replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWADDR);
+    Ok(replies.filter_map(|m| link_messages::read_address(m.payload)).collect())
 }
 
-/// Whether this link has IPv6 routes that expire, as the kernel makes them of router advertisements. Costs the kernel a walk over
-/// all its IPv6 routes.
+/// Returns true if this link has IPv6 routes that expire, which the kernel creates from router advertisements. For this the kernel
+/// walks over all its IPv6 routes.
 ///
 /// # Errors
-/// No netlink socket, or a failed dump.
+/// The socket cannot be opened, or the dump failed.
 pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     let index = match if_nametoindex(link.as_bytes()) {
         Err(Errno::ENODEV) => return Ok(false),
@@ -48,13 +49,8 @@ pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     };
     let family = libc::AF_INET6 as u8;
     let data = Netlink::open()?.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of(w, flags, family, index))?;
-    let mut news = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
-    Ok(news.any(|m| decode::is_advertised(m.payload, index)))
-}
-
-/// The alias of a device that an agent of this host made, this one or another: `weft FILE`.
-pub(super) fn is_wefts(alias: &str) -> bool {
-    alias.starts_with("weft ")
+    let mut replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+    Ok(replies.any(|m| decode::is_advertised(m.payload, index)))
 }
 
 fn seen(value: Value) -> Seen {
@@ -62,8 +58,8 @@ fn seen(value: Value) -> Seen {
 }
 
 impl LinuxKernel {
-    /// [`super::Kernel::machine`].
-    pub(super) fn look_at_machine(&mut self) -> io::Result<Machine> {
+    /// Implements [`super::Kernel::machine`].
+    pub(super) fn observe_machine(&mut self) -> io::Result<Machine> {
         let links = links(&mut self.netlink)?;
         let addrs = addresses(&mut self.netlink)?;
         let routes = self.dump_routes()?;
@@ -81,23 +77,24 @@ impl LinuxKernel {
                 RouteInfo { net: r.net, metric: r.metric, dev, via: r.via, reach, protocol: r.protocol }
             })
             .collect();
-        let maker = |l: &LinkFacts| if ours(l) { Maker::ThisAgent } else { l.info.maker };
-        let mut links: Vec<_> = links.into_values().map(|l| LinkInfo { maker: maker(&l), ..l.info }).collect();
+        let creator = |l: &LinkFacts| if ours(l) { Creator::ThisAgent } else { l.info.creator };
+        let mut links: Vec<_> = links.into_values().map(|l| LinkInfo { creator: creator(&l), ..l.info }).collect();
         links.sort_by_key(|l| l.index);
         Ok(Machine { links, addrs, routes })
     }
 
-    /// [`super::Kernel::observe`].
-    pub(super) fn look(&mut self, devices: &[Name]) -> io::Result<Observed> {
+    /// Implements [`super::Kernel::observe`].
+    pub(super) fn observe_entries(&mut self, devices: &[Name]) -> io::Result<Observed> {
         for _ in 0..TRIES {
-            if let Some(observed) = self.look_once(devices)? {
+            if let Some(observed) = self.try_observe(devices)? {
                 return Ok(observed);
             }
         }
         Err(io::Error::new(io::ErrorKind::Interrupted, "links kept coming and going during a dump"))
     }
 
-    fn look_once(&mut self, devices: &[Name]) -> io::Result<Option<Observed>> {
+    /// Reads everything once. Returns `None` if a route uses a link that was not there when the links were read.
+    fn try_observe(&mut self, devices: &[Name]) -> io::Result<Option<Observed>> {
         let mut links = links(&mut self.netlink)?;
         self.restore_aliases(&mut links);
         let addrs = addresses(&mut self.netlink)?;
@@ -108,7 +105,7 @@ impl LinuxKernel {
         let known = of_interest.iter().map(|l| (l.info.name, l.info.index)).collect();
         let mut found: Vec<(Key, Seen)> = Vec::new();
         for link in &of_interest {
-            let protocol = if is_wefts(&link.alias) { PROTOCOL } else { 0 };
+            let protocol = if is_alias_of_weft(&link.alias) { PROTOCOL } else { 0 };
             let value = Value::link(link.value(&links, &addrs));
             found.push((Key::Link(link.info.name), Seen { value, protocol, mark: ours(link) }));
         }
@@ -116,9 +113,9 @@ impl LinuxKernel {
             let (name, index) = (link.info.name, link.info.index);
             let own = addrs.iter().filter(|a| a.index == index);
             found.extend(own.map(|a| (Key::Addr(name, a.net), seen(Value::Addr))));
-            self.neighbours(name, index, &mut found)?;
+            self.dump_neighbours(name, index, &mut found)?;
             if link.has_fdb() {
-                self.fdb(name, index, &mut found)?;
+                self.dump_fdb(name, index, &mut found)?;
             }
         }
         found.extend(self.guard.observe()?);
@@ -132,30 +129,30 @@ impl LinuxKernel {
             let value = Value::Route(r.value(dev));
             found.push((Key::Route(r.net, r.metric), Seen { value, protocol: r.protocol, mark: r.nexthop != 0 }));
         }
-        self.adopt(&routes)?;
+        self.adopt_nexthops(&routes)?;
         self.known = known;
-        Ok(Some(self.assemble(found)))
+        Ok(Some(self.one_value_per_key(found)))
     }
 
-    /// Gives our alias back to devices of ours that lost it: without it they would be taken for somebody else's.
+    /// Sets our alias again on devices of ours that lost it. Without it they would look like devices of another program.
     fn restore_aliases(&mut self, links: &mut Links) {
         let alias = self.options.alias.clone();
         self.made.retain(|index| links.contains_key(index));
         for (index, link) in links.iter_mut() {
             if link.alias == alias {
                 self.made.insert(*index);
-            } else if self.made.contains(index) && !is_wefts(&link.alias) {
-                // What does not work is tried again at the next look.
-                let _ = self.netlink.request(|w| encode::link_alias(w, *index, &alias));
+            } else if self.made.contains(index) && !is_alias_of_weft(&link.alias) {
+                // If this fails, the next observation tries again.
+                let _ = self.netlink.request(|w| link_messages::set_alias(w, *index, &alias));
                 link.alias.clone_from(&alias);
             }
         }
     }
 
-    /// One value per key. A key that the kernel has more than once gets a value that equals no desired one, and is cleared
-    /// before it is written again; but nothing is cleared where one of its routes is the kernel's own. What is ours beside that one
-    /// (the address came after our route) is shown, so that it can be removed.
-    fn assemble(&mut self, mut found: Vec<(Key, Seen)>) -> Observed {
+    /// Returns one value for each key. If the kernel has several routes with one key, the value equals no desired one, and all of them
+    /// are deleted before the route is written again. Nothing is deleted if the kernel itself created one of them. In that case a
+    /// route of ours beside it (the address was added after our route) has a value, so that it can be removed.
+    fn one_value_per_key(&mut self, mut found: Vec<(Key, Seen)>) -> Observed {
         found.sort_by_key(|f| f.0);
         (self.doubled, self.beside_kernels) = (HashMap::new(), HashSet::new());
         for several in found.chunk_by_mut(|one, other| one.0 == other.0) {
@@ -178,7 +175,8 @@ impl LinuxKernel {
         found.into_iter().collect()
     }
 
-    fn neighbours(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
+    /// Adds the permanent neighbours on a device.
+    fn dump_neighbours(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
         let data = self.netlink.dump(libc::RTM_GETNEIGH, |w, _, flags| dump::neighbours(w, flags, index))?;
         for n in messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| decode::neighbour(m.payload)) {
             if let (false, true, true, Some(dst), Some(mac)) = (n.fdb, n.lasting, n.index == index, n.dst, n.mac)
@@ -190,21 +188,22 @@ impl LinuxKernel {
         Ok(())
     }
 
-    fn fdb(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
+    /// Adds the FDB entries of a device.
+    fn dump_fdb(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
         let data = self.netlink.dump(libc::RTM_GETNEIGH, |w, _, flags| dump::fdb(w, flags, index))?;
         let mut shared = self.index.borrow_mut();
         shared.fdb.retain(|(i, _)| *i != index);
         for n in messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| decode::neighbour(m.payload)) {
             let (true, true, true, Some(mac)) = (n.fdb, n.lasting, n.index == index, n.mac) else { continue };
             let dst = n.dst.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
-            // One destination per MAC: the kernel appends further ones to multicast and zero addresses only.
+            // A MAC has one destination. The kernel adds more only to multicast MACs and to the MAC that is zero.
             shared.fdb.insert((index, mac));
             found.push((Key::Fdb(name, mac), seen(Value::Fdb(dst))));
         }
         Ok(())
     }
 
-    /// Routes of both families; those through nexthop objects resolved.
+    /// Reads the routes of both families. Routes through nexthop objects get the gateway of the object.
     fn dump_routes(&mut self) -> io::Result<Vec<RouteFacts>> {
         let mut routes: Vec<RouteFacts> = Vec::new();
         for family in [2, 10] {
@@ -218,7 +217,7 @@ impl LinuxKernel {
                 Err(e) => return Err(e),
             }
         }
-        // With nexthop_compat_mode off the kernel shows the id alone.
+        // If the sysctl nexthop_compat_mode is 0, the kernel sends only the id.
         if routes.iter().any(|r| r.nexthop != 0 && r.index == 0 && !r.strange) {
             let nexthops = self.dump_nexthops()?;
             for r in routes.iter_mut().filter(|r| r.index == 0 && !r.strange) {
@@ -237,19 +236,19 @@ impl LinuxKernel {
             Err(e) if absent(&e) => return Ok(HashMap::new()),
             Err(e) => return Err(e),
         };
-        let news = messages(&data).filter(|m| m.kind == encode::RTM_NEWNEXTHOP);
-        Ok(news.map(|m| decode::nexthop(m.payload)).map(|n| (n.id, n)).collect())
+        let replies = messages(&data).filter(|m| m.kind == encode::RTM_NEWNEXTHOP);
+        Ok(replies.map(|m| decode::nexthop(m.payload)).map(|n| (n.id, n)).collect())
     }
 
-    /// Brings the index up to date, and deletes the nexthops of ours that carry nothing: an earlier run's, or those of
-    /// routes that someone else has deleted.
-    fn adopt(&mut self, routes: &[RouteFacts]) -> io::Result<()> {
+    /// Updates the index of nexthops. Deletes our nexthops that no route uses: those of an earlier run, or of routes that another
+    /// program has deleted.
+    fn adopt_nexthops(&mut self, routes: &[RouteFacts]) -> io::Result<()> {
         let in_use: HashSet<u32> = routes.iter().map(|r| r.nexthop).filter(|id| *id != 0).collect();
-        let mut waste = Vec::new();
+        let mut unused = Vec::new();
         if !self.adopted {
             for n in self.dump_nexthops()?.into_values().filter(|n| self.index.borrow().in_range(n.id)) {
                 match n.protocol == self.options.protocol {
-                    true if !in_use.contains(&n.id) => waste.push(n.id),
+                    true if !in_use.contains(&n.id) => unused.push(n.id),
                     true => {}
                     false => self.index.borrow_mut().reserve(n.id),
                 }
@@ -265,9 +264,9 @@ impl LinuxKernel {
                     id => shared.saw(key, id, r.protocol == self.options.protocol),
                 }
             }
-            waste.extend(shared.orphans(&in_use));
+            unused.extend(shared.orphans(&in_use));
         }
-        self.delete_nexthops(&waste);
+        self.delete_nexthops(&unused);
         Ok(())
     }
 }

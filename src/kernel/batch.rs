@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One call of `apply` on its way: which message belongs to which operation, and what became of each.
+//! The operations of one `apply` on their way to the kernel: which message belongs to which operation, and how the kernel answered.
 
 use std::collections::HashSet;
 
@@ -11,56 +11,73 @@ use super::socket::{Netlink, Refusal};
 use super::wire::Writer;
 use super::{Outcome, errno};
 
-/// Which message of an operation.
+/// Which message of an operation it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Clears the way; its refusal means nothing.
+    /// Removes a route that is in the way. It does not matter if the kernel refuses it.
     Clear,
     /// Creates the nexthop.
     Nexthop,
     /// The operation itself.
     Main,
-    /// The operation itself once more: in the place of another route.
+    /// The operation itself once more, now replacing the route that is there.
     Replace,
 }
 
-/// A route that changes its nexthop: what to delete afterwards.
+/// A route that changes its nexthop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Move {
     pub(super) op: usize,
     pub(super) key: Key,
     pub(super) new: Option<u32>,
+    /// Deleted when the route has moved.
     pub(super) old: Option<u32>,
 }
 
-/// One call of `apply` on its way.
+/// The operations of one `apply`. Operations are numbered by their position in it.
 #[derive(Debug)]
-pub(super) struct Run<'a> {
+pub(super) struct Batch<'a> {
     pub(super) ops: &'a [Op],
     pub(super) outcomes: Vec<Outcome>,
     pub(super) moves: Vec<Move>,
-    /// Operations whose nexthop id turned out to be taken.
+    /// The operations for which another program already uses the nexthop id.
     pub(super) taken: Vec<usize>,
-    /// Operations in whose place another route stands.
-    pub(super) standing: Vec<usize>,
-    /// Those of them whose route the kernel refuses while the other one stands, so that it cannot be replaced in place.
+    /// The operations whose place in the routing table is occupied by another route.
+    pub(super) occupied: Vec<usize>,
+    /// Those of them whose route the kernel refuses as long as the other route is there. It cannot be replaced in one step.
     pub(super) blocked: HashSet<usize>,
-    /// Where the kernel's own routes are, once that was asked.
+    /// The keys of the routes that the kernel itself created, after they were read.
     pub(super) kernels: Option<HashSet<Key>>,
     pub(super) writer: Writer,
-    /// Of each message in the datagram: its number, operation and step.
+    /// The sequence number, the operation and the step of each message in the datagram.
     pub(super) owners: Vec<(u32, usize, Step)>,
 }
 
-impl Run<'_> {
-    /// Ends the message begun last and notes whose it is.
+impl<'a> Batch<'a> {
+    /// Begins an `apply` of these operations.
+    pub(super) fn new(ops: &'a [Op]) -> Batch<'a> {
+        let (moves, taken, occupied, blocked, owners) = Default::default();
+        Batch {
+            ops,
+            outcomes: vec![Outcome::Done; ops.len()],
+            moves,
+            taken,
+            occupied,
+            blocked,
+            kernels: None,
+            writer: Writer::default(),
+            owners,
+        }
+    }
+
+    /// Ends the last message, and records which operation it belongs to.
     pub(super) fn push(&mut self, netlink: &mut Netlink, op: usize, step: Step) {
         let seq = netlink.next_seq();
         self.writer.end(seq);
         self.owners.push((seq, op, step));
     }
 
-    /// The first refusal of an operation is its cause; the others follow from it.
+    /// Records that the kernel refused a message. The first refusal of an operation is its cause, and the later ones follow from it.
     pub(super) fn refuse(&mut self, op: usize, step: Step, refusal: &Refusal) {
         if step == Step::Clear || self.outcomes[op] != Outcome::Done {
             return;
@@ -74,7 +91,7 @@ impl Run<'_> {
                 self.blocked.insert(op);
             }
             if blocked || refusal.errno == Errno::EEXIST {
-                self.standing.push(op);
+                self.occupied.push(op);
                 return;
             }
         }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Links and addresses are read back as they were written, and an attribute that cannot be parsed hides no other one.
+
+use weft_backends::ipip::IpipLink;
+use weft_backends::vxlan::VxlanLink;
+
+use super::super::wire::messages;
+use super::*;
+
+fn first<T>(w: &mut Writer, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    w.end(1);
+    messages(w.bytes()).find_map(|m| read(m.payload))
+}
+
+fn created(kind: Arc<dyn LinkKind>, parent: u32) -> LinkFacts {
+    let link = Link { kind, mtu: 1450, mac: Some(Mac([2, 0, 0, 0, 0, 1])), up: true };
+    let mut w = Writer::default();
+    create_link(&mut w, Name::new("flannel.1").unwrap(), &link, parent);
+    first(&mut w, read_link).unwrap()
+}
+
+fn outer(index: u32, name: Name, facts: &LinkFacts) -> Links {
+    let info = LinkInfo { index, name, ..facts.info.clone() };
+    HashMap::from([(index, LinkFacts { info, link_type: None, veth: false, alias: String::new() })])
+}
+
+/// The machine that runs the kernel tests may lack the ipip module, so this compares the two directions.
+#[test]
+fn an_ipip_device_is_read_as_it_was_written() {
+    let ipip = IpipLink { parent: Name::new("eth0").unwrap(), local: "10.0.0.1".parse().unwrap() };
+    let facts = created(Arc::new(ipip), 5);
+    let links = outer(5, ipip.parent, &facts);
+    assert_eq!(facts.value(&links, &[]).kind.of(), Some(&ipip));
+    // The device of flannel is bound only to the address.
+    let facts = created(Arc::new(ipip), 0);
+    assert_eq!(facts.value(&links, &[]).kind.of(), Some(&Foreign));
+    let addr = AddrInfo { index: 5, net: "10.0.0.1/24".parse().unwrap(), scope: 0, flags: 0 };
+    assert_eq!(facts.value(&links, &[addr]).kind.of(), Some(&ipip));
+}
+
+#[test]
+fn a_vxlan_device_is_read_as_it_was_written() {
+    let parent = Name::new("eth0").unwrap();
+    for (local, gbp, learning) in [("10.0.0.1", true, false), ("fd00::1", false, true)] {
+        let vxlan = VxlanLink { vni: 0x12_3456, port: 8472, parent, local: local.parse().unwrap(), gbp, learning };
+        let facts = created(Arc::new(vxlan), 7);
+        assert_eq!(facts.value(&outer(7, parent, &facts), &[]).kind.of(), Some(&vxlan));
+        assert!(facts.has_fdb());
+        assert_eq!((facts.info.mtu, facts.info.name.text().as_ref()), (1450, "flannel.1"));
+    }
+}
+
+/// An attribute of vxlan that the crate cannot parse leaves the others readable. Otherwise the device would look like one that the
+/// agent never creates, and the agent would replace it.
+#[test]
+fn a_vxlan_device_with_an_unreadable_attribute_is_still_known() {
+    let parent = Name::new("eth0").unwrap();
+    let vxlan =
+        VxlanLink { vni: 7, port: 4789, parent, local: "10.0.0.1".parse().unwrap(), gbp: false, learning: false };
+    let facts = created(Arc::new(vxlan), 7);
+    let with = |extra: &[u8]| {
+        let data = [&facts.link_type.as_ref().unwrap().data[..], extra].concat();
+        let link_type = LinkType::new("vxlan", &data);
+        LinkFacts { link_type, ..facts.clone() }.value(&outer(7, parent, &facts), &[])
+    };
+    // IFLA_VXLAN_AGEING with one byte instead of four, and an attribute that nobody knows.
+    assert_eq!(with(&[5, 0, 8, 0, 1, 0, 0, 0]).kind.of(), Some(&vxlan));
+    assert_eq!(with(&[8, 0, 250, 0, 1, 2, 3, 4]).kind.of(), Some(&vxlan));
+    // IFLA_VXLAN_GPE: the agent never creates such a device.
+    assert_eq!(with(&[4, 0, 27, 0]).kind.of(), Some(&Foreign));
+}
+
+#[test]
+fn a_link_and_an_address_are_known_although_a_name_is_not_text() {
+    let name = b"eth\xff0\0";
+    let mut w = Writer::default();
+    typed::begin(&mut w, libc::RTM_NEWLINK, PLAIN, &header(3));
+    w.attr(libc::IFLA_IFNAME, name);
+    w.attr(libc::IFLA_IFALIAS, b"caf\xe9");
+    w.attr_u32(libc::IFLA_MTU, 1500);
+    let facts = first(&mut w, read_link).unwrap();
+    assert_eq!(facts.info.name.as_bytes(), b"eth\xff0");
+    assert_eq!((facts.info.index, facts.info.mtu, facts.alias.as_str()), (3, 1500, ""));
+
+    let mut w = Writer::default();
+    address(&mut w, true, 3, "10.0.0.1/24".parse().unwrap());
+    w.attr(libc::IFA_LABEL, name);
+    let read = first(&mut w, read_address).unwrap();
+    assert_eq!(read.net, "10.0.0.1/24".parse::<IpNet>().unwrap());
+    assert_eq!((read.index, read.scope), (3, 0));
+}
+
+#[test]
+fn addresses_are_read_as_they_were_written() {
+    for (net, flags) in [("10.5.1.0/32", 0), ("fd00:10:5::1/128", AddressFlags::Nodad.bits())] {
+        let net = net.parse().unwrap();
+        let mut w = Writer::default();
+        address(&mut w, true, 9, net);
+        assert_eq!(first(&mut w, read_address), Some(AddrInfo { index: 9, net, scope: 0, flags }));
+    }
+}
+
+#[test]
+fn messages_that_are_too_short_are_not_read() {
+    for len in 0..LINK_HEADER {
+        assert_eq!(read_link(&vec![0; len]), None);
+    }
+    for len in 0..ADDRESS_HEADER {
+        assert_eq!(read_address(&vec![0; len]), None);
+    }
+}

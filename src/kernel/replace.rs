@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens when another route is in the place of ours. It is replaced in one step, so that no packet is lost. The only exception
+//! is a route that the kernel created for an address of this host: without it, the host reaches nothing in its own network, not even
+//! after our route is removed.
+
+use std::collections::HashSet;
+use std::io;
+
+use nix::libc;
+use weft_backends::diff::Op;
+use weft_backends::owner::KERNEL_PROTOCOL;
+use weft_backends::state::{Key, Value};
+
+use super::batch::{Batch, Step};
+use super::encode::{self, Exit, dump};
+use super::linux::LinuxKernel;
+use super::socket::absent;
+use super::wire::messages;
+use super::{decode, errno};
+
+impl LinuxKernel {
+    /// Queues the messages that replace other routes by ours, except routes of the kernel.
+    pub(super) fn queue_replacements(&mut self, batch: &mut Batch<'_>) {
+        let occupied = std::mem::take(&mut batch.occupied);
+        if batch.kernels.is_none() {
+            match self.kernels_routes() {
+                Ok(routes) => batch.kernels = Some(routes),
+                Err(e) => {
+                    for i in occupied {
+                        let cause = format!("cannot read the route that is in its place: {e}");
+                        batch.outcomes[i] = errno::retry(&batch.ops[i], &cause);
+                    }
+                    return;
+                }
+            }
+        }
+        for i in occupied {
+            let op = &batch.ops[i];
+            let key = op.key();
+            let (Key::Route(net, metric), Op::Ensure(_, Value::Route(route))) = (key, op) else { continue };
+            if batch.kernels.as_ref().is_some_and(|kernels| kernels.contains(&key)) {
+                batch.outcomes[i] = errno::kernels_own(op);
+                continue;
+            }
+            // The moves are in the order of the operations.
+            let moved = batch.moves.binary_search_by_key(&i, |m| m.op).ok().and_then(|at| batch.moves[at].new);
+            let exit = moved.map_or_else(|| self.exit(op, *route), |id| Ok(Exit::Nexthop(id)));
+            match exit {
+                Ok(exit) => {
+                    if batch.blocked.contains(&i) {
+                        encode::route(&mut batch.writer, net, metric, Exit::Any, None);
+                        batch.push(&mut self.netlink, i, Step::Clear);
+                    }
+                    encode::route(&mut batch.writer, net, metric, exit, Some(self.options.protocol));
+                    batch.push(&mut self.netlink, i, Step::Replace);
+                }
+                Err(outcome) => batch.outcomes[i] = outcome,
+            }
+        }
+    }
+
+    /// Returns the keys of the routes that the kernel itself created. They come and go with the addresses of this host.
+    fn kernels_routes(&mut self) -> io::Result<HashSet<Key>> {
+        let mut keys = HashSet::new();
+        for family in [2, 10] {
+            match self
+                .netlink
+                .dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_by(w, flags, family, KERNEL_PROTOCOL))
+            {
+                Ok(data) => {
+                    let replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+                    let routes = replies.filter_map(|m| decode::route(m.payload));
+                    keys.extend(routes.filter(|r| r.protocol == KERNEL_PROTOCOL).map(|r| Key::Route(r.net, r.metric)));
+                }
+                Err(e) if absent(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(keys)
+    }
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! [`Kernel`] on Linux: operations become messages, 128 in a datagram, and each refusal is matched to its operation.
+//!
+//! Invariant: an old nexthop is deleted only after its route has moved, because the kernel removes the routes of a nexthop that is
+//! deleted.
+//!
+//! A route is first created, which the kernel refuses if there is one already. Only then is that route read, and replaced unless the
+//! kernel created it for an address of this host.
+
+use std::io;
+
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Name, Observed, Route, Value};
+
+use super::batch::{Batch, Move, Step};
+use super::encode::{self, Exit, NewNexthop};
+use super::linux::{BATCH, LinuxKernel};
+use super::socket::NLM_F_ACK;
+use super::{Kernel, Machine, Outcome, errno};
+
+/// The most messages that one operation needs.
+const PER_OP: usize = 6;
+
+impl LinuxKernel {
+    /// Adds the messages of one operation to the datagram.
+    fn queue(&mut self, batch: &mut Batch<'_>, i: usize) -> Result<(), Outcome> {
+        let op = &batch.ops[i];
+        let (key, value, add) = match op {
+            Op::Ensure(key, value) | Op::Recreate(key, value) => (*key, value, true),
+            Op::Remove(key, value) => (*key, value, false),
+        };
+        match (key, value) {
+            (Key::Fdb(name, mac), Value::Fdb(dst)) => {
+                let index = self.resolve(op, name)?;
+                let mut shared = self.index.borrow_mut();
+                if add {
+                    shared.fdb.insert((index, mac));
+                } else {
+                    shared.fdb.remove(&(index, mac));
+                }
+                encode::fdb(&mut batch.writer, index, mac, add.then_some(*dst));
+            }
+            (Key::Neigh(name, ip), Value::Neigh(mac)) => {
+                let index = self.resolve(op, name)?;
+                encode::neighbour(&mut batch.writer, index, ip, add.then_some(*mac));
+            }
+            (Key::Open(ip), _) => self.fence.open(&mut batch.writer, ip, add),
+            (Key::Route(..), Value::Route(route)) if add => return self.put_route(batch, i, *route),
+            (Key::Route(..), Value::Route(route)) => return self.remove_route(batch, i, *route),
+            _ => return Err(errno::fatal(op, "the value does not fit the key")),
+        }
+        batch.push(&mut self.netlink, i, Step::Main);
+        Ok(())
+    }
+
+    fn put_route(&mut self, batch: &mut Batch<'_>, i: usize, route: Route) -> Result<(), Outcome> {
+        let op = &batch.ops[i];
+        let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+        let Key::Route(net, metric) = *key else { return Err(errno::fatal(op, "not a route")) };
+        let mut exit = self.exit(op, route)?;
+        if matches!(exit, Exit::Any) {
+            return Err(errno::fatal(op, "not a route that weft writes"));
+        }
+        let doubled = self.doubled.remove(key).unwrap_or(0);
+        for _ in 0..doubled.min(PER_OP - 2) {
+            encode::route(&mut batch.writer, net, metric, Exit::Any, None);
+            batch.push(&mut self.netlink, i, Step::Clear);
+        }
+        let protocol = self.options.protocol;
+        let (mut new, mut old) = (None, self.index.borrow().of(key));
+        if let (true, Exit::Gateway(via, index, onlink)) = (self.nexthops && net.addr().is_ipv4(), exit) {
+            let bound = self.index.borrow_mut().bind(*key);
+            let Some((id, before)) = bound else { return Err(errno::retry(op, "no free nexthop id")) };
+            encode::new_nexthop(&mut batch.writer, &NewNexthop { id, protocol, via, index, onlink });
+            batch.push(&mut self.netlink, i, Step::Nexthop);
+            exit = Exit::Nexthop(id);
+            (new, old) = (Some(id), before);
+        }
+        encode::new_route(&mut batch.writer, net, metric, exit, protocol);
+        batch.push(&mut self.netlink, i, Step::Main);
+        if new.is_some() || old.is_some() {
+            batch.moves.push(Move { op: i, key: *key, new, old });
+        }
+        Ok(())
+    }
+
+    fn remove_route(&mut self, batch: &mut Batch<'_>, i: usize, route: Route) -> Result<(), Outcome> {
+        let op = &batch.ops[i];
+        let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+        let Key::Route(net, metric) = *key else { return Err(errno::fatal(op, "not a route")) };
+        let old = self.index.borrow().of(key);
+        // The kernel finds a route with a nexthop object only by its id, and another route never by an id.
+        let exit = match old {
+            Some(id) => Exit::Nexthop(id),
+            None => self.exit(op, route)?,
+        };
+        if self.beside_kernels.contains(key) {
+            encode::delete_route_of(&mut batch.writer, net, metric, exit, self.options.protocol);
+        } else {
+            encode::route(&mut batch.writer, net, metric, exit, None);
+        }
+        batch.push(&mut self.netlink, i, Step::Main);
+        if old.is_some() {
+            batch.moves.push(Move { op: i, key: *key, new: None, old });
+        }
+        Ok(())
+    }
+
+    /// Sends the queued messages, and then those that replace the routes which were in their place.
+    fn flush(&mut self, batch: &mut Batch<'_>) {
+        self.send_batch(batch);
+        if !batch.occupied.is_empty() {
+            self.queue_replacements(batch);
+            self.send_batch(batch);
+        }
+    }
+
+    /// Sends the queued messages, and records the answers.
+    fn send_batch(&mut self, batch: &mut Batch<'_>) {
+        let Some((last, _, _)) = batch.owners.last().copied() else { return };
+        batch.writer.flag_last(NLM_F_ACK);
+        let answer = self.netlink.exchange(batch.writer.bytes(), last);
+        let owners = std::mem::take(&mut batch.owners);
+        batch.writer.clear();
+        let lost = match answer {
+            Ok(replies) => {
+                for refusal in &replies.refused {
+                    if let Some((_, op, step)) = owners.iter().find(|o| o.0 == refusal.seq) {
+                        batch.refuse(*op, *step, refusal);
+                    }
+                }
+                (!replies.complete).then(|| "acknowledgement lost".to_owned())
+            }
+            Err(e) => Some(e.to_string()),
+        };
+        if let Some(cause) = lost {
+            for (_, op, _) in owners {
+                if batch.outcomes[op] == Outcome::Done {
+                    batch.outcomes[op] = errno::retry(&batch.ops[op], &cause);
+                }
+                // It is not known which of the two nexthops the route has. Both stay, and the next observation finds the orphan.
+                batch.moves.retain(|m| m.op != op);
+            }
+        }
+    }
+
+    /// Deletes the nexthops that no route needs any more: the old ones of routes that moved, and the new ones of routes that did not.
+    fn delete_unused_nexthops(&mut self, batch: &mut Batch<'_>) {
+        let mut unused = Vec::new();
+        for m in std::mem::take(&mut batch.moves) {
+            let mut shared = self.index.borrow_mut();
+            let taken = batch.taken.contains(&m.op);
+            match (m.new, &batch.outcomes[m.op]) {
+                (_, Outcome::Done) => {
+                    if m.new.is_none() && shared.of(&m.key) == m.old {
+                        shared.saw_plain(&m.key);
+                    }
+                    unused.extend(m.old.filter(|id| shared.owns(*id)));
+                }
+                (Some(new), _) => {
+                    shared.unbind(m.key, new, m.old);
+                    if taken { shared.reserve(new) } else { unused.push(new) }
+                }
+                (None, _) => {}
+            }
+        }
+        self.delete_nexthops(&unused);
+    }
+
+    /// Carries out operations in order. Also returns those for which another program already uses the nexthop id.
+    fn write(&mut self, ops: &[Op]) -> (Vec<Outcome>, Vec<usize>) {
+        let mut batch = Batch::new(ops);
+        self.devices.clear();
+        let mut guarded = 0;
+        for (i, op) in ops.iter().enumerate() {
+            let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+            if i < guarded {
+                continue;
+            }
+            if is_guard(op) {
+                // Consecutive operations on the guard are one transaction. It comes before what follows, because a peer must be
+                // let in before packets are sent to it.
+                self.flush(&mut batch);
+                let several = &ops[i..];
+                let several = &several[..several.iter().take_while(|op| is_guard(op)).count()];
+                guarded = i + several.len();
+                batch.outcomes[i..guarded].clone_from_slice(&self.guard.apply(several));
+                continue;
+            }
+            if matches!(key, Key::Link(_) | Key::Addr(..) | Key::Fence(_)) {
+                self.flush(&mut batch);
+                batch.outcomes[i] = self.apply_one(op);
+                if matches!(key, Key::Link(_)) {
+                    self.devices.clear();
+                }
+                continue;
+            }
+            if batch.owners.len() + PER_OP > BATCH {
+                self.flush(&mut batch);
+            }
+            if let Err(outcome) = self.queue(&mut batch, i) {
+                batch.outcomes[i] = outcome;
+            }
+        }
+        self.flush(&mut batch);
+        self.delete_unused_nexthops(&mut batch);
+        (batch.outcomes, batch.taken)
+    }
+}
+
+/// Returns true for an operation on the tunnel guard.
+fn is_guard(op: &Op) -> bool {
+    let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+    matches!(key, Key::Peer(_) | Key::Guard(_))
+}
+
+impl Kernel for LinuxKernel {
+    fn machine(&mut self) -> io::Result<Machine> {
+        self.observe_machine()
+    }
+
+    fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {
+        self.observe_entries(devices)
+    }
+
+    fn guard(&mut self) -> io::Result<Observed> {
+        Ok(self.guard.observe()?.into_iter().collect())
+    }
+
+    fn fence(&mut self) -> io::Result<Observed> {
+        Ok(self.fence.observe(&mut self.netlink)?.into_iter().collect())
+    }
+
+    fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let (mut outcomes, taken) = self.write(ops);
+        // Another program uses an id of our range. The route now goes through its nexthop, so it is written again at once.
+        if !taken.is_empty() {
+            let again: Vec<Op> = taken.iter().map(|i| ops[*i].clone()).collect();
+            let (second, _) = self.write(&again);
+            for (i, outcome) in taken.into_iter().zip(second) {
+                outcomes[i] = outcome;
+            }
+        }
+        outcomes
+    }
+}
