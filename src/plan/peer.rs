@@ -80,14 +80,16 @@ impl Plan {
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
+        // A lease that lost its MAC to another one still claims the FDB entry, but no packet is sent to its subnet.
+        let is_reached = state.keys().any(|key| matches!(key, Key::Neigh(..) | Key::Route(..)));
         match &mut self.guard {
-            Some(guard) if state.is_empty() => guard.forget(&lease.id),
+            Some(guard) if !is_reached => guard.forget(&lease.id),
             Some(guard) => state.extend(guard.peer(lease)),
             None => {}
         }
-        // A lease that could not be planned must not lower the MTU.
+        // A lease that is not reached must not lower the MTU, nor loosen rp_filter.
         match self.others.made(&lease.attrs.backend_type).map(Backend::kind) {
-            Some(kind) if kind != self.backend.kind() && !state.is_empty() => {
+            Some(kind) if kind != self.backend.kind() && is_reached => {
                 self.foreign.insert(lease.id.clone(), kind);
             }
             _ => drop(self.foreign.remove(&lease.id)),

@@ -285,6 +285,29 @@ fn a_lease_that_is_set_aside_does_not_pass_the_guard() {
     assert_eq!(passes(&plan), 1, "one that passed, and is set aside now");
 }
 
+/// Two leases have one VTEP MAC, and only one of them counts. The other peer is not reached, so its tunnel packets are dropped, and the
+/// filters of the host are not loosened for it.
+#[test]
+fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
+    let mut plan = plan().fence(Fences::default(), true);
+    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    let (host, own) = (plan.host().clone(), plan.own().clone());
+    for backend in ["vxlan", "host-gw"] {
+        if backend == "host-gw" {
+            plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
+        }
+        plan.put(with_mac(2, 9, 2));
+        plan.put(with_mac(3, 9, 3));
+        let peer = |last: u8| Key::Peer(std::net::IpAddr::from([192, 168, 0, last]));
+        let passes = |plan: &Plan| [2, 3].map(|last| plan.guard_keys().any(|key| key == peer(last)));
+        let foreign = |plan: &Plan| ["10.5.2.0-24", "10.5.3.0-24"].map(|id| plan.foreign(&id.into()).is_some());
+        let other_type = backend == "host-gw";
+        assert_eq!((passes(&plan), foreign(&plan)), ([false, true], [false, other_type]), "{backend}");
+        plan.remove(&"10.5.3.0-24".into());
+        assert_eq!((passes(&plan), foreign(&plan)), ([true, false], [other_type, false]), "{backend}");
+    }
+}
+
 /// Behind an address translation others publish the same private address, perhaps: that is no address that is published twice.
 #[test]
 fn an_uplinks_address_behind_another_public_one_is_not_said_to_be_published() {
