@@ -4,7 +4,7 @@
 //! What the rules say is decided in [`weft_backends::masq`]. Here they are written: [`choice`] chooses nftables or iptables,
 //! [`reconciler`] keeps the rules in place, and [`other_programs`] deals with what other programs' rules do to ours.
 //!
-//! Invariant: nothing here imports the rest of the agent (kernel, plan, options), which stands above.
+//! Invariant: nothing here imports the rest of the agent (kernel, plan, options). The agent imports this module.
 
 pub mod carrier;
 pub mod choice;
@@ -29,7 +29,7 @@ use nft::Nft;
 use other_programs::OtherPrograms;
 use reconciler::Port;
 
-/// The task that looks after the traffic rules of an agent.
+/// The task that writes and repairs the traffic rules of an agent.
 #[derive(Debug)]
 pub struct Task {
     /// Whose rules they are.
@@ -43,7 +43,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Chooses nftables or iptables, and looks after the rules until the other end of the port is dropped. `nftables`:
+    /// Chooses nftables or iptables, and writes and repairs the rules until the other end of the port is dropped. `nftables`:
     /// `EnableNFTables`, where net-conf has it.
     pub async fn run(self, nftables: Option<bool>, mut port: Port) {
         let mut chosen = Chosen::now(self.choice, nftables, self.survey).await;
@@ -63,7 +63,7 @@ impl Task {
     }
 }
 
-/// Removes all rules of an agent, whatever carries them, and its tunnel guard. True when there were some. For `weft cleanup`.
+/// Removes all rules of an agent, whatever carries them, and its tunnel guard. Returns true if there were some. For `weft cleanup`.
 ///
 /// # Errors
 /// One error for each part that could not be removed; the other parts are removed all the same.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_firewall_imports_nothing_that_stands_above_it() {
+    fn the_firewall_imports_only_modules_below_it() {
         const BELOW: [&str; 5] = ["firewall", "instance", "running", "async_socket", "log"];
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let mut files = sources(&src.join("firewall"));

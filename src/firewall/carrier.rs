@@ -14,9 +14,9 @@ pub trait Carrier {
     /// Compares what is in the kernel with these rules, and replaces it in one transaction when it differs, so that packets never meet
     /// an incomplete set of rules. A family or chain that the value does not have is removed.
     fn ensure<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>>;
-    /// Removes all rules of this agent. True when there were some.
+    /// Removes all rules of this agent. Returns true if there were some.
     fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>>;
-    /// Waits until another program may have changed our rules. Waits forever where the kernel does not tell. Cancel-safe.
+    /// Waits until another program may have changed our rules. Waits forever if the kernel sends no notifications. Cancel-safe.
     fn changed(&mut self) -> Local<'_, ()>;
 }
 

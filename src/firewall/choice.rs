@@ -145,8 +145,8 @@ impl Drop for Survey {
     }
 }
 
-/// True when no program that starts later can change the decision. At boot the tables are empty, because kubelet, kube-proxy and Docker
-/// start after the agent.
+/// Returns true if no program that starts later can change the decision. At boot the tables are empty, because kubelet, kube-proxy and
+/// Docker start after the agent.
 fn is_final(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> bool {
     match (choice, nftables) {
         (Choice::Nft | Choice::Iptables, _) | (Choice::Auto, Some(true)) => true,
@@ -174,7 +174,7 @@ impl Chosen {
         Chosen { choice, nftables, mode, is_final: is_final(choice, nftables, &node) }
     }
 
-    /// What carries the rules.
+    /// Returns what carries the rules.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -197,7 +197,7 @@ impl Chosen {
         std::future::pending().await
     }
 
-    /// Decides again. True when the mode changed. It does not change to nftables only because rules were removed.
+    /// Decides again. Returns true if the mode changed. It does not change to nftables only because rules were removed.
     fn update(&mut self, node: &Snapshot) -> bool {
         let (mode, why) = decide(self.choice, self.nftables, node);
         self.is_final = is_final(self.choice, self.nftables, node);

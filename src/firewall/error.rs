@@ -54,7 +54,7 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
-    /// What the program printed; empty when it did not run.
+    /// Returns what the program printed; empty when it did not run.
     pub fn stderr(&self) -> &str {
         match self {
             ProgramError::Failed { stderr, .. } => stderr,
@@ -79,7 +79,7 @@ fn nftables_remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// The first lines that say something. Programs of iptables end a long message with a hint at `--help`.
+/// Returns the first lines that say something. Programs of iptables end a long message with a hint at `--help`.
 fn one_line(stderr: &str) -> String {
     let lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("Try `"));
     lines.take(3).collect::<Vec<_>>().join("; ")

@@ -28,17 +28,17 @@ pub struct FakeCarrier {
 }
 
 impl FakeCarrier {
-    /// The rules that are in place.
+    /// Returns the rules that are in place.
     pub fn rules(&self) -> Rules {
         self.content.borrow().rules.clone()
     }
 
-    /// How often rules were written.
+    /// Returns how often rules were written.
     pub fn writes(&self) -> usize {
         self.content.borrow().writes
     }
 
-    /// How often the rules were compared.
+    /// Returns how often the rules were compared.
     pub fn reads(&self) -> usize {
         self.content.borrow().reads
     }
@@ -53,7 +53,7 @@ impl FakeCarrier {
         self.content.borrow_mut().read_error = text.map(str::to_owned);
     }
 
-    /// Removes all rules as another program would, and tells the agent.
+    /// Removes all rules as another program would, and sends a notification.
     pub fn flush(&self) {
         self.content.borrow_mut().rules = Rules::default();
         self.changed.notify_one();

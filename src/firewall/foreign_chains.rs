@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds chains of other programs, in nftables, that drop forwarded packets of pods. Nothing is written here: the operator is told.
+//! Finds chains of other programs, in nftables, that drop forwarded packets of pods. Nothing is written here. The operator gets a warning.
 
 use std::io;
 
@@ -28,23 +28,23 @@ pub struct DroppingChain {
     pub table: String,
     /// Its own name.
     pub chain: String,
-    /// Somebody put a rule that drops all packets before the other rules.
+    /// A person has put a rule that drops all packets before the other rules.
     pub blocked: bool,
 }
 
 impl DroppingChain {
-    /// True for chain FORWARD of iptables-nft.
+    /// Returns true for chain FORWARD of iptables-nft.
     pub fn is_iptables(&self) -> bool {
         self.table == iptables_forward::TABLE && self.chain == iptables_forward::CHAIN && self.family != "inet"
     }
 
-    /// True for a chain of firewalld.
+    /// Returns true for a chain of firewalld.
     pub fn is_firewalld(&self) -> bool {
         self.table == FIREWALLD
     }
 }
 
-/// The chains among `chains` that drop packets which these rules accept.
+/// Returns the chains among `chains` that drop packets which these rules accept.
 ///
 /// # Errors
 /// A chain could not be read.
@@ -90,7 +90,7 @@ pub fn dropping(
     Ok(found)
 }
 
-/// True when firewalld has a zone for the sources of our rules. What a zone lets through is the operator's choice.
+/// Returns true if firewalld has a zone for the sources of our rules. What a zone lets through is the operator's choice.
 fn has_zone(netlink: &mut Netlink, number: u8, accepts: &[Accept]) -> io::Result<bool> {
     let Some(sources) = accepts.first() else { return Ok(true) };
     for chain in ZONES {

@@ -25,19 +25,19 @@ pub enum Ending {
     Policy,
     /// The rule at this index drops all remaining packets by default. Our rules go before it.
     Default(usize),
-    /// The rule at this index drops all packets, and somebody put it there on purpose.
+    /// The rule at this index drops all packets, and a person put it there on purpose.
     Block(usize),
 }
 
 impl Ending {
-    /// The ending of a chain with these rules.
+    /// Returns the ending of a chain with these rules.
     pub fn of(rules: &[Rule]) -> Ending {
         let Some(at) = rules.iter().position(|rule| matches!(rule, Rule::DropsAll | Rule::RejectsAll)) else {
             return Ending::Policy;
         };
-        // Our rules are written before a default. When they stand behind the rule, somebody put the rule before them.
+        // Our rules are written before a default. When they are behind the rule, a person put the rule before them.
         let is_last = at + 1 == rules.len();
-        // Distributions load a chain with a single REJECT. A single DROP is somebody's work.
+        // Distributions load a chain with a single REJECT. A single DROP was added by a person.
         let is_only_drop = at == 0 && rules[at] == Rule::DropsAll;
         if is_last && !is_only_drop { Ending::Default(at) } else { Ending::Block(at) }
     }
@@ -51,7 +51,7 @@ impl Ending {
     }
 }
 
-/// The index for a new rule of ours: at the end, but before a rule that drops all remaining packets there.
+/// Returns the index for a new rule of ours: at the end, but before a rule that drops all remaining packets there.
 pub fn index_of_new_rule(rules: &[Rule]) -> usize {
     match rules {
         [] | [Rule::DropsAll] => rules.len(),

@@ -31,8 +31,8 @@ impl Roster {
         self.listed = true;
     }
 
-    /// The addresses from which this peer's packets may come: the address of its tunnel device, and its public address. Behind a 1:1
-    /// address translation the packets come from the public address, and on the near side of it from the address of the device.
+    /// Returns the addresses from which this peer's packets may come: the address of its tunnel device, and its public address. Behind a
+    /// 1:1 address translation the packets come from the public address, and on the near side of it from the address of the device.
     pub fn peer(&mut self, lease: &Lease) -> State {
         let Attrs { public_ip, public_ipv6, tunnel_ip, tunnel_ipv6, .. } = &lease.attrs;
         let is_stated =
@@ -60,7 +60,7 @@ impl Roster {
         self.silent.clear();
     }
 
-    /// The chains that guard these devices. There are none while packets of a peer could be dropped by mistake.
+    /// Returns the chains that guard these devices. There are none while packets of a peer could be dropped by mistake.
     pub fn chains(&self, links: impl Iterator<Item = Value>) -> State {
         if !self.listed || !self.silent.is_empty() {
             return State::new();
@@ -101,7 +101,8 @@ impl fmt::Display for Roster {
     }
 }
 
-/// What the kernel lacks of the guard: its chains, or addresses of peers. `failures`: the entries that could not be written, and why.
+/// Returns what the kernel lacks of the guard: its chains, or addresses of peers. `failures`: the entries that could not be written, and
+/// why.
 pub fn trouble<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option<String> {
     let (mut peers, mut first) = (0, "");
     for (key, reason) in failures {
@@ -117,12 +118,12 @@ pub fn trouble<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option
     (peers > 0).then(|| format!("incomplete: tunnel packets from {peers} addresses of peers may be dropped: {first}"))
 }
 
-/// True for an entry of the guard or of the fence. A failure of such an entry does not mean that a peer cannot be reached.
+/// Returns true for an entry of the guard or of the fence. A failure of such an entry does not mean that a peer cannot be reached.
 pub fn is_of_guard_or_fence(key: &Key) -> bool {
     matches!(key, Key::Guard(_) | Key::Peer(_) | Key::Fence(_) | Key::Open(_))
 }
 
-/// The attributes of our lease, with the addresses that our tunnel packets come from.
+/// Returns the attributes of our lease, with the addresses that our tunnel packets come from.
 pub fn with_tunnel_addresses(attrs: Attrs, host: &Host) -> Attrs {
     let tunnel_ip = host.uplink.v4.filter(|_| attrs.public_ip.is_some());
     let tunnel_ipv6 = host.uplink.v6.filter(|_| attrs.public_ipv6.is_some());

@@ -38,12 +38,12 @@ pub struct Iptables {
     choose_again: Option<Instant>,
     /// The programs know `--random-fully`, as those of iptables 1.6.2 and later do.
     random_fully: bool,
-    /// The flavours that are installed, once that was looked up.
+    /// The flavours that are installed, after the programs were searched.
     installed: Vec<Flavour>,
 }
 
 impl Iptables {
-    /// The chains of this agent. Nothing is read yet.
+    /// Returns the chains of this agent. Nothing is read yet.
     pub fn new(instance: &Instance) -> Iptables {
         Iptables {
             chains: HookedChains::of(&instance.name),
@@ -86,7 +86,7 @@ impl Iptables {
                 };
                 match self.bring_part(other, family, wanted).await {
                     Ok(true) if other == flavour => written = true,
-                    // This does not count as a write, because it is no sign that somebody changed our rules.
+                    // This does not count as a write, because it is no sign that another program changed our rules.
                     Ok(true) => info!(?family, "changed our rules in {other}, the flavour that is not in use"),
                     Ok(false) => {}
                     Err(error) => debug!("{other}: {error}"),
@@ -114,7 +114,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// Brings one family of one flavour to what is wanted, which may depend on what is there. True when something was written.
+    /// Brings one family of one flavour to what is wanted, which may depend on what is there. Returns true if something was written.
     async fn bring_part(
         &mut self,
         flavour: Flavour,
@@ -199,14 +199,14 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// What the IPv4 tables show.
+    /// Returns what the IPv4 tables show.
     pub fn of(saved: &Saved) -> Traces {
         let kube = saved.chains().any(|name| name.starts_with("KUBE-"));
         Traces { kube, drops: saved.forward_drops(), rules: saved.rules() }
     }
 }
 
-/// What the answer of a program shows. A program that could not be run says nothing about the rules.
+/// Returns what the answer of a program shows. A program that could not be run says nothing about the rules.
 fn traces(answer: Result<Saved, ProgramError>) -> Result<Traces, FirewallError> {
     match answer {
         Ok(saved) => Ok(Traces::of(&saved)),

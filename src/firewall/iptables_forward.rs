@@ -24,21 +24,21 @@ pub const TABLE: &str = "filter";
 /// Its chain of forwarded packets.
 pub const CHAIN: &str = "FORWARD";
 
-/// The comment of our rules in that chain.
+/// Returns the comment of our rules in that chain.
 pub fn comment(instance: &Instance) -> String {
     format!("{} forward", instance.name)
 }
 
-/// True for a rule of ours, of any agent, as `iptables-save` prints it.
+/// Returns true for a rule of ours, of any agent, as `iptables-save` prints it.
 pub fn is_ours(rule: &str) -> bool {
     let Some((_, rest)) = rule.split_once("--comment \"weft") else { return false };
     rest.split_once('"').is_some_and(|(comment, _)| comment.ends_with(" forward"))
 }
 
-/// Brings our rules in FORWARD of one family to the forward rules of `rules` (`None`: to none). True when something was written.
+/// Brings our rules in FORWARD of one family to the forward rules of `rules` (`None`: to none). Returns true if something was written.
 ///
 /// Missing rules are written only where the chain drops by default (its policy, or a last rule that drops all packets), and go to the
-/// end of the chain, but before such a rule. Rules that another program wrote with the same meaning are enough. Where somebody put a
+/// end of the chain, but before such a rule. Rules that another program wrote with the same meaning are enough. Where a person put a
 /// rule that drops all packets first, nothing is written.
 ///
 /// # Errors
@@ -85,7 +85,7 @@ pub fn ensure(
     Ok(true)
 }
 
-/// Removes our rules from FORWARD of both families. True when there were some.
+/// Removes our rules from FORWARD of both families. Returns true if there were some.
 ///
 /// # Errors
 /// The kernel has no nftables, or refused.

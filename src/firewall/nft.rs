@@ -45,7 +45,7 @@ struct Sockets {
 }
 
 impl Nft {
-    /// The tables of this agent. Sockets are opened at the first use, in the network namespace of the thread that uses them.
+    /// Returns the tables of this agent. Sockets are opened at the first use, in the network namespace of the thread that uses them.
     pub fn new(instance: &Instance) -> Nft {
         Nft { instance: instance.clone(), sockets: None, in_place: Cached::default() }
     }
@@ -167,7 +167,7 @@ impl Carrier for Nft {
     }
 }
 
-/// True when the kernel has no nftables.
+/// Returns true if the kernel has no nftables.
 pub fn is_absent() -> bool {
     connection::open()
         .and_then(|mut netlink| table::head(&mut netlink, Family::V4, "weft"))

@@ -232,7 +232,7 @@ fn unread(error: io::Error) -> Vec<String> {
     if connection::is_unsupported(&error) { Vec::new() } else { vec![Warning::Nftables(error).to_string()] }
 }
 
-/// The networks whose packets the forward rules accept.
+/// Returns the networks whose packets the forward rules accept.
 fn networks(part: &FamilyRules) -> String {
     let networks = part.forward.iter().flat_map(|rule| &rule.tests).filter_map(|test| match test {
         Test::From(net) => Some(net.to_string()),
@@ -258,7 +258,7 @@ fn chain_warning(chain: &DroppingChain, part: &FamilyRules) -> Warning {
     Warning::Chain { family, table: table.clone(), chain: name.clone(), command }
 }
 
-/// The command that accepts packets of pods in iptables-legacy.
+/// Returns the command that accepts packets of pods in iptables-legacy.
 fn legacy_command(part: &FamilyRules) -> String {
     let insert = |accept: &String| format!("{} -I FORWARD {accept}", legacy_program(part));
     render::accepts(part).iter().map(insert).collect::<Vec<_>>().join(" && ")
@@ -268,7 +268,7 @@ fn legacy_program(part: &FamilyRules) -> &'static str {
     if part.family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" }
 }
 
-/// What FORWARD of iptables-legacy does to packets of pods, when it does not accept them.
+/// Returns what FORWARD of iptables-legacy does to packets of pods, when it does not accept them.
 fn legacy_warning(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<Warning> {
     let program = legacy_program(part);
     let rules = &saved.table("filter")?.get("FORWARD")?.rules;
@@ -310,7 +310,7 @@ mod tests {
         rules(&networks, &own, &Policy { masquerade: None, forward: true })
     }
 
-    /// The warning about a legacy FORWARD with this policy and these rules.
+    /// Returns the warning about a legacy FORWARD with this policy and these rules.
     fn warning(policy: &str, forward: &[&str], mode: Mode) -> Option<String> {
         let lines: String = forward.iter().map(|rule| format!("-A FORWARD {rule}\n")).collect();
         let saved = Saved::parse(&format!("*filter\n:FORWARD {policy} [0:0]\n{lines}COMMIT\n"));

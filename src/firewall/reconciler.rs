@@ -192,7 +192,7 @@ impl History {
         }
     }
 
-    /// True while other programs change the rules rarely enough to restore them at once.
+    /// Returns true while other programs change the rules rarely enough to restore them at once.
     fn is_calm(&mut self) -> bool {
         let now = Instant::now();
         while self.restored.front().is_some_and(|at| now.duration_since(*at) > MINUTE) {

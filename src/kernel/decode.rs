@@ -74,7 +74,7 @@ pub struct RouteFacts {
     /// The nexthop object (RTA_NH_ID), 0 for none.
     pub nexthop: u32,
     /// It has several paths, an encapsulation or a gateway of the other family. The agent never writes such a route.
-    pub strange: bool,
+    pub other_form: bool,
 }
 
 impl RouteFacts {
@@ -83,10 +83,10 @@ impl RouteFacts {
         match (self.kind, self.via, dev) {
             (libc::RTN_BLACKHOLE, _, _) => Route::Blackhole,
             (libc::RTN_UNREACHABLE, _, _) => Route::Unreachable,
-            (libc::RTN_UNICAST, Some(via), Some(dev)) if !self.strange => {
+            (libc::RTN_UNICAST, Some(via), Some(dev)) if !self.other_form => {
                 Route::Unicast { via, dev, onlink: self.onlink }
             }
-            (libc::RTN_UNICAST, None, Some(dev)) if !self.strange => Route::Device { dev },
+            (libc::RTN_UNICAST, None, Some(dev)) if !self.other_form => Route::Device { dev },
             _ => Route::Other,
         }
     }
@@ -114,7 +114,7 @@ pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
         _ => return None,
     };
     let mut table = u32::from(u8_at(payload, 4));
-    let (mut metric, mut via, mut index, mut nexthop, mut strange) = (0, None, 0, 0, false);
+    let (mut metric, mut via, mut index, mut nexthop, mut other_form) = (0, None, 0, 0, false);
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
             libc::RTA_DST => dst = ip(value)?,
@@ -124,13 +124,13 @@ pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
             libc::RTA_OIF => index = u32_at(value, 0),
             30 => nexthop = u32_at(value, 0),
             // RTA_VIA, RTA_ENCAP_TYPE, RTA_ENCAP.
-            libc::RTA_MULTIPATH | 18 | 21 | 22 => strange = true,
+            libc::RTA_MULTIPATH | 18 | 21 | 22 => other_form = true,
             _ => {}
         }
     }
     let net = IpNet::new(dst, len).ok()?.trunc();
     let (protocol, onlink) = (u8_at(payload, 5), flags & 4 != 0);
-    Some((table, RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, strange }))
+    Some((table, RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, other_form }))
 }
 
 /// Returns true if a route over this link was created by the kernel and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of

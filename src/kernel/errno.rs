@@ -21,9 +21,9 @@ pub enum Verdict {
     Fatal,
 }
 
-/// Returns the meaning of a refusal. `said` is the explanation of the kernel. It is needed because the kernel also answers EINVAL in
+/// Returns the meaning of a refusal. `explanation` is the text of the kernel. It is needed because the kernel also answers EINVAL in
 /// cases that pass.
-pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
+pub fn meaning(op: &Op, errno: Errno, explanation: &str) -> Verdict {
     let (removal, key) = match op {
         Op::Remove(key, _) => (true, key),
         Op::Ensure(key, _) | Op::Recreate(key, _) => (false, key),
@@ -32,7 +32,7 @@ pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
         // The entry, or the device under it, is gone already.
         Errno::ENOENT | Errno::ESRCH | Errno::ENODEV | Errno::ENXIO | Errno::EADDRNOTAVAIL if removal => Verdict::Done,
         // A route is removed by the id of its nexthop. The kernel has removed both if the device is gone.
-        Errno::EINVAL if removal && said.contains("id does not exist") => Verdict::Done,
+        Errno::EINVAL if removal && explanation.contains("id does not exist") => Verdict::Done,
         Errno::EEXIST if matches!(key, Key::Addr(..)) => Verdict::Done,
         // Another program has created a link or route there, or deleted it. The next observation shows it.
         Errno::EEXIST | Errno::ENOENT | Errno::ESRCH => Verdict::Retry,
@@ -41,7 +41,9 @@ pub fn meaning(op: &Op, errno: Errno, said: &str) -> Verdict {
         Errno::EADDRNOTAVAIL | Errno::ENONET => Verdict::Retry,
         Errno::ENOBUFS | Errno::ENOMEM | Errno::EAGAIN | Errno::EBUSY | Errno::EINTR => Verdict::Retry,
         // The device or the nexthop was deleted after its index or id was read.
-        Errno::EINVAL if said.contains("device index") || said.contains("id does not exist") => Verdict::Retry,
+        Errno::EINVAL if explanation.contains("device index") || explanation.contains("id does not exist") => {
+            Verdict::Retry
+        }
         _ => Verdict::Fatal,
     }
 }
@@ -55,12 +57,12 @@ pub fn is_gateway_elsewhere(refusal: &Refusal) -> bool {
 
 /// Returns the outcome of a refused operation, with a text for people.
 pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
-    let said = refusal.text.as_str();
+    let explanation = refusal.text.as_str();
     let mut cause = format!("{:?}, {}", refusal.errno, refusal.errno.desc());
-    if !said.is_empty() {
-        let _ = write!(cause, " ({said})");
+    if !explanation.is_empty() {
+        let _ = write!(cause, " ({explanation})");
     }
-    match meaning(op, refusal.errno, said) {
+    match meaning(op, refusal.errno, explanation) {
         Verdict::Done => Outcome::Done,
         Verdict::Retry => Outcome::Retry(format!("{}: {cause}", describe(op))),
         Verdict::Fatal => Outcome::Fatal(format!("{}: {cause}", describe(op))),
@@ -150,8 +152,8 @@ mod tests {
             ("nexthop gone", false, Errno::EINVAL, "Nexthop id does not exist", Verdict::Retry),
             ("nexthop gone before removal", true, Errno::EINVAL, "Nexthop id does not exist", Verdict::Done),
         ];
-        for (name, removal, errno, said, want) in rows {
-            assert_eq!(meaning(&route_op(removal), errno, said), want, "{name}");
+        for (name, removal, errno, explanation, want) in rows {
+            assert_eq!(meaning(&route_op(removal), errno, explanation), want, "{name}");
         }
     }
 

@@ -71,7 +71,7 @@ impl LinuxKernel {
             .map(|r| {
                 let dev = links.get(&r.index).map(|l| l.info.name);
                 let reach = match (dev, r.via) {
-                    (Some(dev), None) if r.kind == libc::RTN_UNICAST && !r.strange => Reach::Link(dev),
+                    (Some(dev), None) if r.kind == libc::RTN_UNICAST && !r.other_form => Reach::Link(dev),
                     _ => Reach::Gateway,
                 };
                 RouteInfo { net: r.net, metric: r.metric, dev, via: r.via, reach, protocol: r.protocol }
@@ -218,9 +218,9 @@ impl LinuxKernel {
             }
         }
         // If the sysctl nexthop_compat_mode is 0, the kernel sends only the id.
-        if routes.iter().any(|r| r.nexthop != 0 && r.index == 0 && !r.strange) {
+        if routes.iter().any(|r| r.nexthop != 0 && r.index == 0 && !r.other_form) {
             let nexthops = self.dump_nexthops()?;
-            for r in routes.iter_mut().filter(|r| r.index == 0 && !r.strange) {
+            for r in routes.iter_mut().filter(|r| r.index == 0 && !r.other_form) {
                 if let Some(n) = nexthops.get(&r.nexthop) {
                     (r.via, r.index, r.onlink) = (n.via, n.index, n.onlink);
                 }

@@ -38,12 +38,12 @@ pub struct GuardTable {
 }
 
 impl GuardTable {
-    /// The tables of the agent whose devices have this alias, `weft FILE`. Nothing is opened yet.
+    /// Returns the tables of the agent whose devices have this alias, `weft FILE`. Nothing is opened yet.
     pub fn new(alias: &str) -> GuardTable {
         GuardTable { name: table_of_alias(alias), comment: alias.to_owned(), netlink: None }
     }
 
-    /// The chains and peers that are in the kernel. There are none where the kernel has no nftables, or does not let us read it.
+    /// Returns the chains and peers that are in the kernel. There are none where the kernel has no nftables, or does not let us read it.
     ///
     /// # Errors
     /// The tables could not be read, which does not mean that they are gone.
@@ -175,7 +175,7 @@ impl GuardNotifications {
         self.notifications.ready().await
     }
 
-    /// The changes that were notified, in order. The last one is [`Change::Table`] when there is more to read.
+    /// Returns the changes that were notified, in order. The last one is [`Change::Table`] when there is more to read.
     ///
     /// # Errors
     /// As [`Notifications::drain`].
@@ -198,12 +198,12 @@ impl GuardNotifications {
     }
 }
 
-/// What the kernel adapter reports of an entry of the guard.
+/// Returns what the kernel adapter reports of an entry of the guard.
 pub fn seen(value: Value) -> Seen {
     Seen { value, protocol: 0, mark: false }
 }
 
-/// The ports and protocols that the chain guards. `None`: the chain is not as we write it.
+/// Returns the ports and protocols that the chain guards. `None`: the chain is not as we write it.
 fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Guard>> {
     let Some(chain) = table::chain(netlink, shape)? else { return Ok(None) };
     let is_port = |expr: &Expr| matches!(expr, Expr::Cmp { equal: true, data } if data.len() == 2);
@@ -256,7 +256,7 @@ fn table_name(instance: &Instance) -> String {
     format!("{}-guard", instance.name)
 }
 
-/// Removes the guard of an agent. True when there was one.
+/// Removes the guard of an agent. Returns true if there was one.
 ///
 /// # Errors
 /// The kernel has no nftables, or refused.

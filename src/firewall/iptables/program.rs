@@ -58,8 +58,8 @@ impl fmt::Display for Flavour {
     }
 }
 
-/// The flavours whose programs are in PATH: those with a flavour in their name, else the plain one. Whether a program works is found out
-/// when it runs.
+/// Returns the flavours whose programs are in PATH: those with a flavour in their name, else the plain one. Whether a program works is
+/// found out when it runs.
 pub fn installed() -> Vec<Flavour> {
     let mut found = Vec::new();
     for flavour in Flavour::ALL {
@@ -103,7 +103,7 @@ pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(),
     run(&program, &["--noflush", "-w", LOCK], Some(text)).await.map(drop)
 }
 
-/// True when the kernel has a table of iptables, of any flavour and family.
+/// Returns true if the kernel has a table of iptables, of any flavour and family.
 pub async fn has_tables() -> bool {
     !has_no_tables(Flavour::Plain, Family::V4).await || !has_no_tables(Flavour::Plain, Family::V6).await
 }
@@ -120,12 +120,12 @@ async fn has_no_tables(flavour: Flavour, family: Family) -> bool {
     }
 }
 
-/// True when this namespace has that table of iptables-legacy. The question does not create the table.
+/// Returns true if this namespace has that table of iptables-legacy. The question does not create the table.
 pub fn has_legacy_table(family: Family, table: &str) -> bool {
     legacy_tables(family).lines().any(|line| line == table)
 }
 
-/// The names of the tables of iptables-legacy in this namespace, one on each line.
+/// Returns the names of the tables of iptables-legacy in this namespace, one on each line.
 pub fn legacy_tables(family: Family) -> String {
     std::fs::read_to_string(LEGACY_TABLES[usize::from(family == Family::V6)]).unwrap_or_default()
 }

@@ -31,12 +31,12 @@ pub struct HookedChains {
 }
 
 impl HookedChains {
-    /// The chains of an instance: `WEFT-POSTRTG` and `WEFT-FWD`, or `WEFT-1A2B3C4D-...` (at most 28 bytes).
+    /// Returns the chains of an instance: `WEFT-POSTRTG` and `WEFT-FWD`, or `WEFT-1A2B3C4D-...` (at most 28 bytes).
     pub fn of(instance: &str) -> HookedChains {
         HookedChains::with_prefix(&instance.to_uppercase())
     }
 
-    /// The chains of flannel.
+    /// Returns the chains of flannel.
     pub fn of_flannel() -> HookedChains {
         HookedChains::with_prefix("FLANNEL")
     }
@@ -51,7 +51,7 @@ impl HookedChains {
     }
 }
 
-/// The text that brings the chains to these rules. `None`: they are there already. `random_fully`: the program knows
+/// Returns the text that brings the chains to these rules. `None`: they are there already. `random_fully`: the program knows
 /// `--random-fully`.
 pub fn changes(saved: &Saved, chains: &HookedChains, rules: &FamilyRules, random_fully: bool) -> Option<String> {
     let wanted = [&rules.masquerade, &rules.forward];
@@ -62,12 +62,12 @@ pub fn changes(saved: &Saved, chains: &HookedChains, rules: &FamilyRules, random
     joined(parts)
 }
 
-/// The text that removes the chains and every jump to them. `None`: there are none.
+/// Returns the text that removes the chains and every jump to them. `None`: there are none.
 pub fn removal(saved: &Saved, chains: &HookedChains) -> Option<String> {
     joined(chains.both().into_iter().map(|hooked| removal_of(saved, hooked)))
 }
 
-/// The names of those of the chains that exist, or that a rule jumps to.
+/// Returns the names of those of the chains that exist, or that a rule jumps to.
 pub fn present(saved: &Saved, chains: &HookedChains) -> Vec<String> {
     let present = chains.both().into_iter().filter(|hooked| removal_of(saved, hooked).is_some());
     present.map(|hooked| hooked.chain.clone()).collect()
@@ -89,7 +89,7 @@ fn change_of(saved: &Saved, hooked: &HookedChain, wanted: &[String]) -> Option<S
     }
     let jumps = jumps(table, &hooked.chain);
     let hook = table.get(hooked.hook).map(|chain| chain.rules.as_slice()).unwrap_or_default();
-    // The jump was written before a rule that drops all remaining packets. When it stands behind such a rule, somebody put the rule
+    // The jump was written before a rule that drops all remaining packets. When it is behind such a rule, a person put the rule
     // before it, and the jump stays where it is.
     let is_right = |(chain, _, spec): &(&str, usize, &str)| {
         *chain == hooked.hook && options(spec) == [format!("-j {}", hooked.chain)]
@@ -143,12 +143,12 @@ fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
     jumps
 }
 
-/// The forward rules as rules of a chain.
+/// Returns the forward rules as rules of a chain.
 pub fn accepts(rules: &FamilyRules) -> Vec<String> {
     rules.forward.iter().flat_map(|rule| lines(rule, true)).collect()
 }
 
-/// True when a rule does exactly what `wanted` does. Its comment does not matter.
+/// Returns true if a rule does exactly what `wanted` does. Its comment does not matter.
 pub fn is_same(rule: &str, wanted: &str) -> bool {
     options(rule).into_iter().filter(|option| !option.starts_with("--comment ")).eq(options(wanted))
 }
@@ -157,7 +157,7 @@ fn same(present: &[String], wanted: &[String]) -> bool {
     present.len() == wanted.len() && present.iter().zip(wanted).all(|(one, two)| options(one) == options(two))
 }
 
-/// The lines for one rule. A rule with a list of destinations needs one line for each of them.
+/// Returns the lines for one rule. A rule with a list of destinations needs one line for each of them.
 fn lines(rule: &Rule, random_fully: bool) -> Vec<String> {
     let mut all = vec![String::new()];
     for test in &rule.tests {

@@ -54,18 +54,18 @@ impl Saved {
         saved
     }
 
-    /// The chains of a table; `None`: there is no such table.
+    /// Returns the chains of a table; `None`: there is no such table.
     pub fn table(&self, name: &str) -> Option<&Table> {
         self.tables.get(name)
     }
 
-    /// The names of the chains of all tables.
+    /// Returns the names of the chains of all tables.
     pub fn chains(&self) -> impl Iterator<Item = &str> {
         let known = self.tables.values().flat_map(|table| table.keys().map(String::as_str));
         known.chain(self.chains_elsewhere.iter().map(String::as_str))
     }
 
-    /// True when FORWARD drops packets that no rule accepts: by its policy, or by a rule that drops every packet.
+    /// Returns true if FORWARD drops packets that no rule accepts: by its policy, or by a rule that drops every packet.
     pub fn forward_drops(&self) -> bool {
         let policy = self.forward().and_then(|chain| chain.policy.as_deref());
         policy == Some("DROP") || self.forward_ending() != Ending::Policy
@@ -81,7 +81,7 @@ impl Saved {
         self.table("filter").and_then(|table| table.get("FORWARD"))
     }
 
-    /// The number of rules in the two tables.
+    /// Returns the number of rules in the two tables.
     pub fn rules(&self) -> usize {
         self.tables.values().flat_map(Table::values).map(|chain| chain.rules.len()).sum()
     }
@@ -96,14 +96,14 @@ fn rule(line: &str) -> Option<(&str, &str)> {
     Some(rest.split_once(' ').unwrap_or((rest, "")))
 }
 
-/// The chain or target of a rule: the word after `-j` or `-g`.
+/// Returns the chain or target of a rule: the word after `-j` or `-g`.
 pub fn target(spec: &str) -> Option<String> {
     let words = words(spec);
     let at = words.iter().position(|word| matches!(word.as_str(), "-j" | "--jump" | "-g" | "--goto"))?;
     words.get(at + 1).cloned()
 }
 
-/// What a rule does, as far as it matters for where ours go. `ours`: the name of our chain.
+/// Returns what a rule does, as far as it matters for where ours go. `ours`: the name of our chain.
 pub fn role(spec: &str, ours: &str) -> Rule {
     match target(spec) {
         Some(target) if target == ours => Rule::Ours,
@@ -113,7 +113,7 @@ pub fn role(spec: &str, ours: &str) -> Rule {
     }
 }
 
-/// True when no packet passes this rule.
+/// Returns true if no packet passes this rule.
 fn ends_all(spec: &str) -> bool {
     let tests = options(spec).into_iter().any(|option| {
         let name = option.split(' ').next().unwrap_or_default();
@@ -122,7 +122,7 @@ fn ends_all(spec: &str) -> bool {
     !tests && target(spec).is_some_and(|target| target == "DROP" || target == "REJECT")
 }
 
-/// The options of a rule with their values, sorted, because versions of iptables print them in different orders.
+/// Returns the options of a rule with their values, sorted, because versions of iptables print them in different orders.
 pub fn options(spec: &str) -> Vec<String> {
     let mut options: Vec<String> = Vec::new();
     let mut negated = false;
@@ -147,7 +147,7 @@ pub fn options(spec: &str) -> Vec<String> {
     options
 }
 
-/// An address in one spelling: `192.0.2.1` becomes `192.0.2.1/32`.
+/// Returns an address in one spelling: `192.0.2.1` becomes `192.0.2.1/32`.
 fn value(word: String) -> String {
     let net = word.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(word.parse::<std::net::IpAddr>().ok()?)));
     net.map_or(word, |net| net.to_string())

@@ -17,13 +17,13 @@ pub struct Accept {
 }
 
 impl Accept {
-    /// The forward rules of a family.
+    /// Returns the forward rules of a family.
     pub fn all(rules: &FamilyRules) -> Vec<Accept> {
         let accept = |exprs: Vec<Expr>| Accept { forms: forms(&exprs), exprs };
         rules.forward.iter().map(|rule| accept(expr::of(rule))).collect()
     }
 
-    /// True when a rule accepts exactly the packets that ours accepts. Counters do not matter.
+    /// Returns true if a rule accepts exactly the packets that ours accepts. Counters do not matter.
     pub fn is_said_by(&self, rule: &[Expr]) -> bool {
         let found: Vec<&Expr> = rule.iter().filter(|expr| **expr != Expr::Counter).collect();
         self.forms.iter().any(|form| {
@@ -32,7 +32,7 @@ impl Accept {
         })
     }
 
-    /// True when a rule tests the same addresses, whatever it does with the packet.
+    /// Returns true if a rule tests the same addresses, whatever it does with the packet.
     pub fn has_same_test(&self, rule: &[Expr]) -> bool {
         // The last expression of each form is the verdict.
         let tests = self.forms.each_ref().map(|form| &form[..form.len() - 1]);
@@ -49,7 +49,7 @@ fn tests_family_only(exprs: &[&Expr]) -> bool {
     }
 }
 
-/// A rule as we write it, which loads the whole address and masks it, and as iptables writes it, which loads only the bytes of the
+/// Returns a rule as we write it, which loads the whole address and masks it, and as iptables writes it, which loads only the bytes of the
 /// prefix.
 fn forms(exprs: &[Expr]) -> [Vec<Expr>; 2] {
     let plain: Vec<Expr> = exprs.iter().filter(|expr| **expr != Expr::Counter).cloned().collect();

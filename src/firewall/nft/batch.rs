@@ -45,7 +45,7 @@ pub struct NewRule<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// An empty transaction.
+    /// Returns an empty transaction.
     pub fn new(netlink: &'a mut Netlink) -> Batch<'a> {
         let mut batch = Batch { netlink, w: Writer::default() };
         batch.edge(BATCH_BEGIN);
@@ -207,7 +207,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// A comment in user data: type 0, length, and the text with a zero byte at its end.
+/// Returns a comment in user data: type 0, length, and the text with a zero byte at its end.
 fn userdata(comment: &str) -> Vec<u8> {
     let mut text: Vec<u8> = comment.bytes().take(120).collect();
     text.push(0);

@@ -26,7 +26,7 @@ pub fn open_once(netlink: &mut Option<Netlink>) -> io::Result<&mut Netlink> {
     })
 }
 
-/// True when this error means that the kernel has no nftables, so that no rule can be there.
+/// Returns true if this error means that the kernel has no nftables, so that no rule can be there.
 pub fn is_unsupported(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     // A kernel with nfnetlink but without nf_tables answers EINVAL.

@@ -90,7 +90,7 @@ pub enum Expr {
 /// The name of the set for [`Test::ToOneOf`].
 pub const NODES: &str = "nodes";
 
-/// The expressions of a rule.
+/// Returns the expressions of a rule.
 pub fn of(rule: &Rule) -> Vec<Expr> {
     let mut all = Vec::with_capacity(8);
     for test in &rule.tests {
@@ -118,7 +118,7 @@ pub fn of(rule: &Rule) -> Vec<Expr> {
     all
 }
 
-/// The expression that loads the source address.
+/// Returns the expression that loads the source address.
 pub fn source(family: Family) -> Expr {
     match family {
         Family::V4 => Expr::Payload { base: Base::Network, offset: 12, len: 4 },
@@ -126,7 +126,7 @@ pub fn source(family: Family) -> Expr {
     }
 }
 
-/// The expression that loads the destination address.
+/// Returns the expression that loads the destination address.
 pub fn destination(family: Family) -> Expr {
     match family {
         Family::V4 => Expr::Payload { base: Base::Network, offset: 16, len: 4 },
@@ -134,12 +134,12 @@ pub fn destination(family: Family) -> Expr {
     }
 }
 
-/// The test for this transport protocol.
+/// Returns the test for this transport protocol.
 pub fn l4proto(number: u8) -> [Expr; 2] {
     [Expr::L4Proto, Expr::Cmp { equal: true, data: vec![number] }]
 }
 
-/// The test for this destination port.
+/// Returns the test for this destination port.
 pub fn dport(port: u16) -> [Expr; 2] {
     let load = Expr::Payload { base: Base::Transport, offset: 2, len: 2 };
     [load, Expr::Cmp { equal: true, data: port.to_be_bytes().to_vec() }]
@@ -153,7 +153,7 @@ fn inside(all: &mut Vec<Expr>, net: IpNet, load: fn(Family) -> Expr, equal: bool
     all.push(Expr::Cmp { equal, data: octets(net.network()) });
 }
 
-/// The bytes of an address.
+/// Returns the bytes of an address.
 pub fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),
@@ -236,7 +236,7 @@ impl Expr {
     }
 }
 
-/// The expression, if it is one of those that we write.
+/// Returns the expression, if it is one of those that we write.
 fn known(name: &str, data: &[u8]) -> Option<Expr> {
     let get = |kind: u16| attrs(data).find(|(k, _)| *k == kind).map(|(_, value)| value);
     let number = |kind: u16| get(kind).map(be32_of);

@@ -19,7 +19,7 @@ const ID: u16 = 1;
 /// the socket of its owner, and it counts a transaction just before it takes effect.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The current generation. `None`: the kernel does not say, and nothing can be cached.
+/// Returns the current generation. `None`: the kernel does not say, and nothing can be cached.
 pub fn generation(netlink: &mut Netlink) -> Option<u32> {
     let data = netlink.request(|w| w.begin(GETGEN, REQUEST, &[0; NFGEN])).ok()?.ok()?;
     let m = messages(&data).find(|m| m.kind == NEWGEN)?;
@@ -37,7 +37,7 @@ impl<T> Default for Cached<T> {
 }
 
 impl<T> Cached<T> {
-    /// The value, if it is still valid.
+    /// Returns the value, if it is still valid.
     pub fn at(&self, generation: Option<u32>) -> Option<&T> {
         let (then, since, value) = self.0.as_ref()?;
         (generation == Some(*then) && since.elapsed() < LONGEST).then_some(value)

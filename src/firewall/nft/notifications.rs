@@ -53,15 +53,15 @@ impl Notifications {
         Ok(())
     }
 
-    /// Passes every queued message to `hear`. True when messages were lost because the buffer was full.
+    /// Passes every queued message to `handle`. Returns true if messages were lost because the buffer was full.
     ///
     /// # Errors
     /// The socket cannot be read.
-    pub fn drain(&mut self, mut hear: impl FnMut(&Message<'_>)) -> io::Result<bool> {
+    pub fn drain(&mut self, mut handle: impl FnMut(&Message<'_>)) -> io::Result<bool> {
         let mut lost = false;
         loop {
             match recv(self.socket.get_ref().as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT) {
-                Ok(n) => messages(&self.buffer[..n]).for_each(|message| hear(&message)),
+                Ok(n) => messages(&self.buffer[..n]).for_each(|message| handle(&message)),
                 Err(Errno::EAGAIN) => return Ok(lost),
                 Err(Errno::EINTR) => {}
                 Err(Errno::ENOBUFS) => lost = true,
@@ -71,7 +71,7 @@ impl Notifications {
     }
 }
 
-/// True for a message about a table of this name.
+/// Returns true for a message about a table of this name.
 pub fn is_about(message: &Message<'_>, table: &str) -> bool {
     attrs_after(message.payload, 4).any(|(kind, value)| kind == TABLE_NAME && text(value) == table)
 }

@@ -82,7 +82,7 @@ pub struct Set {
 }
 
 impl Table {
-    /// The table that carries the rules of one family.
+    /// Returns the table that carries the rules of one family.
     pub fn of(rules: &FamilyRules, name: &str) -> Table {
         let chain = |name, position, rules: &[Rule]| {
             let rules: Vec<Vec<Expr>> = rules.iter().map(expr::of).collect();
@@ -141,7 +141,7 @@ fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table
     Ok(Some(found))
 }
 
-/// The flags of a table, and the number of its chains and sets. `None`: there is no such table.
+/// Returns the flags of a table, and the number of its chains and sets. `None`: there is no such table.
 ///
 /// # Errors
 /// The kernel has no nftables, or did not answer.
@@ -159,7 +159,8 @@ pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Opt
     Ok(Some((flags, objects)))
 }
 
-/// The rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or policy.
+/// Returns the rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or
+/// policy.
 ///
 /// # Errors
 /// The chain could not be read.
@@ -212,8 +213,8 @@ pub struct ReadRule {
     pub handle: u64,
 }
 
-/// The rules of a chain; `number`: the family as [`number`] gives it. The request names table and chain, so the rules of other chains
-/// cost nothing.
+/// Returns the rules of a chain; `number`: the family as [`number`] gives it. The request names table and chain, so the rules of other
+/// chains cost nothing.
 ///
 /// # Errors
 /// There is no such chain (ENOENT), or it could not be read.
@@ -302,7 +303,7 @@ pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str
     Ok(data.is_some())
 }
 
-/// The elements of a set of addresses.
+/// Returns the elements of a set of addresses.
 ///
 /// # Errors
 /// There is no such set (ENOENT), or it could not be read.
@@ -316,14 +317,14 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
     Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
 }
 
-/// The addresses in a message about elements.
+/// Returns the addresses in a message about elements.
 pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
     let lists = attrs_after(payload, NFGEN).filter(|(kind, _)| *kind == 3);
     let inner = |bytes, wanted: u16| attrs(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(inner(inner(e, 1)?, DATA_VALUE)?)).collect()
 }
 
-/// The elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
+/// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
 /// notification is about something else.
 pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool, Vec<IpAddr>)> {
     let added = match message.kind {
@@ -335,7 +336,7 @@ pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool
     named.then(|| (added, element_addresses(message.payload)))
 }
 
-/// True for a notification that a set was added. Newer kernels send it also when the set was there already.
+/// Returns true for a notification that a set was added. Newer kernels send it also when the set was there already.
 pub fn is_new_set(message: &wire::Message<'_>) -> bool {
     message.kind == NEWSET
 }
@@ -363,12 +364,12 @@ pub(super) fn nfgen(family: Family) -> [u8; NFGEN] {
     [number(family), 0, 0, 0]
 }
 
-/// A family as the kernel numbers it.
+/// Returns a family as the kernel numbers it.
 pub fn number(family: Family) -> u8 {
     if family == Family::V4 { 2 } else { 10 }
 }
 
-/// The handle of a rule, as the kernel writes it.
+/// Returns the handle of a rule, as the kernel writes it.
 fn handle_of(value: &[u8]) -> u64 {
     match value.first_chunk::<8>() {
         Some(bytes) => u64::from_be_bytes(*bytes),
@@ -376,7 +377,7 @@ fn handle_of(value: &[u8]) -> u64 {
     }
 }
 
-/// The comment in the user data of a rule: entries of type, length and value.
+/// Returns the comment in the user data of a rule: entries of type, length and value.
 fn comment_of(mut data: &[u8]) -> String {
     while let [kind, len, rest @ ..] = data {
         let Some((value, next)) = rest.split_at_checked(usize::from(*len)) else { break };

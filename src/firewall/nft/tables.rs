@@ -27,18 +27,18 @@ pub struct Table {
 }
 
 impl Table {
-    /// True when iptables-nft reads this table.
+    /// Returns true if iptables-nft reads this table.
     pub fn is_of_iptables(&self, family: Family) -> bool {
         self.family == table::number(family) && IPTABLES.contains(&self.name.as_str())
     }
 
-    /// True for a table of flannel.
+    /// Returns true for a table of flannel.
     pub fn is_of_flannel(&self) -> bool {
         FLANNEL_TABLES.contains(&self.name.as_str())
     }
 }
 
-/// The tables of all families. Another thread reads them, because to close the socket takes the kernel milliseconds.
+/// Returns the tables of all families. Another thread reads them, because to close the socket takes the kernel milliseconds.
 ///
 /// # Errors
 /// The kernel has no nftables, or refuses.

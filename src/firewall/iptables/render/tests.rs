@@ -105,7 +105,7 @@ fn a_jump_that_is_missing_doubled_or_in_another_place_is_corrected() {
             "-A FORWARD -j OTHER\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited\n",
             "*filter\n-I FORWARD 2 -j WEFT-FWD\nCOMMIT\n",
         ),
-        // Somebody put this drop there on purpose, so the jump goes behind it.
+        // A person put this drop there on purpose, so the jump goes behind it.
         ("-A FORWARD -j WEFT-FWD\n", "-A FORWARD -j DROP\n", "*filter\n-A FORWARD -j WEFT-FWD\nCOMMIT\n"),
     ] {
         let saved = Saved::parse(&IN_PLACE.replace(from, to));
