@@ -29,6 +29,12 @@ fn outer(index: u32, name: Name, facts: &LinkFacts) -> Links {
 fn an_ipip_device_is_read_as_it_was_written() {
     let ipip = IpipLink { parent: Name::new("eth0").unwrap(), local: "10.0.0.1".parse().unwrap() };
     let facts = created(Arc::new(ipip), 5);
+    // IFLA_IPTUN_LINK, IFLA_IPTUN_LOCAL and IFLA_IPTUN_PMTUDISC of linux/if_tunnel.h.
+    let mut w = Writer::default();
+    w.attr_u32(1, 5);
+    w.attr_ip(2, ipip.local);
+    w.attr(10, &[0]);
+    assert_eq!(&facts.link_type.as_ref().unwrap().data[..], w.bytes());
     let links = outer(5, ipip.parent, &facts);
     assert_eq!(facts.value(&links, &[]).kind.of(), Some(&ipip));
     // The device of flannel is bound only to the address.
