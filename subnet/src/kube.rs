@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Kubernetes store: each Node is a lease. Its pod CIDRs are the subnet, its annotations are flannel's
-//! (docs/flannel-formats.md, "Nodes in Kubernetes"), its name is the identity.
+//! The Kubernetes store. Each Node is a lease: its name is the id, its pod CIDRs are the subnet, and its annotations, which are
+//! flannel's, are the rest (docs/flannel-formats.md, "Nodes in Kubernetes").
 //!
-//! Every write is a patch that the server refuses when the Node is another than the one that was read; nothing is written
-//! when nothing differs.
+//! A lease is written as a patch of the annotations. It names the version of the Node that was read, so the server refuses it if
+//! somebody else has written the Node since. Nothing is written if nothing differs.
 
 mod annotations;
 mod client;
 mod conf;
 #[cfg(test)]
 mod fake;
-mod list;
 mod node;
-mod own;
-mod proto;
+mod node_list;
+mod own_node;
 mod publish;
 mod watch;
+mod watch_stream;
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -40,11 +40,11 @@ use node::Node;
 
 pub use client::Access;
 
-/// How often the keeper says that it is there: nothing is to be renewed.
-const KEEP_EVERY: Duration = Duration::from_secs(60);
+/// How often [`Source::keep`] reports that the lease is kept. Nothing is written: a Node does not expire.
+const KEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Somewhere between nothing and this.
-fn spread(limit: Duration) -> Duration {
+/// Returns a random part of `limit`, so that the agents of all nodes do not act at the same time.
+fn random_part(limit: Duration) -> Duration {
     limit.mul_f64((random() % 1000) as f64 / 1000.0)
 }
 
@@ -60,16 +60,16 @@ pub enum Who {
         /// `POD_NAMESPACE`.
         namespace: String,
     },
-    /// Neither was said: leases can be looked at, not taken.
+    /// Unknown: leases can be listed, but none can be acquired.
     Unknown,
 }
 
-/// How to reach the API, and what is ours there.
+/// The options of [`KubeStore`].
 #[derive(Debug, Clone)]
 pub struct KubeOptions {
-    /// Server and credentials.
+    /// The server and the credentials.
     pub access: Access,
-    /// Our Node.
+    /// Which Node is ours.
     pub who: Who,
     /// `--kube-annotation-prefix`.
     pub prefix: String,
@@ -79,8 +79,8 @@ pub struct KubeOptions {
     pub set_condition: bool,
 }
 
-/// What we asked the Node to say.
-struct Asked {
+/// What our Node publishes.
+struct Publication {
     network: Network,
     attrs: Attrs,
 }
@@ -91,78 +91,81 @@ pub struct KubeStore {
     conf: Conf,
     prefix: Prefix,
     who: Who,
-    set_condition: bool,
-    name: OnceCell<String>,
-    asked: RefCell<Option<Asked>>,
-    /// The version of our Node when we last read or wrote it: no list may be older, or we would miss ourselves in it.
-    newest: RefCell<String>,
+    writes_condition: bool,
+    own_name: OnceCell<String>,
+    /// `None` before a lease is acquired.
+    publication: RefCell<Option<Publication>>,
+    /// The version of our Node when we last read or wrote it. A list that is older could be without our lease.
+    own_version: RefCell<String>,
     /// The uid of our Node when we last read it.
-    uid: RefCell<String>,
+    own_uid: RefCell<String>,
+    /// When our Node was written.
     writes: RefCell<Vec<Instant>>,
-    /// What was said of our Node's annotations.
-    said: RefCell<Reminder>,
+    /// Limits the warnings of annotations that cannot be read.
+    unreadable: RefCell<Reminder>,
 }
 
 impl KubeStore {
-    /// Checks the options; reads no file and does not connect yet.
+    /// Checks the options. No file is read and no connection is made yet.
     ///
     /// # Errors
-    /// [`Error::Invalid`], naming the flag and the remedy.
+    /// [`Error::Invalid`] with the flag and the remedy.
     pub fn new(options: KubeOptions) -> Result<KubeStore, Error> {
         Ok(KubeStore {
             api: Api::new(options.access),
             conf: Conf::new(options.net_config),
             prefix: Prefix::new(&options.prefix)?,
             who: options.who,
-            set_condition: options.set_condition,
-            name: OnceCell::new(),
-            asked: RefCell::new(None),
-            newest: RefCell::new(String::new()),
-            uid: RefCell::new(String::new()),
+            writes_condition: options.set_condition,
+            own_name: OnceCell::new(),
+            publication: RefCell::new(None),
+            own_version: RefCell::new(String::new()),
+            own_uid: RefCell::new(String::new()),
             writes: RefCell::new(Vec::new()),
-            said: RefCell::default(),
+            unreadable: RefCell::default(),
         })
     }
 
-    fn newest(&self) -> String {
-        self.newest.borrow().clone()
+    fn own_version(&self) -> String {
+        self.own_version.borrow().clone()
     }
 
-    /// The server's history is another one.
-    fn forget(&self) {
-        self.newest.borrow_mut().clear();
-        self.uid.borrow_mut().clear();
+    /// Forgets versions and the uid: in another store they mean nothing.
+    fn forget_history(&self) {
+        self.own_version.borrow_mut().clear();
+        self.own_uid.borrow_mut().clear();
     }
 
-    /// Names what the admin wrote onto our Node and cannot be read.
-    fn warn(&self, node: &Node) {
+    /// Warns of an annotation that an admin wrote to our Node and that cannot be read.
+    fn warn_of_unreadable(&self, node: &Node) {
         if let Some(reason) = publish::unreadable(node, &self.prefix)
-            && self.said.borrow_mut().due(&reason, Instant::now().into_std())
+            && self.unreadable.borrow_mut().due(&reason, Instant::now().into_std())
         {
             tracing::warn!("{reason}");
         }
     }
 
-    /// The entry that a node is; none where no agent has published itself.
-    fn judge(&self, node: &Node) -> Option<Record> {
+    /// Returns the record of a Node for the watch; `None` if no agent has published a lease in it.
+    fn record(&self, node: &Node) -> Option<Record> {
         let mut record = node.record(&self.prefix)?;
-        if self.name.get().is_some_and(|name| **name == *node.metadata.name)
-            && let Some(asked) = &*self.asked.borrow()
+        if self.own_name.get().is_some_and(|name| **name == *node.metadata.name)
+            && let Some(publication) = &*self.publication.borrow()
         {
-            self.warn(node);
-            // Whoever reads this asks us to publish again, and the admin's address is then taken.
-            if publish::overwritten(&asked.attrs, node, &self.prefix) {
-                record.lease = Err(format!("node {}: public address to be published again", record.id));
+            self.warn_of_unreadable(node);
+            // The agent publishes its lease again if it cannot be read. The new one has the address that the admin chose.
+            if publish::overwritten(&publication.attrs, node, &self.prefix) {
+                record.lease = Err(format!("node {}: the public address has to be published again", record.id));
             }
-            record.lease = record.lease.map(|lease| own::concerning(lease, &asked.network));
+            record.lease = record.lease.map(|lease| own_node::within_network(lease, &publication.network));
         }
         Some(record)
     }
 
     async fn list_all(&self) -> Result<Vec<Record>, Error> {
         let mut records = Vec::new();
-        let all = list::all(&self.api, &self.newest(), |node| records.extend(node.record(&self.prefix))).await;
-        all.map_err(|fault| self.api.error("list nodes", fault))?;
+        let insert = |node: Node| records.extend(node.record(&self.prefix));
+        let all = node_list::all(&self.api, &self.own_version(), insert).await;
+        all.map_err(|error| self.api.error("list nodes", error))?;
         Ok(records)
     }
 }
@@ -225,7 +228,7 @@ impl Source for KubeStore {
         Box::pin(async move {
             while out.send(Event::Kept(None)).await.is_ok() {
                 tokio::select! {
-                    () = sleep(KEEP_EVERY) => {}
+                    () = sleep(KEEP_INTERVAL) => {}
                     () = out.closed() => return,
                 }
             }
@@ -233,10 +236,10 @@ impl Source for KubeStore {
     }
 
     fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {
-        Box::pin(self.admins_choice())
+        Box::pin(self.chosen_addresses())
     }
 
     fn health<'a>(&'a self, fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
-        Box::pin(self.condition(fault))
+        Box::pin(self.set_condition(fault))
     }
 }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Kubernetes store against a real API server without kubelets: the contract of the stores, and what is its alone.
+//! The Kubernetes store with a real API server and no kubelets: the contract of all stores, and what only this store does.
 
 // The exemption of tests in .clippy.toml does not reach their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-// Stores that assign subnets themselves have more to fulfil.
+// Stores that choose subnets themselves use more of the contract.
 #[allow(dead_code)]
 #[path = "store/contract.rs"]
 mod contract;
-#[path = "kube/door.rs"]
-mod door;
 #[path = "kube/manifests.rs"]
 mod manifests;
 #[path = "kube/own.rs"]
 mod own;
 #[path = "kube/policy.rs"]
 mod policy;
+#[path = "kube/relay.rs"]
+mod relay;
 #[path = "kube/server.rs"]
 mod server;
 #[path = "kube/watch.rs"]

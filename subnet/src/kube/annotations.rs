@@ -1,46 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The names of our annotations on a Node (docs/flannel-formats.md, "Nodes in Kubernetes").
+//! The names of our annotations of a Node, without their prefix (docs/flannel-formats.md, "Nodes in Kubernetes").
 
 use crate::source::Error;
 
-/// Published by us: `true` says that the node takes part.
+/// `true` in a Node whose agent has published a lease.
 pub(super) const MANAGED: &str = "kube-subnet-manager";
-/// Published by us.
+/// The backend's type.
 pub(super) const TYPE: &str = "backend-type";
-/// Published by us: JSON, or `null` where a backend has none.
+/// The backend's data for IPv4 as JSON; `null` for a backend that has none.
 pub(super) const DATA: &str = "backend-data";
-/// Published by us: the same for IPv6.
+/// The same for IPv6.
 pub(super) const DATA_V6: &str = "backend-v6-data";
-/// Published by us.
+/// The published address.
 pub(super) const PUBLIC: &str = "public-ip";
-/// Published by us.
+/// The same for IPv6.
 pub(super) const PUBLIC_V6: &str = "public-ipv6";
-/// Published by us where a tunnel guard wants it said; flannel has none.
+/// The source of our tunnel packets, for `--guard-tunnel`. flannel does not have it.
 pub(super) const TUNNEL: &str = "tunnel-ip";
 /// The same for IPv6.
 pub(super) const TUNNEL_V6: &str = "tunnel-ipv6";
-/// The admin's: published in place of our address.
+/// Written by an admin: the agent publishes this address instead of its own.
 pub(super) const OVERWRITE: &str = "public-ip-overwrite";
-/// The admin's: the same for IPv6.
+/// The same for IPv6.
 pub(super) const OVERWRITE_V6: &str = "public-ipv6-overwrite";
-/// The admin's: chooses the interface, as `--public-ip` does.
+/// Written by an admin: chooses the uplink, as `--public-ip` does.
 pub(super) const CHOSEN: &str = "node-public-ip";
-/// The admin's: the same for IPv6.
+/// The same for IPv6.
 pub(super) const CHOSEN_V6: &str = "node-public-ipv6";
 
-/// Ends of every name that is ours to read.
+/// The ends of all names that we read.
 pub(super) const ALL: [&str; 12] =
     [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, OVERWRITE, OVERWRITE_V6, CHOSEN, CHOSEN_V6];
 
-/// Ends of the names whose texts make up a lease.
+/// The ends of the names whose values make up a lease.
 pub(super) const PUBLISHED: [&str; 7] = [TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6];
 
-/// What stands before every name: ends in `/` or `-`.
+/// The first part of every name. It ends in `/` or `-`.
 #[derive(Debug, Clone)]
 pub(super) struct Prefix(String);
 
 impl Prefix {
-    /// flannel's rule: one slash at most, which is added when missing; then a `-` unless it ends in either.
+    /// Completes and checks a prefix by flannel's rules: a `/` is added if there is none, then a `-` if the text ends in neither.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the flag and the remedy.
     pub(super) fn new(text: &str) -> Result<Prefix, Error> {
         let mut prefix = text.to_owned();
         if !prefix.contains('/') {
@@ -63,9 +66,9 @@ impl Prefix {
         Ok(Prefix(prefix))
     }
 
-    /// The whole name of an annotation.
-    pub(super) fn name(&self, end: &str) -> String {
-        format!("{}{end}", self.0)
+    /// Returns the full name of the annotation that ends in `suffix`.
+    pub(super) fn name(&self, suffix: &str) -> String {
+        format!("{}{suffix}", self.0)
     }
 }
 

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Talking to the API server: credentials, one call at a time with a time limit, and what went wrong in words.
+//! Requests to the API server: credentials, time limits, and errors that name the remedy.
 //!
-//! A client is made when it is first needed and forgotten after a failure: the next one reads the files anew, so that a
-//! client certificate or kubeconfig that was renewed is used without a restart. (Tokens in files are read again each minute.)
+//! A client is made for the first request and dropped after a failure. The next request reads the files again, so that a renewed client
+//! certificate or kubeconfig is used without a restart. (The crate kube itself reads tokens in files again each minute.)
 
 use std::cell::RefCell;
+use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{ACCEPT, HeaderValue};
-use http::{Method, Request};
-use http_body_util::BodyExt;
-use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use futures_util::AsyncBufRead;
+use http::{HeaderValue, Method, Request, header};
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::{Client, Config};
 use serde::de::DeserializeOwned;
@@ -23,62 +22,92 @@ use tokio::time::timeout;
 use crate::retry::chain;
 use crate::source::Error;
 
-use super::proto::{self, Garbled, Reader};
-
-/// How long one call may take.
+/// How long one request may take. Of lists, how long the next piece of the answer may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
-/// After a boot nobody answers at the address of a Service until kube-proxy has written its rules: the start goes on with saved
-/// peers then, and every second counts.
+/// How long a connection may take. After a boot nobody answers at the address of a Service until kube-proxy has written its rules. The
+/// agent then starts with saved peers, so every second counts.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Why a call failed.
+/// HTTP codes of the server's errors.
+pub(super) const UNAUTHORIZED: u16 = 401;
+pub(super) const NOT_FOUND: u16 = 404;
+pub(super) const CONFLICT: u16 = 409;
+pub(super) const GONE: u16 = 410;
+
+/// The body of an answer, to be read as it arrives.
+pub(super) type Body = Pin<Box<dyn AsyncBufRead>>;
+
+/// Why the API server or a kubeconfig cannot be used as configured.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
-    #[error("no answer within {} s", CALL_LIMIT.as_secs())]
-    Silent,
-    #[error("{0}")]
-    Config(String),
-    #[error("{}", explain(.0))]
-    Kube(kube::Error),
-    #[error("{0}")]
-    Stream(String),
+pub(super) enum ConfigError {
+    #[error("--kube-api-url {url}: {error}: write https://HOST:PORT")]
+    Url { url: String, error: http::uri::InvalidUri },
+    #[error("--kubeconfig-file {}: {}", path.display(), chain(error))]
+    Kubeconfig { path: PathBuf, error: KubeconfigError },
+    #[error("{}: outside of a pod give --kubeconfig-file or --kube-api-url", chain(.0))]
+    OutsideOfPod(InClusterError),
 }
 
-impl From<Garbled> for Fault {
-    fn from(garbled: Garbled) -> Fault {
-        Fault::Stream(garbled.to_string())
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ApiError {
+    #[error("no answer within {} s", CALL_LIMIT.as_secs())]
+    NoAnswer,
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("{}", explain(.0))]
+    Kube(kube::Error),
+    #[error("{}", chain(.0))]
+    Connection(#[from] io::Error),
+    #[error("the answer was cut off")]
+    CutOff,
+    #[error("the answer cannot be read: {0}")]
+    Json(serde_json::Error),
+    #[error("the answer contains a line of more than {} MiB", super::watch_stream::MAX_LINE >> 20)]
+    TooLarge,
+    #[error("the server closed the watch at once")]
+    ClosedAtOnce,
+    #[error("not even a bookmark within {} s", super::watch::SILENCE_LIMIT.as_secs())]
+    NoBookmark,
+}
+
+impl From<serde_json::Error> for ApiError {
+    fn from(error: serde_json::Error) -> ApiError {
+        if error.is_eof() { ApiError::CutOff } else { ApiError::Json(error) }
     }
 }
 
-impl Fault {
-    /// The code of the server's refusal; 0 where it refused nothing.
+impl ApiError {
+    /// Returns the HTTP code if the server answered with an error, else 0.
     pub(super) fn code(&self) -> u16 {
         match self {
-            Fault::Kube(kube::Error::Api(status)) => status.code,
+            ApiError::Kube(kube::Error::Api(status)) => status.code,
             _ => 0,
         }
     }
 
-    /// The server works and does not want this call. Too many calls, and writes that others got in between, are no refusals; nor
-    /// are credentials that ran out while the node was off, which the kubelet or a clock puts right.
-    fn refuses(&self) -> bool {
-        matches!(self.code(), 400..=499) && !matches!(self.code(), 401 | 408 | 409 | 410 | 429)
+    /// Returns true if the server works and refuses this request, so that trying again does not help.
+    ///
+    /// Too many requests (429) and conflicts with another writer (409) pass. So do rejected credentials (401): they may have expired
+    /// while the node was off, and the kubelet renews them or the clock is set.
+    fn is_refusal(&self) -> bool {
+        matches!(self.code(), 400..=499) && !matches!(self.code(), UNAUTHORIZED | 408 | CONFLICT | GONE | 429)
     }
 }
 
-/// What is to be done about a refusal.
+/// Returns what an admin can do about a refusal, in parentheses.
 fn remedy(status: &Status) -> &'static str {
-    let said = |words: &str| status.message.contains(words);
+    let contains = |words: &str| status.message.contains(words);
     match status.code {
-        401 => " (the credentials are not accepted: check the token, certificate or kubeconfig)",
-        // Of the policy in deploy/kube; the server adds its own reason.
-        403 | 422 if said("changes no annotations but its own") => {
+        UNAUTHORIZED => " (the credentials are not accepted: check the token, certificate or kubeconfig)",
+        // The messages of the policy in deploy/kube. The server adds which policy it was.
+        403 | 422 if contains("changes no annotations but its own") => {
             " (--kube-annotation-prefix must be the prefix in this policy: policy.annotationPrefix of the chart)"
         }
-        403 | 422 if said("this token is not bound to this node") => {
+        403 | 422 if contains("this token is not bound to this node") => {
             " (NODE_NAME must be the node that the pod runs on; policies like this need Kubernetes 1.30)"
         }
-        403 | 422 if said("ValidatingAdmissionPolicy") || said("admission webhook") => {
+        403 | 422 if contains("ValidatingAdmissionPolicy") || contains("admission webhook") => {
             " (an admission policy of the cluster: it must let agents patch their annotations and nodes/status)"
         }
         403 => " (RBAC: nodes get, list, watch and nodes/status patch are needed; pods get without NODE_NAME)",
@@ -86,12 +115,12 @@ fn remedy(status: &Status) -> &'static str {
     }
 }
 
-/// The whole chain of causes, each said once; what the server refused with its remedy.
+/// Formats an error of the crate kube: a refusal with its remedy, anything else with its causes.
 fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("{}{}", status.message, remedy(status));
     }
-    // The client's own words ("ServiceError: ...") stand for what lies below.
+    // Begin below the wrapper, which only says "ServiceError: ...".
     let first: &dyn std::error::Error = match error {
         kube::Error::Service(inner) => &**inner,
         kube::Error::HyperError(inner) => inner,
@@ -100,29 +129,29 @@ fn explain(error: &kube::Error) -> String {
     chain(first)
 }
 
-/// Where the API is, and who we are to it.
+/// Where the API server is, and with which credentials to use it.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// `--kube-api-url`: instead of what the kubeconfig says.
+    /// `--kube-api-url`. It counts more than the URL in the kubeconfig.
     pub url: Option<String>,
-    /// `--kubeconfig-file`. Without either: the service account of the pod.
+    /// `--kubeconfig-file`. Without it and `url` the service account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
 }
 
 /// The API server.
 pub(super) struct Api {
     access: Access,
-    made: RefCell<Option<Client>>,
-    /// Where the last one led.
+    client: RefCell<Option<Client>>,
+    /// The URL of the last client.
     url: RefCell<Option<String>>,
 }
 
 impl Api {
     pub(super) fn new(access: Access) -> Api {
-        Api { access, made: RefCell::new(None), url: RefCell::new(None) }
+        Api { access, client: RefCell::new(None), url: RefCell::new(None) }
     }
 
-    /// For people.
+    /// Returns the URL of the server or, before the first request, where it will come from.
     pub(super) fn describe(&self) -> String {
         match (&self.access.url, &self.access.kubeconfig, &*self.url.borrow()) {
             (_, _, Some(url)) => url.clone(),
@@ -132,125 +161,104 @@ impl Api {
         }
     }
 
-    /// What tells this cluster from others: its URL and its CA. `None` while credentials cannot be read.
+    /// Returns a text that differs between clusters: URL and CA. `None` while the credentials cannot be read.
     pub(super) async fn identity(&self) -> Option<String> {
         let config = self.config().await.ok()?;
         let ca = crc32fast::hash(&config.root_cert.unwrap_or_default().concat());
         Some(format!("kubernetes {} ca {ca:08x}", config.cluster_url))
     }
 
-    /// The next call makes a new client.
-    pub(super) fn forget(&self) {
-        *self.made.borrow_mut() = None;
+    /// Drops the client, so that the next request makes a new one.
+    pub(super) fn reset(&self) {
+        *self.client.borrow_mut() = None;
     }
 
-    async fn config(&self) -> Result<Config, String> {
-        let url = self.access.url.as_ref().map(|url| {
-            url.parse::<http::Uri>().map_err(|error| format!("--kube-api-url {url}: {error}: write https://HOST:PORT"))
-        });
-        let url = url.transpose()?;
+    async fn config(&self) -> Result<Config, ConfigError> {
+        let parse =
+            |url: &String| url.parse::<http::Uri>().map_err(|error| ConfigError::Url { url: url.clone(), error });
+        let url = self.access.url.as_ref().map(parse).transpose()?;
         let mut config = match (&self.access.kubeconfig, &url) {
-            (Some(file), _) => {
-                let named = |error| format!("--kubeconfig-file {}: {}", file.display(), chain(&error));
-                let read = Kubeconfig::read_from(file).map_err(named)?;
-                Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(named)?
+            (Some(path), _) => {
+                let failed = |error| ConfigError::Kubeconfig { path: path.clone(), error };
+                let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)?
             }
             (None, Some(url)) => Config::new(url.clone()),
-            (None, None) => Config::incluster_env().map_err(|error| {
-                format!("{}: outside of a pod give --kubeconfig-file or --kube-api-url", chain(&error))
-            })?,
+            (None, None) => Config::incluster_env().map_err(ConfigError::OutsideOfPod)?,
         };
         if let Some(url) = url {
             config.cluster_url = url;
         }
         config.connect_timeout = Some(CONNECT_LIMIT);
-        // Whoever calls waits in its own way.
+        // Every caller has its own back-off.
         config.default_retry = false;
         Ok(config)
     }
 
-    async fn client(&self) -> Result<Client, Fault> {
-        if let Some(client) = &*self.made.borrow() {
+    async fn client(&self) -> Result<Client, ApiError> {
+        if let Some(client) = &*self.client.borrow() {
             return Ok(client.clone());
         }
-        let config = self.config().await.map_err(Fault::Config)?;
+        let config = self.config().await?;
         *self.url.borrow_mut() = Some(config.cluster_url.to_string());
-        let client = Client::try_from(config).map_err(Fault::Kube)?;
-        *self.made.borrow_mut() = Some(client.clone());
+        let client = Client::try_from(config).map_err(ApiError::Kube)?;
+        *self.client.borrow_mut() = Some(client.clone());
         Ok(client)
     }
 
-    async fn limited<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Fault> {
-        let fault = match timeout(CALL_LIMIT, call).await {
+    async fn limited<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
+        let error = match timeout(CALL_LIMIT, call).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => Fault::Kube(error),
-            Err(_) => Fault::Silent,
+            Ok(Err(error)) => ApiError::Kube(error),
+            Err(_) => ApiError::NoAnswer,
         };
-        // What the server said no to needs no new connection, unless it is about who we are.
-        if fault.code() == 0 || fault.code() == 401 {
-            self.forget();
+        // A server that answered needs no new connection, unless it rejected the credentials.
+        if error.code() == 0 || error.code() == UNAUTHORIZED {
+            self.reset();
         }
-        Err(fault)
+        Err(error)
     }
 
     /// Reads an object.
-    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Fault> {
+    pub(super) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
         let client = self.client().await?;
         self.limited(client.request(request(Method::GET, path, Vec::new()))).await
     }
 
-    /// Patches an object; what it is then.
-    pub(super) async fn patch<T: DeserializeOwned>(&self, path: &str, patch: &Value) -> Result<T, Fault> {
+    /// Patches an object, and returns it as it is then.
+    pub(super) async fn patch<T: DeserializeOwned>(&self, path: &str, patch: &Value) -> Result<T, ApiError> {
         let client = self.client().await?;
         self.limited(client.request(request(Method::PATCH, path, patch.to_string().into_bytes()))).await
     }
 
-    /// Opens a body in Kubernetes' own encoding; `accept` as in [`proto`].
-    pub(super) async fn open(&self, path: &str, accept: &'static str) -> Result<Reader, Fault> {
+    /// Begins to read an answer whose body is large or has no end.
+    pub(super) async fn open(&self, path: &str) -> Result<Body, ApiError> {
         let client = self.client().await?;
-        let mut request = request(Method::GET, path, Vec::new()).map(Body::from);
-        request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accept));
-        let open = async {
-            let answer = client.send(request).await?;
-            let code = answer.status();
-            if code.is_success() {
-                return Ok(Reader::new(answer.into_body()));
-            }
-            Err(refusal(code.as_u16(), answer.into_body().collect().await?.to_bytes()))
-        };
-        self.limited(open).await
+        let body = self.limited(client.request_stream(request(Method::GET, path, Vec::new()))).await?;
+        Ok(Box::pin(body))
     }
 
-    /// The error for a call that failed.
-    pub(super) fn error(&self, what: &str, fault: Fault) -> Error {
-        if fault.code() == 404 {
+    /// Turns a failed request into the error of the store. `what` names the operation and the object.
+    pub(super) fn error(&self, what: &str, error: ApiError) -> Error {
+        if error.code() == NOT_FOUND {
             return Error::Missing(what.to_owned());
         }
         let what = format!("{what} from {}", self.describe());
-        if fault.refuses() {
-            return Error::Refused { what, source: Box::new(fault) };
+        if error.is_refusal() {
+            return Error::Refused { what, source: Box::new(error) };
         }
-        Error::Unavailable { what, source: Some(Box::new(fault)) }
+        Error::Unavailable { what, source: Some(Box::new(error)) }
     }
-}
-
-/// What a server refused, as [`proto`] or in the words of whoever stands before it.
-fn refusal(code: u16, body: Bytes) -> kube::Error {
-    let said = proto::object::<proto::Status>(body.clone()).unwrap_or_else(|_| proto::Status {
-        message: String::from_utf8_lossy(&body).trim().to_owned(),
-        ..proto::Status::default()
-    });
-    kube::Error::Api(Status::failure(&said.message, &said.reason).with_code(code).boxed())
 }
 
 fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
     let mut request = Request::new(body);
     if method == Method::PATCH {
-        let kind = http::HeaderValue::from_static("application/strategic-merge-patch+json");
-        request.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+        let kind = HeaderValue::from_static("application/strategic-merge-patch+json");
+        request.headers_mut().insert(header::CONTENT_TYPE, kind);
     }
     *request.method_mut() = method;
-    // Names of nodes are DNS names; whatever else stands there makes a path that does not exist.
+    // The name of a Node is a DNS name, which fits into a path. A NODE_NAME that does not leads to a path that does not exist.
     *request.uri_mut() = path.parse().unwrap_or_default();
     request
 }

@@ -13,31 +13,34 @@ use tokio::time::sleep;
 
 use crate::source::{Error, Event};
 
-/// How often the file is read: the kubelet renews a ConfigMap once a minute, by links that no inotify follows well.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often the file is read. The kubelet updates a ConfigMap by swapping symbolic links, which inotify does not follow well.
+const READ_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Keys about which subnets an agent takes: here others assign them, and flannel does not even check these.
+/// Keys that say which subnets an agent may choose. Kubernetes assigns the subnets, and flannel does not check these keys either.
 const IGNORED: [&str; 6] = ["SubnetLen", "SubnetMin", "SubnetMax", "IPv6SubnetLen", "IPv6SubnetMin", "IPv6SubnetMax"];
 
-/// The file, and what it said when it was last handed out.
+/// The file with net-conf.
 pub(super) struct Conf {
     path: PathBuf,
-    seen: RefCell<Option<String>>,
+    /// The text that was last returned or reported.
+    last: RefCell<Option<String>>,
 }
 
 impl Conf {
     pub(super) fn new(path: PathBuf) -> Conf {
-        Conf { path, seen: RefCell::new(None) }
+        Conf { path, last: RefCell::new(None) }
     }
 
-    fn look(&self) -> io::Result<String> {
+    /// Reads the file and removes the ignored keys.
+    fn read_file(&self) -> io::Result<String> {
         std::fs::read_to_string(&self.path).map(|text| without_ignored(&text).unwrap_or(text))
     }
 
+    /// Reads net-conf. It is then what [`Conf::follow`] compares with.
     pub(super) fn read(&self) -> Result<String, Error> {
-        match self.look() {
+        match self.read_file() {
             Ok(text) => {
-                *self.seen.borrow_mut() = Some(text.clone());
+                *self.last.borrow_mut() = Some(text.clone());
                 Ok(text)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -50,25 +53,25 @@ impl Conf {
         }
     }
 
-    /// Reports another text than the one handed out. Ends when nobody listens.
+    /// Reports every change of the text as [`Event::Config`]. Returns when nobody receives the events any more.
     pub(super) async fn follow(&self, out: &mpsc::Sender<Event>) {
         loop {
-            // Missing for a moment (links are swapped) or empty (half written): the old one holds.
-            if let Ok(text) = self.look()
+            // While it is replaced, the file may be missing or empty. The old text stays in force then.
+            if let Ok(text) = self.read_file()
                 && !text.trim().is_empty()
             {
-                let before = self.seen.borrow_mut().replace(text.clone());
-                let news = before.is_some_and(|before| before != text);
-                if news && out.send(Event::Config(text)).await.is_err() {
+                let before = self.last.borrow_mut().replace(text.clone());
+                let changed = before.is_some_and(|before| before != text);
+                if changed && out.send(Event::Config(text)).await.is_err() {
                     return;
                 }
             }
-            sleep(LOOK_EVERY).await;
+            sleep(READ_INTERVAL).await;
         }
     }
 }
 
-/// The same object without the ignored keys; `None` when there is nothing to leave out.
+/// Returns the object without the ignored keys; `None` if it has none of them or is not a JSON object.
 fn without_ignored(text: &str) -> Option<String> {
     let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).ok()?;
     let ignored = |name: &String| IGNORED.iter().any(|key| key.eq_ignore_ascii_case(name));
@@ -84,9 +87,9 @@ mod tests {
     use super::*;
     use crate::network::Network;
 
-    /// Paused time moves on by itself here: the file is read in the same thread.
+    /// The file is read on this thread, so the paused clock moves on by itself.
     #[tokio::test(start_paused = true)]
-    async fn another_text_is_told_once_and_a_half_written_file_never() {
+    async fn a_changed_text_is_reported_once_and_a_half_written_one_never() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("net-conf.json");
         let conf = Conf::new(file.clone());
@@ -94,27 +97,27 @@ mod tests {
         std::fs::write(&file, r#"{"Network":"10.5.0.0/16"}"#).unwrap();
         conf.read().unwrap();
         let (out, mut events) = mpsc::channel(8);
-        let quiet = sleep(LOOK_EVERY * 3);
+        let quiet = sleep(READ_INTERVAL * 3);
         tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = quiet => {} }
         std::fs::write(&file, "").unwrap();
-        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(LOOK_EVERY * 3) => {} }
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(READ_INTERVAL * 3) => {} }
         std::fs::remove_file(&file).unwrap();
-        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(LOOK_EVERY * 3) => {} }
-        assert!(events.try_recv().is_err(), "nothing to tell");
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(READ_INTERVAL * 3) => {} }
+        assert!(events.try_recv().is_err(), "an empty or missing file must not be reported");
         std::fs::write(&file, r#"{"Network":"10.6.0.0/16"}"#).unwrap();
-        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(LOOK_EVERY * 3) => {} }
+        tokio::select! { () = conf.follow(&out) => panic!("it ended"), () = sleep(READ_INTERVAL * 3) => {} }
         assert_eq!(events.try_recv(), Ok(Event::Config(r#"{"Network":"10.6.0.0/16"}"#.to_owned())));
-        assert!(events.try_recv().is_err(), "and only once");
+        assert!(events.try_recv().is_err(), "the new text must be reported once");
     }
 
     #[test]
-    fn keys_about_allocation_are_not_even_checked() {
+    fn keys_about_the_choice_of_a_subnet_are_removed() {
         let text = r#"{"Network":"10.244.0.0/16","subnetlen":99,"SubnetMin":"192.0.2.1","Backend":{"Type":"vxlan", "Port":1}}"#;
         assert!(Network::parse(text).is_err());
         let kept = without_ignored(text).unwrap();
         let network = Network::parse(&kept).unwrap();
         assert_eq!(&*network.backend, r#"{"Type":"vxlan", "Port":1}"#);
-        assert_eq!(without_ignored(&kept), None, "left as it is written");
+        assert_eq!(without_ignored(&kept), None, "a text without these keys must stay as it is");
         assert_eq!(without_ignored("no json"), None);
     }
 }

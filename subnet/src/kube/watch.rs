@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watch of all nodes: a list that becomes a watch on the same stream where the server can do that, else a list and
-//! then a watch; resumed where it broke, and begun anew when events may have been missed.
+//! The watch of all Nodes: a list, then its changes.
+//!
+//! Where the server can do that, the list is the beginning of the watch ("streaming list", `sendInitialEvents`). Otherwise a list
+//! in pages precedes the watch. A watch that ends is resumed at the last version that was seen. If that version is too old for the server, the list is read again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube::core::Status;
+use kube::core::WatchEvent;
+use kube::core::watch::Bookmark;
 use serde::de::IgnoredAny;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
@@ -14,47 +17,46 @@ use crate::lease::{Id, Record};
 use crate::retry::Trouble;
 use crate::source::{Event, random};
 
-use super::client::Fault;
+use super::client::{ApiError, GONE, UNAUTHORIZED};
 use super::node::Node;
-use super::proto::{self, Reader, WatchEvent};
-use super::{KubeStore, list, spread};
+use super::watch_stream::WatchStream;
+use super::{KubeStore, node_list, random_part};
 
-/// After this long without a line the server is asked for a word: a stopped one keeps its connections open. A large cluster
-/// is never silent so long, a small one does not mind.
+/// After this time without an event the server is asked for its version, because a stopped server keeps its connections open. In a large
+/// cluster events come more often.
 const IDLE: Duration = Duration::from_secs(15);
-/// Bookmarks come each minute: a stream that brings none is dead, whatever the server says elsewhere.
-const SILENT: Duration = Duration::from_secs(150);
-/// A streaming list whose end does not come: the server does not know what it was asked for.
+/// A watch without an event for so long is given up, even if the server answers other requests: a bookmark comes each minute.
+pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(150);
+/// A streaming list that takes longer is given up: the server does not know the parameters and will never send the last bookmark.
 const LIST_LIMIT: Duration = Duration::from_secs(60);
-/// A watch that ends sooner, having said nothing, was a failure.
+/// A watch that ends sooner without an error counts as a failure.
 const SHORT: Duration = Duration::from_secs(1);
-const WORD_EVERY: Duration = Duration::from_secs(5);
-/// The longest wait after a failure: thousands of agents must not keep a server down that comes back.
+/// The most frequent [`Event::Word`].
+const WORD_INTERVAL: Duration = Duration::from_secs(5);
+/// The longest back-off. With a shorter one, thousands of agents could keep a server down that is coming back.
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// A server that ends takes the watches of all nodes along: they come back spread over this.
-const AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// Every node of the cluster hears at once that its version is forgotten: lists begin spread over this.
+/// When a server ends, the watches of all nodes end at once. The agents come back within this time, at random.
+const RESUME_WITHIN: Duration = Duration::from_secs(1);
+/// When a server forgets a version, all agents learn it at once. They list again within this time, at random.
 const RELIST_WITHIN: Duration = Duration::from_secs(1);
-/// A server without streaming lists is asked for one again after this time: it may be a newer one by then, or its fault over.
-const PAGED_FOR: Duration = Duration::from_secs(600);
+/// A server without streaming lists is asked for one again after this time, because it may have been upgraded.
+const STREAMING_RETRY: Duration = Duration::from_secs(600);
 
-const UNAUTHORIZED: u16 = 401;
-const GONE: u16 = 410;
-/// Marks the bookmark behind the last node of a streaming list.
+/// The annotation of the bookmark behind the last Node of a streaming list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
-/// Why a stream ended.
+/// Why a session ended.
 enum End {
-    /// Nobody listens.
+    /// Nobody receives the events any more.
     Closed,
-    /// The server closes each watch after its time: go on where it ended.
+    /// The server closed the watch, as it does after some minutes. It can be resumed.
     Over,
-    /// The server has no streaming lists: ask in another way.
-    Paged,
-    /// Events may have been missed.
+    /// The server has no streaming lists.
+    NoStreaming,
+    /// The server has forgotten the version, so events may have been missed.
     Relist,
-    /// Try again.
-    Broken(&'static str, Fault),
+    /// A request failed; the text names it.
+    Failed(&'static str, ApiError),
 }
 
 /// See [`crate::source::Source::watch`].
@@ -62,256 +64,246 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
     let mut watch = Watch {
         store,
         out,
-        known: BTreeMap::new(),
-        at: None,
-        paged: None,
+        records: BTreeMap::new(),
+        version: None,
+        without_streaming: None,
         reset: false,
-        word: None,
-        verify: false,
-        trouble: Trouble::new(RETRY_MAX),
+        last_word: None,
+        check_history: false,
+        failures: Trouble::new(RETRY_MAX),
     };
     loop {
         let began = Instant::now();
-        let (what, fault) = match watch.session().await {
+        let (what, error) = match watch.session().await {
             End::Closed => return,
-            End::Paged => {
-                watch.paged = Some(Instant::now());
+            End::NoStreaming => {
+                watch.without_streaming = Some(Instant::now());
                 continue;
             }
             End::Over if began.elapsed() >= SHORT => {
-                sleep(spread(AGAIN_WITHIN)).await;
+                sleep(random_part(RESUME_WITHIN)).await;
                 continue;
             }
-            End::Over => ("watch nodes", Fault::Stream("the server closed the watch at once".to_owned())),
+            End::Over => (WATCH, ApiError::ClosedAtOnce),
             End::Relist => {
-                tracing::info!("the API server has forgotten our version of the nodes: listing again");
-                watch.at = None;
-                sleep(spread(RELIST_WITHIN)).await;
+                tracing::info!("the API server no longer has the version of the Nodes that we know: listing again");
+                watch.version = None;
+                sleep(random_part(RELIST_WITHIN)).await;
                 continue;
             }
-            End::Broken(what, fault) => (what, fault),
+            End::Failed(what, error) => (what, error),
         };
-        watch.verify = true;
-        sleep(spread(AGAIN_WITHIN)).await;
-        let error = store.api.error(what, fault);
-        if !watch.trouble.pause(&error, 1, out).await {
+        watch.check_history = true;
+        sleep(random_part(RESUME_WITHIN)).await;
+        let error = store.api.error(what, error);
+        if !watch.failures.pause(&error, 1, out).await {
             return;
         }
     }
 }
 
+/// The names of the requests in messages.
+const WATCH: &str = "watch nodes";
+const LIST: &str = "list nodes";
+
 struct Watch<'a> {
     store: &'a KubeStore,
     out: &'a mpsc::Sender<Event>,
-    /// What was reported.
-    known: BTreeMap<Id, Record>,
-    /// The version up to which everything was reported.
-    at: Option<String>,
-    /// When the server was seen to have no streaming lists.
-    paged: Option<Instant>,
-    /// The next list is another store's.
+    /// What was reported, so that a change of a Node that does not concern its lease is not.
+    records: BTreeMap<Id, Record>,
+    /// Everything up to this version was reported. `None` before the first list, and if a new one is needed.
+    version: Option<String>,
+    /// When the server was last seen to have no streaming lists.
+    without_streaming: Option<Instant>,
+    /// The next list is from another store than the one before.
     reset: bool,
-    word: Option<Instant>,
-    /// The connection broke: is this still the store that we know?
-    verify: bool,
-    trouble: Trouble,
+    /// When [`Event::Word`] was last sent.
+    last_word: Option<Instant>,
+    /// A request failed: check that the server still has the history that we know.
+    check_history: bool,
+    failures: Trouble,
 }
 
 impl Watch<'_> {
-    /// Lists are asked for as a stream, as far as we know.
-    fn streaming(&self) -> bool {
-        self.paged.is_none_or(|at| at.elapsed() >= PAGED_FOR)
+    fn may_stream(&self) -> bool {
+        self.without_streaming.is_none_or(|since| since.elapsed() >= STREAMING_RETRY)
     }
 
-    /// A store that was wiped or restored has a shorter history, or another Node of our name. A watch from a version that
-    /// is not there yet would be silent, not refused.
-    async fn verified(&mut self) -> Result<(), Fault> {
-        if self.verify {
-            let newest = self.at.clone().unwrap_or_else(|| self.store.newest());
-            let there = list::version(&self.store.api).await?;
-            let behind = matches!((there.parse::<u64>(), newest.parse::<u64>()), (Ok(there), Ok(ours)) if there < ours);
-            if behind || self.store.replaced().await? {
-                tracing::warn!("this is another store than before, or our Node was made again: listing anew");
-                self.store.forget();
-                (self.at, self.reset) = (None, true);
+    /// Finds out whether etcd was wiped or restored. It then has a shorter history than we know, or another Node with our name. A
+    /// server does not refuse to watch from a version that it has not reached, but sends nothing until then.
+    async fn ensure_same_history(&mut self) -> Result<(), ApiError> {
+        if self.check_history {
+            let known = self.version.clone().unwrap_or_else(|| self.store.own_version());
+            let current = node_list::current_version(&self.store.api).await?;
+            let shorter =
+                matches!((current.parse::<u64>(), known.parse::<u64>()), (Ok(current), Ok(known)) if current < known);
+            if shorter || self.store.own_node_replaced().await? {
+                tracing::warn!("etcd was restored, or our Node was deleted and created again: listing again");
+                self.store.forget_history();
+                (self.version, self.reset) = (None, true);
             }
-            self.verify = false;
+            self.check_history = false;
         }
         Ok(())
     }
 
+    /// Lists if necessary, and follows one watch to its end.
     async fn session(&mut self) -> End {
-        if let Err(fault) = self.verified().await {
-            return End::Broken("list nodes", fault);
+        if let Err(error) = self.ensure_same_history().await {
+            return End::Failed(LIST, error);
         }
-        if self.at.is_none()
-            && !self.streaming()
-            && let Err(end) = self.paged().await
+        if self.version.is_none()
+            && !self.may_stream()
+            && let Err(end) = self.list_in_pages().await
         {
             return end;
         }
+        // Agents that started together end their watches at different times.
         let seconds = 300 + random() % 300;
         let watch = format!("/api/v1/nodes?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}");
-        let path = match &self.at {
-            Some(at) => format!("{watch}&resourceVersion={at}"),
+        let path = match &self.version {
+            Some(version) => format!("{watch}&resourceVersion={version}"),
             None => {
-                let newest = self.store.newest();
-                let from = if newest.is_empty() { "0" } else { &newest };
-                format!("{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={from}")
+                let own = self.store.own_version();
+                let at_least = if own.is_empty() { "0" } else { &own };
+                format!("{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={at_least}")
             }
         };
-        match self.store.api.open(&path, proto::WATCH).await {
-            Ok(stream) => self.follow(stream).await,
-            Err(fault) => self.refused(fault),
+        match self.store.api.open(&path).await {
+            Ok(body) => self.follow(WatchStream::new(body)).await,
+            Err(error) => self.failed(error),
         }
     }
 
-    fn refused(&mut self, fault: Fault) -> End {
-        if fault.code() == GONE {
+    fn failed(&self, error: ApiError) -> End {
+        if error.code() == GONE {
             return End::Relist;
         }
-        // How servers say that they have no streaming lists: too old, switched off, or an etcd that is too old (500).
-        if self.at.is_none() && self.streaming() && matches!(fault.code(), 400 | 422 | 500) {
-            tracing::debug!(%fault, "no streaming lists here");
-            return End::Paged;
+        // So answers a server that is too old for streaming lists, has them switched off, or (500) whose etcd is too old for them.
+        if self.version.is_none() && self.may_stream() && matches!(error.code(), 400 | 422 | 500) {
+            tracing::debug!(%error, "the API server has no streaming lists");
+            return End::NoStreaming;
         }
-        End::Broken("watch nodes", fault)
+        End::Failed(WATCH, error)
     }
 
-    /// The whole list, in pages.
-    async fn paged(&mut self) -> Result<(), End> {
+    async fn list_in_pages(&mut self) -> Result<(), End> {
         let mut records = BTreeMap::new();
-        let from = self.store.newest();
         let store = self.store;
-        let take = |node: Node| {
-            if let Some(record) = store.judge(&node) {
+        let insert = |node: Node| {
+            if let Some(record) = store.record(&node) {
                 records.insert(record.id.clone(), record);
             }
         };
-        match list::all(&store.api, &from, take).await {
+        match node_list::all(&store.api, &store.own_version(), insert).await {
             Ok(version) => self.snapshot(records, version).await,
-            Err(fault) => Err(match self.refused(fault) {
-                End::Broken(_, fault) => End::Broken("list nodes", fault),
-                end => end,
-            }),
+            Err(error) if error.code() == GONE => Err(End::Relist),
+            Err(error) => Err(End::Failed(LIST, error)),
         }
     }
 
     async fn snapshot(&mut self, records: BTreeMap<Id, Record>, version: String) -> Result<(), End> {
         let all = records.values().cloned().collect();
-        self.known = records;
-        self.at = Some(version);
-        self.trouble.over();
+        self.records = records;
+        self.version = Some(version);
+        self.failures.over();
         let reset = std::mem::take(&mut self.reset);
         self.out.send(Event::Snapshot { records: all, reset }).await.map_err(|_| End::Closed)
     }
 
-    /// Tells that the server lives, but not with each of a thousand heartbeats.
-    async fn word(&mut self) -> Result<(), End> {
-        self.trouble.over();
-        if self.word.is_some_and(|at| at.elapsed() < WORD_EVERY) {
+    /// Reports that the server lives, but not with each of a thousand updates.
+    async fn server_lives(&mut self) -> Result<(), End> {
+        self.failures.over();
+        if self.last_word.is_some_and(|at| at.elapsed() < WORD_INTERVAL) {
             return Ok(());
         }
-        self.word = Some(Instant::now());
+        self.last_word = Some(Instant::now());
         self.out.send(Event::Word).await.map_err(|_| End::Closed)
     }
 
-    async fn follow(&mut self, mut stream: Reader) -> End {
-        let mut initial = self.at.is_none().then(BTreeMap::new);
-        let mut last = Instant::now();
-        let began = last;
+    async fn follow(&mut self, mut stream: WatchStream) -> End {
+        let mut list = self.version.is_none().then(BTreeMap::new);
+        let began = Instant::now();
+        let mut last_event = began;
         loop {
-            match timeout(IDLE, stream.event()).await {
-                Ok(Ok(None)) => {
-                    return if initial.is_some() { End::Broken("list nodes", cut_off()) } else { End::Over };
-                }
+            let handled = match timeout(IDLE, stream.next()).await {
+                Ok(Ok(None)) if list.is_some() => return End::Failed(LIST, ApiError::CutOff),
+                Ok(Ok(None)) => return End::Over,
                 Ok(Ok(Some(event))) => {
-                    last = Instant::now();
-                    if let Err(end) = self.event(event, &mut initial).await {
-                        return end;
-                    }
+                    last_event = Instant::now();
+                    self.event(event, &mut list).await
                 }
-                Ok(Err(garbled)) => return End::Broken("watch nodes", garbled.into()),
-                Err(_) if last.elapsed() >= SILENT => return End::Broken("watch nodes", silent()),
-                Err(_) => match self.store.api.get::<IgnoredAny>("/version").await {
-                    Ok(_) => {
-                        if let Err(end) = self.word().await {
-                            return end;
-                        }
-                    }
-                    // It lives: it is busy, or tells its version to nobody.
-                    Err(fault) if fault.code() != 0 && fault.code() != UNAUTHORIZED => {}
-                    Err(fault) => return End::Broken("watch nodes", fault),
-                },
+                Ok(Err(error)) => return End::Failed(WATCH, error),
+                Err(_) if last_event.elapsed() >= SILENCE_LIMIT => return End::Failed(WATCH, ApiError::NoBookmark),
+                Err(_) => self.ask_whether_it_lives().await,
+            };
+            if let Err(end) = handled {
+                return end;
             }
-            if initial.is_some() && began.elapsed() >= LIST_LIMIT {
-                tracing::debug!("the streaming list has no end: paged lists from now on");
-                return End::Paged;
+            if list.is_some() && began.elapsed() >= LIST_LIMIT {
+                tracing::debug!("the streaming list does not end: listing in pages from now on");
+                return End::NoStreaming;
             }
         }
     }
 
-    /// One event. While `initial` is there it belongs to the list.
-    async fn event(&mut self, event: WatchEvent, initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
-        let garbled = |garbled: proto::Garbled| End::Broken("watch nodes", garbled.into());
-        let deleted = match event.r#type.as_str() {
-            "ADDED" | "MODIFIED" => false,
-            "DELETED" => true,
-            "BOOKMARK" => return self.bookmark(event.object().map_err(garbled)?, initial).await,
-            _ => {
-                let proto::Status { message, reason, code } = event.object().map_err(garbled)?;
-                let status = Status::failure(&message, &reason).with_code(u16::try_from(code).unwrap_or(500));
-                return Err(self.refused(Fault::Kube(kube::Error::Api(status.boxed()))));
+    async fn ask_whether_it_lives(&mut self) -> Result<(), End> {
+        match self.store.api.get::<IgnoredAny>("/version").await {
+            Ok(_) => self.server_lives().await,
+            Err(error) if error.code() == 0 || error.code() == UNAUTHORIZED => Err(End::Failed(WATCH, error)),
+            // It is busy, or does not tell its version to everybody.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Handles one event. It belongs to `list` if that is there.
+    async fn event(&mut self, event: WatchEvent<Node>, list: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
+        let (node, record) = match event {
+            WatchEvent::Added(node) | WatchEvent::Modified(node) => {
+                let record = self.store.record(&node);
+                (node, record)
             }
+            WatchEvent::Deleted(node) => (node, None),
+            WatchEvent::Bookmark(bookmark) => return self.bookmark(bookmark, list).await,
+            WatchEvent::Error(status) => return Err(self.failed(ApiError::Kube(kube::Error::Api(status)))),
         };
-        let node = Node::from(event.object::<proto::Node>().map_err(garbled)?);
-        let record = if deleted { None } else { self.store.judge(&node) };
         let id = &node.metadata.name;
-        if let Some(records) = initial {
+        if let Some(list) = list {
             match record {
-                Some(record) => records.insert(id.clone(), record),
-                None => records.remove(id),
+                Some(record) => list.insert(id.clone(), record),
+                None => list.remove(id),
             };
             return Ok(());
         }
-        let change = match (record, self.known.get(id)) {
-            (Some(record), Some(old)) if record == *old => None,
-            (Some(record), _) => {
-                self.known.insert(id.clone(), record.clone());
-                Some(Ok(record))
-            }
-            (None, Some(_)) => {
-                self.known.remove(id);
-                Some(Err(id.clone()))
-            }
-            (None, None) => None,
-        };
-        if let Some(change) = change {
+        if let Some(change) = self.change(id, record) {
             self.out.send(Event::Changes(vec![change])).await.map_err(|_| End::Closed)?;
         }
-        self.at = Some(node.metadata.resource_version);
-        self.word().await
+        self.version = Some(node.metadata.resource_version);
+        self.server_lives().await
     }
 
-    async fn bookmark(&mut self, mark: proto::Node, initial: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
-        let metadata = mark.metadata.unwrap_or_default();
-        let ends = metadata.annotations().any(|mark| mark == (LIST_ENDS, "true"));
-        let version = metadata.resource_version;
-        match initial.take() {
-            Some(records) if ends => self.snapshot(records, version).await?,
-            Some(records) => *initial = Some(records),
-            None => self.at = Some(version),
+    /// Remembers what a Node says now, and returns what to report. `None` if nothing changed that concerns us.
+    fn change(&mut self, id: &Id, record: Option<Record>) -> Option<Result<Record, Id>> {
+        match (record, self.records.get(id)) {
+            (Some(record), Some(old)) if record == *old => None,
+            (Some(record), _) => {
+                self.records.insert(id.clone(), record.clone());
+                Some(Ok(record))
+            }
+            (None, _) => self.records.remove(id).map(|_| Err(id.clone())),
         }
-        self.word().await
     }
-}
 
-fn cut_off() -> Fault {
-    Fault::Stream("the answer was cut off".to_owned())
-}
-
-fn silent() -> Fault {
-    Fault::Stream(format!("not even a bookmark within {} s", SILENT.as_secs()))
+    async fn bookmark(&mut self, bookmark: Bookmark, list: &mut Option<BTreeMap<Id, Record>>) -> Result<(), End> {
+        let ends_list = bookmark.metadata.annotations.get(LIST_ENDS).is_some_and(|value| value == "true");
+        let version = bookmark.metadata.resource_version;
+        match list.take() {
+            Some(records) if ends_list => self.snapshot(records, version).await?,
+            Some(records) => *list = Some(records),
+            None => self.version = Some(version),
+        }
+        self.server_lives().await
+    }
 }
 
 #[cfg(test)]

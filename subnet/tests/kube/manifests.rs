@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! deploy/kube and deploy/helm: the API server accepts both, and with default values they are the same objects.
+//! deploy/kube and deploy/helm: the API server accepts both, and with default values they contain the same objects.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ fn deploy(name: &str) -> PathBuf {
 
 fn run(command: &mut Command, stdin: &str) -> Output {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Small enough for the pipe, or read while we write.
+    // This does not block: the text fits into the pipe, or the program reads while we write.
     child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
 }
@@ -28,18 +28,18 @@ fn text(out: Output) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// kubectl as the cluster's admin.
+/// Runs kubectl as the cluster's admin, and returns its output.
 pub fn kubectl(server: &Server, args: &str, stdin: &str) -> String {
     let mut kubectl = Command::new(binary("kubectl"));
     kubectl.env("KUBECONFIG", server.kubeconfig("admin")).env("HOME", "/nonexistent");
     text(run(kubectl.args(args.split(' ')), stdin))
 }
 
-/// The chart under these further arguments; its refusal, if it refuses.
+/// Renders the chart with these additional arguments. The error is helm's message.
 fn chart(args: &str) -> Result<String, String> {
     let mut helm = Command::new(binary("helm"));
     helm.env("HOME", "/nonexistent").args(["template", "flannel", "--namespace", "kube-flannel"]);
-    // A helm that is built without its Makefile takes 1.20 for granted.
+    // A helm that is built without its Makefile assumes Kubernetes 1.20.
     if !args.contains("--kube-version") {
         helm.args(["--kube-version", include_str!("../../../tools/kube-version").trim()]);
     }
@@ -52,8 +52,7 @@ fn rendered() -> String {
     text(run(kubectl.arg("kustomize").arg(deploy("kube")), ""))
 }
 
-/// What the server makes of objects in YAML, without keeping them: each under its kind and name. Namespaces are left out, for the
-/// chart has none.
+/// Returns objects in YAML as the server would store them, by kind and name. Namespaces are left out, because the chart has none.
 fn accepted(server: &Server, yaml: &str) -> Vec<(String, Value)> {
     let objects: Vec<&str> = yaml.split("\n---\n").filter(|one| !one.contains("\nkind: Namespace\n")).collect();
     let said = kubectl(server, "create --dry-run=server -o json -f -", &objects.join("\n---\n"));
@@ -63,7 +62,7 @@ fn accepted(server: &Server, yaml: &str) -> Vec<(String, Value)> {
     all
 }
 
-/// Without what differs from call to call, and with the JSON of the ConfigMap as JSON.
+/// Removes the fields that differ from call to call, and parses the JSON in a ConfigMap.
 fn plain(mut object: Value) -> (String, Value) {
     let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
     let metadata = object["metadata"].as_object_mut().unwrap();
@@ -76,7 +75,7 @@ fn plain(mut object: Value) -> (String, Value) {
     (name, object)
 }
 
-/// What the renderings are for the server that the tests share; then `kubectl apply -k deploy/kube`.
+/// Both renderings as the shared server accepts them before `kubectl apply -k deploy/kube`.
 struct Installed {
     kustomize: Vec<(String, Value)>,
     helm: Vec<(String, Value)>,
@@ -84,7 +83,7 @@ struct Installed {
 
 static INSTALLED: OnceCell<Installed> = OnceCell::const_new();
 
-/// The shared server, with what deploy/kube installs.
+/// Returns the shared server after deploy/kube was applied to it.
 pub async fn server() -> Arc<Server> {
     let server = Server::shared().await;
     installed(&server).await;
@@ -131,7 +130,7 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     let list = kubectl(&server, may, "");
     let mut rights: Vec<String> =
         list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    // What the server lets everybody do.
+    // Leave out what the server allows everybody.
     rights.retain(|line| !line.starts_with('[') && !line.starts_with("selfsubject"));
     rights.sort();
     assert_eq!(rights, ["nodes [] [] [get list watch]", "nodes/status [] [] [patch]"], "{list}");
@@ -144,7 +143,7 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));
 }
 
-/// The net-conf.json that a chart's values make.
+/// Returns net-conf.json from the chart with these values.
 async fn net_conf(args: &str) -> Value {
     let server = server().await;
     let yaml = chart(args).unwrap();
@@ -157,7 +156,7 @@ async fn net_conf(args: &str) -> Value {
 }
 
 #[tokio::test]
-async fn values_of_flannels_chart_become_net_conf() {
+async fn values_of_flannels_chart_are_in_net_conf() {
     for (args, wanted) in [
         ("", json!({"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}})),
         (
@@ -192,7 +191,7 @@ async fn values_of_flannels_chart_become_net_conf() {
 }
 
 #[tokio::test]
-async fn values_of_flannels_chart_shape_the_daemonset() {
+async fn values_of_flannels_chart_are_in_the_daemonset() {
     let server = server().await;
     let set = |args: &str| -> Value {
         let yaml = chart(args).unwrap();
@@ -217,7 +216,7 @@ async fn values_of_flannels_chart_shape_the_daemonset() {
 }
 
 #[test]
-fn what_weft_lacks_is_refused_by_the_chart() {
+fn the_chart_refuses_what_weft_does_not_have() {
     for (args, why) in [
         ("--set netpol.enabled=true", "weft brings no network policies"),
         ("--set flannel.backend=wireguard", "weft has vxlan, host-gw and ipip"),
@@ -233,7 +232,7 @@ fn what_weft_lacks_is_refused_by_the_chart() {
 }
 
 #[test]
-fn the_policy_is_left_out_where_the_server_has_none() {
+fn the_policy_is_left_out_for_servers_without_policies() {
     let policy = |args: &str| chart(args).unwrap().contains("ValidatingAdmissionPolicy");
     assert!(!policy("--kube-version 1.29.14") && !policy("--set policy.enabled=false"));
     assert!(policy("--kube-version 1.30.0"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Our own Node: what is written on it and what never is, whose it is, the condition.
+//! Our own Node: what is written to it and what is not, which Node it is, and the condition.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn version(node: &Value) -> &str {
     node["metadata"]["resourceVersion"].as_str().unwrap()
 }
 
-/// A claim of host-gw in both families.
+/// Returns a claim of host-gw in both families.
 pub fn dual(last: u8) -> Claim {
     let net = "fd00:12::/48".parse().unwrap();
     let mut network = network(24, "10.5.255.0");
@@ -49,24 +49,24 @@ async fn nothing_is_written_when_nothing_changed() {
 }
 
 #[tokio::test]
-async fn the_mac_comes_back_whatever_else_is_wrong() {
+async fn the_published_mac_is_found_although_other_values_are_wrong() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
     store.acquire(&claim(1)).await.unwrap();
     cluster.annotate(1, "public-ip", &json!("nonsense")).await;
     let own = store.own(&booted(1)).await.unwrap().unwrap();
-    assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "an annotation beside it cannot be read");
-    assert_eq!(store.acquire(&claim(1)).await.unwrap().attrs, attrs(1), "and is mended");
+    assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "another annotation cannot be read");
+    assert_eq!(store.acquire(&claim(1)).await.unwrap().attrs, attrs(1), "the other annotation must be correct again");
     let managed = cluster.annotation("kube-subnet-manager");
     let data = attrs(3).backend_data.unwrap();
     let annotations = json!({managed: "true", cluster.annotation("backend-data"): &*data});
     cluster.create_as(&cluster.node(3), &[], annotations).await;
     let own = cluster.store(3).own(&booted(3)).await.unwrap().unwrap();
-    assert_eq!(own.attrs.backend_data, Some(data), "no pod CIDR yet");
+    assert_eq!(own.attrs.backend_data, Some(data), "the Node has no pod CIDR yet");
 }
 
 #[tokio::test]
-async fn the_condition_is_flannels_and_written_once() {
+async fn the_condition_is_that_of_flannel_and_written_once() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
     store.health(None).await.unwrap();
@@ -87,13 +87,13 @@ async fn the_condition_is_flannels_and_written_once() {
     let condition = &node["status"]["conditions"][0];
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("WeftIsDown")));
     let since = condition["lastTransitionTime"].as_str().unwrap().to_owned();
-    // Times of the API are whole seconds.
+    // The API has times in whole seconds.
     sleep(Duration::from_millis(1100)).await;
     store.health(Some("no uplink")).await.unwrap();
     let node = cluster.read(1).await;
     let condition = &node["status"]["conditions"][0];
     assert_eq!((&condition["status"], &condition["message"]), (&json!("True"), &json!("no uplink")));
-    assert_eq!(condition["lastTransitionTime"], since.as_str(), "another message is no transition");
+    assert_eq!(condition["lastTransitionTime"], since.as_str(), "another message must not count as a transition");
     assert_ne!(condition["lastHeartbeatTime"], since.as_str());
     store.health(None).await.unwrap();
     let node = cluster.read(1).await;
@@ -101,7 +101,7 @@ async fn the_condition_is_flannels_and_written_once() {
     let mut options = cluster.options(Who::Node(cluster.node(2)), "weft");
     options.set_condition = false;
     KubeStore::new(options).unwrap().health(None).await.unwrap();
-    assert!(cluster.read(2).await["status"]["conditions"].is_null(), "unless told not to");
+    assert!(cluster.read(2).await["status"]["conditions"].is_null(), "the option must switch the condition off");
 }
 
 #[tokio::test]
@@ -122,12 +122,12 @@ async fn a_pod_cidr_is_waited_for() {
     let claim = claim(1);
     let (lease, ()) = tokio::join!(store.acquire(&claim), assign);
     assert_eq!(lease.unwrap().subnets.to_string(), "10.5.1.0/24");
-    // Polling would look again after 10 s at the earliest.
-    assert!(began.elapsed() < Duration::from_secs(10), "not by polling: {:?}", began.elapsed());
+    // Without the watch, the next read would be after 10 s.
+    assert!(began.elapsed() < Duration::from_secs(10), "the watch was not used: {:?}", began.elapsed());
 }
 
 #[tokio::test]
-async fn pod_cidrs_that_do_not_fit_are_named() {
+async fn pod_cidrs_outside_of_the_network_are_named() {
     let cluster = Cluster::new(Server::shared().await).await;
     cluster.create(1, &["10.99.1.0/24"]).await;
     let error = cluster.store(1).acquire(&claim(1)).await.unwrap_err();
@@ -136,7 +136,7 @@ async fn pod_cidrs_that_do_not_fit_are_named() {
     cluster.create(2, &["10.5.2.0/24"]).await;
     let error = cluster.store(2).acquire(&dual(2)).await.unwrap_err();
     assert!(error.to_string().contains("has no pod CIDR inside fd00:12::/48"), "{error}");
-    assert!(cluster.read(2).await["metadata"]["annotations"].is_null(), "nothing is published before it fits");
+    assert!(cluster.read(2).await["metadata"]["annotations"].is_null(), "annotations were published");
 }
 
 #[tokio::test]
@@ -147,12 +147,12 @@ async fn both_families_are_published() {
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24,fd00:12:0:1::/64");
     assert_eq!(lease.attrs, dual(1).attrs);
     let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
-    assert_eq!(lease.subnets.to_string(), "10.5.1.0/24", "only what net-conf enables");
+    assert_eq!(lease.subnets.to_string(), "10.5.1.0/24", "the lease must have only the family of net-conf");
     assert_eq!(lease.attrs, attrs(1));
 }
 
 #[tokio::test]
-async fn the_admin_overrides() {
+async fn addresses_of_an_admin_are_published() {
     let cluster = Cluster::shared().await;
     cluster.annotate(1, "node-public-ip", &json!("192.0.2.77")).await;
     cluster.annotate(1, "public-ip-overwrite", &json!("198.51.100.1")).await;
@@ -168,13 +168,13 @@ async fn the_admin_overrides() {
         cluster.annotation("node-public-ip"): "192.0.2.77",
         cluster.annotation("public-ip-overwrite"): "198.51.100.1",
     });
-    assert_eq!(cluster.read(1).await["metadata"]["annotations"], left, "what is the admin's stays");
+    assert_eq!(cluster.read(1).await["metadata"]["annotations"], left, "annotations of the admin must stay");
     cluster.annotate(1, "node-public-ip", &json!("eth0")).await;
     assert!(matches!(store.chosen().await, Err(Error::Invalid(text)) if text.contains("node-public-ip")));
 }
 
 #[tokio::test]
-async fn writes_of_others_are_no_obstacle() {
+async fn other_writers_of_the_node_do_not_prevent_a_lease() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
     let kubelet = async {
@@ -196,7 +196,7 @@ async fn writes_of_others_are_no_obstacle() {
 }
 
 #[tokio::test]
-async fn two_agents_with_one_name_are_stopped() {
+async fn two_agents_with_one_name_stop_writing() {
     let cluster = Cluster::shared().await;
     let (one, other) = (cluster.store(1), cluster.store(1));
     let lease = one.acquire(&claim(1)).await.unwrap();
@@ -207,7 +207,7 @@ async fn two_agents_with_one_name_are_stopped() {
             match store.retake(&lease.subnets, &lease.attrs, &attrs(last)).await {
                 Ok(_) => {}
                 Err(error) => {
-                    assert!(error.to_string().contains("is NODE_NAME given twice?"), "{error}");
+                    assert!(error.to_string().contains("do two agents have the same NODE_NAME?"), "{error}");
                     errors += 1;
                 }
             }
@@ -217,7 +217,7 @@ async fn two_agents_with_one_name_are_stopped() {
 }
 
 #[tokio::test]
-async fn the_pod_says_the_node() {
+async fn the_node_is_found_by_the_pod() {
     let cluster = Cluster::shared().await;
     let pod = json!({
         "metadata": {"name": cluster.name},
@@ -244,7 +244,7 @@ async fn refusals_name_the_remedy() {
     };
     let stranger = KubeStore::new(cluster.options(who(), "stranger")).unwrap();
     assert!(refused(stranger.list().await.unwrap_err()).contains("RBAC: nodes get, list, watch"));
-    // Nobody has answered, or only said that he does not know us: that may pass.
+    // Without an answer, or with rejected credentials, trying again may help.
     let cause = |error: Error| match error {
         Error::Unavailable { source: Some(cause), .. } => cause.to_string(),
         error => panic!("{error}"),
@@ -261,5 +261,8 @@ async fn refusals_name_the_remedy() {
     options.access.url = Some("https://127.0.0.1:1".into());
     options.access.kubeconfig = Some(cluster.server.kubeconfig("weft"));
     let elsewhere = KubeStore::new(options).unwrap();
-    assert!(cause(elsewhere.list().await.unwrap_err()).contains("refused"), "the URL counts more than the file");
+    assert!(
+        cause(elsewhere.list().await.unwrap_err()).contains("refused"),
+        "the URL must count more than the kubeconfig"
+    );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The admission policy of deploy/kube: with a node's token an agent can do its work, and nothing else.
+//! The admission policy of deploy/kube: with a node's token an agent can do its work and nothing else.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::server::{Cluster, Server};
 
 const PREFIX: &str = "flannel.alpha.coreos.com";
 
-/// A token of the agents' account; `bound`: what it is bound to, as kubectl's flags.
+/// Returns a token of the agents' account. `bound` is what it is bound to, as flags of kubectl.
 fn token(server: &Server, bound: &str) -> String {
     let line = format!("create token weft -n kube-flannel {bound}");
     kubectl(server, line.trim(), "").trim().to_owned()
@@ -27,7 +27,7 @@ fn of_node(server: &Server, name: &str) -> String {
     token(server, &format!("--bound-object-kind Node --bound-object-name {name}"))
 }
 
-/// A pod of the agents' account on a node, and the token that it would find in its volume.
+/// Creates a pod of the agents' account on a node, and returns the token that the pod would get.
 async fn of_pod_on(cluster: &Cluster, last: u8) -> String {
     let name = format!("{}-pod", cluster.node(last));
     let pod = json!({
@@ -47,7 +47,7 @@ async fn client(server: &Server, token: &str) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// A strategic merge patch of a node's status; the refusal's text, if it is refused.
+/// Applies a strategic merge patch to a node's status. The error is the server's message.
 async fn patch(client: &Client, name: &str, patch: &Value) -> Result<Value, String> {
     let request = Request::patch(format!("/api/v1/nodes/{name}/status"))
         .header("content-type", "application/strategic-merge-patch+json")
@@ -60,7 +60,7 @@ fn annotate(end: &str, value: &str) -> Value {
     json!({"metadata": {"annotations": {format!("{PREFIX}/{end}"): value}}})
 }
 
-/// Two nodes such as a kubelet makes them, on a server that has the policy in force.
+/// Returns a cluster with two Nodes as a kubelet creates them, on a server that enforces the policy.
 async fn cluster() -> Cluster {
     static IN_FORCE: OnceCell<()> = OnceCell::const_new();
     let cluster = Cluster::new(server().await).await;
@@ -74,7 +74,7 @@ async fn cluster() -> Cluster {
             "capacity": {"cpu": "2", "memory": "4Gi"},
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
             "conditions": [condition("Ready"), condition("MemoryPressure")],
-            // As many as a kubelet tells of: the policy must not run out of its budget.
+            // As many images as a kubelet reports, so that the test notices a policy that exceeds its cost limit.
             "images": (0..50).map(|n| json!({"names": [format!("r.test/a{n}@sha256:{n:064}"), format!("r.test/a{n}:1")]})).collect::<Vec<_>>(),
         }});
         patch(&client(&cluster.server, "admin").await, &cluster.node(last), &status).await.unwrap();
@@ -86,7 +86,7 @@ async fn cluster() -> Cluster {
             assert!(Instant::now() < until, "the server does not enforce the policy");
             sleep(Duration::from_millis(50)).await;
         }
-        // Only this account's agents write it: nobody minds.
+        // The admin may do that: the policy is about the agents' account.
         cluster.patch(1, &json!({"metadata": {"annotations": {format!("{PREFIX}/public-ip"): null}}})).await;
     };
     IN_FORCE.get_or_init(in_force).await;
@@ -99,7 +99,7 @@ async fn an_agent_writes_its_own_node_and_condition() {
     for (last, token) in [(1, of_node(&cluster.server, &cluster.node(1))), (2, of_pod_on(&cluster, 2).await)] {
         let client = client(&cluster.server, &token).await;
         let name = cluster.node(last);
-        // The last two are what a tunnel guard asks for.
+        // The last two are for the tunnel guard.
         for end in [
             "kube-subnet-manager",
             "backend-type",
@@ -165,12 +165,12 @@ async fn an_agent_changes_nothing_else() {
         let said = patch(&client, &name, &change).await.expect_err(&change.to_string());
         assert!(said.contains("weft-own-node") && said.contains(why), "{change}: {said}");
     }
-    // A node's agent may neither say for the admin where its tunnel packets come from nor make a node's own name for it.
+    // An agent may write neither the annotations of an admin nor names that only begin like its own.
     for end in ["tunnel-ip-x", "tunnel", "public-ipv6-overwrite", "node-public-ipv6"] {
         let said = patch(&client, &name, &annotate(end, "192.0.2.9")).await.expect_err(end);
         assert!(said.contains("weft-own-node") && said.contains(annotations), "{end}: {said}");
     }
-    // A subresource's patch of another part is no error for a server, but has no effect.
+    // The server ignores the parts of a patch that do not belong to the subresource.
     patch(&client, &name, &json!({"spec": {"unschedulable": true}})).await.unwrap();
     let after = cluster.read(1).await;
     for part in ["metadata", "spec", "status"] {
@@ -178,8 +178,8 @@ async fn an_agent_changes_nothing_else() {
     }
 }
 
-/// RBAC gives agents no way to the spec. Should a cluster's admin give them one, for example with a role for all service accounts, the policy
-/// still refuses: here the account has every right, and the token of its own node.
+/// RBAC does not let agents write the spec. If an admin allows it, for example with a role for all service accounts, the policy still
+/// refuses it. In this test the account has all rights and the token of its own node.
 #[tokio::test]
 async fn an_agent_with_more_rights_does_not_change_the_spec() {
     let cluster = cluster().await;
@@ -209,7 +209,7 @@ async fn an_agent_with_more_rights_does_not_change_the_spec() {
         assert!(said.contains("weft-own-node") && said.contains(why), "{change}: {said}");
     }
     assert_eq!(cluster.read(1).await, before);
-    // It is the policy that refuses, not the server: what is its own to say passes in the same way.
+    // The same requests succeed for the agent's own annotations, so it was the policy that refused.
     write("", &annotate("tunnel-ip", "192.0.2.1")).await.unwrap();
     write("/status", &annotate("tunnel-ip", "192.0.2.2")).await.unwrap();
     let annotations = cluster.read(1).await["metadata"]["annotations"].clone();
@@ -229,13 +229,13 @@ async fn an_agent_writes_no_other_node() {
             assert!(said.contains(mine), "{said}");
         }
     }
-    // Bound to nothing: not even one.
+    // A token that is not bound may write no Node.
     let free = client(&cluster.server, &token(&cluster.server, "")).await;
     let said = patch(&free, &cluster.node(1), &annotate("public-ip", "192.0.2.9")).await.expect_err("no node");
     assert!(said.contains(mine), "{said}");
 }
 
-/// A store as the agent of a node has it, with this token.
+/// Returns the store of a node's agent with this token.
 fn store(cluster: &Cluster, last: u8, token: &str, prefix: &str) -> (KubeStore, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let read = std::fs::read_to_string(cluster.server.kubeconfig("admin")).unwrap();
@@ -276,7 +276,7 @@ async fn the_store_does_all_its_work_under_the_policy() {
     own.release(&lease).await.unwrap();
     let after = cluster.read(1).await;
     for part in ["annotations", "labels", "finalizers"] {
-        assert_eq!(after["metadata"][part], before["metadata"][part], "only what is ours goes");
+        assert_eq!(after["metadata"][part], before["metadata"][part], "a release must remove only our annotations");
     }
     assert_eq!(after["spec"], before["spec"]);
     for (last, prefix, why) in [

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real API server with its etcd on loopback ports, no kubelet. Ends with the test process, however that ends, and leaves
-//! no file behind: a shell holds it and reads from a pipe of ours.
+//! A real API server with its etcd on loopback ports, without kubelets. A shell that reads from a pipe of ours is its parent. So it ends
+//! with the test process, however that ends, and leaves no files behind.
 
-// Each test program uses a part of it.
+// Each test program uses only a part of this module.
 #![allow(dead_code)]
 
 use std::fmt::Write as _;
@@ -43,7 +43,7 @@ done
 cd / && rm -rf "$DIR"
 "#;
 
-/// The server and what holds it.
+/// A server.
 pub struct Server {
     dir: PathBuf,
     port: u16,
@@ -57,7 +57,7 @@ struct Holder {
     answers: BufReader<ChildStdout>,
 }
 
-/// Below the ports that connections take for themselves: nobody has it a moment later.
+/// Returns a free port. It is below the ports that outgoing connections use, so it is still free a moment later.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -83,7 +83,7 @@ fn openssl(dir: &Path, command: &str) {
     assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// A CA, a certificate for 127.0.0.1 and the fabric of labs, the key of service accounts, and who may come in.
+/// Writes a CA, a certificate for 127.0.0.1 and the fabric of labs, the key of service accounts, and the tokens of the users.
 fn credentials(dir: &Path) {
     std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1,IP:192.168.77.1,IP:fd77::1\n").unwrap();
     let ec = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
@@ -96,7 +96,7 @@ fn credentials(dir: &Path) {
 }
 
 impl Server {
-    /// Starts one with these further flags; see [`Server::ready`]. Debian's etcd is one without streaming lists.
+    /// Starts a server with these additional flags, see [`Server::ready`]. With Debian's etcd (`old_etcd`) it has no streaming lists.
     fn start(flags: &str, old_etcd: bool) -> Server {
         let etcd_binary = if old_etcd { "etcd".into() } else { binary("etcd") };
         let dir = tempfile::Builder::new().prefix("weft-kube-").tempdir().unwrap().keep();
@@ -130,7 +130,7 @@ impl Server {
         Server { dir, port, etcd, holder: Mutex::new(holder) }
     }
 
-    /// The one that tests share; each has an annotation prefix of its own.
+    /// Returns the server that tests share. Each test has its own annotation prefix.
     pub async fn shared() -> Arc<Server> {
         static SHARED: OnceLock<Arc<Server>> = OnceLock::new();
         let server = SHARED.get_or_init(|| Arc::new(Server::start("", false))).clone();
@@ -138,21 +138,21 @@ impl Server {
         server
     }
 
-    /// One of this test alone.
+    /// Returns a server for one test.
     pub async fn private(flags: &str) -> Arc<Server> {
         let server = Arc::new(Server::start(flags, false));
         server.ready().await;
         server
     }
 
-    /// The same, with the etcd of Debian 12.
+    /// Returns a server for one test that uses the etcd of Debian 12.
     pub async fn with_old_etcd() -> Arc<Server> {
         let server = Arc::new(Server::start("", true));
         server.ready().await;
         server
     }
 
-    /// `stop`, `start`, `wipe` (which starts anew), `pause` or `go-on`.
+    /// Executes `stop`, `start`, `wipe` (which starts again with an empty etcd), `pause` or `go-on`.
     pub fn order(&self, word: &str) {
         let mut holder = self.holder.lock().unwrap();
         writeln!(holder.orders.as_mut().unwrap(), "{word}").unwrap();
@@ -161,12 +161,12 @@ impl Server {
         assert_eq!(answer, "done\n");
     }
 
-    /// On 127.0.0.1.
+    /// Returns the port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What signed its certificate.
+    /// Returns the file with the CA of its certificate.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.pem")
     }
@@ -175,7 +175,7 @@ impl Server {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// A kubeconfig for one of the tokens.
+    /// Writes a kubeconfig for one of the users.
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         let path = self.dir.join(format!("{user}.conf"));
         let text = json!({
@@ -184,7 +184,7 @@ impl Server {
             "clusters": [{"name": "c", "cluster": {"server": self.url(), "certificate-authority": "ca.pem"}}],
             "users": [{"name": "u", "user": {"token": user}}],
         });
-        // Others may be reading it.
+        // Another test may be reading the file.
         let mut aside = tempfile::NamedTempFile::new_in(&self.dir).unwrap();
         aside.write_all(text.to_string().as_bytes()).unwrap();
         aside.persist(&path).unwrap();
@@ -196,7 +196,7 @@ impl Server {
         Client::try_from(Config::from_custom_kubeconfig(read, &Default::default()).await.unwrap()).unwrap()
     }
 
-    /// Waits until it serves, and gives our agents their rights: no more than the ones they need.
+    /// Waits until the server answers, and gives our agents the rights that they need and no others.
     pub async fn ready(&self) {
         let client = self.admin().await;
         let until = Instant::now() + Duration::from_secs(120);
@@ -212,7 +212,7 @@ impl Server {
             {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
         ]);
-        // Not as in deploy/kube.
+        // Not the name in deploy/kube, whose objects other tests create.
         let name = json!({"name": "tests"});
         let role = json!({"metadata": name, "rules": rules});
         let binding = json!({
@@ -221,13 +221,12 @@ impl Server {
         });
         let path = "/apis/rbac.authorization.k8s.io/v1";
         for (kind, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
-            // There already, when another test was first.
+            // It exists if another test was first.
             let _ = call(&client, Method::POST, &format!("{path}/{kind}"), &object).await;
         }
     }
 
-    /// Replaces the server by one that remembers nothing: its history begins behind every version that anybody has seen,
-    /// and etcd has forgotten the ones before.
+    /// Restarts the server and compacts etcd, so that every version that a client knows has expired.
     pub async fn forget(&self) {
         self.order("stop");
         let url = format!("http://127.0.0.1:{}", self.etcd);
@@ -253,7 +252,7 @@ async fn call(client: &Client, method: Method, path: &str, body: &Value) -> Resu
     client.request(request.body(body.to_string().into_bytes()).unwrap()).await
 }
 
-/// A cluster of one test: nodes `NAME-1` to `NAME-9` with pod CIDRs `10.5.N.0/24`, seen under a prefix of its own.
+/// The cluster of one test: nodes `NAME-1` to `NAME-9` with pod CIDRs `10.5.N.0/24` and an annotation prefix of its own.
 pub struct Cluster {
     pub server: Arc<Server>,
     pub name: String,
@@ -269,7 +268,7 @@ impl Cluster {
         Cluster { server, name, conf: tempfile::tempdir().unwrap(), client }
     }
 
-    /// With nodes 1 and 2.
+    /// Returns a cluster with nodes 1 and 2 on the shared server.
     pub async fn shared() -> Cluster {
         let cluster = Cluster::new(Server::shared().await).await;
         for last in [1, 2] {
@@ -282,7 +281,7 @@ impl Cluster {
         format!("{}-{last}", self.name)
     }
 
-    /// The whole name of an annotation.
+    /// Returns the full name of an annotation.
     pub fn annotation(&self, end: &str) -> String {
         format!("{}.weft.test/{end}", self.name)
     }
@@ -322,7 +321,7 @@ impl Cluster {
         self.remove(&format!("/api/v1/nodes/{name}")).await;
     }
 
-    /// Any object, as the server then has it.
+    /// Creates any object, and returns it as the server has it.
     pub async fn post(&self, path: &str, object: &Value) -> Value {
         call(&self.client, Method::POST, path, object).await.unwrap()
     }
@@ -337,13 +336,13 @@ impl Cluster {
         call(&self.client, Method::GET, &path, &json!({})).await.unwrap()
     }
 
-    /// A merge patch of the node.
+    /// Applies a merge patch to a Node.
     pub async fn patch(&self, last: u8, patch: &Value) {
         let path = format!("/api/v1/nodes/{}", self.node(last));
         call(&self.client, Method::PATCH, &path, patch).await.unwrap();
     }
 
-    /// The same, where the server may refuse it.
+    /// Applies a merge patch that the server may refuse.
     pub async fn try_patch(&self, last: u8, patch: &Value) -> Result<Value, kube::Error> {
         call(&self.client, Method::PATCH, &format!("/api/v1/nodes/{}", self.node(last)), patch).await
     }

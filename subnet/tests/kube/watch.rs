@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watch: what is news and what is not, and an API server that goes away, comes back and has forgotten.
+//! The watch: which changes are reported, and an API server that goes away and comes back, also with another history.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::{Event, Source};
 
 use super::contract::{attrs, claim, next, watching};
-use super::door::Door;
 use super::own::dual;
+use super::relay::Relay;
 use super::server::{Cluster, Server};
 
 type Events = mpsc::Receiver<Event>;
@@ -20,7 +20,7 @@ type Events = mpsc::Receiver<Event>;
 async fn change(events: &mut Events) -> Result<Record, Id> {
     match next(events).await {
         Event::Changes(mut changes) if changes.len() == 1 => changes.remove(0),
-        event => panic!("one change, not {event:?}"),
+        event => panic!("expected one change, got {event:?}"),
     }
 }
 
@@ -31,11 +31,12 @@ async fn put(events: &mut Events) -> Lease {
 async fn snapshot(events: &mut Events) -> Vec<Record> {
     match next(events).await {
         Event::Snapshot { records, reset: false } => records,
-        event => panic!("a snapshot, not {event:?}"),
+        event => panic!("expected a snapshot, got {event:?}"),
     }
 }
 
-async fn trouble(events: &mut Events, limit: u64) -> String {
+/// Waits for the report of a failure.
+async fn failure(events: &mut Events, limit: u64) -> String {
     let wait = async {
         loop {
             if let Some(Event::Trouble(text)) = events.recv().await {
@@ -43,11 +44,11 @@ async fn trouble(events: &mut Events, limit: u64) -> String {
             }
         }
     };
-    timeout(Duration::from_secs(limit), wait).await.expect("trouble is said")
+    timeout(Duration::from_secs(limit), wait).await.expect("a failure must be reported")
 }
 
 #[tokio::test]
-async fn heartbeats_are_no_news() {
+async fn changes_that_do_not_concern_a_lease_are_not_reported() {
     let cluster = Cluster::shared().await;
     cluster.store(1).acquire(&claim(1)).await.unwrap();
     watching(&cluster.store(2), |mut events| async move {
@@ -59,13 +60,13 @@ async fn heartbeats_are_no_news() {
         cluster.annotate(1, "backend-data", &json!(r#"{"VNI":7}"#)).await;
         assert_eq!(put(&mut events).await.attrs.backend_data.as_deref(), Some(r#"{"VNI":7}"#));
         cluster.annotate(1, "kube-subnet-manager", &json!("false")).await;
-        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(1), "it takes part no more");
+        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(1), "the Node has no lease any more");
     })
     .await;
 }
 
 #[tokio::test]
-async fn one_family_alone_is_news() {
+async fn a_change_of_one_family_is_reported() {
     let cluster = Cluster::new(Server::shared().await).await;
     cluster.create(1, &["10.5.1.0/24", "fd00:12:0:1::/64"]).await;
     cluster.store(1).acquire(&dual(1)).await.unwrap();
@@ -80,7 +81,7 @@ async fn one_family_alone_is_news() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_made_again_is_followed() {
+async fn a_node_that_is_created_again_is_followed() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
     let lease = store.acquire(&claim(1)).await.unwrap();
@@ -102,7 +103,7 @@ async fn a_node_that_is_made_again_is_followed() {
 }
 
 #[tokio::test]
-async fn an_overwrite_is_taken_while_running() {
+async fn an_overwrite_is_applied_at_runtime() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
     let lease = store.acquire(&claim(1)).await.unwrap();
@@ -113,8 +114,8 @@ async fn an_overwrite_is_taken_while_running() {
             for (value, wanted) in [(json!("198.51.100.9"), [198, 51, 100, 9]), (json!(null), [192, 0, 2, 1])] {
                 cluster.annotate(1, "public-ip-overwrite", &value).await;
                 let asks = change(&mut events).await.unwrap().lease.unwrap_err();
-                assert!(asks.contains("to be published again"), "{asks}");
-                // What the agent does with a record of its own that it cannot read.
+                assert!(asks.contains("has to be published again"), "{asks}");
+                // The agent does this with an own record that it cannot read.
                 let lease = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
                 assert_eq!(lease.attrs.public_ip, Some(wanted.into()));
                 assert_eq!(put(&mut events).await, lease);
@@ -124,32 +125,32 @@ async fn an_overwrite_is_taken_while_running() {
     .await;
 }
 
-/// Everything that must hold of a server, whatever lists it has.
+/// Tests outages and expired versions, for servers with and without streaming lists.
 async fn lists_and_resumes(cluster: &Cluster) {
-    let mut door = Door::open_to(cluster).await;
-    let store = door.store(cluster, 1);
+    let mut relay = Relay::open_to(cluster).await;
+    let store = relay.store(cluster, 1);
     let first = store.acquire(&claim(1)).await.unwrap();
     cluster.store(2).acquire(&claim(2)).await.unwrap();
     watching(&store, |mut events| async move {
         let ids = |records: &[Record]| records.iter().map(|record| record.id.to_string()).collect::<Vec<_>>();
         assert_eq!(ids(&snapshot(&mut events).await), [cluster.node(1), cluster.node(2)]);
-        // The server remembers: what happened meanwhile is told as changes, in order, and no list is needed.
-        door.close().await;
-        trouble(&mut events, 20).await;
+        // The version has not expired: the changes in the meantime are reported in order, without a list.
+        relay.close().await;
+        failure(&mut events, 20).await;
         cluster.delete(2).await;
         cluster.create(3, &["10.5.3.0/24"]).await;
         let third = cluster.store(3).acquire(&claim(3)).await.unwrap();
-        door.open().await;
+        relay.open().await;
         assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(2));
         assert_eq!(put(&mut events).await, third);
-        // The server has forgotten (410): one list replaces what was known, and nothing is told before it.
-        door.close().await;
-        trouble(&mut events, 20).await;
+        // The version has expired (410): the next event is a snapshot.
+        relay.close().await;
+        failure(&mut events, 20).await;
         cluster.delete(3).await;
         cluster.create(2, &["10.5.2.0/24"]).await;
         let second = cluster.store(2).acquire(&claim(2)).await.unwrap();
         cluster.server.forget().await;
-        door.open().await;
+        relay.open().await;
         let records = snapshot(&mut events).await;
         assert_eq!(ids(&records), [cluster.node(1), cluster.node(2)]);
         assert_eq!(records.into_iter().map(|record| record.lease.unwrap()).collect::<Vec<_>>(), [first, second]);
@@ -157,7 +158,7 @@ async fn lists_and_resumes(cluster: &Cluster) {
         assert_eq!(
             change(&mut events).await.unwrap_err().as_ref(),
             cluster.node(2),
-            "the watch begins behind the list"
+            "the watch must begin where the list ends"
         );
     })
     .await;
@@ -179,7 +180,7 @@ async fn paged_lists_where_there_is_no_streaming() {
     lists_and_resumes(&cluster).await;
 }
 
-/// A server that answers from its cache gives all nodes at once, whatever was asked for: only one without a cache has pages.
+/// A server that answers from its watch cache sends all Nodes at once. Only one without a cache sends pages.
 #[tokio::test]
 async fn every_page_is_read() {
     let cluster = Cluster::new(Server::private("--feature-gates=WatchList=false --watch-cache=false").await).await;
@@ -200,7 +201,7 @@ async fn every_page_is_read() {
     watching(&cluster.store(1), |mut events| async move {
         assert_eq!(names(snapshot(&mut events).await), wanted);
         cluster.delete_as("n1101").await;
-        assert_eq!(change(&mut events).await, Err("n1101".into()), "the watch begins where the list ends");
+        assert_eq!(change(&mut events).await, Err("n1101".into()), "the watch must begin where the list ends");
     })
     .await;
 }
@@ -219,7 +220,7 @@ async fn paged_lists_where_etcd_is_too_old() {
 }
 
 #[tokio::test]
-async fn a_wiped_store_is_another_one() {
+async fn a_wiped_etcd_is_noticed() {
     let cluster = Cluster::new(Server::private("").await).await;
     cluster.create(1, &["10.5.1.0/24"]).await;
     let store = cluster.store(1);
@@ -231,7 +232,7 @@ async fn a_wiped_store_is_another_one() {
         let (store, cluster) = (&store, &cluster);
         async move {
             snapshot(&mut events).await;
-            // The last version that the watch knows must be one that the new store has not reached.
+            // The new etcd must not have reached the last version that the watch knows.
             cluster.annotate(1, "backend-data", &json!(r#"{"VNI":7}"#)).await;
             put(&mut events).await;
             cluster.server.order("wipe");
@@ -257,7 +258,7 @@ async fn a_wiped_store_is_another_one() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_silent_is_noticed() {
+async fn a_server_that_hangs_is_noticed() {
     let cluster = Cluster::new(Server::private("").await).await;
     cluster.create(1, &["10.5.1.0/24"]).await;
     let store = cluster.store(1);
@@ -266,7 +267,7 @@ async fn a_server_that_is_silent_is_noticed() {
         async move {
             snapshot(&mut events).await;
             cluster.server.order("pause");
-            let text = trouble(&mut events, 60).await;
+            let text = failure(&mut events, 60).await;
             assert!(text.contains(&cluster.server.url()), "{text}");
             cluster.server.order("go-on");
             let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();

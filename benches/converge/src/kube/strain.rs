@@ -17,7 +17,7 @@ pub(super) const LISTED: &str = "memory, peak of a list read again";
 pub(super) const ATTACKED: &str = "memory, peak under attack";
 pub(super) const STARTED: &str = "memory, peak of a start after the attack";
 /// What the agent logs when the server has forgotten the version that the agent knows.
-const FORGOTTEN: &str = "the API server has forgotten our version of the nodes";
+const FORGOTTEN: &str = "the API server no longer has the version of the Nodes that we know";
 /// Updates of one Node object of each kind.
 const UPDATES: usize = 150;
 /// Bytes of one annotation; the server takes 256 KiB for all annotations of an object.

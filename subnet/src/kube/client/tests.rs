@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which failures are refusals, which pass, and when a client is made anew.
+//! Which errors are refusals, which may pass, and when a new client is made.
 
 use super::super::fake::{Clock, Fake, FakeNode};
 use crate::source::{Error, Source};
 
 #[tokio::test]
-async fn a_refusal_is_told_from_a_failure_that_passes() {
+async fn refusals_and_failures_that_may_pass_are_different_errors() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     for (code, wanted, words) in [
@@ -20,7 +20,7 @@ async fn a_refusal_is_told_from_a_failure_that_passes() {
         (500, "away", ""),
         (503, "away", ""),
     ] {
-        let (listed, ()) = tokio::join!(store.list(), async { fake.asked().await.refuse(code, "a reason").await });
+        let (listed, ()) = tokio::join!(store.list(), async { fake.request().await.refuse(code, "a reason").await });
         let (kind, text) = match listed.unwrap_err() {
             Error::Refused { source, .. } => ("refused", source.to_string()),
             Error::Unavailable { source: Some(source), .. } => ("away", source.to_string()),
@@ -43,7 +43,7 @@ async fn the_refusal_of_a_policy_names_its_own_remedy() {
         ("admission webhook denied it", "an admission policy of the cluster"),
     ] {
         for code in [403, 422] {
-            let (listed, ()) = tokio::join!(store.list(), async { fake.asked().await.refuse(code, reason).await });
+            let (listed, ()) = tokio::join!(store.list(), async { fake.request().await.refuse(code, reason).await });
             match listed.unwrap_err() {
                 Error::Refused { source, .. } => assert!(source.to_string().contains(words), "{source}"),
                 error => panic!("{error}"),
@@ -53,38 +53,38 @@ async fn the_refusal_of_a_policy_names_its_own_remedy() {
 }
 
 #[tokio::test]
-async fn credentials_are_read_anew_after_a_failure() {
+async fn credentials_are_read_again_after_a_failure() {
     let (mut old, mut new) = (Fake::start().await, Fake::start().await);
     let store = old.store();
-    let (listed, ()) = tokio::join!(store.list(), async { old.asked().await.page(5, "", &[]).await });
+    let (listed, ()) = tokio::join!(store.list(), async { old.request().await.page(5, "", &[]).await });
     listed.unwrap();
     std::fs::copy(new.kubeconfig(), old.kubeconfig()).unwrap();
-    // While the server answers, there is no need to.
-    let (listed, ()) = tokio::join!(store.list(), async { old.asked().await.refuse(403, "no").await });
+    // After an answer, the files are not read again. A rejected credential is an exception.
+    let (listed, ()) = tokio::join!(store.list(), async { old.request().await.refuse(403, "no").await });
     listed.unwrap_err();
-    let (listed, ()) = tokio::join!(store.list(), async { old.asked().await.refuse(401, "who?").await });
+    let (listed, ()) = tokio::join!(store.list(), async { old.request().await.refuse(401, "who?").await });
     listed.unwrap_err();
     let nodes = [FakeNode::new(2, 5)];
-    let (listed, ()) = tokio::join!(store.list(), async { new.asked().await.page(5, "", &nodes).await });
-    assert_eq!(listed.unwrap().len(), 1, "the new server");
+    let (listed, ()) = tokio::join!(store.list(), async { new.request().await.page(5, "", &nodes).await });
+    assert_eq!(listed.unwrap().len(), 1, "the list must come from the new server");
     new.close().await;
     std::fs::copy(Fake::start().await.kubeconfig(), old.kubeconfig()).unwrap();
     store.list().await.unwrap_err();
     let mut third = Fake::start().await;
     std::fs::copy(third.kubeconfig(), old.kubeconfig()).unwrap();
-    let (listed, ()) = tokio::join!(store.list(), async { third.asked().await.page(5, "", &nodes).await });
-    assert_eq!(listed.unwrap().len(), 1, "nobody answered at the old place");
+    let (listed, ()) = tokio::join!(store.list(), async { third.request().await.page(5, "", &nodes).await });
+    assert_eq!(listed.unwrap().len(), 1, "the list must come from the third server");
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_not_waited_for() {
+async fn a_server_that_does_not_answer_leads_to_an_error() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let clock = Clock::stop();
     let silent = async {
-        let asked = fake.asked().await;
+        let request = fake.request().await;
         std::future::pending::<()>().await;
-        drop(asked);
+        drop(request);
     };
     let error = tokio::select! {
         listed = clock.until(store.list()) => listed.unwrap_err(),

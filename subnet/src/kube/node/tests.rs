@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is read of a Node, and what is said of one that cannot be believed.
+//! What is read of a Node, and the errors for values that cannot be read.
 
 use super::*;
 
@@ -42,11 +42,14 @@ fn a_node_is_a_lease() {
         ..Attrs::default()
     };
     assert_eq!(lease.attrs, attrs);
-    assert!(node.record(&Prefix::new("other.org").unwrap()).is_none(), "another prefix is another network");
+    assert!(
+        node.record(&Prefix::new("other.org").unwrap()).is_none(),
+        "annotations with another prefix belong to another network"
+    );
 }
 
 #[test]
-fn only_what_is_ours_is_held() {
+fn other_annotations_are_not_kept() {
     let annotations = format!(r#""a/b":"{}",{}"#, "x".repeat(10_000), ours(&[("public-ip", "192.0.2.1")]));
     assert_eq!(node(&annotations, "").metadata.annotations.0.len(), 1);
     let bare: Node = serde_json::from_str(r#"{"metadata":{"name":"n","annotations":null}}"#).unwrap();
@@ -54,7 +57,7 @@ fn only_what_is_ours_is_held() {
 }
 
 #[test]
-fn annotations_larger_than_any_lease_are_set_aside() {
+fn annotations_larger_than_any_lease_are_refused() {
     let managed = ("kube-subnet-manager", "true");
     let huge = "x".repeat(200_000);
     for end in ["backend-type", "backend-data", "public-ip", "tunnel-ipv6"] {
@@ -63,29 +66,33 @@ fn annotations_larger_than_any_lease_are_set_aside() {
         let wanted = "node n1: annotations flannel.alpha.coreos.com/* are larger than 4096 bytes together";
         assert_eq!(reason, wanted, "{end}");
     }
-    // What is not a peer's to say is not counted, and still cut where it is quoted.
+    // An annotation that is not part of a lease does not count. A message quotes only its beginning.
     let node = node(&ours(&[managed, ("node-public-ip", &huge)]), r#""podCIDR":"10.5.1.0/24""#);
     assert!(node.record(&prefix()).unwrap().lease.is_ok());
-    assert!(node.chosen(&prefix()).unwrap_err().len() < 300);
+    assert!(node.chosen(&prefix()).unwrap_err().to_string().len() < 300);
 }
 
 #[test]
-fn what_cannot_be_believed_is_named() {
+fn values_that_cannot_be_read_are_named() {
     let managed = ("kube-subnet-manager", "true");
     let cidr = r#""podCIDR":"10.5.1.0/24""#;
     type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
     let table: [Row; 7] = [
         (&[managed], "", "node n1 has no pod CIDR yet"),
-        (&[managed], r#""podCIDR":"10.5.1.0""#, "node n1: pod CIDR 10.5.1.0 is no network"),
+        (&[managed], r#""podCIDR":"10.5.1.0""#, "node n1: pod CIDR 10.5.1.0 is not a network"),
         (
             &[managed],
             r#""podCIDRs":["10.5.1.0/24","10.5.2.0/24"]"#,
             "node n1 has several pod CIDRs of one family: 10.5.1.0/24, 10.5.2.0/24",
         ),
         (&[managed, ("public-ip", "fd00::1")], cidr, "annotation flannel.alpha.coreos.com/public-ip = \"fd00::1\""),
-        (&[managed, ("public-ipv6", "x")], cidr, "flannel.alpha.coreos.com/public-ipv6 = \"x\" is no such address"),
-        (&[managed, ("backend-data", "{")], cidr, "flannel.alpha.coreos.com/backend-data = \"{\" is no JSON"),
-        (&[managed, ("backend-v6-data", "x")], cidr, "backend-v6-data = \"x\" is no JSON"),
+        (
+            &[managed, ("public-ipv6", "x")],
+            cidr,
+            "flannel.alpha.coreos.com/public-ipv6 = \"x\" is not an address of its family",
+        ),
+        (&[managed, ("backend-data", "{")], cidr, "flannel.alpha.coreos.com/backend-data = \"{\" is not JSON"),
+        (&[managed, ("backend-v6-data", "x")], cidr, "backend-v6-data = \"x\" is not JSON"),
     ];
     for (annotations, spec, wanted) in table {
         let record = node(&ours(annotations), spec).record(&prefix()).unwrap();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watch of a server that restarts, forgets, falls silent or lies: what is asked next, and what the agent is told.
+//! The watch of a server that restarts, forgets versions, stops answering or answers wrongly: which request follows, and which events
+//! the agent gets.
 
 use super::super::fake::{Clock, Fake, FakeNode, LIMIT};
 use super::*;
@@ -15,7 +16,7 @@ async fn watching<F: Future<Output = ()>>(store: &KubeStore, body: impl FnOnce(E
     }
 }
 
-/// The next event that is no sign of life.
+/// Returns the next event other than [`Event::Word`].
 async fn next(events: &mut Events) -> Event {
     loop {
         match timeout(LIMIT, events.recv()).await.expect("an event").expect("the watch runs") {
@@ -29,69 +30,74 @@ fn ids<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<String> {
     records.into_iter().map(|record| record.id.to_string()).collect()
 }
 
-/// The names in the next event, which must be a snapshot.
+/// Returns the names in the next event, which must be a snapshot.
 async fn snapshot(events: &mut Events, wanted_reset: bool) -> Vec<String> {
     match next(events).await {
         Event::Snapshot { records, reset } if reset == wanted_reset => ids(&records),
-        event => panic!("a snapshot with reset {wanted_reset}, not {event:?}"),
+        event => panic!("expected a snapshot with reset {wanted_reset}, got {event:?}"),
     }
 }
 
-/// The next event, which must be one change.
+/// Returns the next event, which must be one change.
 async fn change(events: &mut Events) -> Result<Record, Id> {
     match next(events).await {
         Event::Changes(mut changes) if changes.len() == 1 => changes.remove(0),
-        event => panic!("one change, not {event:?}"),
+        event => panic!("expected one change, got {event:?}"),
     }
 }
 
-async fn trouble(events: &mut Events, words: &str) {
+/// Waits for the report of a failure with these words.
+async fn failure(events: &mut Events, words: &str) {
     match next(events).await {
         Event::Trouble(text) => assert!(text.contains(words), "{text}"),
-        event => panic!("trouble with {words:?}, not {event:?}"),
+        event => panic!("expected a failure with {words:?}, got {event:?}"),
     }
 }
 
-/// Nothing more was said, signs of life apart.
-fn silent(events: &mut Events) {
+/// Checks that there was no event other than [`Event::Word`].
+fn assert_no_event(events: &mut Events) {
     while let Ok(event) = events.try_recv() {
         assert_eq!(event, Event::Word);
     }
 }
 
 #[tokio::test]
-async fn a_forgotten_version_in_a_watch_leads_to_a_new_list_that_removes_nobody() {
+async fn a_version_that_expires_during_a_watch_leads_to_a_new_list() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let mut stream = fake.list(10, &[FakeNode::new(2, 5), FakeNode::new(3, 6), FakeNode::new(4, 7)]).await;
         assert_eq!(snapshot(&mut events, false).await, ["n2", "n3", "n4"]);
         stream.error(410, "Expired").await;
-        // Half a list removes nobody.
+        // A list that is cut off removes no lease.
         let mut stream = fake.watch(None).await;
         stream.event("ADDED", &FakeNode::new(2, 5)).await;
         drop(stream);
-        trouble(&mut events, "the answer was cut off").await;
-        fake.verifies(90).await;
+        failure(&mut events, "the answer was cut off").await;
+        fake.history_check(90).await;
         let _stream = fake.list(90, &[FakeNode::new(2, 5), FakeNode::new(3, 80)]).await;
-        assert_eq!(snapshot(&mut events, false).await, ["n2", "n3"], "n4 was deleted while nobody watched");
+        assert_eq!(snapshot(&mut events, false).await, ["n2", "n3"], "n4 was deleted while there was no watch");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_forgotten_version_that_is_refused_leads_to_a_new_list() {
+async fn an_expired_version_leads_to_a_new_list() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let mut stream = fake.list(10, &[FakeNode::new(2, 5)]).await;
         assert_eq!(snapshot(&mut events, false).await, ["n2"]);
         stream.half_an_event().await;
         drop(stream);
-        trouble(&mut events, "cut off").await;
-        fake.verifies(90).await;
+        failure(&mut events, "cut off").await;
+        fake.history_check(90).await;
         fake.expect("GET", "/api/v1/nodes?watch=true").await.refuse(410, "Expired").await;
         let mut stream = fake.list(90, &[FakeNode::new(2, 5), FakeNode::new(3, 80)]).await;
-        assert_eq!(snapshot(&mut events, false).await, ["n2", "n3"], "and 410 is no trouble of the store");
-        // What the list said is what later events are compared with.
+        assert_eq!(
+            snapshot(&mut events, false).await,
+            ["n2", "n3"],
+            "an expired version must not be reported as a failure"
+        );
+        // Later events are compared with the list.
         stream.event("MODIFIED", &FakeNode::new(3, 91)).await;
         stream.event("DELETED", &FakeNode::new(7, 92)).await;
         for version in [93, 94] {
@@ -99,7 +105,11 @@ async fn a_forgotten_version_that_is_refused_leads_to_a_new_list() {
         }
         assert_eq!(change(&mut events).await.unwrap_err().as_ref(), "n3");
         stream.event("ADDED", &FakeNode::new(3, 95)).await;
-        assert_eq!(change(&mut events).await.unwrap().id.as_ref(), "n3", "a lease goes once");
+        assert_eq!(
+            change(&mut events).await.unwrap().id.as_ref(),
+            "n3",
+            "the second deletion of n3 must not be reported"
+        );
     })
     .await;
 }
@@ -110,17 +120,17 @@ async fn a_watch_goes_on_from_the_last_bookmark_or_event() {
     watching(&fake.store(), |mut events| async move {
         let mut stream = fake.list(10, &[FakeNode::new(2, 5)]).await;
         assert_eq!(snapshot(&mut events, false).await, ["n2"]);
-        // Hours in which no Node changes: other objects move the version on.
+        // The version grows with every object of the cluster, also while no Node changes.
         stream.bookmark(500).await;
         sleep(SHORT).await;
         drop(stream);
         let mut stream = fake.watch(Some(500)).await;
-        // Heartbeats are no news, but move the version on, too.
+        // An update that does not concern the lease is not reported, but its version counts.
         stream.event("MODIFIED", &FakeNode::new(2, 600)).await;
         sleep(SHORT).await;
         drop(stream);
         let mut stream = fake.watch(Some(600)).await;
-        silent(&mut events);
+        assert_no_event(&mut events);
         stream.event("ADDED", &FakeNode::new(3, 601)).await;
         assert_eq!(change(&mut events).await.unwrap().id.as_ref(), "n3");
     })
@@ -128,7 +138,7 @@ async fn a_watch_goes_on_from_the_last_bookmark_or_event() {
 }
 
 #[tokio::test]
-async fn only_the_marked_bookmark_ends_a_list() {
+async fn only_a_bookmark_with_the_annotation_ends_a_list() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let mut stream = fake.watch(None).await;
@@ -140,13 +150,13 @@ async fn only_the_marked_bookmark_ends_a_list() {
         stream.event("MODIFIED", &FakeNode::bare(3, 10)).await;
         stream.event("ADDED", &FakeNode::new(5, 11)).await;
         stream.list_ends(11).await;
-        assert_eq!(snapshot(&mut events, false).await, ["n2", "n5"], "n4 was deleted, n3 takes no part any more");
+        assert_eq!(snapshot(&mut events, false).await, ["n2", "n5"], "n4 was deleted, and n3 has no lease any more");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_list_is_not_older_than_what_was_written() {
+async fn a_list_is_at_least_as_new_as_our_node() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let read = async {
@@ -156,20 +166,20 @@ async fn a_list_is_not_older_than_what_was_written() {
     let (own, ()) = tokio::join!(store.find_own(), read);
     assert_eq!(own.unwrap().unwrap().id.as_ref(), "n1");
     watching(&store, |events| async move {
-        let asked = fake.asked().await;
-        let said = [asked.query("resourceVersion"), asked.query("resourceVersionMatch")];
-        assert_eq!(said, [Some("77"), Some("NotOlderThan")]);
-        asked.refuse(400, "no streaming lists").await;
-        let asked = fake.expect("GET", "/api/v1/nodes?limit=500&").await;
-        let said = [asked.query("resourceVersion"), asked.query("resourceVersionMatch")];
-        assert_eq!(said, [Some("77"), Some("NotOlderThan")]);
+        let request = fake.request().await;
+        let parameters = [request.query("resourceVersion"), request.query("resourceVersionMatch")];
+        assert_eq!(parameters, [Some("77"), Some("NotOlderThan")]);
+        request.refuse(400, "no streaming lists").await;
+        let request = fake.expect("GET", "/api/v1/nodes?limit=500&").await;
+        let parameters = [request.query("resourceVersion"), request.query("resourceVersionMatch")];
+        assert_eq!(parameters, [Some("77"), Some("NotOlderThan")]);
         drop(events);
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_server_without_streaming_lists_is_asked_for_pages_and_later_again() {
+async fn a_server_without_streaming_lists_is_asked_for_pages_and_later_for_a_stream_again() {
     for code in [400, 422, 500] {
         let mut fake = Fake::start().await;
         watching(&fake.store(), |mut events| async move {
@@ -180,20 +190,20 @@ async fn a_server_without_streaming_lists_is_asked_for_pages_and_later_again() {
             assert_eq!(snapshot(&mut events, false).await, ["n2", "n3"]);
             let mut stream = fake.watch(Some(10)).await;
             stream.error(410, "Expired").await;
-            // The next list may be forgotten on its second page: again, and no trouble.
+            // If the version expires on the second page, the list begins again. That is not reported as a failure.
             fake.expect("GET", "/api/v1/nodes?limit=500&resourceVersion=0&").await.page(20, "more", &first).await;
             fake.expect("GET", "/api/v1/nodes?limit=500&continue=more").await.refuse(410, "Expired").await;
             fake.expect("GET", "/api/v1/nodes?limit=500&resourceVersion=0&").await.page(30, "", &second).await;
             assert_eq!(snapshot(&mut events, false).await, ["n3"]);
             let _stream = fake.watch(Some(30)).await;
             if code == 400 {
-                // It may be a newer server ten minutes later. After so long a silence the store is asked for its version first.
+                // Ten minutes later it may be a newer server. The silence was so long that the history is checked first.
                 let clock = Clock::stop();
-                clock.jump(PAGED_FOR).await;
-                clock.until(fake.verifies(30)).await;
+                clock.jump(STREAMING_RETRY).await;
+                clock.until(fake.history_check(30)).await;
                 clock.until(fake.expect("GET", "/api/v1/nodes?watch=true")).await.refuse(410, "Expired").await;
-                let asked = clock.until(fake.asked()).await;
-                assert_eq!(asked.query("sendInitialEvents"), Some("true"), "{}", asked.path);
+                let request = clock.until(fake.request()).await;
+                assert_eq!(request.query("sendInitialEvents"), Some("true"), "{}", request.path);
             }
         })
         .await;
@@ -201,13 +211,13 @@ async fn a_server_without_streaming_lists_is_asked_for_pages_and_later_again() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_about_rights_is_no_lack_of_streaming_lists() {
+async fn missing_rights_are_not_taken_for_a_server_without_streaming_lists() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         fake.expect("GET", "/api/v1/nodes?watch=true").await.refuse(403, "forbidden").await;
-        trouble(&mut events, "RBAC: nodes get, list, watch").await;
+        failure(&mut events, "RBAC: nodes get, list, watch").await;
         fake.expect("GET", "/api/v1/nodes?limit=1").await.refuse(403, "forbidden").await;
-        fake.verifies(9).await;
+        fake.history_check(9).await;
         let _stream = fake.list(10, &[FakeNode::new(2, 5)]).await;
         assert_eq!(snapshot(&mut events, false).await, ["n2"]);
     })
@@ -215,20 +225,20 @@ async fn a_refusal_that_is_about_rights_is_no_lack_of_streaming_lists() {
 }
 
 #[tokio::test]
-async fn a_list_without_an_end_is_asked_for_in_pages() {
+async fn a_streaming_list_that_does_not_end_is_replaced_by_pages() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let mut stream = fake.watch(None).await;
         stream.event("ADDED", &FakeNode::new(2, 5)).await;
         let clock = Clock::stop();
         loop {
-            let asked = clock.until(fake.asked()).await;
-            if asked.path.contains("limit=500") {
-                asked.page(10, "", &[FakeNode::new(3, 6)]).await;
+            let request = clock.until(fake.request()).await;
+            if request.path.contains("limit=500") {
+                request.page(10, "", &[FakeNode::new(3, 6)]).await;
                 break;
             }
-            assert_eq!(asked.path, "/version", "is it there at all?");
-            asked.json(&serde_json::json!({})).await;
+            assert_eq!(request.path, "/version", "the watch must ask whether the server lives");
+            request.json(&serde_json::json!({})).await;
             assert_eq!(events.recv().await, Some(Event::Word));
         }
         assert_eq!(snapshot(&mut events, false).await, ["n3"]);
@@ -237,7 +247,7 @@ async fn a_list_without_an_end_is_asked_for_in_pages() {
 }
 
 #[tokio::test]
-async fn a_store_with_a_shorter_history_is_another_one() {
+async fn a_shorter_history_leads_to_a_snapshot_of_another_store() {
     for (version, reset) in [(99, true), (100, false), (101, false)] {
         let mut fake = Fake::start().await;
         watching(&fake.store(), |mut events| async move {
@@ -245,8 +255,8 @@ async fn a_store_with_a_shorter_history_is_another_one() {
             assert_eq!(snapshot(&mut events, false).await, ["n2"]);
             stream.half_an_event().await;
             drop(stream);
-            trouble(&mut events, "cut off").await;
-            fake.verifies(version).await;
+            failure(&mut events, "cut off").await;
+            fake.history_check(version).await;
             if reset {
                 let _stream = fake.list(version, &[]).await;
                 assert_eq!(snapshot(&mut events, true).await, [""; 0]);
@@ -259,7 +269,7 @@ async fn a_store_with_a_shorter_history_is_another_one() {
 }
 
 #[tokio::test]
-async fn our_own_node_that_was_made_again_is_another_store() {
+async fn another_uid_of_our_node_leads_to_a_snapshot_of_another_store() {
     for (uid, reset) in [("other", true), ("uid-1", false)] {
         let mut fake = Fake::start().await;
         let store = fake.store();
@@ -272,14 +282,18 @@ async fn our_own_node_that_was_made_again_is_another_store() {
             assert_eq!(snapshot(&mut events, false).await, ["n1"]);
             stream.half_an_event().await;
             drop(stream);
-            trouble(&mut events, "cut off").await;
-            fake.verifies(200).await;
+            failure(&mut events, "cut off").await;
+            fake.history_check(200).await;
             let there = FakeNode { uid: uid.to_owned(), ..own };
             fake.expect("GET", "/api/v1/nodes/n1").await.json(&there.json()).await;
             if reset {
-                let asked = fake.asked().await;
-                assert_eq!(asked.query("resourceVersion"), Some("0"), "our old version may be none of this store's");
-                let mut stream = asked.stream().await;
+                let request = fake.request().await;
+                assert_eq!(
+                    request.query("resourceVersion"),
+                    Some("0"),
+                    "the version of the old Node means nothing in this store"
+                );
+                let mut stream = request.stream().await;
                 stream.event("ADDED", &there).await;
                 stream.list_ends(200).await;
                 assert_eq!(snapshot(&mut events, true).await, ["n1"]);
@@ -292,7 +306,7 @@ async fn our_own_node_that_was_made_again_is_another_store() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_for_minutes_is_named_each_minute_and_followed_when_it_is_back() {
+async fn a_server_that_is_away_is_reported_once_a_minute_and_followed_when_it_is_back() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let stream = fake.list(100, &[FakeNode::new(2, 5)]).await;
@@ -301,46 +315,50 @@ async fn a_server_that_is_away_for_minutes_is_named_each_minute_and_followed_whe
         drop(stream);
         let clock = Clock::stop();
         let began = Instant::now();
-        let mut said = Vec::new();
+        let mut reports = Vec::new();
         while began.elapsed() < Duration::from_secs(600) {
             match clock.until(timeout(Duration::from_secs(100), events.recv())).await {
-                Ok(Some(Event::Trouble(text))) => said.push(text),
+                Ok(Some(Event::Trouble(text))) => reports.push(text),
                 Ok(Some(Event::Word)) => {}
                 event => panic!("{event:?}"),
             }
         }
-        // Once a minute, give or take a wait for the next attempt.
-        assert!((8..=11).contains(&said.len()), "{said:?}");
-        assert!(said[1..].iter().all(|text| text.contains(&fake.url()) && text.contains("refused")), "{said:?}");
+        // Once a minute; the back-off shifts a report by some seconds.
+        assert!((8..=11).contains(&reports.len()), "{reports:?}");
+        assert!(reports[1..].iter().all(|text| text.contains(&fake.url()) && text.contains("refused")), "{reports:?}");
         fake.open().await;
         let back = Instant::now();
-        let asked = clock.until(fake.asked()).await;
-        assert!(back.elapsed() <= RETRY_MAX + AGAIN_WITHIN + Duration::from_secs(2), "{:?}", back.elapsed());
+        let request = clock.until(fake.request()).await;
+        assert!(back.elapsed() <= RETRY_MAX + RESUME_WITHIN + Duration::from_secs(2), "{:?}", back.elapsed());
         drop(clock);
-        asked.page(200, "", &[]).await;
+        request.page(200, "", &[]).await;
         let mut stream = fake.watch(Some(100)).await;
         stream.event("MODIFIED", &FakeNode::bare(2, 150)).await;
-        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), "n2", "what changed meanwhile, and nothing else");
+        assert_eq!(
+            change(&mut events).await.unwrap_err().as_ref(),
+            "n2",
+            "only the change in the meantime must be reported"
+        );
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_watch_that_stays_silent_is_given_up_though_the_server_answers() {
+async fn a_silent_watch_is_given_up_although_the_server_answers() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let _stream = fake.list(100, &[FakeNode::new(2, 5)]).await;
         assert_eq!(snapshot(&mut events, false).await, ["n2"]);
         let clock = Clock::stop();
-        let mut asks = 0;
+        let mut questions = 0;
         let text = loop {
             tokio::select! {
-                asked = clock.until(fake.asked()) => {
-                    assert_eq!(asked.path, "/version");
-                    asks += 1;
-                    assert!(asks < 20, "it is never given up");
-                    // What it refuses is a sign of life, too.
-                    if asks == 3 { asked.refuse(403, "forbidden").await } else { asked.json(&serde_json::json!({})).await }
+                request = clock.until(fake.request()) => {
+                    assert_eq!(request.path, "/version");
+                    questions += 1;
+                    assert!(questions < 20, "the watch is not given up");
+                    // A refusal shows that the server lives, too.
+                    if questions == 3 { request.refuse(403, "forbidden").await } else { request.json(&serde_json::json!({})).await }
                 }
                 event = events.recv() => match event.unwrap() {
                     Event::Word => {}
@@ -349,25 +367,25 @@ async fn a_watch_that_stays_silent_is_given_up_though_the_server_answers() {
                 },
             }
         };
-        assert!(text.contains("not even a bookmark within 150 s") && asks >= 8, "{asks}: {text}");
+        assert!(text.contains("not even a bookmark within 150 s") && questions >= 8, "{questions}: {text}");
         drop(clock);
-        fake.verifies(200).await;
+        fake.history_check(200).await;
         fake.watch(Some(100)).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_server_that_stops_is_noticed_by_its_silence() {
+async fn a_server_that_hangs_is_noticed() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         let _stream = fake.list(100, &[FakeNode::new(2, 5)]).await;
         assert_eq!(snapshot(&mut events, false).await, ["n2"]);
         let clock = Clock::stop();
         let began = Instant::now();
-        // It takes the question and never answers.
-        let asked = clock.until(fake.asked()).await;
-        assert_eq!(asked.path, "/version");
+        // The server accepts the request and never answers.
+        let request = clock.until(fake.request()).await;
+        assert_eq!(request.path, "/version");
         let text = loop {
             match clock.until(events.recv()).await.unwrap() {
                 Event::Word => {}
@@ -382,20 +400,20 @@ async fn a_server_that_stops_is_noticed_by_its_silence() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_closed_at_once_is_trouble() {
+async fn a_watch_that_is_closed_at_once_is_a_failure() {
     let mut fake = Fake::start().await;
     watching(&fake.store(), |mut events| async move {
         drop(fake.list(100, &[FakeNode::new(2, 5)]).await);
         assert_eq!(snapshot(&mut events, false).await, ["n2"]);
-        trouble(&mut events, "the server closed the watch at once").await;
-        fake.verifies(100).await;
+        failure(&mut events, "the server closed the watch at once").await;
+        fake.history_check(100).await;
         fake.watch(Some(100)).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn one_shot_lists_are_read_page_by_page() {
+async fn a_list_without_a_watch_is_read_in_pages() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let serve = async {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes of the own Node, request by request: what is written, where, under which condition, and what is never touched.
+//! Writes of our own Node, request by request: what is written, where, on which condition, and what is never written.
 
 use super::super::annotations::Prefix;
-use super::super::fake::{Asked, Clock, Fake, FakeNode, PREFIX};
+use super::super::fake::{Clock, Fake, FakeNode, PREFIX, Request};
 use super::*;
 use crate::connected::Connected;
 use crate::network::Range;
 
 const NODE: &str = "/api/v1/nodes/n1";
-/// Where all writes go, and under which name.
+/// The path of all writes.
 const WRITE: &str = "/api/v1/nodes/n1/status?fieldManager=weft";
 
 fn attrs() -> Attrs {
@@ -40,51 +40,55 @@ fn lease() -> Lease {
     node.lease(&Prefix::new(PREFIX).unwrap()).unwrap()
 }
 
-/// The names of the annotations in a patch, without the prefix.
+/// Returns the names of the annotations in a patch, without the prefix.
 fn named(patch: &Value) -> Vec<&str> {
     let annotations = patch["metadata"]["annotations"].as_object().unwrap();
     annotations.keys().map(|name| name.strip_prefix(PREFIX).unwrap()).collect()
 }
 
 async fn reads(fake: &mut Fake, node: FakeNode) {
-    let asked = fake.asked().await;
-    assert_eq!((&*asked.method, &*asked.path), ("GET", NODE));
-    asked.json(&node.json()).await;
+    let request = fake.request().await;
+    assert_eq!((&*request.method, &*request.path), ("GET", NODE));
+    request.json(&node.json()).await;
 }
 
-async fn writes(fake: &mut Fake) -> Asked {
-    let asked = fake.asked().await;
-    assert_eq!((&*asked.method, &*asked.path), ("PATCH", WRITE));
-    asked
+async fn writes(fake: &mut Fake) -> Request {
+    let request = fake.request().await;
+    assert_eq!((&*request.method, &*request.path), ("PATCH", WRITE));
+    request
 }
 
 #[tokio::test]
-async fn a_write_that_others_got_in_between_is_made_again_on_what_is_there_now() {
+async fn a_write_that_conflicts_is_repeated_on_the_newer_node() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let serve = async {
         reads(&mut fake, FakeNode::bare(1, 5)).await;
-        let asked = writes(&mut fake).await;
-        assert_eq!(asked.body["metadata"]["resourceVersion"], "5");
-        assert_eq!(named(&asked.body), ["backend-data", "backend-type", "kube-subnet-manager", "public-ip"]);
-        assert_eq!(asked.body.as_object().unwrap().keys().collect::<Vec<_>>(), ["metadata"], "neither spec nor status");
-        asked.refuse(409, "Conflict").await;
-        // The admin has set another address meanwhile.
+        let request = writes(&mut fake).await;
+        assert_eq!(request.body["metadata"]["resourceVersion"], "5");
+        assert_eq!(named(&request.body), ["backend-data", "backend-type", "kube-subnet-manager", "public-ip"]);
+        assert_eq!(
+            request.body.as_object().unwrap().keys().collect::<Vec<_>>(),
+            ["metadata"],
+            "neither spec nor status"
+        );
+        request.refuse(409, "Conflict").await;
+        // An admin has chosen another address in the meantime.
         reads(&mut fake, FakeNode::bare(1, 6).with("public-ip-overwrite", "198.51.100.7")).await;
-        let asked = writes(&mut fake).await;
-        assert_eq!(asked.body["metadata"]["resourceVersion"], "6");
-        assert_eq!(asked.body["metadata"]["annotations"][format!("{PREFIX}public-ip")], "198.51.100.7");
+        let request = writes(&mut fake).await;
+        assert_eq!(request.body["metadata"]["resourceVersion"], "6");
+        assert_eq!(request.body["metadata"]["annotations"][format!("{PREFIX}public-ip")], "198.51.100.7");
         let written = FakeNode::new(1, 7).with("public-ip-overwrite", "198.51.100.7").with("public-ip", "198.51.100.7");
-        asked.json(&written.json()).await;
+        request.json(&written.json()).await;
     };
     let claim = claim();
     let (lease, ()) = tokio::join!(store.take(&claim), serve);
     assert_eq!(lease.unwrap().attrs.public_ip, Some([198, 51, 100, 7].into()));
-    assert_eq!(store.newest(), "7", "no list may be older than the last write");
+    assert_eq!(store.own_version(), "7", "no list may be older than the last write");
 }
 
 #[tokio::test]
-async fn what_stands_there_already_is_not_written() {
+async fn only_annotations_that_differ_are_written() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let claim = claim();
@@ -93,16 +97,16 @@ async fn what_stands_there_already_is_not_written() {
     let other = Attrs { public_ip: Some([192, 0, 2, 9].into()), ..attrs() };
     let serve = async {
         reads(&mut fake, FakeNode::new(1, 5)).await;
-        let asked = writes(&mut fake).await;
-        assert_eq!(named(&asked.body), ["public-ip"], "only the difference");
-        asked.json(&FakeNode::new(1, 6).with("public-ip", "192.0.2.9").json()).await;
+        let request = writes(&mut fake).await;
+        assert_eq!(named(&request.body), ["public-ip"], "only the difference");
+        request.json(&FakeNode::new(1, 6).with("public-ip", "192.0.2.9").json()).await;
     };
     let (lease, ()) = tokio::join!(store.take_again(&other), serve);
     assert_eq!(lease.unwrap().attrs, other);
 }
 
 #[tokio::test]
-async fn conflicts_without_end_are_given_up_and_named() {
+async fn endless_conflicts_lead_to_an_error() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let serve = async {
@@ -115,18 +119,18 @@ async fn conflicts_without_end_are_given_up_and_named() {
     let claim = claim();
     let (lease, ()) = tokio::join!(store.take(&claim), serve);
     let text = lease.unwrap_err().to_string();
-    assert!(text.contains("annotations of node n1 are written by someone else too"), "{text}");
+    assert!(text.contains("another program also writes the annotations of node n1"), "{text}");
 }
 
 #[tokio::test]
-async fn two_agents_of_one_name_stop_to_write_for_a_minute() {
+async fn two_agents_with_one_name_stop_writing_for_a_minute() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let claim = claim();
     let (lease, ()) = tokio::join!(store.take(&claim), reads(&mut fake, FakeNode::new(1, 5)));
     lease.unwrap();
     let attrs = attrs();
-    for version in 0..MANY as u64 {
+    for version in 0..MAX_WRITES as u64 {
         let serve = async {
             reads(&mut fake, FakeNode::new(1, version).with("public-ip", "192.0.2.99")).await;
             writes(&mut fake).await.json(&FakeNode::new(1, version).json()).await;
@@ -136,19 +140,19 @@ async fn two_agents_of_one_name_stop_to_write_for_a_minute() {
     let theirs = FakeNode::new(1, 77).with("public-ip", "192.0.2.99");
     let (lease, ()) = tokio::join!(store.take_again(&attrs), reads(&mut fake, theirs.clone()));
     let text = lease.unwrap_err().to_string();
-    assert!(text.contains("is NODE_NAME given twice?"), "{text}");
+    assert!(text.contains("do two agents have the same NODE_NAME?"), "{text}");
     let clock = Clock::stop();
-    clock.jump(CALM).await;
+    clock.jump(WRITES_WITHIN).await;
     drop(clock);
     let serve = async {
         reads(&mut fake, theirs.clone()).await;
         writes(&mut fake).await.json(&FakeNode::new(1, 78).json()).await;
     };
-    tokio::join!(store.take_again(&attrs), serve).0.expect("a minute later it may be another one's fault no longer");
+    tokio::join!(store.take_again(&attrs), serve).0.expect("after a minute the agent must try again");
 }
 
 #[tokio::test]
-async fn a_release_takes_away_our_annotations_and_nothing_else() {
+async fn a_release_removes_our_annotations_and_nothing_else() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let serve = async {
@@ -158,13 +162,16 @@ async fn a_release_takes_away_our_annotations_and_nothing_else() {
         reads(&mut fake, node.clone()).await;
         writes(&mut fake).await.refuse(409, "Conflict").await;
         reads(&mut fake, FakeNode { version: 6, ..node }).await;
-        let asked = writes(&mut fake).await;
+        let request = writes(&mut fake).await;
         let names = ["backend-data", "backend-type", "kube-subnet-manager", "public-ip", "tunnel-ip"];
-        assert_eq!(named(&asked.body), names);
-        assert!(asked.body["metadata"]["annotations"].as_object().unwrap().values().all(Value::is_null));
-        assert_eq!(asked.body["metadata"]["resourceVersion"], "6", "and only from the Node that was read");
-        assert_eq!(asked.body.as_object().unwrap().len(), 1);
-        asked.json(&FakeNode::bare(1, 7).json()).await;
+        assert_eq!(named(&request.body), names);
+        assert!(request.body["metadata"]["annotations"].as_object().unwrap().values().all(Value::is_null));
+        assert_eq!(
+            request.body["metadata"]["resourceVersion"], "6",
+            "the patch must be bound to the version that was read"
+        );
+        assert_eq!(request.body.as_object().unwrap().len(), 1);
+        request.json(&FakeNode::bare(1, 7).json()).await;
     };
     let lease = Lease { attrs: Attrs { tunnel_ip: Some([192, 0, 2, 1].into()), ..attrs() }, ..lease() };
     let (released, ()) = tokio::join!(store.withdraw("n1", Some(&lease)), serve);
@@ -172,7 +179,7 @@ async fn a_release_takes_away_our_annotations_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_release_leaves_what_another_agent_has_published() {
+async fn a_release_leaves_the_lease_of_another_agent() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let other = r#"{"VNI":1,"VtepMAC":"0e:00:00:00:00:99"}"#;
@@ -188,8 +195,8 @@ async fn a_release_leaves_what_another_agent_has_published() {
     assert!(matches!(released, Err(Error::Missing(_))), "{released:?}");
 }
 
-/// A Node with this condition NetworkUnavailable between two of the kubelet's.
-fn conditioned(status: &str, reason: &str, message: &str) -> Value {
+/// Returns a Node with this condition NetworkUnavailable between two conditions of the kubelet.
+fn with_condition(status: &str, reason: &str, message: &str) -> Value {
     let mut node = FakeNode::new(1, 5).json();
     node["status"] = json!({"conditions": [
         {"type": "MemoryPressure", "status": "False", "reason": "KubeletHasSufficientMemory"},
@@ -200,10 +207,10 @@ fn conditioned(status: &str, reason: &str, message: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_condition_alone_is_written_and_only_when_it_differs() {
+async fn the_condition_is_written_only_if_it_differs() {
     let up = ("False", "FlannelIsUp", "Flannel is running on this node");
     let down = ("True", "WeftIsDown", "no uplink");
-    // What is there, what is to be told, whether it is written, and whether that is a transition.
+    // The current condition, the fault to report, and, if a write is expected, whether it is a transition.
     let table = [
         (up, None, None),
         (down, Some("no uplink"), None),
@@ -218,11 +225,11 @@ async fn the_condition_alone_is_written_and_only_when_it_differs() {
         let mut fake = Fake::start().await;
         let store = fake.store();
         let serve = async {
-            let asked = fake.expect("GET", NODE).await;
-            asked.json(&conditioned(there.0, there.1, there.2)).await;
+            let request = fake.expect("GET", NODE).await;
+            request.json(&with_condition(there.0, there.1, there.2)).await;
             let Some(transition) = written else { return };
-            let asked = writes(&mut fake).await;
-            let condition = &asked.body["status"]["conditions"][0];
+            let request = writes(&mut fake).await;
+            let condition = &request.body["status"]["conditions"][0];
             let wanted = fault.map_or(up, |fault| ("True", "WeftIsDown", fault));
             assert_eq!(condition["type"], "NetworkUnavailable");
             assert_eq!(
@@ -232,11 +239,11 @@ async fn the_condition_alone_is_written_and_only_when_it_differs() {
             assert_eq!(!condition["lastTransitionTime"].is_null(), transition, "{there:?} to {fault:?}");
             assert!(condition["lastHeartbeatTime"].is_string());
             let others = json!({"status": {"conditions": [condition]}});
-            assert_eq!(asked.body, others, "nothing of others is named");
-            asked.json(&FakeNode::new(1, 6).json()).await;
+            assert_eq!(request.body, others, "the patch must name no other condition");
+            request.json(&FakeNode::new(1, 6).json()).await;
         };
-        let (told, ()) = tokio::join!(store.condition(fault), serve);
-        told.unwrap();
+        let (result, ()) = tokio::join!(store.set_condition(fault), serve);
+        result.unwrap();
     }
 }
 
@@ -247,13 +254,13 @@ async fn a_pod_cidr_is_waited_for_until_the_node_has_one() {
     let without = |version| FakeNode { cidr: String::new(), ..FakeNode::bare(1, version) };
     let serve = async {
         reads(&mut fake, without(5)).await;
-        let asked = fake.expect("GET", "/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Dn1&").await;
-        assert_eq!(asked.query("resourceVersion"), Some("5"), "nothing that happened since is missed");
-        let mut stream = asked.stream().await;
+        let request = fake.expect("GET", "/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Dn1&").await;
+        assert_eq!(request.query("resourceVersion"), Some("5"), "the watch must begin where the Node was read");
+        let mut stream = request.stream().await;
         stream.bookmark(6).await;
         stream.event("MODIFIED", &without(7)).await;
-        // Nothing is asked before there is one.
-        assert!(tokio::time::timeout(Duration::from_millis(300), fake.asked()).await.is_err());
+        // No request is sent before there is a pod CIDR.
+        assert!(tokio::time::timeout(Duration::from_millis(300), fake.request()).await.is_err());
         stream.event("MODIFIED", &FakeNode::bare(1, 8)).await;
         reads(&mut fake, FakeNode::new(1, 8)).await;
     };
@@ -263,7 +270,7 @@ async fn a_pod_cidr_is_waited_for_until_the_node_has_one() {
 }
 
 #[tokio::test]
-async fn of_both_families_only_the_enabled_one_is_our_lease() {
+async fn a_lease_has_only_the_families_of_net_conf() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let mut node = FakeNode::new(1, 5).json();
@@ -274,8 +281,8 @@ async fn of_both_families_only_the_enabled_one_is_our_lease() {
     let lease = lease.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24");
     let own: Node = serde_json::from_value(node.clone()).unwrap();
-    assert_eq!(store.judge(&own).unwrap().lease.unwrap().subnets.to_string(), "10.5.1.0/24");
-    // host-gw has no MAC that would tell whose it is: the subnet must.
+    assert_eq!(store.record(&own).unwrap().lease.unwrap().subnets.to_string(), "10.5.1.0/24");
+    // host-gw has no MAC that would show that the lease is ours, so the subnet must show it.
     let annotations = &mut node["metadata"]["annotations"];
     (annotations[format!("{PREFIX}backend-type")], annotations[format!("{PREFIX}backend-data")]) =
         ("host-gw".into(), "null".into());
@@ -285,20 +292,20 @@ async fn of_both_families_only_the_enabled_one_is_our_lease() {
         writes(&mut fake).await.json(&FakeNode::bare(1, 7).json()).await;
     };
     let (released, ()) = tokio::join!(store.withdraw("n1", Some(&lease)), serve);
-    released.expect("the other family is nobody else's");
+    released.expect("the pod CIDR of the other family must not hinder the release");
 }
 
 #[tokio::test]
-async fn an_address_of_the_admin_asks_for_a_new_publication() {
+async fn an_address_chosen_by_an_admin_leads_to_a_new_publication() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let claim = claim();
     let (lease, ()) = tokio::join!(store.take(&claim), reads(&mut fake, FakeNode::new(1, 5)));
     lease.unwrap();
-    let judged = |node: FakeNode| store.judge(&serde_json::from_value(node.json()).unwrap()).unwrap().lease;
-    assert!(judged(FakeNode::new(1, 6)).is_ok());
-    let asks = judged(FakeNode::new(1, 7).with("public-ip-overwrite", "198.51.100.7")).unwrap_err();
-    assert_eq!(asks, "node n1: public address to be published again");
+    let lease_of = |node: FakeNode| store.record(&serde_json::from_value(node.json()).unwrap()).unwrap().lease;
+    assert!(lease_of(FakeNode::new(1, 6)).is_ok());
+    let asks = lease_of(FakeNode::new(1, 7).with("public-ip-overwrite", "198.51.100.7")).unwrap_err();
+    assert_eq!(asks, "node n1: the public address has to be published again");
     let other = FakeNode::new(2, 8).with("public-ip-overwrite", "198.51.100.7");
-    assert!(judged(other).is_ok(), "what an admin wrote on another node is for that node's agent");
+    assert!(lease_of(other).is_ok(), "an annotation of another Node concerns that node's agent");
 }

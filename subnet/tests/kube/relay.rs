@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A way to the API server that one store uses alone: closed, the server is away for this store, while the test and others reach it.
+//! A TCP relay to the API server for one store. When it is closed, the server is away for this store, but not for the test and others.
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -7,39 +7,39 @@ use weft_subnet::kube::{KubeStore, Who};
 
 use super::server::Cluster;
 
-pub struct Door {
+pub struct Relay {
     port: u16,
     to: u16,
     task: Option<JoinHandle<()>>,
 }
 
-impl Door {
-    pub async fn open_to(cluster: &Cluster) -> Door {
-        let mut door = Door { port: 0, to: cluster.server.port(), task: None };
-        door.open().await;
-        door
+impl Relay {
+    pub async fn open_to(cluster: &Cluster) -> Relay {
+        let mut relay = Relay { port: 0, to: cluster.server.port(), task: None };
+        relay.open().await;
+        relay
     }
 
-    /// The agent of this node, whose every connection goes through the door.
+    /// Returns the store of this node's agent. All its connections go through the relay.
     pub fn store(&self, cluster: &Cluster, last: u8) -> KubeStore {
         let mut options = cluster.options(Who::Node(cluster.node(last)), "weft");
         options.access.url = Some(format!("https://127.0.0.1:{}", self.port));
         KubeStore::new(options).unwrap()
     }
 
-    /// Takes connections, each time on the same port.
+    /// Accepts connections, each time on the same port.
     pub async fn open(&mut self) {
         let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
         self.port = listener.local_addr().unwrap().port();
         let to = self.to;
         self.task = Some(tokio::spawn(async move {
-            // Dropped with the task: what is still open is cut.
+            // Dropped with the task, which closes the open connections.
             let mut carried = JoinSet::new();
             loop {
                 let Ok((mut from, _)) = listener.accept().await else { continue };
                 carried.spawn(async move {
                     if let Ok(mut server) = TcpStream::connect(("127.0.0.1", to)).await {
-                        // Either side may go at any time.
+                        // Either side may close the connection at any time.
                         let _ = tokio::io::copy_bidirectional(&mut from, &mut server).await;
                     }
                 });
@@ -47,7 +47,7 @@ impl Door {
         }));
     }
 
-    /// Refuses connections, and cuts those that there are.
+    /// Refuses connections and closes the open ones.
     pub async fn close(&mut self) {
         if let Some(task) = self.task.take() {
             task.abort();
