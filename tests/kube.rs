@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real clusters of Kubernetes in namespaces of this machine, which install exactly what deploy/ ships, from our own image.
-//! Needs root and what `make kube-test` prepares; `FLANNELD` names flannel's binary for the migration.
+//! Real Kubernetes clusters in namespaces of this machine. They install exactly what deploy/ ships, from our own image.
+//! The tests need root and what `make kube-test` prepares. `FLANNELD` names flannel's binary for the migration.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     reason = "helpers of tests; clippy exempts only the tests themselves"
 )]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "binaries and images are named by the environment; pauses between two looks"
-)]
-#![allow(clippy::print_stdout, reason = "how long everything took")]
+#![allow(clippy::disallowed_methods, reason = "the environment names binaries and images; polling needs pauses")]
+#![allow(clippy::print_stdout, reason = "the tests print how long things took")]
 
 #[path = "kube/cluster.rs"]
 mod cluster;

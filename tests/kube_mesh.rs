@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Agents in namespaces over the Node objects of a real API server without kubelets. Needs root, iproute2, ping, openssl and what
-//! tools/kube-binaries builds; run by `make test-kube`. `WEFT_BIN` names the binary under test.
+//! Agents in namespaces with the Node objects of a real API server, without kubelets. The tests need root, iproute2, ping, openssl and
+//! what tools/kube-binaries builds; `make test-kube` runs them. `WEFT_BIN` names the binary under test.
 
 #![allow(
     clippy::unwrap_used,

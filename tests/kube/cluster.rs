@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster that `cluster.sh` holds, and what tests do with it: orders, kubectl, commands on nodes, in pods and outside.
+//! A cluster that `cluster.sh` runs, and what tests do with it: kubectl, power cycles, and commands on nodes, in pods and outside.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,28 +16,28 @@ use crate::places::Place;
 /// The version that tools/kube-binaries builds.
 const VERSION: &str = include_str!("../../tools/kube-version");
 
-/// How long a condition is waited for: far longer than it takes on a loaded machine.
+/// How long to wait for a condition. It is far longer than a loaded machine needs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between two looks at a condition.
+/// The pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Where the sources are.
+/// The directory of the sources.
 const TREE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// What a cluster is like.
+/// How to build a cluster.
 pub struct Shape {
-    /// Mode of kube-proxy on `n1`, `n2`, ...
+    /// The mode of kube-proxy on `n1`, `n2`, ...
     pub proxies: &'static [&'static str],
-    /// IPv4 and IPv6.
+    /// Whether the cluster has IPv4 and IPv6, or IPv4 alone.
     pub dual: bool,
-    /// Seconds without a sign of life after which the control plane calls a node not ready; 50 is its default.
+    /// Seconds without a heartbeat after which the control plane marks a node as not ready. Its default is 50.
     pub grace: u32,
-    /// Image archives beside weft's.
+    /// Image archives in addition to weft's.
     pub images: Vec<PathBuf>,
 }
 
-/// A running cluster; it ends with this value, or with the process.
+/// A running cluster. It ends when this value is dropped, or with the process.
 pub struct Cluster {
     dir: PathBuf,
     child: Child,
@@ -45,7 +45,7 @@ pub struct Cluster {
     answers: BufReader<ChildStdout>,
     nodes: Vec<String>,
     begin: Instant,
-    // The last field: freed when everything is gone.
+    // The last field, so that it is dropped after everything else.
     _place: Place,
 }
 
@@ -54,11 +54,11 @@ pub struct Cluster {
 pub struct Pod {
     pub name: String,
     pub node: String,
-    /// One for each family.
+    /// One address for each family.
     pub addresses: Vec<String>,
 }
 
-/// Where the programs of Kubernetes are.
+/// Returns the directory with the programs of Kubernetes.
 pub fn binaries() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
@@ -78,7 +78,7 @@ pub fn binaries() -> PathBuf {
     dir
 }
 
-/// The archive that `make image` writes.
+/// Returns the archive that `make image` writes.
 fn weft_image() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     // TARGET/debug/deps/kube-... or TARGET/debug/examples/kube-demo
@@ -91,7 +91,7 @@ fn text(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end().to_owned()
 }
 
-/// What a command said, or why it failed.
+/// Returns the output of a command. The error says why it failed.
 fn outcome(what: &str, output: &Output) -> Result<String, String> {
     if output.status.success() {
         return Ok(text(&output.stdout));
@@ -100,7 +100,7 @@ fn outcome(what: &str, output: &Output) -> Result<String, String> {
 }
 
 impl Cluster {
-    /// Starts control plane and nodes; [`Cluster::until`] waits for more.
+    /// Starts the control plane and the nodes. Use [`Cluster::until`] to wait until they are ready.
     pub fn start(shape: Shape) -> Cluster {
         let (place, begin) = (Place::take(), Instant::now());
         let mut images = shape.images;
@@ -118,7 +118,7 @@ impl Cluster {
             .env("HOME", &dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // It sees the end of its input, not the interrupt that ends us.
+            // The shell must not get the interrupt that ends us. It ends when its input does.
             .process_group(0)
             .spawn()
             .unwrap();
@@ -140,13 +140,13 @@ impl Cluster {
         self.hear("done");
     }
 
-    /// Kills everything on a node, and what it had in memory.
+    /// Kills all processes of a node and empties its memory disks.
     pub fn power_off(&mut self, node: &str) {
         fs::remove_file(self.kubelet_mark(node)).unwrap();
         self.order(&format!("off {node}"));
     }
 
-    /// Boots a node from the disk it had.
+    /// Boots a node with its old disk.
     pub fn power_on(&mut self, node: &str) {
         self.order(&format!("on {node}"));
     }
@@ -155,33 +155,33 @@ impl Cluster {
         self.dir.join(format!("run/{node}.kubelet"))
     }
 
-    /// When the node's kubelet was started, once it was.
+    /// Returns when the node's kubelet was started; `None` before that.
     pub fn kubelet_start(&self, node: &str) -> Option<std::time::SystemTime> {
         fs::metadata(self.kubelet_mark(node)).and_then(|data| data.modified()).ok()
     }
 
-    /// A file on the disk of a node, which may be off.
+    /// Returns the path of a file on the disk of a node. The node may be off.
     pub fn on_disk(&self, node: &str, path: &str) -> PathBuf {
         let root = format!("/proc/{}/root", self.child.id());
         PathBuf::from(root + self.dir.to_str().unwrap()).join(format!("mem/{node}/upper/{path}"))
     }
 
-    /// Names of all nodes.
+    /// Returns the names of all nodes.
     pub fn nodes(&self) -> Vec<String> {
         self.nodes.clone()
     }
 
-    /// A kubeconfig of an admin; the server's address is inside the cluster's network namespace.
+    /// Returns the admin's kubeconfig. Its server address is in the cluster's network namespace.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("pki/admin.conf")
     }
 
-    /// The network namespace of the control plane.
+    /// Returns the network namespace of the control plane.
     pub fn netns(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/net", self.child.id()))
     }
 
-    /// kubectl or helm, as the cluster's admin, in the source tree.
+    /// Prepares kubectl or helm as the cluster's admin, in the source tree.
     fn client(&self, name: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.netns().display())).arg(binaries().join(name));
@@ -190,7 +190,7 @@ impl Cluster {
         command
     }
 
-    /// kubectl with these words.
+    /// Runs kubectl with these arguments.
     pub fn try_kubectl(&self, words: &str) -> Result<String, String> {
         let output = self.client("kubectl").args(words.split_whitespace()).output().unwrap();
         outcome(words, &output)
@@ -200,13 +200,13 @@ impl Cluster {
         self.try_kubectl(words).unwrap_or_else(|error| panic!("kubectl {error}"))
     }
 
-    /// helm with these words.
+    /// Runs helm with these arguments.
     pub fn helm(&self, words: &str) -> String {
         let output = self.client("helm").args(words.split_whitespace()).output().unwrap();
         outcome(words, &output).unwrap_or_else(|error| panic!("helm {error}"))
     }
 
-    /// A shell script of the admin's, with kubectl and helm, in the source tree.
+    /// Runs a shell script of the admin in the source tree, with kubectl and helm in its PATH.
     pub fn shell(&self, script: &str) -> Result<String, String> {
         let path = format!("{}:{}", binaries().display(), std::env::var("PATH").unwrap_or_default());
         let mut command = Command::new("nsenter");
@@ -215,12 +215,12 @@ impl Cluster {
         outcome(script, &command.env("PATH", path).env("KUBECONFIG", self.kubeconfig()).output().unwrap())
     }
 
-    /// What `kubectl get` shows.
+    /// Returns the objects of `kubectl get`.
     pub fn get(&self, words: &str) -> Value {
         serde_json::from_str(&self.kubectl(&format!("get -o json {words}"))).unwrap()
     }
 
-    /// The items of a list.
+    /// Returns the items of a list.
     pub fn items(&self, words: &str) -> Vec<Value> {
         self.get(words)["items"].as_array().unwrap().clone()
     }
@@ -234,12 +234,12 @@ impl Cluster {
         assert!(output.status.success(), "kubectl apply: {}\n{objects}", text(&output.stdout));
     }
 
-    /// The first process of a node.
+    /// Returns the first process of a node.
     pub fn pid(&self, node: &str) -> io::Result<String> {
         Ok(fs::read_to_string(self.dir.join(format!("run/{node}.pid")))?.trim().to_owned())
     }
 
-    /// A shell script on a node, in all of its namespaces.
+    /// Runs a shell script in all namespaces of a node.
     pub fn try_on(&self, node: &str, script: &str) -> Result<String, String> {
         let pid = self.pid(node).map_err(|error| error.to_string())?;
         let output = Command::new("nsenter").args(["--target", &pid, "--all", "sh", "-c", script]).output().unwrap();
@@ -250,19 +250,19 @@ impl Cluster {
         self.try_on(node, script).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A shell script outside of all nodes, on the wire that joins them.
+    /// Runs a shell script outside of all nodes, on the network between them.
     pub fn outside(&self, script: &str) -> Result<String, String> {
         let netns = format!("--net={}", self.netns().display());
         outcome(script, &Command::new("nsenter").args([&netns, "sh", "-c", script]).output().unwrap())
     }
 
-    /// A shell script in a pod.
+    /// Runs a shell script in a pod.
     pub fn exec(&self, pod: &str, script: &str) -> Result<String, String> {
         let output = self.client("kubectl").args(["exec", pod, "--", "sh", "-c", script]).output().unwrap();
         outcome(&format!("{pod}: {script}"), &output)
     }
 
-    /// The running pods with a label, by node.
+    /// Returns the running pods with a label, sorted by node.
     pub fn pods(&self, label: &str) -> Vec<Pod> {
         let mut pods: Vec<_> = self.items(&format!("pods -l {label}")).iter().filter_map(running).collect();
         pods.sort_by(|a, b| a.node.cmp(&b.node));
@@ -274,11 +274,11 @@ impl Cluster {
         self.wait_for(what, || reached().then_some(()));
     }
 
-    /// Waits until there is something.
-    pub fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    /// Waits until `poll` returns a value.
+    pub fn wait_for<T>(&self, what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
         let begin = Instant::now();
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = poll() {
                 let (now, took) = (self.begin.elapsed().as_secs_f64(), begin.elapsed().as_secs_f64());
                 println!("{now:6.1} s: {what}, after {took:.1} s");
                 return found;
@@ -288,7 +288,7 @@ impl Cluster {
         }
     }
 
-    /// Everything that helps to understand a failure.
+    /// Collects everything that helps to understand a failure.
     fn explain(&self) -> String {
         let mut said = String::new();
         for words in ["get nodes -o wide", "get pods -A -o wide", "get events -A --sort-by=.lastTimestamp"] {
@@ -338,12 +338,12 @@ fn running(pod: &Value) -> Option<Pod> {
     Some(Pod { name: word(&pod["metadata"]["name"]), node: word(&pod["spec"]["nodeName"]), addresses })
 }
 
-/// A string of an object.
+/// Returns a string of an object.
 pub fn word(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Status and message of a node's condition.
+/// Returns a condition of a node.
 pub fn condition<'a>(node: &'a Value, kind: &str) -> Option<&'a Value> {
     node["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }

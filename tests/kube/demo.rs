@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make kube-demo`: a cluster of three nodes with weft as deploy/ ships it, to play with until Ctrl-C.
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "it says what it expected, and ends")]
-#![allow(clippy::disallowed_methods, reason = "binaries are named by the environment; pauses between two looks")]
-#![allow(clippy::print_stdout, reason = "it talks to its user")]
-#![allow(dead_code, reason = "tests use more of it")]
+//! `make kube-demo`: a cluster of three nodes with weft as deploy/ ships it. It runs until Ctrl-C.
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "the demo ends with a message if something fails")]
+#![allow(clippy::disallowed_methods, reason = "the environment names binaries; polling needs pauses")]
+#![allow(clippy::print_stdout, reason = "the demo prints what its user needs")]
+#![allow(dead_code, reason = "the tests use more of these modules")]
 
 #[path = "cluster.rs"]
 mod cluster;
@@ -25,7 +25,7 @@ use nix::sys::signal::{SigSet, Signal};
 use cluster::Cluster;
 
 fn main() {
-    // Before there are threads, so that all leave them to the wait at the end.
+    // Block the signals before there are other threads, so that only the wait at the end gets them.
     let mut ends = SigSet::empty();
     ends.add(Signal::SIGINT);
     ends.add(Signal::SIGTERM);
@@ -62,13 +62,13 @@ Ctrl-C removes everything."
     drop(cluster);
 }
 
-/// Brings the API server to a port of this machine's loopback interface, and returns a kubeconfig that names it.
+/// Forwards a port of this machine's loopback interface to the API server, and returns a kubeconfig with it.
 fn serve(cluster: &Cluster) -> PathBuf {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let netns = File::open(cluster.netns()).unwrap();
     thread::spawn(move || {
-        // The listener stays where it was made.
+        // The listener stays in the namespace where it was created.
         setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
         for client in listener.incoming().flatten() {
             let Ok(server) = TcpStream::connect("10.77.0.1:6443") else { continue };

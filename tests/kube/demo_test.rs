@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make kube-demo` as its user sees it: it says when the cluster is there, what it tells to type works outside of every namespace, and
-//! Ctrl-C leaves nothing.
+//! `make kube-demo` as its user sees it: it says when the cluster is ready, the commands that it prints work outside of all namespaces,
+//! and Ctrl-C leaves nothing behind.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,10 +19,10 @@ use serde_json::Value;
 use crate::install::is_ready;
 use crate::places::Place;
 
-/// From start to prompt, and from Ctrl-C to the end: far longer than they take on a loaded machine.
+/// How long to wait for the prompt, and for the end after Ctrl-C. It is far longer than a loaded machine needs.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// The last line before it waits.
+/// The last line that the demo prints before it waits.
 const PROMPT: &str = "Ctrl-C removes everything.";
 
 #[test]
@@ -35,7 +35,7 @@ fn the_demo_as_its_user_sees_it() {
     shell.shows_a_cluster();
     let commands: Vec<_> = said.iter().filter_map(|line| line.strip_prefix("    ")).collect();
     assert!(commands.len() > 6, "{said:#?}");
-    // The others ask the agents, which a restart takes away for a moment.
+    // The other commands ask the agents, which do not answer during a restart.
     let (restart, look): (Vec<&str>, Vec<_>) = commands.iter().partition(|command| command.contains("rollout restart"));
     for command in look.into_iter().chain(restart) {
         println!("{command}\n{}", shell.run(command));
@@ -51,13 +51,13 @@ fn the_demo_as_its_user_sees_it() {
     traces.assert_gone();
 }
 
-/// What follows a word in the line that has it.
+/// Returns what follows a word in the line that contains it.
 fn after(said: &[String], word: &str) -> String {
     let found = said.iter().find_map(|line| line.trim().strip_prefix(word));
     found.unwrap_or_else(|| panic!("no {word} in {said:#?}")).to_owned()
 }
 
-/// The program, in a process group of its own, as a shell would start it.
+/// The demo in its own process group, as a shell would start it.
 struct Demo {
     child: Child,
     lines: Receiver<String>,
@@ -88,12 +88,12 @@ impl Demo {
         said
     }
 
-    /// Ctrl-C of a terminal goes to the whole group.
+    /// Sends SIGINT to the whole group, as a terminal does at Ctrl-C.
     fn signal(&self) {
         killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT).unwrap();
     }
 
-    /// What it says until its output is closed, and how it ends.
+    /// Interrupts the demo, and returns its status and the rest of its output.
     fn interrupt(&mut self) -> (ExitStatus, Vec<String>) {
         self.signal();
         let (mut said, end) = (Vec::new(), Instant::now() + PATIENCE);
@@ -117,7 +117,7 @@ impl Drop for Demo {
     }
 }
 
-/// The user's shell, in the machine's own namespaces.
+/// The user's shell in the machine's own namespaces.
 struct Shell {
     kubeconfig: PathBuf,
     kubectl: String,
@@ -138,7 +138,7 @@ impl Shell {
         text(&output.stdout)
     }
 
-    /// What a command that is itself a shell says to a line.
+    /// Types a line into a command that is a shell, and returns the output.
     fn type_into(&self, shell: &str, line: &str) -> String {
         self.run(&format!("echo {line} | {shell}"))
     }
@@ -151,27 +151,27 @@ impl Shell {
         let nodes = items("nodes");
         assert_eq!(nodes.len(), 3);
         assert!(nodes.iter().all(is_ready), "{nodes:#?}");
-        // Three agents, and a pod on each node.
+        // There are three agents, and a pod on each node.
         let pods = items("pods --all-namespaces");
         assert_eq!(pods.len(), 6);
         assert!(pods.iter().all(|pod| pod["status"]["phase"] == "Running"), "{pods:#?}");
     }
 }
 
-/// Everything of the cluster that the machine shows.
+/// Everything of the cluster that can be seen on the machine.
 struct Traces {
     dir: PathBuf,
-    /// When the youngest process started.
+    /// The start of the youngest process.
     last: u64,
-    /// Process numbers, with the time of the start that makes them unique.
+    /// Process ids with the start time, which makes them unique.
     processes: BTreeSet<(u32, u64)>,
-    /// Those that are not ours.
+    /// Namespaces other than our own.
     namespaces: BTreeSet<PathBuf>,
     cgroups: BTreeSet<PathBuf>,
 }
 
 impl Traces {
-    /// Of what `root` has started.
+    /// Finds the traces of what the process `root` has started.
     fn of(root: u32, dir: &Path) -> Traces {
         let all: Vec<_> = processes().collect();
         let ours = family(root, &all);
@@ -186,7 +186,7 @@ impl Traces {
             namespaces: foreign.collect(),
             cgroups: cgroups().filter(|(number, _)| ours.contains(number)).map(|(_, path)| path).collect(),
         };
-        // Else these looks see nothing. Of each node containerd, kubelet, kube-proxy and pods; its mounts, net, pid and others.
+        // Make sure that the search finds something. Each node has containerd, kubelet, kube-proxy and pods, and several namespaces.
         assert!(traces.processes.len() > 20, "{:?}", traces.processes);
         assert!(traces.namespaces.len() > 3 * 5, "{:?}", traces.namespaces);
         assert!(traces.cgroups.len() >= 3, "{:?}", traces.cgroups);
@@ -202,7 +202,7 @@ impl Traces {
         let others = family(std::process::id(), &all);
         for Process { number, start, .. } in all {
             assert!(!self.processes.contains(&(number, start)), "process {number} is left");
-            // The kernel gives numbers of namespaces again: not to what is left without a parent, and was there before.
+            // The kernel reuses the numbers of namespaces. So only processes that are not younger than the demo's count, and none of our own.
             if start > self.last || others.contains(&number) {
                 continue;
             }
@@ -218,11 +218,11 @@ impl Traces {
 struct Process {
     number: u32,
     parent: u32,
-    /// In ticks since the boot.
+    /// The start time, in ticks since the boot.
     start: u64,
 }
 
-/// A process and what it started; in whatever namespaces, their parents are seen from here.
+/// Returns a process and its descendants. Their parents can be seen from here, whatever namespaces they are in.
 fn family(root: u32, all: &[Process]) -> BTreeSet<u32> {
     let mut found = BTreeSet::from([root]);
     loop {
@@ -236,12 +236,12 @@ fn family(root: u32, all: &[Process]) -> BTreeSet<u32> {
     }
 }
 
-/// Those that have not ended.
+/// Returns the processes that have not ended.
 fn processes() -> impl Iterator<Item = Process> {
     fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
         let number = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // Its name, in parentheses, may hold anything.
+        // The name is in parentheses and may contain anything.
         let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         // proc_pid_stat(5): state, parent ... start.
         (fields[0] != "Z").then_some(())?;
@@ -254,7 +254,7 @@ fn namespaces(process: &str) -> impl Iterator<Item = PathBuf> + use<> {
     links.filter_map(|link| fs::read_link(link.path()).ok())
 }
 
-/// Groups that clusters have made, with the number of the process that did.
+/// Returns the control groups that clusters created, with the id of the process that created them.
 fn cgroups() -> impl Iterator<Item = (u32, PathBuf)> {
     let output = Command::new("find").args(["/sys/fs/cgroup", "-type", "d", "-name", "weft-kube-*"]).output().unwrap();
     let found = String::from_utf8(output.stdout).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv4 and IPv6 at once, by Helm: installed, upgraded without a packet lost, and taken away so that nothing stays.
+//! IPv4 and IPv6, with Helm: installed, upgraded without a lost packet, and removed completely.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::install::{
 };
 use crate::ping::Ping;
 
-/// As in the README.
+/// The values in the README.
 const INSTALL: &str = "install flannel deploy/helm/weft --namespace kube-flannel --create-namespace";
 const UPGRADE: &str = "upgrade flannel deploy/helm/weft --namespace kube-flannel --reset-then-reuse-values";
 
@@ -52,7 +52,7 @@ fn a_dual_stack_cluster() {
     uninstall(&cluster);
 }
 
-/// A rolling update, as `kubectl rollout restart` makes one.
+/// Does a rolling update like `kubectl rollout restart`.
 fn upgrade(cluster: &Cluster) {
     let notes = cluster.helm(&format!("{UPGRADE} --dry-run=server --set policy.enabled=false"));
     assert!(notes.contains("WARNING: the admission policy weft-own-node was left out"), "{notes}");
@@ -68,7 +68,7 @@ fn upgrade(cluster: &Cluster) {
     assert_eq!(conf["IPv6Network"], "fd00:10:244::/48", "values of the installation stay");
 }
 
-/// What a node still has of weft: devices, routes, nexthops, rules and configuration of the runtime.
+/// Prints what a node has of weft: devices, routes, nexthops, rules and the configuration of the runtime.
 const REMAINS: &str = "
     ip -o link show type vxlan
     for family in -4 -6; do ip $family route show table all proto 90; done
@@ -79,7 +79,7 @@ const REMAINS: &str = "
     ls /run/flannel/10-flannel.conflist /run/flannel/weft.sock
     true";
 
-/// The way that docs/operations.md shows.
+/// Removes weft as docs/operations.md describes it.
 fn uninstall(cluster: &Cluster) {
     const CLEANUP: &str = "/opt/cni/bin/weft cleanup";
     for node in cluster.nodes() {
@@ -101,7 +101,7 @@ fn uninstall(cluster: &Cluster) {
     cluster.kubectl("delete -f tests/kube/web.yml --timeout=120s");
     cluster.helm("uninstall flannel --namespace kube-flannel");
     cluster.until("no agent", || cluster.items("-n kube-flannel pods").is_empty());
-    // Where nobody can log in; any image that has chroot.
+    // This way is for nodes without a login. Any image with chroot will do.
     let debug = "debug node/n3 --image=weft-test:1 --profile=sysadmin --quiet -- /bin/busybox chroot /host";
     cluster.kubectl(&format!("{debug} {CLEANUP}"));
     for node in cluster.nodes() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A fresh cluster: nodes are ready after their network and not before, pods reach each other, Services and host ports work, and pods that
-//! go leave nothing.
+//! A fresh cluster: nodes become ready after their network and not before, pods reach each other, Services and host ports work, and
+//! deleted pods leave nothing behind.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::install::{
 fn a_fresh_cluster() {
     let cluster = Cluster::start(three_nodes(false));
     wait_for_bare_nodes(&cluster);
-    // Pods that wait for the first ready node.
+    // These pods wait for the first node that is ready.
     cluster.kubectl("apply -f tests/kube/web.yml");
     install(&cluster);
     nodes_are_ready_after_their_network(&cluster);
@@ -29,7 +29,7 @@ fn a_fresh_cluster() {
     pods_leave_nothing(&cluster);
 }
 
-/// Nanoseconds since 1970 of a file's last change; a link's own.
+/// Returns when a file was last changed, in nanoseconds since 1970. Links are not followed.
 fn changed(cluster: &Cluster, node: &str, path: &str) -> u128 {
     let said = cluster.on(node, &format!("stat -c %.9Y {path}"));
     said.replace('.', "").parse().unwrap()
@@ -63,7 +63,7 @@ fn the_condition_is_ours(cluster: &Cluster) {
     }
 }
 
-/// Asks through `run` until every pod has answered.
+/// Sends requests with `run` until every pod has answered.
 pub fn all_answer(
     cluster: &Cluster,
     what: &str,
@@ -82,7 +82,7 @@ pub fn all_answer(
     assert_eq!(answered, wanted, "{what}");
 }
 
-/// From a pod, from a node, and from outside by NodePort; nodes have kube-proxy in different modes.
+/// Uses a Service from a pod, from a node, and from outside by NodePort. kube-proxy has different modes on the nodes.
 pub fn services_reach_every_pod(cluster: &Cluster, pods: &[Pod]) {
     let service = word(&cluster.get("service web")["spec"]["clusterIP"]);
     for (index, pod) in pods.iter().enumerate() {
@@ -102,7 +102,7 @@ pub fn services_reach_every_pod(cluster: &Cluster, pods: &[Pod]) {
     }
 }
 
-/// Nodes have the tools of the machine.
+/// This uses the tools of the machine, which nodes have, too.
 fn busybox(script: &str) -> String {
     script.replace("| nc", "| busybox nc")
 }
@@ -122,7 +122,7 @@ pub fn host_ports_work(cluster: &Cluster) {
     }
 }
 
-/// What a node still has of pods: attachments, addresses, links, namespaces and rules.
+/// Prints what a node has of pods: attachments, addresses, links, namespaces and rules.
 const REMAINS: &str = "
     ls -A /var/lib/cni/flannel
     ls -A /var/lib/cni/networks/cbr0 | grep -v -e ^last_reserved_ip -e ^lock
@@ -133,7 +133,7 @@ const REMAINS: &str = "
 
 pub fn pods_leave_nothing(cluster: &Cluster) {
     let had = cluster.on("n2", REMAINS);
-    assert!(had.contains("CNI-DN-") && had.contains("10.244."), "these looks see no pod: {had}");
+    assert!(had.contains("CNI-DN-") && had.contains("10.244."), "the search finds nothing of pods that exist: {had}");
     cluster.kubectl("delete -f tests/kube/web.yml --timeout=120s");
     cluster.kubectl("delete pod port --timeout=120s");
     for node in cluster.nodes() {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every cluster begins with: weft as deploy/ ships it, a pod on each node, and that they reach each other.
+//! The first steps in every cluster: install weft as deploy/ ships it, start a pod on each node, and check that they reach each other.
 
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Pod, Shape, condition, word};
 
-/// Three nodes with kube-proxy in both modes.
+/// Returns a cluster of three nodes with kube-proxy in both modes.
 pub fn three_nodes(dual: bool) -> Shape {
     Shape { proxies: &["iptables", "nftables", "iptables"], dual, grace: 50, images: Vec::new() }
 }
 
-/// The nodes have their pod CIDRs, and are not ready for want of a network: the runtime says so.
+/// Waits until the nodes have pod CIDRs and are not ready only because they have no network.
 pub fn wait_for_bare_nodes(cluster: &Cluster) {
     let names = cluster.nodes();
     cluster.until("nodes that lack only a network", || {
@@ -20,7 +20,7 @@ pub fn wait_for_bare_nodes(cluster: &Cluster) {
     });
 }
 
-/// The kubelet quotes its runtime.
+/// The message is that of the container runtime, which the kubelet quotes.
 fn lacks_network(node: &Value) -> bool {
     condition(node, "Ready")
         .is_some_and(|ready| ready["status"] == "False" && word(&ready["message"]).contains("NetworkReady=false"))
@@ -30,12 +30,12 @@ pub fn is_ready(node: &Value) -> bool {
     condition(node, "Ready").is_some_and(|ready| ready["status"] == "True")
 }
 
-/// The one command of the README.
+/// Installs weft with the command in the README.
 pub fn install(cluster: &Cluster) {
     cluster.kubectl("apply -k deploy/kube");
 }
 
-/// The same for an admin who changes the network first: `edit` gets what is shipped as net-conf.json and cni-conf.json.
+/// Installs weft after `edit` has changed the net-conf.json and cni-conf.json that deploy/ ships.
 pub fn install_with(cluster: &Cluster, edit: impl FnOnce(&mut Value, &mut Value)) {
     cluster.kubectl("apply -f deploy/kube/config.yml");
     let shipped = cluster.get("-n kube-flannel configmap kube-flannel-cfg");
@@ -51,7 +51,7 @@ pub fn install_with(cluster: &Cluster, edit: impl FnOnce(&mut Value, &mut Value)
     cluster.kubectl("apply -f deploy/kube/weft.yml");
 }
 
-/// Every pod of the DaemonSet is there and ready.
+/// Waits until all pods of the DaemonSet are ready.
 pub fn wait_for_agents(cluster: &Cluster) {
     cluster.until("agents on every node", || {
         let set = cluster.get("-n kube-flannel daemonset kube-flannel-ds");
@@ -62,7 +62,7 @@ pub fn wait_for_agents(cluster: &Cluster) {
     });
 }
 
-/// Nothing is wrong with any node, in the agents' own words.
+/// Waits until no agent reports a problem.
 pub fn assert_no_problems(cluster: &Cluster) {
     for node in cluster.nodes() {
         let field = format!("spec.nodeName={node}");
@@ -72,7 +72,7 @@ pub fn assert_no_problems(cluster: &Cluster) {
             format!("-n kube-flannel exec {} -c kube-flannel -- /weft status -o json", word(&pod["metadata"]["name"]));
         let mut said = Value::Null;
         cluster.wait_for(&format!("no problems on {node}"), || {
-            // An agent that is restarted meanwhile does not answer.
+            // An agent does not answer during a restart.
             let status: Value = serde_json::from_str(&cluster.try_kubectl(&ask).ok()?).unwrap();
             if said != status["problems"] {
                 said = status["problems"].clone();
@@ -83,7 +83,7 @@ pub fn assert_no_problems(cluster: &Cluster) {
     }
 }
 
-/// A pod on each node, with its addresses.
+/// Waits until there is a pod with addresses on each node.
 pub fn wait_for_pods(cluster: &Cluster) -> Vec<Pod> {
     let nodes = cluster.nodes();
     cluster.wait_for("a pod on each node", || {
@@ -92,7 +92,7 @@ pub fn wait_for_pods(cluster: &Cluster) -> Vec<Pod> {
     })
 }
 
-/// Every pod reaches every other, over every family.
+/// Checks that every pod reaches every other pod in every family.
 pub fn assert_mesh(cluster: &Cluster, pods: &[Pod]) {
     for from in pods {
         for to in pods.iter().filter(|to| to.name != from.name) {
@@ -105,13 +105,13 @@ pub fn assert_mesh(cluster: &Cluster, pods: &[Pod]) {
     }
 }
 
-/// Nothing failed on the way for want of a network: the kubelet says so in events of this kind.
+/// Checks that no pod failed because there was no network. The kubelet reports that with these events.
 pub fn assert_no_sandbox_failed(cluster: &Cluster) {
     let events = cluster.items("events -A --field-selector reason=FailedCreatePodSandBox");
     assert!(events.is_empty(), "pods were started without a network: {events:#?}");
 }
 
-/// One TCP request to `address:port` for the name of the pod that answers, asked by a shell.
+/// Returns a shell script that asks `address:port` for the name of the pod that answers.
 pub fn ask(address: &str, port: u16) -> String {
     format!("printf 'GET /name HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {address} {port} | tail -n 1")
 }

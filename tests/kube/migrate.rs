@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster of flannel's nodes becomes one of weft's, node by node, and one of flannel's again, while its pods talk. `FLANNELD` names
-//! flannel's binary; its plugin is played by ours, which takes the same configuration.
+//! A cluster moves from flannel to weft and back, node by node, while its pods have traffic. `FLANNELD` names flannel's binary. Our CNI
+//! plugin stands for flannel's, because it takes the same configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::ping::{Ping, Score};
 #[ignore = "needs FLANNELD"]
 fn flannel_to_weft_and_back() {
     let (_dir, cluster) = with_flannels_image();
-    // What both read, and what flannel's manifest adds to it.
+    // The configuration that both read, and the rest of flannel's manifest.
     cluster.kubectl("apply -f deploy/kube/config.yml -f tests/kube/flannel.yml");
     let pods = pods_of_flannel(&cluster);
 
@@ -36,7 +36,7 @@ fn flannel_to_weft_and_back() {
     new_pods_work(&cluster);
 }
 
-/// What docs/migrate.md says to one whose flannel came by Helm, word for word.
+/// Runs the commands of docs/migrate.md for a flannel that was installed with Helm, word for word.
 #[test]
 #[ignore = "needs FLANNELD"]
 fn flannels_helm_release_to_weft_and_back() {
@@ -63,7 +63,7 @@ fn flannels_helm_release_to_weft_and_back() {
     new_pods_work(&cluster);
 }
 
-/// Three nodes that have flannel's image and no agent, and the directory of that image.
+/// Starts three nodes that have flannel's image and no agent. Returns the directory of the image, too.
 fn with_flannels_image() -> (TempDir, Cluster) {
     let flanneld = flanneld();
     let dir = tempfile::tempdir().unwrap();
@@ -74,7 +74,7 @@ fn with_flannels_image() -> (TempDir, Cluster) {
     (dir, cluster)
 }
 
-/// Pods that reach each other once flannel's agents are ready.
+/// Waits until flannel's agents are ready and the pods reach each other.
 fn pods_of_flannel(cluster: &Cluster) -> Vec<Pod> {
     wait_for_agents(cluster);
     cluster.kubectl("apply -f tests/kube/web.yml");
@@ -84,13 +84,13 @@ fn pods_of_flannel(cluster: &Cluster) -> Vec<Pod> {
     pods
 }
 
-/// Those of the agents that a rolling update has not reached yet are in use.
+/// Checks that both service accounts exist: during a rolling update, the other agents still use theirs.
 fn accounts_are_kept(cluster: &Cluster) {
     cluster.kubectl("-n kube-flannel get serviceaccount flannel weft");
     cluster.kubectl("get clusterrole,clusterrolebinding flannel weft");
 }
 
-/// The first block of commands in docs/migrate.md after these words.
+/// Returns the first block of commands in docs/migrate.md after these words.
 fn block_after(words: &str) -> String {
     let page = std::fs::read_to_string("docs/migrate.md").unwrap();
     let (_, rest) = page.split_once(words).unwrap();
@@ -98,7 +98,7 @@ fn block_after(words: &str) -> String {
     lines.take_while(|line| line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
 }
 
-/// A chart of objects with the names and selectors of those of flannel's chart.
+/// Writes a chart whose objects have the names and selectors of flannel's chart.
 fn chart(dir: &Path) -> PathBuf {
     let chart = dir.join("chart");
     std::fs::create_dir_all(chart.join("templates")).unwrap();
@@ -111,7 +111,7 @@ fn chart(dir: &Path) -> PathBuf {
     chart
 }
 
-/// flannel's binary; the libraries and tools that it wants are the node's.
+/// Builds an image with flannel's binary. It uses the libraries and tools of the node.
 fn image(dir: &Path, flanneld: &Path) -> PathBuf {
     let (root, archive) = (dir.join("root"), dir.join("flannel.tar"));
     std::fs::create_dir_all(root.join("usr")).unwrap();
@@ -124,7 +124,7 @@ fn image(dir: &Path, flanneld: &Path) -> PathBuf {
     archive
 }
 
-/// The program of all agents.
+/// Returns the program that all agents run.
 fn agents(cluster: &Cluster) -> String {
     let mut names: Vec<_> = cluster
         .nodes()
@@ -143,7 +143,7 @@ fn agents(cluster: &Cluster) -> String {
     names.join(", ")
 }
 
-/// Changes the agents while pods ping.
+/// Runs `change` while pods ping each other.
 fn under_ping(cluster: &Cluster, pods: &[Pod], change: impl FnOnce(&Cluster)) -> Vec<Score> {
     let pings = Ping::ring(cluster, pods);
     change(cluster);
@@ -157,7 +157,7 @@ fn judge(scores: &[Score], during: &str) {
     }
 }
 
-/// Pods of now are on the network, too.
+/// Checks that new pods have a network, too.
 fn new_pods_work(cluster: &Cluster) {
     let old: Vec<_> = wait_for_pods(cluster).into_iter().map(|pod| pod.name).collect();
     cluster.kubectl("rollout restart deployment web");

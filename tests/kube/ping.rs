@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! 100 echo requests a second from one pod to another, for as long as something else happens, and which of them were lost.
+//! A ping with 100 requests a second from one pod to another, and which of them were lost.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cluster::{Cluster, Pod};
 
-/// A ping that runs in a pod's network namespace: the machine's, for busybox's has a receive buffer of a few packets, which it shares
-/// with the requests of others.
+/// A ping that runs in a pod's network namespace. It is the machine's program, because that of busybox has a receive buffer of a few
+/// packets, in which it also gets the requests of others.
 pub struct Ping<'a> {
     cluster: &'a Cluster,
     what: String,
@@ -16,7 +16,7 @@ pub struct Ping<'a> {
     log: String,
 }
 
-/// What became of it.
+/// The result of a ping.
 pub struct Score {
     what: String,
     answered: usize,
@@ -24,7 +24,7 @@ pub struct Score {
 }
 
 impl<'a> Ping<'a> {
-    /// Begins, and returns when the first answer is there.
+    /// Starts a ping, and waits for the first answer.
     pub fn start(cluster: &'a Cluster, from: &Pod, address: &str) -> Ping<'a> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let log = format!("/run/ping-{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -44,7 +44,7 @@ impl<'a> Ping<'a> {
         ping
     }
 
-    /// From every pod to the next, over every family.
+    /// Starts a ping from every pod to the next one in every family.
     pub fn ring(cluster: &'a Cluster, pods: &[Pod]) -> Vec<Ping<'a>> {
         let next = pods.iter().cycle().skip(1);
         let pairs = pods.iter().zip(next);
@@ -55,7 +55,7 @@ impl<'a> Ping<'a> {
         self.cluster.on(&self.node, &format!("cat {}", self.log))
     }
 
-    /// Ends it.
+    /// Ends the ping.
     pub fn stop(self) -> Score {
         self.cluster.on(&self.node, &format!("kill -INT {}", self.process));
         self.cluster.until("the end of ping", || self.read().contains("packets transmitted"));
@@ -63,7 +63,7 @@ impl<'a> Ping<'a> {
         let seen: BTreeSet<u32> = said.lines().filter_map(sequence).collect();
         let sent = said.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
         let sent: u32 = sent.unwrap_or_else(|| panic!("{said}"));
-        // The answer to the last ones may be on its way.
+        // The last answers may be still on their way.
         let expected = 1..=sent.saturating_sub(5);
         Score {
             what: self.what,
@@ -73,7 +73,7 @@ impl<'a> Ping<'a> {
     }
 }
 
-/// The number of an answer.
+/// Returns the sequence number of an answer.
 fn sequence(line: &str) -> Option<u32> {
     line.split_once("seq=")?.1.split_whitespace().next()?.parse().ok()
 }

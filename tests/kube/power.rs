@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node loses power and boots again: no pod of it is tried before its network is there, and then its traffic is back. How long that
-//! takes is printed and not judged: it is a matter of the machine and of the kubelet (docs/bench/method.md).
+//! A node loses power and boots again. Its pods must not be started before it has its network, and must then have traffic again. How long
+//! that takes is printed and not checked, because it depends on the machine and on the kubelet (docs/bench/method.md).
 
 use std::time::SystemTime;
 
@@ -10,25 +10,25 @@ use crate::install::{
     wait_for_pods,
 };
 
-/// The kubelet mounts a token, and waits longer and longer between two tries while there is no network.
+/// A pod without a token. For a pod with a token, the kubelet has to mount it, and while there is no network it waits ever longer between
+/// its attempts.
 const TOKENLESS: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tokenless", "labels": {"app": "tokenless"}},
     "spec": {"nodeName": "n2", "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 1,
         "containers": [{"name": "web", "image": "weft-test:1", "command": ["sleep", "2147483647"]}]}}"#;
 
-/// How long the node was away.
+/// How long the node is off.
 #[derive(Clone, Copy, PartialEq)]
 enum Outage {
-    /// The control plane has noticed.
+    /// Until the control plane has noticed.
     Noticed,
-    /// It has not: the API still says Ready when the kubelet starts.
+    /// Shorter: the Node is still Ready when the kubelet starts.
     Unnoticed,
 }
 
 #[test]
 fn a_node_boots_again() {
-    // A machine that was really away, longer than its boot takes or 50 s, is called not ready before it is back, and its kubelet looks
-    // for the network every 0.1 s until it is ready; else every 5 s. Here after 20 s, two heartbeats of a kubelet: a test has no
-    // time for more.
+    // If a machine is off for longer than 50 s, its Node is not ready when it comes back, and its kubelet looks for the network every
+    // 0.1 s, otherwise every 5 s. The test uses 20 s instead of 50 s, which are two heartbeats of a kubelet, to save time.
     let mut cluster = Cluster::start(Shape { grace: 20, ..three_nodes(false) });
     wait_for_bare_nodes(&cluster);
     cluster.kubectl("apply -f tests/kube/web.yml");
@@ -51,7 +51,7 @@ fn power_cycle(cluster: &mut Cluster, outage: Outage) {
     let old: Vec<_> = events(cluster).into_iter().map(|event| event["metadata"]["uid"].clone()).collect();
 
     cluster.power_off("n2");
-    // What is on the disk points to what the boot empties: the runtime will find no network by itself.
+    // The link on the disk leads to a directory that a boot empties. So the runtime finds no network.
     let link = std::fs::read_link(cluster.on_disk("n2", "etc/cni/net.d/10-flannel.conflist")).unwrap();
     assert!(link.starts_with("/run/"), "{}", link.display());
     let ready = |cluster: &Cluster| is_ready(&cluster.get("node n2"));
@@ -80,7 +80,7 @@ fn power_cycle(cluster: &mut Cluster, outage: Outage) {
     wait_for_agents(cluster);
 }
 
-/// It keeps its name, and gets another address.
+/// Returns whether a pod answers. It keeps its name, but has another address.
 fn answers(cluster: &Cluster, from: &Pod, label: &str, pod: &Pod) -> bool {
     let pods = cluster.pods(label);
     let back = pods.iter().find(|now| now.name == pod.name && now.addresses != pod.addresses);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods without a bridge, in the real runtime.
+//! Routed pods, which have no bridge, with a real container runtime.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API is away: while agents run, and when they start.
+//! The API server does not answer: while agents run, and when they start.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use weft_lab::ping::Stream;
 use crate::site::{LIMIT, Site, on_this_thread};
 
 #[test]
-fn what_changed_meanwhile_is_applied() {
+fn changes_during_an_outage_are_applied_after_it() {
     on_this_thread(async {
         let mut site = Site::start(BackendKind::HostGw, true).await?;
         site.create_peer(100).await;
@@ -41,7 +41,7 @@ fn what_changed_meanwhile_is_applied() {
     });
 }
 
-/// Longer than the watch waits for a bookmark of a silent server, and than two reports of the same trouble are apart.
+/// Longer than a watch without events is kept, and than the time between two reports of a lasting failure.
 const AWAY: Duration = Duration::from_secs(155);
 
 #[test]
@@ -68,7 +68,7 @@ fn minutes_without_the_api() {
                 let status = node.status_as::<weft::observe::status::Status>().await?;
                 ensure!(status.ready && status.store_trouble.is_some(), "{}: {status:?}", node.name());
             }
-            // The kernel is still looked after.
+            // The agent still repairs the kernel.
             site.lab.nodes[0].ns.ip("route del 10.244.2.0/24").await?;
             site.routed(1, 2, "dev flannel.1", true).await?;
             tokio::time::sleep(Duration::from_secs(5)).await;
@@ -77,7 +77,7 @@ fn minutes_without_the_api() {
             let log = fs::read_to_string(node.log())?;
             let said =
                 log.lines().filter(|line| line.contains("WARN store: ") || line.contains("store: watch nodes")).count();
-            // At once and then each minute, in one line, and not for each attempt.
+            // One line at once and one each minute, not one for each attempt.
             ensure!((2..=8).contains(&said), "{}: {said} lines in {log}", node.name());
         }
         site.cluster.delete(100).await;
@@ -95,19 +95,19 @@ fn minutes_without_the_api() {
         }
         stream.answers(20, LIMIT).await?;
         let loss = stream.stop().await?;
-        ensure!(site.versions().await == before, "there was nothing to write");
+        ensure!(site.versions().await == before, "a Node was written");
         ensure!(loss.lost == 0, "{} of {} packets lost", loss.lost, loss.sent);
         Ok(())
     });
 }
 
-/// Where a node's peers are saved, once they are.
+/// Returns the file with a node's saved peers, if there is one.
 pub fn file(node: &Node) -> Option<std::path::PathBuf> {
     let mut all = fs::read_dir(node.state_dir()).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     all.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("peers-")))
 }
 
-/// Node 1 alone: it has saved the others, and is dead; then what a boot takes away is gone.
+/// Ends the agent of node 1 after it has saved its peers, and removes what a boot removes.
 async fn booted(site: &mut Site) -> Result<()> {
     let node = &mut site.lab.nodes[0];
     node.stop(Signal::SIGTERM).await?;
@@ -150,8 +150,8 @@ fn a_boot_without_the_api() {
         site.routed(1, 100, "", false).await?;
         site.problem(1, "the store is away", false).await?;
         site.reach_all().await?;
-        ensure!(site.versions().await == before, "nothing to write: it is the node that it was");
-        // Another cluster network: what was saved is of no use.
+        ensure!(site.versions().await == before, "a Node was written although nothing of it changed");
+        // With another Network, the saved peers cannot be used.
         booted_again(&mut site).await
     });
 }

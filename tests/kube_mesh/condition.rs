@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The condition NetworkUnavailable: True for a node's own lasting fault alone.
+//! The condition NetworkUnavailable is True only while the node itself has a lasting fault.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -10,14 +10,14 @@ use weft_lab::BackendKind;
 use crate::site::{Site, on_this_thread};
 
 #[test]
-fn a_lasting_fault_of_the_node_is_told() {
+fn a_lasting_fault_of_the_node_is_reported() {
     on_this_thread(async {
         let mut site = Site::build(BackendKind::Vxlan, false).await?;
         site.lab.nodes[0].set_flag("--unwell-after=1s");
         site.lab.nodes[1].set_flag("--unwell-after=1s");
         site.lab.nodes[2].set_flag("--unwell-after=1s");
         site.lab.nodes[2].set_flag("--set-node-network-unavailable=false");
-        // A device of others that has our VNI and port.
+        // A device of another program has our VNI and port.
         let taken = "link add theirs type vxlan id 1 dstport 8472 nolearning";
         for node in &site.lab.nodes {
             node.ns.ip(taken).await?;
@@ -38,18 +38,21 @@ fn a_lasting_fault_of_the_node_is_told() {
         }
         site.reach_all().await?;
         lost_uplink(&mut site).await?;
-        ensure!(site.condition(3).await.is_none(), "node 3 was told not to set it");
-        ensure!(site.condition(1).await.is_some_and(|it| it[1] == "FlannelIsUp"), "no peer's fault counts");
-        // The end of an agent is no fault.
+        ensure!(site.condition(3).await.is_none(), "node 3 has a flag that forbids to set the condition");
+        ensure!(
+            site.condition(1).await.is_some_and(|it| it[1] == "FlannelIsUp"),
+            "the fault of a peer was reported by node 1"
+        );
+        // The end of an agent is not a fault.
         let before = site.versions().await;
         site.stop_agents(Signal::SIGTERM).await?;
-        ensure!(site.versions().await == before, "the end writes nothing");
+        ensure!(site.versions().await == before, "an agent wrote a Node when it ended");
         Ok(())
     });
 }
 
 #[test]
-fn a_peers_fault_is_not_told() {
+fn a_peers_fault_is_not_reported() {
     on_this_thread(async {
         let mut site = Site::build(BackendKind::Vxlan, false).await?;
         for node in &mut site.lab.nodes {
@@ -61,7 +64,7 @@ fn a_peers_fault_is_not_told() {
             site.conditioned(number, "False", "FlannelIsUp").await?;
         }
         let before = site.versions().await;
-        // The device that one peer needs cannot be made: another one has its VNI and port. A second peer cannot be read.
+        // The device that one peer needs cannot be created, because another device has its VNI and port. The lease of a second peer cannot be read.
         site.lab.nodes[0].ns.ip("link add theirs type vxlan id 7 dstport 8472 nolearning").await?;
         site.create_peer(100).await;
         site.create_peer(101).await;
@@ -78,23 +81,23 @@ fn a_peers_fault_is_not_told() {
             })
         };
         site.until("both peers to fail", async || failing(&site).await).await?;
-        // The control: a fault of node 2 that began later is told.
+        // To show that reports work: a later fault of node 2 is reported.
         lost_uplink(&mut site).await?;
         let node = &site.lab.nodes[0];
-        ensure!(node.status_as::<weft::observe::status::Status>().await?.ready, "a peer's fault makes no node unready");
-        ensure!(failing(&site).await, "the peers work");
+        ensure!(node.status_as::<weft::observe::status::Status>().await?.ready, "a peer's fault made the node unready");
+        ensure!(failing(&site).await, "the peers no longer have their faults");
         let after = site.versions().await;
         ensure!(
             (&after[0], &after[2]) == (&before[0], &before[2]),
-            "nodes 1 and 3 have told something: {:?}",
+            "nodes 1 and 3 have reported something: {:?}",
             site.condition(1).await
         );
-        ensure!(after[1] != before[1], "node 2 has told its fault");
+        ensure!(after[1] != before[1], "node 2 has not reported its fault");
         Ok(())
     });
 }
 
-/// The uplink's address goes: peers are kept, but the node is not well. The API is reached by another way.
+/// Removes the address of node 2's uplink for a while. The node keeps its peers and reaches the API by another link.
 async fn lost_uplink(site: &mut Site) -> Result<()> {
     let node = &site.lab.nodes[1];
     let fabric = &site.lab.fabric;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Node objects and what is done to them: by agents, by admins, by accident.
+//! Changes of Node objects: by agents, by admins, and by mistake.
 
 use std::fs;
 
@@ -37,11 +37,11 @@ async fn restart_writes_nothing(site: &mut Site) -> Result<()> {
     Ok(())
 }
 
-/// What the agent says of itself comes back; of the MAC the annotation is the truth.
+/// The agent publishes its annotations again if they are changed. If the changed annotation has another MAC, the agent uses that.
 async fn broken_by_hand(site: &Site) -> Result<()> {
     let data = site.annotation(2, "backend-data").await.context("backend-data")?;
     for (end, broken) in [
-        ("backend-data", json!("this is no JSON")),
+        ("backend-data", json!("not JSON")),
         ("public-ip", json!(null)),
         ("public-ip", json!("192.168.77.99")),
         ("kube-subnet-manager", json!("false")),
@@ -51,7 +51,7 @@ async fn broken_by_hand(site: &Site) -> Result<()> {
         site.cluster.annotate(2, end, &broken).await;
         site.annotated(2, end, before.as_deref()).await?;
     }
-    ensure!(site.annotation(2, "backend-data").await == Some(data), "the same MAC as before");
+    ensure!(site.annotation(2, "backend-data").await == Some(data), "node 2 has another MAC than before");
     let other = r#"{"VNI":1,"VtepMAC":"0e:11:22:33:44:55"}"#;
     site.cluster.annotate(2, "backend-data", &json!(other)).await;
     let node = &site.lab.nodes[1];
@@ -61,7 +61,7 @@ async fn broken_by_hand(site: &Site) -> Result<()> {
     site.reach_all().await
 }
 
-/// The file is what is mounted from a ConfigMap.
+/// In a cluster, the file is mounted from a ConfigMap.
 async fn net_conf_changes(site: &Site) -> Result<()> {
     site.routed(1, 2, "dev flannel.1", true).await?;
     let text = fs::read_to_string(site.net_conf())?;
@@ -72,7 +72,7 @@ async fn net_conf_changes(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn what_admins_say_counts() {
+fn annotations_of_an_admin_choose_the_address() {
     on_this_thread(async {
         let mut site = Site::start(BackendKind::Vxlan, false).await?;
         let destination = async |site: &Site, ip: &str| {
@@ -97,7 +97,7 @@ fn what_admins_say_counts() {
 }
 
 #[test]
-fn nodes_are_deleted_and_made_again() {
+fn deleted_and_created_nodes_are_followed() {
     on_this_thread(async {
         let mut site = Site::start(BackendKind::HostGw, true).await?;
         site.reach_all().await?;
@@ -108,7 +108,7 @@ fn nodes_are_deleted_and_made_again() {
         site.routed(1, 3, "via 192.168.77.13", true).await?;
         site.conditioned(3, "False", "FlannelIsUp").await?;
         site.reach_all().await?;
-        // With another pod CIDR it has another subnet.
+        // Now the Node has another pod CIDR.
         site.cluster.delete(3).await;
         site.create(3, 33).await;
         site.routed(1, 33, "via 192.168.77.13", true).await?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes without any IPv4 address, over Node objects whose pod CIDRs are IPv6.
+//! Nodes without any IPv4 address. The pod CIDRs of their Node objects are IPv6.
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
@@ -27,12 +27,12 @@ async fn only_ipv6(backend: BackendKind, way: &str) -> Result<()> {
         let address = format!("fd77::1{node}");
         ensure!(site.annotation(node, "public-ipv6").await == Some(address), "node {node} publishes another address");
         for end in ["public-ip", "backend-data"] {
-            ensure!(site.annotation(node, end).await.is_none(), "node {node} has no IPv4, and publishes {end}");
+            ensure!(site.annotation(node, end).await.is_none(), "node {node} has no IPv4 address, but publishes {end}");
         }
         ensure!(site.annotation(node, "backend-v6-data").await.is_some(), "node {node}: no backend-v6-data");
     }
     site.routed(1, 3, way, true).await?;
-    // A restart writes nothing, and a Node that comes back with another pod CIDR is followed.
+    // A restart writes nothing. A Node that is created again with another pod CIDR is followed.
     let before = site.versions().await;
     site.stop_agents(Signal::SIGTERM).await?;
     site.start_agents()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API answers, and refuses: no agent takes that for an API that is away, and its own words and the remedy are told.
+//! The API server answers and refuses. The agent reports the server's message and a remedy, and does not behave as if the server were away.
 
 use std::fs;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn a_policy_that_forbids_our_annotations() {
     });
 }
 
-/// Nobody may add annotations under the prefix of this site. Returns once the server enforces that.
+/// Forbids everybody to add annotations with the prefix of this site. Returns when the server enforces that.
 async fn forbid_annotations(site: &Site) -> Result<()> {
     let (name, prefix) = (&site.cluster.name, site.cluster.annotation(""));
     let had = "has(oldObject.metadata.annotations) && key in oldObject.metadata.annotations";
@@ -62,11 +62,11 @@ async fn forbid_annotations(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn rights_that_are_taken_away() {
+fn missing_rights_are_reported() {
     on_this_thread(async {
         let mut site = Site::start(BackendKind::Vxlan, false).await?;
         let name = format!("weft-{}", site.cluster.name);
-        // Whoever has saved peers does not go on from them: it is not the API that is to be repaired.
+        // The agent has saved peers, and must not use them: it is not the API server that needs a repair.
         site.until("peers to be saved", async || file(&site.lab.nodes[0]).is_some()).await?;
         site.lab.nodes[0].stop(Signal::SIGTERM).await?;
         site.cluster.remove(&format!("{BINDINGS}/{name}")).await;
@@ -76,11 +76,11 @@ fn rights_that_are_taken_away() {
         }});
         let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
         let forbidden = async || site.cluster.post(reviews, &review).await["status"]["allowed"] == false;
-        site.until("the server to know it", forbidden).await?;
+        site.until("the server to refuse the watch", forbidden).await?;
         site.lab.nodes[0].start()?;
         site.problem(1, "(RBAC: nodes get, list, watch and nodes/status patch are needed", true).await?;
         site.problem(1, "waiting: the store refuses: node ", true).await?;
-        // The data path of the run before is as it was.
+        // The entries of the earlier run are still in the kernel.
         site.reach_all().await?;
         site.cluster.post(BINDINGS, &binding(&site.cluster)).await;
         site.lab.nodes[0].ready().await?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server's door into a lab: an address of the fabric that leads to the server's port on 127.0.0.1 of the machine. Closed, the
-//! server is away for this lab, and for no other.
+//! A TCP relay from an address of the lab's fabric to the API server's port on 127.0.0.1 of the machine. When it is closed, the server is
+//! away for this lab, but not for others.
 
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -12,11 +12,11 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
-/// Where the nodes of a lab find it: the address of the fabric's bridge.
+/// The address and port for the nodes: that of the fabric's bridge.
 pub const ADDRESS: &str = "192.168.77.1:6443";
-/// The same for nodes without IPv4.
+/// The same by IPv6.
 pub const ADDRESS_V6: &str = "[fd77::1]:6443";
-/// Both of them, and others of the fabric.
+/// The relay listens on all addresses of the fabric.
 const LISTEN: &str = "[::]:6443";
 
 pub struct Relay {
@@ -25,7 +25,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Closed. Call it, and what follows, on the lab's thread.
+    /// Creates a closed relay to this port. Use it on the lab's thread.
     pub fn new(to: u16) -> Relay {
         Relay { to, open: None }
     }
@@ -44,7 +44,7 @@ impl Relay {
                 return;
             }
             let listener = listener.unwrap().unwrap();
-            // What is still open is closed with it.
+            // Open connections end with the runtime.
             runtime.block_on(LocalSet::new().run_until(async move {
                 tokio::select! {
                     () = carry(listener, to) => {}
@@ -57,7 +57,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Connections are refused, and those that there were are cut.
+    /// Refuses connections and closes the open ones.
     pub fn close(&mut self) {
         if let Some((close, thread)) = self.open.take() {
             drop(close);
@@ -72,7 +72,7 @@ impl Drop for Relay {
     }
 }
 
-/// A listener that stays in the fabric, on a thread that comes back.
+/// Creates a listener in the namespace of the fabric. The thread returns to its own namespace.
 fn listen() -> Result<TcpListener> {
     let (here, there) = (std::fs::File::open("/proc/thread-self/ns/net")?, std::fs::File::open("/run/netns/fabric")?);
     setns(there.as_fd(), CloneFlags::CLONE_NEWNET).context("enter the fabric")?;
@@ -88,7 +88,7 @@ async fn carry(listener: TcpListener, to: u16) {
         let Ok((mut from, _)) = listener.accept().await else { continue };
         tokio::task::spawn_local(async move {
             if let Ok(mut server) = TcpStream::connect(("127.0.0.1", to)).await {
-                // Either side may go at any time.
+                // Either side may close the connection at any time.
                 let _ = tokio::io::copy_bidirectional(&mut from, &mut server).await;
             }
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases that are given back or removed by hand: of a Node only what is ours goes, and of other Nodes nothing.
+//! Leases that are released or removed by a command: it removes our annotations of one Node and changes no other Node.
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
@@ -8,12 +8,12 @@ use weft_lab::{BackendKind, Families};
 
 use crate::site::{Site, on_this_thread};
 
-/// All annotations of a node.
+/// Returns all annotations of a Node.
 async fn annotations(site: &Site, node: u8) -> Value {
     site.cluster.read(node).await["metadata"]["annotations"].clone()
 }
 
-/// What stands on each Node beside our annotations.
+/// Adds a label and annotations that are not ours to each Node.
 async fn mark(site: &Site) {
     for node in 1..=3 {
         let marks = json!({"metadata": {
@@ -24,7 +24,7 @@ async fn mark(site: &Site) {
     }
 }
 
-/// The Node has what others wrote, and nothing of ours.
+/// Checks that a Node has what [`mark`] added and no annotation of ours.
 async fn bare(site: &Site, node: u8) -> Result<()> {
     let wanted = json!({
         "theirs.test/public-ip": "192.0.2.1",
@@ -38,7 +38,7 @@ async fn bare(site: &Site, node: u8) -> Result<()> {
 }
 
 #[test]
-fn leases_are_released_removed_and_taken_again() {
+fn leases_are_released_removed_and_acquired_again() {
     on_this_thread(async {
         // The Nodes have pod CIDRs of both families; net-conf enables one of them.
         let mut site = Site::build(BackendKind::HostGw, false).await?;
@@ -56,11 +56,11 @@ fn leases_are_released_removed_and_taken_again() {
         let state = format!("--state-dir={}", site.lab.nodes[0].state_dir().display());
         site.lab.nodes[0].stop(Signal::SIGTERM).await?;
         let others = site.versions().await[1..].to_vec();
-        // The end of an agent, and what `weft cleanup` does to the kernel, are not told to the store.
+        // Neither the end of an agent nor `weft cleanup` changes the Node.
         let before = annotations(&site, 1).await;
         site.cleanup(1, &[&file, &state]).await?;
         ensure!(annotations(&site, 1).await == before, "weft cleanup has written to the Node");
-        // It took subnet.env along, by which a release knows what is ours; the agent writes it again.
+        // `weft cleanup` has removed subnet.env, by which a release finds our lease. The agent writes it again.
         site.lab.nodes[0].start()?;
         site.lab.nodes[0].ready().await?;
         site.lab.nodes[0].stop(Signal::SIGTERM).await?;
@@ -70,15 +70,15 @@ fn leases_are_released_removed_and_taken_again() {
         site.routed(2, 1, "", false).await?;
         let again = site.command(1, &["release", &file, &state]).await.unwrap_err();
         ensure!(format!("{again:#}").contains("no lease of 10.244.1.0/24"), "{again:#}");
-        // The lease of another node is removed by its name, from anywhere.
-        ensure!(site.versions().await[1..] == others, "a release writes its own Node alone");
+        // The lease of another node can be removed by its name on any node.
+        ensure!(site.versions().await[1..] == others, "a release has written another Node");
         site.lab.nodes[2].stop(Signal::SIGTERM).await?;
         let listed = site.command(1, &["lease", "ls"]).await?;
         ensure!(!listed.contains(&site.cluster.node(1)) && listed.contains(&site.cluster.node(3)), "{listed}");
         site.command(1, &["lease", "rm", &site.cluster.node(3)]).await?;
         bare(&site, 3).await?;
         site.routed(2, 3, "", false).await?;
-        ensure!(site.versions().await[1] == others[0], "node 2 was not written");
+        ensure!(site.versions().await[1] == others[0], "node 2 was written");
         for node in [0, 2] {
             site.lab.nodes[node].start()?;
             site.lab.nodes[node].ready().await?;

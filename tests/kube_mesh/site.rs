@@ -17,7 +17,7 @@ use crate::relay::{ADDRESS, ADDRESS_V6, Relay};
 use crate::server::{Cluster, Server};
 pub use crate::thread::on_this_thread;
 
-/// Where bindings are.
+/// The path of ClusterRoleBindings.
 pub const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -30,14 +30,14 @@ pub struct Site {
     pub families: Families,
 }
 
-/// The subnets of a node: number N of the lab's networks.
+/// Returns subnet number N of each of the lab's networks.
 fn cidrs(number: u8, families: Families) -> Vec<String> {
     let v4 = (families != Families::V6).then(|| format!("10.244.{number}.0/24"));
     let v6 = (families != Families::V4).then(|| format!("fd00:10:244:{number}::/64"));
     v4.into_iter().chain(v6).collect()
 }
 
-/// What gives the agents' account its rights.
+/// Returns the binding that gives the agents' account its rights.
 pub fn binding(cluster: &Cluster) -> Value {
     json!({
         "metadata": {"name": format!("weft-{}", cluster.name)},
@@ -46,7 +46,7 @@ pub fn binding(cluster: &Cluster) -> Value {
     })
 }
 
-/// What leads an agent, or a command, to the store.
+/// Returns the flags of the store, for agents and commands.
 fn flags(cluster: &Cluster) -> Vec<String> {
     vec![
         "--kube-subnet-mgr".to_owned(),
@@ -57,12 +57,12 @@ fn flags(cluster: &Cluster) -> Vec<String> {
 }
 
 impl Site {
-    /// Nodes 1 to 3 with their Node objects; no agent runs.
+    /// Builds nodes 1 to 3 and their Node objects. No agent runs yet.
     pub async fn build(backend: BackendKind, dual: bool) -> Result<Site> {
         Site::build_with(LabOptions { backend, ipv6: dual, ..LabOptions::default() }).await
     }
 
-    /// The same with nodes that have no IPv4 address at all; they reach the API by IPv6, too.
+    /// Builds nodes without IPv4 addresses. They reach the API server by IPv6.
     pub async fn build_only_ipv6(backend: BackendKind) -> Result<Site> {
         let options = LabOptions { backend, only_ipv6: true, store: StoreKind::Dir, ..LabOptions::default() };
         let site = Site::build_with(options).await?;
@@ -96,7 +96,7 @@ impl Site {
         Ok(site)
     }
 
-    /// The same with agents that are ready, and pods.
+    /// Builds nodes, and waits until their agents are ready and they have pods.
     pub async fn start(backend: BackendKind, dual: bool) -> Result<Site> {
         let mut site = Site::build(backend, dual).await?;
         site.start_agents()?;
@@ -121,7 +121,7 @@ impl Site {
         self.cluster.create(node, &cidrs.iter().map(String::as_str).collect::<Vec<_>>()).await;
     }
 
-    /// A Node object that some agent has published, without a machine.
+    /// Creates the Node object of a peer that has no machine.
     pub async fn create_peer(&self, number: u8) {
         let name = |end: &str| self.cluster.annotation(end);
         let mut annotations = json!({
@@ -153,7 +153,7 @@ impl Site {
         self.cluster.conf.path().join("token")
     }
 
-    /// A token of the service account.
+    /// Returns a token of the service account.
     pub async fn token(&self, spec: &Value) -> String {
         let path = format!("/api/v1/namespaces/default/serviceaccounts/{}/token", self.cluster.name);
         let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
@@ -175,19 +175,19 @@ impl Site {
         fs::write(self.cluster.conf.path().join("config"), text.to_string()).context("write a kubeconfig")
     }
 
-    /// What an annotation of a node says.
+    /// Returns the value of a Node's annotation.
     pub async fn annotation(&self, node: u8, end: &str) -> Option<String> {
         let object = self.cluster.read(node).await;
         object["metadata"]["annotations"][self.cluster.annotation(end)].as_str().map(str::to_owned)
     }
 
-    /// Waits until it says this.
+    /// Waits until a Node's annotation has this value.
     pub async fn annotated(&self, node: u8, end: &str, wanted: Option<&str>) -> Result<()> {
         let what = format!("annotation {end} of node {node} to be {wanted:?}");
         self.until(&what, async || self.annotation(node, end).await.as_deref() == wanted).await
     }
 
-    /// Status, reason and message of the node's condition NetworkUnavailable.
+    /// Returns status, reason and message of a Node's condition NetworkUnavailable.
     pub async fn condition(&self, node: u8) -> Option<[String; 3]> {
         let object = self.cluster.read(node).await;
         let all = object["status"]["conditions"].as_array()?.clone();
@@ -201,7 +201,7 @@ impl Site {
         self.until(&format!("{reason} of node {node}"), async || is(self.condition(node).await)).await
     }
 
-    /// Waits until a node's kernel has, or has not, a route to subnet N with these words in it.
+    /// Waits until a node's kernel has (`there`) or does not have a route to subnet N with these words.
     pub async fn routed(&self, node: u8, number: u8, words: &str, there: bool) -> Result<()> {
         let node = &self.lab.nodes[usize::from(node) - 1];
         let prefix = cidrs(number, self.families).swap_remove(0);
@@ -214,7 +214,7 @@ impl Site {
         self.until(&what, seen).await
     }
 
-    /// Waits until `weft status` of a node names a problem with these words, or does not.
+    /// Waits until `weft status` of a node has (`there`) or does not have a problem with these words.
     pub async fn problem(&self, node: u8, words: &str, there: bool) -> Result<()> {
         let node = &self.lab.nodes[usize::from(node) - 1];
         let said = async || {
@@ -225,7 +225,7 @@ impl Site {
         self.until(&format!("{}: problem {words:?} to be {there}", node.name()), said).await
     }
 
-    /// Runs another command of weft in a node's namespace, with the store's flags; what it says, or the error with what it says.
+    /// Runs a command of weft in a node's namespace with the flags of the store. Returns its output; an error contains it, too.
     pub async fn command(&self, node: u8, words: &[&str]) -> Result<String> {
         let place = &self.lab.nodes[usize::from(node) - 1];
         let mut command = place.ns.command(weft_exe());
@@ -233,7 +233,7 @@ impl Site {
         checked(&mut command).await
     }
 
-    /// `weft cleanup` in a node's namespace.
+    /// Runs `weft cleanup` in a node's namespace.
     pub async fn cleanup(&self, node: u8, words: &[&str]) -> Result<String> {
         let place = &self.lab.nodes[usize::from(node) - 1];
         checked(place.ns.command(weft_exe()).arg("cleanup").args(words)).await
@@ -243,7 +243,7 @@ impl Site {
         wait_for(what, LIMIT, reached).await.with_context(|| self.lab.logs(15))
     }
 
-    /// No Node object of the nodes is written by what is done meanwhile.
+    /// Returns the resourceVersions of the Nodes, which show whether a Node was written.
     pub async fn versions(&self) -> Vec<String> {
         let mut all = Vec::new();
         for node in 1..=3 {
@@ -252,7 +252,7 @@ impl Site {
         all
     }
 
-    /// All pods reach all.
+    /// Checks that every pod reaches every other pod.
     pub async fn reach_all(&self) -> Result<()> {
         let matrix = self.lab.reach_all().await?;
         ensure!(matrix.len() == if self.families == Families::Dual { 12 } else { 6 }, "{} pings", matrix.len());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Credentials: a token that is replaced while agents run, and those that a pod finds in its place.
+//! Credentials: a token that is replaced while agents run, and the files of a service account in a pod.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::relay::ADDRESS;
 use crate::site::{Site, on_this_thread};
 
 #[test]
-fn a_token_is_replaced_and_the_old_one_dies() {
+fn a_token_is_replaced_and_the_old_one_revoked() {
     on_this_thread(async {
         let mut site = Site::build(BackendKind::Vxlan, false).await?;
         let secrets = "/api/v1/namespaces/default/secrets";
@@ -24,12 +24,12 @@ fn a_token_is_replaced_and_the_old_one_dies() {
         fs::write(site.token_file(), site.token(&bound).await)?;
         site.start_agents()?;
         site.lab.settle().await?;
-        // As the kubelet does: a new file in the place of the old one.
+        // The kubelet replaces the file, too.
         let aside = site.token_file().with_extension("new");
         fs::write(&aside, site.token(&json!({})).await)?;
         fs::rename(aside, site.token_file())?;
         site.cluster.remove(&format!("{secrets}/{name}")).await;
-        // What needs a call: the agent's own annotation, and a watch that begins anew.
+        // A write of the own Node and a new watch both need the new token.
         let before = site.annotation(1, "public-ip").await;
         site.cluster.annotate(1, "public-ip", &json!(null)).await;
         site.annotated(1, "public-ip", before.as_deref()).await?;
@@ -45,7 +45,7 @@ fn a_token_is_replaced_and_the_old_one_dies() {
 fn credentials_of_a_pod() {
     on_this_thread(async {
         let mut site = Site::build(BackendKind::Vxlan, false).await?;
-        // In the place where a pod has it, in the agent's own mount namespace.
+        // The files are where a pod has them, in a mount namespace of the agent.
         let dir = site.cluster.conf.path().join("account");
         fs::create_dir(&dir)?;
         fs::copy(site.cluster.server.ca(), dir.join("ca.crt"))?;
@@ -64,7 +64,7 @@ fn credentials_of_a_pod() {
 }
 
 impl Site {
-    /// Agents find this directory where a pod finds its service account.
+    /// Starts agents through a script that mounts this directory where a pod has its service account.
     fn in_pod(&mut self, account: &std::path::Path) -> Result<()> {
         let wrapper = self.cluster.conf.path().join("weft");
         let text = format!(
