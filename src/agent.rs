@@ -28,7 +28,7 @@ use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
 use crate::kernel::{Kernel, Monitor, Notice};
 use crate::lease::acquire::{self, EarlierRun, StartContext, Waiting};
 use crate::lease::keep::{Answer, Keeper};
-use crate::log::lines::Reminder;
+use crate::log::Reminder;
 use crate::node::{Node, Verdict, World};
 use crate::observe::health::{self, Readiness};
 use crate::observe::metrics::Metrics;
@@ -37,7 +37,7 @@ use crate::observe::socket::{self, Admin};
 use crate::observe::systemd::Notify;
 use crate::options::{Options, Store};
 use crate::pass::Passer;
-use crate::plan::old_routes;
+use crate::pass::old_routes;
 use crate::saved::{SavedFile, Saver};
 
 /// Events of the store that may wait while a pass runs.

@@ -2,11 +2,15 @@
 //! Detects conflicts with other programs. If another program repeatedly replaces or deletes the same entry, the two
 //! must not overwrite each other at full speed. After the third repair within a minute, the entry is reported and left
 //! to the audit. The caller passes the time, so that tests need no clock.
+//!
+//! Devices and their addresses are different: without them the node has no network, so each full pass repairs them. The node waits
+//! longer and longer between these passes (`src/node.rs`). Here the repairs are counted, so that the conflict is reported.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use weft_backends::state::{Key, Seen};
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Seen, Value};
 
 /// Repairs within this time are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -17,12 +21,53 @@ const PARTS_OF_A_FENCE: usize = 6;
 /// Minimum time between two removals of old records.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The repairs of the last minute, by key. Only keys that were repaired have a record, so the memory does not grow with
-/// the number of peers.
+/// The repairs of one entry.
+#[derive(Debug, Default)]
+struct Repairs {
+    /// The times of the repairs within the window.
+    times: VecDeque<Instant>,
+    /// When it was last reported that there are too many.
+    reported: Option<Instant>,
+}
+
+/// What the number of repairs means.
+#[derive(Debug, PartialEq, Eq)]
+enum Count {
+    /// There were few repairs.
+    Few,
+    /// There were too many, and it is time to report that.
+    Report,
+    /// There were too many, which was reported within the window.
+    TooMany,
+}
+
+impl Repairs {
+    /// Counts a repair at this time, of which `max` are allowed in the window.
+    fn count(&mut self, max: usize, now: Instant) -> Count {
+        while self.times.front().is_some_and(|first| now - *first >= WINDOW) {
+            self.times.pop_front();
+        }
+        if self.times.len() <= max {
+            self.times.push_back(now);
+        }
+        if self.times.len() <= max {
+            return Count::Few;
+        }
+        if self.reported.is_some_and(|at| now - at < WINDOW) {
+            return Count::TooMany;
+        }
+        self.reported = Some(now);
+        Count::Report
+    }
+}
+
+/// The repairs of the last minute. Only entries that were repaired have a record, so the memory does not grow with the number of peers.
 #[derive(Debug, Default)]
 pub struct Conflicts {
-    repairs: HashMap<Key, VecDeque<Instant>>,
+    repairs: HashMap<Key, Repairs>,
     swept: Option<Instant>,
+    /// The links and addresses that weft wrote, with their value.
+    devices: HashMap<Key, (Value, Repairs)>,
 }
 
 impl Conflicts {
@@ -32,35 +77,67 @@ impl Conflicts {
         // Old records are not removed at each call: with many repairs, that would take quadratic time.
         if self.repairs.len() > 1024 && self.swept.is_none_or(|at| now - at >= SWEEP_INTERVAL) {
             self.swept = Some(now);
-            self.repairs.retain(|_, times| times.back().is_some_and(|last| now - *last < WINDOW));
-        }
-        let times = self.repairs.entry(key).or_default();
-        while times.front().is_some_and(|first| now - *first >= WINDOW) {
-            times.pop_front();
+            self.repairs.retain(|_, repairs| repairs.times.back().is_some_and(|last| now - *last < WINDOW));
         }
         let max = if matches!(key, Key::Fence(_)) { MAX_REPAIRS * PARTS_OF_A_FENCE } else { MAX_REPAIRS };
-        if times.len() < max {
-            times.push_back(now);
-            return true;
-        }
-        if times.len() == max {
-            // This extra time limits the message to one a minute. It leaves the window together with the others.
-            times.push_back(now);
+        let count = self.repairs.entry(key).or_default().count(max, now);
+        if count == Count::Report {
             let protocol = seen.map(|seen| seen.protocol);
             tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: weft repairs it at each audit only");
         }
-        false
+        count == Count::Few
+    }
+
+    /// Takes notice that the kernel has carried out `op`. Reports a link or an address that weft has to write again and again with the
+    /// same value, although weft itself did not remove it. Returns true if it was reported now.
+    pub fn applied(&mut self, op: &Op, now: Instant) -> bool {
+        let (key, value) = match op {
+            Op::Ensure(key, value) | Op::Recreate(key, value) => (key, value),
+            Op::Remove(Key::Link(name), _) => {
+                self.devices.retain(|key, _| !matches!(key, Key::Link(of) | Key::Addr(of, _) if of == name));
+                return false;
+            }
+            Op::Remove(key, _) => {
+                self.devices.remove(key);
+                return false;
+            }
+        };
+        if !matches!(key, Key::Link(_) | Key::Addr(..)) {
+            return false;
+        }
+        match self.devices.get_mut(key) {
+            Some((before, repairs)) if before == value => {
+                let reported = repairs.count(MAX_REPAIRS, now) == Count::Report;
+                if reported {
+                    tracing::warn!(%key, "another program repeatedly changes or deletes this device or address: weft repairs it, but no longer at once");
+                }
+                reported
+            }
+            // weft wrote it for the first time, or the plan changed.
+            _ => {
+                self.devices.insert(*key, (value.clone(), Repairs::default()));
+                false
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
+
+    use weft_backends::link::{Foreign, Link};
     use weft_backends::state::Name;
+
+    use super::*;
+
+    fn link(name: &str) -> Key {
+        Key::Link(Name::new(name).unwrap())
+    }
 
     #[test]
     fn the_fourth_repair_within_a_minute_is_left_to_the_audit() {
-        let key = Key::Link(Name::new("flannel.1").unwrap());
+        let key = link("flannel.1");
         let start = Instant::now();
         let mut conflicts = Conflicts::default();
         for second in 0..3 {
@@ -68,17 +145,15 @@ mod tests {
         }
         assert!(!conflicts.allow(key, None, start + Duration::from_secs(4)));
         assert!(!conflicts.allow(key, None, start + Duration::from_secs(5)));
-        assert!(
-            conflicts.allow(Key::Link(Name::new("other").unwrap()), None, start),
-            "another key must not be affected"
-        );
+        assert!(conflicts.allow(link("other"), None, start), "another key must not be affected");
         assert!(
             conflicts.allow(key, None, start + Duration::from_secs(65)),
             "the entry must be repaired again after a minute"
         );
     }
+
     #[test]
-    fn a_program_that_flushes_all_rules_and_routes_a_few_times_is_no_fight() {
+    fn a_program_that_flushes_all_rules_and_routes_a_few_times_is_no_conflict() {
         let fence = Key::Fence(weft_subnet::cidr::Family::V4);
         let start = Instant::now();
         let mut conflicts = Conflicts::default();
@@ -86,5 +161,24 @@ mod tests {
             assert!(conflicts.allow(fence, None, start), "part {part}");
         }
         assert!(!conflicts.allow(fence, None, start));
+    }
+
+    /// Returns after how many of these writes, one a second, a conflict was reported.
+    fn reported(ops: impl Iterator<Item = Op>) -> Vec<u64> {
+        let (mut conflicts, start) = (Conflicts::default(), Instant::now());
+        let numbered = (0..).zip(ops);
+        numbered.filter(|(n, op)| conflicts.applied(op, start + Duration::from_secs(*n))).map(|(n, _)| n).collect()
+    }
+
+    #[test]
+    fn a_device_that_is_repaired_four_times_within_a_minute_is_reported_once_a_minute() {
+        let value = |mtu| Value::link(Link { kind: Arc::new(Foreign), mtu, mac: None, up: true });
+        let ensure = |mtu| Op::Ensure(link("flannel.1"), value(mtu));
+        // The first write is no repair. The report is repeated once a minute.
+        assert_eq!(reported((0..100).map(|_| ensure(1450))), [4, 64]);
+        assert_eq!(reported((0..4).map(|_| ensure(1450))), [0; 0]);
+        assert_eq!(reported((0..100).map(|n| ensure(1450 - n))), [0; 0], "changes of the plan are no conflict");
+        let removed = |n| if n % 2 == 0 { ensure(1450) } else { Op::Remove(link("flannel.1"), value(1450)) };
+        assert_eq!(reported((0..100).map(removed)), [0; 0], "weft itself removed the device");
     }
 }

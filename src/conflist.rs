@@ -105,7 +105,7 @@ impl Conflist {
     fn publish(&mut self) -> Result<(), String> {
         let Some(CniOptions { conf, dir }) = &self.options else { return Ok(()) };
         let remedy = "correct cni-conf.json (ConfigMap kube-flannel-cfg); nothing new is published until then";
-        let text = fs::read(conf).map_err(|error| format!("read {}: {error}: {remedy}", conf.display()))?;
+        let text = files::read(conf).map_err(|error| format!("read {}: {error}: {remedy}", conf.display()))?;
         judge(&text).map_err(|why| format!("{} is not a list of CNI plugins: {why}: {remedy}", conf.display()))?;
         let (file, link) = (published(&self.subnet_file), link(dir, &self.subnet_file));
         let wrote = files::write(&file, &text).map_err(|error| format!("write {}: {error}", file.display()))?;

@@ -1,55 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that others read: written aside, synced, renamed, so that no reader ever sees half of one; and a watch that notices when
-//! somebody deletes or edits one.
+//! Files that other programs read or edit. A file is written under a temporary name, synced and renamed, so that no reader sees a part of
+//! it. [`FileWatch`] notices when another program deletes or edits a file.
 
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
-/// Makes the file say exactly this: mode 0644, its directory made with 0755 when missing. True when it was written,
-/// false when it said so already.
+/// Maximum size of a file that [`read`] accepts, in bytes. The files in question have a few lines.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// Reads a small file without waiting for another program. Opening a FIFO would wait for its writer, so a file of another type is refused.
+///
+/// # Errors
+/// The file cannot be read, it is not a regular file, or it is larger than 1 MiB.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file: remove it"));
+    }
+    let mut contents = Vec::new();
+    file.take(MAX_SIZE + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > MAX_SIZE {
+        return Err(io::Error::other("it is larger than 1 MiB: remove it"));
+    }
+    Ok(contents)
+}
+
+/// As [`read`], for a file of text.
+///
+/// # Errors
+/// The file cannot be read, or its contents are not UTF-8.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+/// Writes `contents` into the file, unless it has these contents already. The file gets the mode 0644, and a missing directory is made
+/// with the mode 0755. Returns true if the file was written.
+///
+/// # Errors
+/// The directory or the file cannot be written.
 pub fn write(path: &Path, contents: &[u8]) -> io::Result<bool> {
-    match fs::read(path) {
-        Ok(there) if there == contents => return Ok(false),
-        _ => {}
+    if read(path).is_ok_and(|present| present == contents) {
+        return Ok(false);
     }
     replace(path, contents, 0o644)?;
     Ok(true)
 }
 
-/// Puts a new file with this content and mode in the place of whatever stands there; its directory is made with 0755 when missing.
+/// Replaces the file with a new one that has these contents and this mode. A missing directory is made with the mode 0755. A reader sees
+/// either the old file or the whole new one, also after a power cut.
+///
+/// # Errors
+/// The directory or the file cannot be written.
 pub fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     replace_with(path, mode, |file| file.write_all(contents))
 }
 
-/// The same, with what this writes; its error leaves everything as it was.
+/// As [`replace`], with the contents that `write` writes into a temporary file.
+///
+/// # Errors
+/// The directory or the file cannot be written, or `write` fails. Then the old file stays.
 pub fn replace_with(path: &Path, mode: u32, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let dir = directory(path);
     make_directory(path)?;
-    let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
-    write(aside.as_file_mut())?;
-    aside.as_file().set_permissions(Permissions::from_mode(mode))?;
-    aside.as_file().sync_all()?;
-    aside.persist(path).map_err(|failed| failed.error)?;
-    // The rename itself is on disk only when the directory is.
+    let mut temporary = tempfile::Builder::new().prefix(".weft-").tempfile_in(dir)?;
+    write(temporary.as_file_mut())?;
+    temporary.as_file().set_permissions(Permissions::from_mode(mode))?;
+    temporary.as_file().sync_all()?;
+    temporary.persist(path).map_err(|failed| failed.error)?;
+    // The rename survives a power cut only if the directory was synced.
     File::open(dir)?.sync_all()
 }
 
-/// Makes the directory of this file with 0755 when it is missing.
+/// Makes the directory of this file with the mode 0755, if it is missing.
+///
+/// # Errors
+/// The directory cannot be made.
 pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory(path))
 }
 
-/// What to do where even root may not write into a directory; empty for other errors.
+/// Returns what an operator can do if root may not write into a directory. The text is empty for other errors.
 pub fn remedy(error: &io::Error, dir: &Path) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -74,103 +115,112 @@ impl AsRawFd for Watcher {
     }
 }
 
-/// A file is looked at so often without being told to: nothing is told of a directory further up that was moved, or mounted over.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// The same where inotify cannot be had.
-const LOOK_BLIND: Duration = Duration::from_secs(1);
+/// The file is checked after this time even if inotify reported nothing, because inotify does not report that a directory further up was
+/// moved, or that a file system was mounted over it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// The same interval while inotify does not work.
+const CHECK_INTERVAL_WITHOUT_INOTIFY: Duration = Duration::from_secs(1);
 
-/// What tells one state of a file from another: inode, size, change time in seconds and nanoseconds.
-type Look = Option<(u64, u64, i64, i64)>;
+/// Identifies one state of a file: its inode, its size, and the time of the last change in seconds and nanoseconds. `None` means that
+/// there is no file.
+type FileState = Option<(u64, u64, i64, i64)>;
 
-/// A watch of one file. inotify only says when to look; what counts is that the file is another than at the last look. So our own
-/// writes are reported too: compare the content, it is cheap. A host may have no inotify instance left: then the file is looked at
-/// every second until there is one.
+/// Watches one file. inotify only says when to check: a change is reported if the state of the file differs from the last one. Writes of
+/// this process are reported as well. If the host has no inotify instance left, the file is checked every second.
 pub struct FileWatch {
     path: PathBuf,
-    inotify: Option<Told>,
-    last: Look,
-    /// inotify told of something since the last look.
-    told: bool,
-    /// The next look if nothing is told.
+    inotify: Option<DirectoryWatch>,
+    last: FileState,
+    /// inotify has reported something since the last check.
+    notified: bool,
+    /// The time of the next check if inotify reports nothing.
     due: Instant,
-    /// That inotify cannot be had was said.
-    said: bool,
+    /// A warning was logged that inotify does not work.
+    warned: bool,
 }
 
-/// An inotify instance, and what it watches.
-struct Told {
+/// An inotify instance, and the directory that it watches.
+struct DirectoryWatch {
     fd: AsyncFd<Watcher>,
     watched: Option<(WatchDescriptor, PathBuf)>,
 }
 
 impl FileWatch {
-    /// Watches from now on; the file and its directory need not exist. Needs a tokio runtime.
+    /// Begins to watch. The file and its directory need not exist.
+    ///
+    /// # Panics
+    /// There is no tokio runtime.
     pub fn new(path: impl Into<PathBuf>) -> FileWatch {
-        let mut watch =
-            FileWatch { path: path.into(), inotify: None, last: None, told: false, due: Instant::now(), said: false };
+        let mut watch = FileWatch {
+            path: path.into(),
+            inotify: None,
+            last: None,
+            notified: false,
+            due: Instant::now(),
+            warned: false,
+        };
         watch.arm();
-        watch.looked();
-        watch.last = look(&watch.path);
+        watch.schedule_check();
+        watch.last = state(&watch.path);
         watch
     }
 
-    /// Returns when the file was deleted, edited, replaced or created since the last return. Cancel-safe.
+    /// Waits until the file was deleted, edited, replaced or created since this function returned last. This is cancel-safe.
     pub async fn changed(&mut self) {
         loop {
-            if self.told || self.due <= Instant::now() {
-                // Armed before the look, so that nothing falls between them.
-                let elsewhere = self.arm();
-                let now = look(&self.path);
-                self.looked();
-                // Written and gone with its directory since the last look: it looks as before.
-                if now != self.last || elsewhere {
+            if self.notified || self.due <= Instant::now() {
+                // The watch is set before the check, so that no change between them is lost.
+                let moved = self.arm();
+                let now = state(&self.path);
+                self.schedule_check();
+                // The file may have been written and then removed with its directory. Then its state is the same as before.
+                if now != self.last || moved {
                     self.last = now;
                     return;
                 }
             }
-            let told = tokio::select! {
-                told = next(&mut self.inotify) => told,
+            let notified = tokio::select! {
+                notified = next(&mut self.inotify) => notified,
                 () = sleep_until(self.due) => continue,
             };
-            match told {
-                Ok(told) => self.told |= told,
-                Err(error) => self.blind(&error),
+            match notified {
+                Ok(notified) => self.notified |= notified,
+                Err(error) => self.go_on_without_inotify(&error),
             }
         }
     }
 
-    fn looked(&mut self) {
-        let pause = if self.inotify.is_some() { LOOK_EVERY } else { LOOK_BLIND };
-        (self.told, self.due) = (false, Instant::now() + pause);
+    fn schedule_check(&mut self) {
+        let pause = if self.inotify.is_some() { CHECK_INTERVAL } else { CHECK_INTERVAL_WITHOUT_INOTIFY };
+        (self.notified, self.due) = (false, Instant::now() + pause);
     }
 
-    /// Watches with inotify, where it can be had. True: another directory than before.
+    /// Sets the watch of inotify. Returns true if it watches another directory than before.
     fn arm(&mut self) -> bool {
         let armed = match self.inotify.take() {
-            Some(told) => Ok(told),
-            None => Told::new(),
+            Some(inotify) => Ok(inotify),
+            None => DirectoryWatch::new(),
         };
-        let armed = armed.and_then(|mut told| told.arm(&self.path).map(|elsewhere| (told, elsewhere)));
+        let armed = armed.and_then(|mut inotify| inotify.arm(&self.path).map(|moved| (inotify, moved)));
         match armed {
-            Ok((told, elsewhere)) => {
-                if std::mem::take(&mut self.said) {
+            Ok((inotify, moved)) => {
+                if std::mem::take(&mut self.warned) {
                     tracing::info!(file = %self.path.display(), "watched by inotify again");
                 }
-                self.inotify = Some(told);
-                elsewhere
+                self.inotify = Some(inotify);
+                moved
             }
             Err(error) => {
-                self.blind(&error);
+                self.go_on_without_inotify(&error);
                 false
             }
         }
     }
 
-    /// Goes on without inotify.
-    fn blind(&mut self, error: &io::Error) {
+    fn go_on_without_inotify(&mut self, error: &io::Error) {
         self.inotify = None;
-        self.due = self.due.min(Instant::now() + LOOK_BLIND);
-        if !std::mem::replace(&mut self.said, true) {
+        self.due = self.due.min(Instant::now() + CHECK_INTERVAL_WITHOUT_INOTIFY);
+        if !std::mem::replace(&mut self.warned, true) {
             let file = self.path.display();
             tracing::warn!(
                 "watch {file}: {error}: the agent checks it every second instead; raise fs.inotify.max_user_instances"
@@ -179,16 +229,16 @@ impl FileWatch {
     }
 }
 
-/// Waits for inotify; never ends without it. True: something happened.
-async fn next(inotify: &mut Option<Told>) -> io::Result<bool> {
-    let Some(told) = inotify else { return std::future::pending().await };
-    let mut ready = told.fd.readable().await?;
+/// Waits for inotify, and waits forever without it. Returns true if inotify reported something.
+async fn next(inotify: &mut Option<DirectoryWatch>) -> io::Result<bool> {
+    let Some(inotify) = inotify else { return std::future::pending().await };
+    let mut ready = inotify.fd.readable().await?;
     match ready.get_inner().0.read_events() {
-        // A watched directory that goes away takes its watch along: forget it, so that it is set anew.
+        // If the watched directory is removed, so is the watch. It must be set again.
         Ok(events) => {
-            let watched = told.watched.as_ref().map(|(descriptor, _)| *descriptor);
+            let watched = inotify.watched.as_ref().map(|(descriptor, _)| *descriptor);
             if events.iter().any(|event| event.mask.intersects(gone()) && Some(event.wd) == watched) {
-                told.watched = None;
+                inotify.watched = None;
             }
             Ok(true)
         }
@@ -201,16 +251,16 @@ async fn next(inotify: &mut Option<Told>) -> io::Result<bool> {
     }
 }
 
-impl Told {
-    fn new() -> io::Result<Told> {
+impl DirectoryWatch {
+    fn new() -> io::Result<DirectoryWatch> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        // Its successor is `unsafe`; the promise it asks for (one descriptor, open as long as its owner lives) is what Inotify keeps.
+        // The replacement is unsafe. Its precondition is true here: the Inotify owns one descriptor and keeps it open while it lives.
         #[allow(deprecated)]
         let fd = AsyncFd::with_interest(Watcher(inotify), Interest::READABLE)?;
-        Ok(Told { fd, watched: None })
+        Ok(DirectoryWatch { fd, watched: None })
     }
 
-    /// Watches the file's directory, or the nearest one above it that exists. True: another than before.
+    /// Watches the directory of the file, or the nearest directory above it that exists. Returns true if it is another one than before.
     fn arm(&mut self, path: &Path) -> io::Result<bool> {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
@@ -230,7 +280,7 @@ impl Told {
                     if let Some((old, _)) = old.filter(|(old, _)| *old != descriptor) {
                         let _ = self.fd.get_ref().0.rm_watch(old);
                     }
-                    // A directory further down may have been made in between.
+                    // A directory further down may have been made meanwhile.
                     if dir == directory(path) || !next_below(&dir, path).is_dir() {
                         return Ok(before != Some(descriptor));
                     }
@@ -246,17 +296,18 @@ impl Told {
     }
 }
 
-/// The element of `path` right below its ancestor `dir`.
+/// Returns the ancestor of `path` that is directly in `dir`.
 fn next_below(dir: &Path, path: &Path) -> PathBuf {
     let rest = path.strip_prefix(dir).unwrap_or(path);
     rest.components().next().map_or_else(|| path.to_owned(), |first| dir.join(first))
 }
 
+/// The events which mean that the watched directory is gone.
 fn gone() -> AddWatchFlags {
     AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_UNMOUNT
 }
 
-fn look(path: &Path) -> Look {
+fn state(path: &Path) -> FileState {
     let meta = fs::metadata(path).ok()?;
     Some((meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
 }
@@ -266,20 +317,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_once_with_mode_and_directory() {
+    fn a_file_is_written_once_with_its_mode_and_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/flannel/subnet.env");
         assert!(write(&path, b"A=1\n").unwrap());
-        assert!(!write(&path, b"A=1\n").unwrap(), "equal is not written");
+        assert!(!write(&path, b"A=1\n").unwrap(), "equal contents must not be written again");
         assert!(write(&path, b"A=2\n").unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"A=2\n");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
         let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
-        assert_eq!(left.len(), 1, "no temporary file stays behind");
+        assert_eq!(left.len(), 1, "no temporary file must be left behind");
+    }
+
+    /// Opening a FIFO for reading waits for a writer. The agent has one thread, so it would hang.
+    #[test]
+    fn a_file_that_is_not_regular_is_refused_at_once_and_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("subnet.env");
+        let (send, receive) = std::sync::mpsc::channel();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+        let fifo = path.clone();
+        std::thread::spawn(move || send.send((read(&fifo), write(&fifo, b"A=1\n"))));
+        let (read_fifo, written) = receive.recv_timeout(Duration::from_secs(20)).expect("reading a FIFO must not wait");
+        assert_eq!(read_fifo.unwrap_err().to_string(), "it is not a regular file: remove it");
+        assert!(written.unwrap());
+        assert_eq!(read(&path).unwrap(), b"A=1\n", "the FIFO must be replaced");
+        assert_eq!(read(dir.path()).unwrap_err().to_string(), "it is not a regular file: remove it");
+        fs::write(&path, vec![b'x'; MAX_SIZE as usize + 1]).unwrap();
+        assert_eq!(read(&path).unwrap_err().to_string(), "it is larger than 1 MiB: remove it");
     }
 
     #[tokio::test]
-    async fn the_watch_sees_every_kind_of_change() {
+    async fn the_watch_reports_every_kind_of_change() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("a/b");
         let path = home.join("subnet.env");
@@ -302,11 +371,11 @@ mod tests {
         seen("directory made again")(tokio::time::timeout(limit, watch.changed()).await);
         fs::write(home.join("other"), b"x").unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.changed()).await;
-        assert!(quiet.is_err(), "another file is not ours");
+        assert!(quiet.is_err(), "a change of another file must not be reported");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_nothing_tells_of_is_seen_all_the_same() {
+    async fn a_change_that_inotify_does_not_report_is_found_by_the_interval() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("run/flannel/subnet.env");
         fs::create_dir_all(home.path().join("run/flannel")).unwrap();
@@ -317,11 +386,11 @@ mod tests {
         watch.changed().await;
         fs::remove_file(&path).unwrap();
         watch.changed().await;
-        assert!(watch.due <= Instant::now() + LOOK_EVERY);
+        assert!(watch.due <= Instant::now() + CHECK_INTERVAL);
     }
 
     #[tokio::test]
-    async fn a_file_that_came_back_and_went_with_its_directory_has_changed() {
+    async fn a_file_that_was_made_and_removed_with_its_directory_is_reported() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("run/subnet.env");
         fs::create_dir(home.path().join("run")).unwrap();
@@ -332,17 +401,17 @@ mod tests {
         fs::write(&path, "a").unwrap();
         fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
         let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
-        changed.expect("it is not there, as at the last look, but was written between");
+        changed.expect("the file was written, although its state is the same as at the last check");
     }
 
-    /// Tells a test that it runs in a user namespace of its own, whose limits are its own.
+    /// Tells a test that it runs in its own user namespace, which has its own limits.
     const LIMITED: &str = "WEFT_TEST_LIMITED";
 
     #[test]
-    fn without_an_inotify_instance_the_file_is_looked_at_all_the_same() {
-        #[allow(clippy::disallowed_methods, reason = "a word from the parent to this very test")]
+    fn without_an_inotify_instance_the_file_is_checked_every_second() {
+        #[allow(clippy::disallowed_methods, reason = "the parent process sets it for this test")]
         if std::env::var(LIMITED).is_err() {
-            let this = "files::tests::without_an_inotify_instance_the_file_is_looked_at_all_the_same";
+            let this = "files::tests::without_an_inotify_instance_the_file_is_checked_every_second";
             let mut unshare = std::process::Command::new("unshare");
             unshare.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
             let out = unshare.args(["--exact", this, "--nocapture"]).env(LIMITED, "1").output().unwrap();
@@ -375,7 +444,7 @@ mod tests {
                     watch.changed().await;
                 }
             };
-            tokio::time::timeout(limit, again).await.expect("it watches again once it can");
+            tokio::time::timeout(limit, again).await.expect("it must use inotify again when that works");
         });
     }
 }

@@ -20,6 +20,6 @@ pub mod pass;
 pub mod plan;
 pub mod running;
 pub mod saved;
+pub mod subnet_file;
 pub mod sysctls;
-pub mod takeover;
 pub mod uplink;

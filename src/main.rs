@@ -21,11 +21,11 @@ use weft::commands::install_cni;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
 use weft::lease::admin;
-use weft::log::lines::printable;
+use weft::log::text::printable;
 use weft::observe::socket;
 use weft::observe::status;
 use weft::sysctls::loosened::Loosened;
-use weft::{agent, conflist, firewall, log, saved};
+use weft::{agent, conflist, files, firewall, log, saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -133,7 +133,7 @@ fn others(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Ru
 
 async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     let others = others(&task.socket, &task.subnet_file, "it would write everything again")?;
-    let env = std::fs::read_to_string(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let env = files::read_text(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let networks = env.map(|env| env.networks).unwrap_or_default();
     if let Some(other) = others.first() {
         let (file, other) = (task.subnet_file.display(), &other.what);
@@ -177,7 +177,7 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
 async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     others(&task.socket, &task.subnet_file, "it would take the lease again")?;
     let file = task.subnet_file.display();
-    let text = std::fs::read_to_string(&task.subnet_file)
+    let text = files::read_text(&task.subnet_file)
         .with_context(|| format!("read {file}, which says what our subnet is (else: weft lease rm)"))?;
     let env = SubnetEnv::parse(&text).with_context(|| format!("{file} names no subnet: use weft lease rm"))?;
     let machine = agent::open_kernel(&task.subnet_file)?.machine().context("read the addresses of this machine")?;

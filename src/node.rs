@@ -33,7 +33,7 @@ use crate::firewall::reconciler::Handle;
 use crate::kernel::{Kernel, Notice};
 use crate::lease::acquire::Started;
 use crate::lease::keep::Keeper;
-use crate::log::lines::Reminder;
+use crate::log::Reminder;
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
@@ -42,11 +42,11 @@ use crate::observe::socket;
 use crate::observe::status::{Failure, Pass};
 use crate::observe::systemd::Notify;
 use crate::options::Options;
+use crate::pass::takeover::Takeover;
 use crate::pass::{Cause, Passer, Report};
 use crate::plan::Plan;
 use crate::saved::Saver;
 use crate::sysctls::loosened::Loosened;
-use crate::takeover::Takeover;
 
 /// More entries than this in one look are a reason to look at everything.
 const MANY: usize = 256;
@@ -172,8 +172,9 @@ impl<K: Kernel> Node<K> {
             audit_interval: world.options.resync,
             next_ping: world.notify.watchdog_interval().map(|_| now),
             plan: Plan::new(network, backend, host, own)
-                .assigned(world.store.capabilities().assigned)
-                .fence(world.options.rules.fences, world.options.rules.guard),
+                .with_assigned_subnets(world.store.capabilities().assigned)
+                .with_fences(world.options.rules.fences)
+                .with_tunnel_guard(world.options.rules.guard),
             world,
             passer,
             keeper,
@@ -263,7 +264,7 @@ impl<K: Kernel> Node<K> {
             let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
             self.write(changed).await;
         }
-        self.plan.lines.say_left_out(now);
+        self.plan.lines.log_left_out(now);
         self.let_in(now).await;
         self.want_rules();
         self.save(now);
@@ -307,7 +308,7 @@ impl<K: Kernel> Node<K> {
         self.passer.keep_all(!self.snapshot_applied);
         let mut result = self.passer.full(&self.plan, cause).await;
         // A device that a peer needs has become somebody else's, or is no longer: what is wanted is another now.
-        if self.plan.bar(self.passer.strangers()) {
+        if self.plan.set_foreign_devices(self.passer.foreign_devices()) {
             let again = self.passer.full(&self.plan, cause).await;
             if let Ok(first) = std::mem::replace(&mut result, again) {
                 self.passed(first);

@@ -1,110 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pass: observe, diff, apply, report. The only caller of [`Kernel::apply`]; what failed is pending and tried again with back-off.
+//! A pass reads the kernel, compares it with the plan, writes the difference, and reports what it did. Only this room calls
+//! [`Kernel::apply`]. An entry that the kernel refused is pending: it is tried again after a delay that grows.
 
 mod devices;
+mod machine;
+pub mod old_routes;
 mod pending;
+mod report;
+pub mod takeover;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use ipnet::IpNet;
 use weft_backends::diff::{self, Op};
-use weft_backends::host::{OnLink, Reach};
 use weft_backends::index::Changed;
-use weft_backends::owner::KERNEL_PROTOCOL;
 use weft_backends::state::{Key, Name, Seen, Value};
-use weft_subnet::cidr::Subnets;
-use weft_subnet::connected::Connected;
 
 use crate::conflicts::Conflicts;
-use crate::kernel::{Kernel, Machine, Outcome};
+use crate::kernel::{Kernel, Outcome};
 use crate::plan::{MOST_DEVICES, Plan};
-use crate::takeover::Takeover;
 use devices::{Devices, on};
+use takeover::Takeover;
 
+pub use machine::{connected, on_link};
 pub use pending::{Pending, Pendings};
+pub use report::{Cause, Report, kind};
 
-/// Operations between two looks at the rest of the world (health, signals).
+/// Number of operations after which other tasks (health checks, signals) get a turn.
 const SLICE: usize = 2048;
-/// A pass that re-creates links runs again, at most so often.
+/// A pass that creates a link again, or that makes room for another one, is repeated at most this often.
 const ROUNDS: usize = 3;
-/// Failures of one pass that are logged one by one; status and metrics have the rest.
-const FAILURES_SAID: usize = 10;
+/// Number of failures of one pass that are logged one by one. Status and metrics have all of them.
+const MAX_LOGGED_FAILURES: usize = 10;
 
-/// Why a pass ran.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Cause {
-    /// The first one, or after a change of our own lease, host or configuration.
-    Start,
-    /// Leases changed.
-    Lease,
-    /// The kernel changed.
-    Kernel,
-    /// The timer.
-    Audit,
-    /// Something pending was due.
-    Retry,
-}
-
-impl Cause {
-    /// As in metrics and status.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Cause::Start => "start",
-            Cause::Lease => "lease",
-            Cause::Kernel => "kernel",
-            Cause::Audit => "audit",
-            Cause::Retry => "retry",
-        }
-    }
-}
-
-/// What a pass did.
-#[derive(Debug)]
-pub struct Report {
-    /// Why it ran.
-    pub cause: Cause,
-    /// How long it took.
-    pub took: Duration,
-    /// Operations and their outcome, by kind: `route`, `fdb`, ...; `true` = done.
-    pub operations: HashMap<(&'static str, bool), usize>,
-    /// The last failure's text.
-    pub error: Option<String>,
-}
-
-impl Report {
-    fn new(cause: Cause) -> Report {
-        Report { cause, took: Duration::ZERO, operations: HashMap::new(), error: None }
-    }
-
-    /// Operations tried.
-    pub fn writes(&self) -> usize {
-        self.operations.values().sum()
-    }
-
-    /// Operations that failed.
-    pub fn failed(&self) -> usize {
-        self.operations.iter().filter(|((_, done), _)| !done).map(|(_, count)| count).sum()
-    }
-}
-
-/// Carries passes out, and remembers what failed.
+/// Carries out passes, and remembers which entries failed.
 pub struct Passer<K> {
     kernel: K,
     pending: Pendings,
     conflicts: Conflicts,
-    /// Removals of peers' leftovers wait until then: the store came up empty.
+    /// Nothing is removed before this time, because the store contained no other lease when the agent started.
     pub keep_stale_until: Option<Instant>,
     keep_all: bool,
-    /// What flannel left on this node.
+    /// The routes that flannel left on this node.
     pub takeover: Takeover,
-    /// As the last dump showed them.
+    /// The devices, as the last full pass found them.
     devices: Devices,
 }
 
 impl<K: Kernel> Passer<K> {
-    /// Around a kernel.
+    /// Returns a passer that reads and writes this kernel.
     pub fn new(kernel: K) -> Passer<K> {
         Passer {
             kernel,
@@ -117,49 +62,52 @@ impl<K: Kernel> Passer<K> {
         }
     }
 
-    /// While true nothing is removed: nothing says yet which peers are stale.
+    /// While `keep` is true, passes remove nothing, because it is not known yet which peers are gone.
     pub fn keep_all(&mut self, keep: bool) {
         self.keep_all = keep;
     }
 
-    /// The kernel, for snapshots of the machine.
+    /// Returns the kernel, for snapshots of the machine.
     pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
     }
 
-    /// Devices with names that the plan needs, made by somebody else, as the last look at everything showed them.
-    pub fn strangers(&self) -> &BTreeSet<Name> {
-        self.devices.strangers()
+    /// Returns the devices whose names the plan needs, but which another program or another agent made. The last full pass found them.
+    pub fn foreign_devices(&self) -> &BTreeSet<Name> {
+        self.devices.foreign()
     }
 
-    /// What failed, by key.
+    /// Returns the entries that failed, by key.
     pub fn pending(&self) -> &Pendings {
         &self.pending
     }
 
-    /// When to call [`Self::retry`].
+    /// Returns the time at which [`Self::retry`] has something to do.
     pub fn next_retry(&self) -> Option<Instant> {
         self.pending.next()
     }
 
-    /// Compares everything with a dump and writes the difference.
+    /// Runs a full pass: reads the kernel, compares everything with the plan, and writes the difference.
+    ///
+    /// # Errors
+    /// The kernel cannot be read.
     pub async fn full(&mut self, plan: &Plan, cause: Cause) -> io::Result<Report> {
         let started = Instant::now();
         let mut report = Report::new(cause);
         for _ in 0..ROUNDS {
-            let observed = self.kernel.observe(&plan.watched().collect::<Vec<_>>())?;
+            let observed = self.kernel.observe(&plan.watched_devices().collect::<Vec<_>>())?;
             self.devices = Devices::of(plan, &observed);
-            self.takeover.look(&observed, plan);
+            self.takeover.update(&observed, plan);
             let (ownership, takeover) = (self.devices.ownership(plan), &self.takeover);
-            let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen) || takeover.left(key, seen));
+            let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen) || takeover.contains(key, seen));
             drop(observed);
-            let ops = self.without_kept(ops, started);
+            let ops = self.without_held_removals(ops, started);
             let crowded = self.devices.crowded(plan, &ops);
             let makes_room = ops.iter().any(|op| matches!(op, Op::Remove(Key::Link(_), _)));
             let again = ops.iter().any(|op| matches!(op, Op::Recreate(..))) || (makes_room && !crowded.is_empty());
             let ops = self.permitted(ops, plan, &crowded, &mut report);
             if !self.pending.is_empty() {
-                // What needs no write any more, whoever mended it, is no longer pending.
+                // An entry that needs no write any more is not pending, even if another program repaired it.
                 let waiting = crowded.iter().copied().map(Key::Link);
                 let needed: HashSet<Key> = ops.iter().map(Op::key).chain(waiting).collect();
                 self.pending.retain(|key| needed.contains(key));
@@ -173,16 +121,16 @@ impl<K: Kernel> Passer<K> {
         Ok(report)
     }
 
-    /// Writes what changed in the plan, without a dump.
+    /// Writes changes of the plan without reading the kernel.
     pub async fn changed(&mut self, changed: Vec<Changed>) -> Report {
         let started = Instant::now();
         let mut report = Report::new(Cause::Lease);
-        // One key may have changed twice: the first "before" and the last "after" count.
+        // A key may have changed twice. Then the first value before and the last value after count.
         let mut net: HashMap<Key, (Option<Value>, Option<Value>)> = HashMap::with_capacity(changed.len());
         for (key, before, after) in changed {
             net.entry(key).and_modify(|entry| entry.1.clone_from(&after)).or_insert((before, after));
         }
-        // What is added goes first, all in one batch.
+        // Additions come first, all in one batch.
         let (mut ops, mut remove) = (Vec::with_capacity(net.len()), Vec::new());
         for (key, change) in net {
             match change {
@@ -202,7 +150,8 @@ impl<K: Kernel> Passer<K> {
         report
     }
 
-    /// Compares entries that the kernel announced (`None` = gone) with the plan, and mends them. Returns `None` when all is well.
+    /// Compares entries that the kernel announced with the plan, and repairs them. `None` says that an entry is gone. Returns `None` if
+    /// there was nothing to write.
     pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<Seen>>) -> Option<Report> {
         let started = Instant::now();
         let ownership = self.devices.ownership(plan);
@@ -227,7 +176,8 @@ impl<K: Kernel> Passer<K> {
         Some(report)
     }
 
-    /// Tries again what is due. An entry for which `waits` is true is left to the next look at everything, which is announced.
+    /// Tries those pending entries again whose time has come. If `waits` returns true for an entry, the caller has planned a full pass
+    /// that writes it.
     pub async fn retry(&mut self, plan: &Plan, waits: impl Fn(&Key, &Value) -> bool) -> Retried {
         let started = Instant::now();
         let mut retried = Retried::default();
@@ -262,10 +212,10 @@ impl<K: Kernel> Passer<K> {
         retried
     }
 
-    /// Leaves out what would be done to somebody else's devices, and new devices that there is no room for. An operation on our own
-    /// device stays: when another agent has it, the kernel's side says so, and status shows why.
+    /// Leaves out operations on devices of other programs, and new devices for which there is no room. An operation on this node's own
+    /// device stays: if another agent has that device, [`Kernel::apply`] refuses the operation with a reason that status shows.
     fn permitted(&mut self, mut ops: Vec<Op>, plan: &Plan, crowded: &BTreeSet<Name>, report: &mut Report) -> Vec<Op> {
-        if crowded.is_empty() && self.devices.strangers().is_empty() {
+        if crowded.is_empty() && self.devices.foreign().is_empty() {
             return ops;
         }
         let (now, ours) = (Instant::now(), self.devices.len());
@@ -285,25 +235,24 @@ impl<K: Kernel> Passer<K> {
         ops
     }
 
-    fn without_kept(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
+    fn without_held_removals(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
         if self.keep_stale_until.is_some_and(|until| now >= until) {
             self.keep_stale_until = None;
         }
         if self.keep_all || self.keep_stale_until.is_some() {
             ops.retain(|op| !matches!(op, Op::Remove(..)));
-        } else {
-            self.takeover.removing(&ops);
         }
         ops
     }
 
-    /// Links and addresses first; entries on a device that could not be made are left out: the retry of the link brings them. One that
-    /// is there and only lacks an attribute carries entries as well as any.
+    /// Writes links and addresses first. If a device could not be made, entries on it are left out, because the retry of the link
+    /// brings them. A device that exists and only lacks an attribute carries entries.
     async fn write_in_stages(&mut self, ops: Vec<Op>, plan: &Plan, report: &mut Report) {
-        let on_device = |op: &Op| matches!(op.key(), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
-        let (devices, entries) = ops.split_at(ops.partition_point(on_device));
+        let is_device_part =
+            |op: &Op| matches!(op.key(), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
+        let (devices, entries) = ops.split_at(ops.partition_point(is_device_part));
         self.write(devices, report).await;
-        let broken: BTreeSet<Name> = devices
+        let missing: BTreeSet<Name> = devices
             .iter()
             .filter_map(|op| match op.key() {
                 Key::Link(name) if self.pending.get(&op.key()).is_some_and(|pending| !pending.stands) => Some(name),
@@ -311,11 +260,11 @@ impl<K: Kernel> Passer<K> {
             })
             .filter(|name| plan.desired(&Key::Link(*name)).is_some())
             .collect();
-        if broken.is_empty() {
+        if missing.is_empty() {
             return self.write(entries, report).await;
         }
-        let stands = |op: &Op| matches!(op, Op::Remove(..)) || on(op).is_none_or(|name| !broken.contains(&name));
-        let entries: Vec<Op> = entries.iter().filter(|op| stands(op)).cloned().collect();
+        let has_device = |op: &Op| matches!(op, Op::Remove(..)) || on(op).is_none_or(|name| !missing.contains(&name));
+        let entries: Vec<Op> = entries.iter().filter(|op| has_device(op)).cloned().collect();
         self.write(&entries, report).await;
     }
 
@@ -332,17 +281,17 @@ impl<K: Kernel> Passer<K> {
         }
     }
 
+    /// Records the outcome of an operation.
     fn note(&mut self, op: &Op, outcome: Outcome, now: Instant, report: &mut Report) {
         let key = op.key();
         let done = outcome == Outcome::Done;
         *report.operations.entry((kind(&key), done)).or_default() += 1;
-        let stands = if let Outcome::Partly { works, .. } = outcome { Some(works) } else { None };
+        let exists = if let Outcome::Partly { works, .. } = outcome { Some(works) } else { None };
         let (retry, reason) = match outcome {
             Outcome::Done => {
                 self.pending.remove(&key);
-                if matches!(op, Op::Remove(..)) {
-                    self.takeover.removed(&key);
-                }
+                self.takeover.applied(op);
+                self.conflicts.applied(op, now);
                 tracing::trace!(%op, "done");
                 return;
             }
@@ -352,58 +301,27 @@ impl<K: Kernel> Passer<K> {
         };
         report.error = Some(reason.clone());
         let first = self.pending.failed(key, reason, retry, now);
-        if let Some(works) = stands {
+        if let Some(works) = exists {
             self.pending.stands(&key, works);
         }
-        // A device that vanished fails every peer's entries: a few lines say it as well as 50,000.
-        if let (true, Some(reason)) = (first && report.failed() <= FAILURES_SAID, &report.error) {
+        // If a device vanished, the entries of every peer fail. A few lines in the log are enough.
+        if let (true, Some(reason)) = (first && report.failed() <= MAX_LOGGED_FAILURES, &report.error) {
             tracing::warn!(%op, retry, reason, "kernel refused");
         }
     }
 }
 
-/// What was tried again, and what only a look at everything can mend.
+/// What [`Passer::retry`] wrote, and what only a full pass can repair.
 #[derive(Debug, Default)]
 pub struct Retried {
     /// What was written, if anything was.
     pub report: Option<Report>,
-    /// Our own device or one of its addresses is not in place.
+    /// This node's own device, or one of its addresses, is not in place.
     pub own_device: bool,
     /// Devices of peers that are not in place.
     pub peers_devices: BTreeSet<Name>,
-    /// Something is still there that should not be.
+    /// An entry is still in the kernel that should be removed.
     pub removals: bool,
-}
-
-/// Kind of an entry, as in metrics.
-pub fn kind(key: &Key) -> &'static str {
-    match key {
-        Key::Link(_) => "link",
-        Key::Addr(..) => "address",
-        Key::Fdb(..) => "fdb",
-        Key::Neigh(..) => "neighbour",
-        Key::Route(..) => "route",
-        Key::Peer(_) | Key::Guard(_) => "guard",
-        Key::Open(_) | Key::Fence(_) => "fence",
-    }
-}
-
-/// The addresses and the directly connected networks of a machine, as far as they lie inside Network.
-pub fn connected(machine: &Machine, networks: &Subnets) -> Connected {
-    let name = |index: u32| machine.links.iter().find(|link| link.index == index).map(|link| link.name);
-    let addrs = machine.addrs.iter().filter(|addr| networks.iter().any(|all| all.contains(&addr.net.addr())));
-    let addrs = addrs.filter_map(|addr| Some((addr.net, name(addr.index)?)));
-    let of_addrs = addrs.flat_map(|(net, link)| [(net, link), (IpNet::from(net.addr()), link)]);
-    let of_routes = machine.routes.iter().filter_map(|route| match route.reach {
-        Reach::Link(link) if route.protocol == KERNEL_PROTOCOL => Some((route.net, link)),
-        Reach::Link(_) | Reach::Gateway => None,
-    });
-    Connected::new(networks, of_addrs.chain(of_routes).map(|(net, link)| (net, link.text().into())))
-}
-
-/// The table of what is on the link, from a machine's routes.
-pub fn on_link(machine: &Machine) -> OnLink {
-    OnLink::new(machine.routes.iter().map(|route| (route.net, route.metric, route.reach)))
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What this node wants in its kernel, kept up to date lease by lease. No effects: leases and host facts in, keys to look at out.
+//! The desired state of this node, kept up to date lease by lease. Leases and facts of the host go in, and changes of entries come out.
+//! There are no effects.
 
 mod devices;
 pub mod fence;
 mod host_networks;
 pub(crate) mod node_addresses;
-pub mod old_routes;
 mod other_backends;
 mod peer;
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,17 +27,18 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
-pub use devices::MOST_DEVICES;
+pub use devices::{DeviceProblem, MOST_DEVICES};
 use fence::Fence;
-pub use host_networks::foreign_places;
+pub use host_networks::foreign_networks;
 use other_backends::Others;
+use waiting::Waiting;
 
 use crate::firewall::guard::{self, Roster};
-use crate::log::lines::Lines;
+use crate::log::leases::LeaseLog;
 use crate::options::Fences;
 use crate::plan::node_addresses::NodeAddresses;
 
-/// Contributes the tunnel guard's chains. The slash keeps it apart from every id of a store.
+/// Contributor of the tunnel guard's chains. No id of a store begins with a slash.
 const GUARD: &str = "/guard";
 
 /// The desired state of one node.
@@ -48,37 +50,38 @@ pub struct Plan {
     own: Lease,
     peers: Peers,
     index: Index,
-    /// Backend type of each planned peer that uses another than ours: for the MTU.
+    /// The backend type of each planned peer whose type differs from ours. It is needed for the MTU.
     foreign: HashMap<Id, &'static str>,
+    /// Why a believed lease has no entries, or not all of them.
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
     fence: Fence,
     guard: Option<Roster>,
-    /// Counted only where they are exceptions from masquerading.
+    /// The addresses of all nodes. It stays empty unless they are exceptions from masquerading.
     node_addresses: NodeAddresses,
-    /// Believed leases that wait until a device of another type or VNI goes, with the devices that each needs.
-    no_room: BTreeMap<Id, Vec<Name>>,
-    /// Devices of names that peers need, made by somebody else.
-    strangers: BTreeSet<Name>,
-    /// Believed leases that need one of them, with all that each needs.
-    barred: BTreeMap<Id, Vec<Name>>,
-    /// What this node does otherwise than net-conf says, for people.
+    /// Believed leases that wait for room for their devices.
+    waiting: Waiting,
+    /// Devices that peers need and that other programs made.
+    foreign_devices: BTreeSet<Name>,
+    /// Believed leases that need foreign devices, with these devices.
+    blocked: BTreeMap<Id, Vec<Name>>,
+    /// Describes what this node does otherwise than net-conf says.
     remark: Option<String>,
-    /// What is said of leases, and how often.
-    pub(crate) lines: Lines,
-    /// The store assigns subnets: of leases that claim one VtepMAC the oldest counts.
+    /// Limits how often a lease is logged.
+    pub(crate) lines: LeaseLog,
+    /// True if the store assigns subnets. Then the oldest of the leases with one VtepMAC wins, otherwise the newest.
     assigned: bool,
-    /// How often it was said that two leases share a public address.
+    /// How often it was logged that two leases have one public address.
     shared_said: usize,
-    /// How many leases were planned so far.
+    /// Number of leases that were planned so far.
     #[cfg(test)]
     pub(crate) planned: usize,
 }
 
 impl Plan {
-    /// A plan without peers.
+    /// Returns a plan without peers.
     pub fn new(network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
-        host.connected = foreign_places(&host, &*backend, &own, &BTreeSet::new());
+        host.connected = foreign_networks(&host, &*backend, &own, &BTreeSet::new());
         let peers = Peers::default();
         let mut plan = Plan {
             network,
@@ -94,11 +97,11 @@ impl Plan {
             fence: Fence::default(),
             guard: None,
             node_addresses: NodeAddresses::default(),
-            no_room: BTreeMap::new(),
-            strangers: BTreeSet::new(),
-            barred: BTreeMap::new(),
+            waiting: Waiting::default(),
+            foreign_devices: BTreeSet::new(),
+            blocked: BTreeMap::new(),
             remark: None,
-            lines: Lines::default(),
+            lines: LeaseLog::default(),
             assigned: false,
             shared_said: 0,
             #[cfg(test)]
@@ -109,8 +112,8 @@ impl Plan {
         plan
     }
 
-    /// For a store that assigns subnets, or does not. To be said before any lease is put.
-    pub fn assigned(mut self, assigned: bool) -> Plan {
+    /// Sets whether the store assigns subnets. This must be called before the first [`Plan::put`].
+    pub fn with_assigned_subnets(mut self, assigned: bool) -> Plan {
         self.assigned = assigned;
         self.index = Index::new(assigned);
         self.plan_devices();
@@ -118,32 +121,37 @@ impl Plan {
         self
     }
 
-    /// With these fences, and a tunnel guard if `guard`. Look at everything afterwards.
-    pub fn fence(mut self, fences: Fences, guard: bool) -> Plan {
+    /// Adds these fences. This must be called before the first [`Plan::put`].
+    pub fn with_fences(mut self, fences: Fences) -> Plan {
         self.fence = Fence::new(fences);
-        self.guard = guard.then(Roster::default);
-        self.plan_devices();
+        self.plan_fence();
         self
     }
 
-    /// What is wanted of the tunnel guard.
+    /// Adds the tunnel guard if `guard` is true. This must be called before the first [`Plan::put`].
+    pub fn with_tunnel_guard(mut self, guard: bool) -> Plan {
+        self.guard = guard.then(Roster::default);
+        self
+    }
+
+    /// Returns the keys of the tunnel guard.
     pub fn guard_keys(&self) -> impl Iterator<Item = Key> {
         self.index.iter().map(|(key, _)| key).filter(|key| matches!(key, Key::Peer(_) | Key::Guard(_)))
     }
 
-    /// The tunnel guard, for people; `None` = not asked for.
+    /// Describes the tunnel guard. Returns `None` if the flags ask for none.
     pub fn guard(&self) -> Option<String> {
         self.guard.as_ref().map(Roster::to_string)
     }
 
-    /// What is asked for and left out, for people.
-    pub fn problem(&self) -> Vec<String> {
+    /// Describes what flags or net-conf ask for, but this node does not do.
+    pub fn problems(&self) -> Vec<String> {
         self.fence.problem().into_iter().chain(self.remark.clone()).collect()
     }
 
-    /// Another host, lease, network or backend: everything is planned again. Look at everything afterwards.
+    /// Plans everything again for another network, backend, host or own lease. A full pass is necessary afterwards.
     pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) {
-        host.connected = foreign_places(&host, &*backend, &own, &self.devices);
+        host.connected = foreign_networks(&host, &*backend, &own, &self.devices);
         (self.network, self.backend, self.host, self.own) = (network, backend, host, own);
         self.others.clear();
         self.peers.judge_for(self.us());
@@ -151,10 +159,10 @@ impl Plan {
         self.foreign.clear();
         self.devices.clear();
         self.guard.iter_mut().for_each(Roster::forget_all);
-        self.no_room.clear();
-        self.barred.clear();
-        self.fence.forget_all();
-        // What was said of a lease is not said again.
+        self.waiting.clear();
+        self.blocked.clear();
+        self.fence.clear();
+        // The reasons stay, so that they are not logged again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
@@ -167,103 +175,107 @@ impl Plan {
         self.plan_guard();
     }
 
-    /// A record was put into the store.
+    /// Takes over a record that was written into the store.
     pub fn put(&mut self, record: Record) -> Vec<Changed> {
         self.guard.iter_mut().for_each(Roster::listed);
         let id = record.id.clone();
         let before = self.peers.reason(&id).map(str::to_owned);
         let changes = self.peers.put(record);
-        // One that was believed is told of where the change is followed.
+        // If the lease was believed, `apply_changes` logs the reason.
         let known = changes.iter().any(|change| change.id == id);
         if let Some(reason) = self.peers.reason(&id).filter(|reason| !known && before.as_deref() != Some(*reason)) {
-            self.lines.say_aside(&id, reason);
+            self.lines.log_set_aside(&id, reason);
         }
-        self.follow(changes)
+        self.apply_changes(changes)
     }
 
-    /// A record left the store.
+    /// Takes notice that a record was removed from the store.
     pub fn remove(&mut self, id: &Id) -> Vec<Changed> {
         let changes = self.peers.remove(id);
-        self.follow(changes)
+        self.apply_changes(changes)
     }
 
-    /// What is wanted at this key.
+    /// Returns the desired value of this key.
     pub fn desired(&self, key: &Key) -> Option<Value> {
         self.index.desired(key)
     }
 
-    /// What must be written to make what is there equal to what is wanted.
+    /// Returns the operations that make the observed state equal to the desired state. `ours` says which observed entries may be
+    /// removed.
     pub fn difference(&self, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
         diff::difference(self.index.iter(), |key| self.index.desired(key).is_some(), observed, ours)
     }
 
-    /// The leases, judged.
+    /// Returns the judged leases.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// The nodes' addresses; none where they are no exceptions from masquerading.
+    /// Returns the addresses of the nodes. There are none unless they are exceptions from masquerading.
     pub fn node_addresses(&self) -> &NodeAddresses {
         &self.node_addresses
     }
 
-    /// Why a believed lease has no or not all entries.
+    /// Returns why a believed lease has no entries, or not all of them.
     pub fn skipped(&self, id: &Id) -> Option<&str> {
         self.skipped.get(id).map(String::as_str)
     }
 
-    /// The keys of one peer.
+    /// Returns the keys to which a lease contributes.
     pub fn keys(&self, id: &Id) -> Vec<Key> {
         self.index.keys(id)
     }
 
-    /// Whose entry this is.
+    /// Returns the lease whose contribution to this key counts.
     pub fn owner(&self, key: &Key) -> Option<&Id> {
         self.index.owner(key)
     }
 
-    /// Believed leases that no backend can reach, wholly or in part.
+    /// Returns how many believed leases have no entries, or not all of them.
     pub fn skipped_count(&self) -> usize {
         self.skipped.len()
     }
 
-    /// Leases set aside, by judgement or by a backend.
+    /// Returns how many leases were set aside, by judgement or by a backend.
     pub fn set_aside_count(&self) -> usize {
         self.peers.set_aside_len() + self.skipped.len()
     }
 
-    /// Planned peers of another backend type than ours: paths to them may be asymmetric.
-    pub fn all_foreign(&self) -> impl Iterator<Item = &Id> {
+    /// Iterates over the planned peers whose backend type differs from ours. The paths to them may be asymmetric.
+    pub fn peers_of_other_backends(&self) -> impl Iterator<Item = &Id> {
         self.foreign.keys()
     }
 
-    /// The backend type of such a peer.
-    pub fn foreign(&self, id: &Id) -> Option<&str> {
+    /// Returns the backend type of a peer if it differs from ours.
+    pub fn other_backend(&self, id: &Id) -> Option<&str> {
         self.foreign.get(id).copied()
     }
 
-    /// Our lease.
+    /// Returns the own lease.
     pub fn own(&self) -> &Lease {
         &self.own
     }
 
-    /// The facts planned with; what is this node's own is no longer among the connected places.
+    /// Returns the facts of the host, without the networks that are this node's part of the cluster.
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The net-conf planned with.
+    /// Returns net-conf.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// What our lease should say now.
+    /// Returns the attributes that the own lease should have.
+    ///
+    /// # Errors
+    /// The backend cannot work on this host.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let attrs = self.backend.advertise(host)?;
         Ok(if self.guard.is_some() { guard::with_tunnel_addresses(attrs, host) } else { attrs })
     }
 
-    /// What tells our leftovers from other people's entries.
+    /// Returns the rules that tell entries of ours from those of other programs. `marked` are the devices with our mark.
     pub fn ownership(&self, marked: impl IntoIterator<Item = Name>) -> Ownership {
         Ownership {
             devices: self.devices.iter().copied().chain(marked).collect(),
@@ -272,7 +284,7 @@ impl Plan {
         }
     }
 
-    /// The smallest MTU over the families and backends in use, bytes.
+    /// Returns the smallest MTU of all families and backends in use, in bytes.
     pub fn mtu(&self) -> u32 {
         let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
         let kinds: BTreeSet<&'static str> = self.foreign.values().copied().collect();
@@ -284,12 +296,13 @@ impl Plan {
             .unwrap_or(self.host.uplink.mtu)
     }
 
-    /// What subnet.env should say; whether we masquerade is not the plan's to know.
+    /// Returns the content of subnet.env. `ipmasq` is always false, because the plan does not know whether traffic rules are in place.
     pub fn env(&self) -> SubnetEnv {
         SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }
 
-    fn follow(&mut self, changes: Vec<Change>) -> Vec<Changed> {
+    /// Plans the leases that these changes made believed, and removes the entries of those that are believed no more.
+    fn apply_changes(&mut self, changes: Vec<Change>) -> Vec<Changed> {
         let mut changed = Vec::new();
         for change in changes {
             if self.network.masquerade.except_nodes {
@@ -298,7 +311,7 @@ impl Plan {
             match &change.after {
                 Some(lease) => {
                     self.say_shared(change.before.as_deref(), lease);
-                    // Nearly always the only one: not copied.
+                    // Nearly always there is only one change. Its result is not copied.
                     if changed.is_empty() {
                         changed = self.plan_peer(lease);
                     } else {
@@ -306,30 +319,35 @@ impl Plan {
                     }
                 }
                 None => {
-                    if let Some(reason) = self.peers.reason(&change.id) {
-                        self.lines.say_aside(&change.id, reason);
-                    }
-                    self.skipped.remove(&change.id);
-                    self.foreign.remove(&change.id);
-                    self.guard.iter_mut().for_each(|guard| guard.forget(&change.id));
-                    self.no_room.remove(&change.id);
-                    self.barred.remove(&change.id);
-                    changed.extend(self.mind_fence(&change.id, &Age::default(), None));
                     let age = change.before.map(|lease| lease.age.clone()).unwrap_or_default();
-                    changed.extend(self.unplan_peer(&change.id, &age));
+                    changed.extend(self.forget_peer(&change.id, &age));
                 }
             }
         }
-        self.note_devices(&changed);
-        let freed = changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none());
-        if freed {
-            changed.extend(self.use_room());
+        self.update_devices(&changed);
+        if changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none()) {
+            changed.extend(self.plan_waiting_leases());
         }
         changed.extend(self.plan_guard());
         changed
     }
 
-    /// The guard's chains, after devices or peers changed.
+    /// Removes everything that the plan knows of a lease that is believed no more.
+    fn forget_peer(&mut self, id: &Id, age: &Age) -> Vec<Changed> {
+        if let Some(reason) = self.peers.reason(id) {
+            self.lines.log_set_aside(id, reason);
+        }
+        self.skipped.remove(id);
+        self.foreign.remove(id);
+        self.guard.iter_mut().for_each(|guard| guard.forget(id));
+        self.waiting.remove(id);
+        self.blocked.remove(id);
+        let mut changed = self.plan_fence_exceptions(id, &Age::default(), None);
+        changed.extend(self.unplan_peer(id, age));
+        changed
+    }
+
+    /// Plans the chains of the tunnel guard, after devices or peers changed.
     fn plan_guard(&mut self) -> Vec<Changed> {
         let Some(guard) = &self.guard else { return Vec::new() };
         let links = self.devices.iter().filter_map(|name| self.index.desired(&Key::Link(*name)));
@@ -337,6 +355,7 @@ impl Plan {
         self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
+    /// Plans this node's own devices and the fence.
     fn plan_devices(&mut self) {
         let remark = self.backend.remark(&self.host);
         if let Some(remark) = remark.as_ref().filter(|now| self.remark.as_ref() != Some(*now)) {
@@ -345,11 +364,11 @@ impl Plan {
         self.remark = remark;
         let state = self.backend.device(&self.host, &self.own);
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
-        self.note_devices(&changed);
+        self.update_devices(&changed);
         self.plan_fence();
     }
 
-    /// Against what leases are judged now.
+    /// Returns the facts of this node against which leases are judged.
     fn us(&self) -> Us {
         let host = &self.host;
         let both = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| -> Vec<IpAddr> {

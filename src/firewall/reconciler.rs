@@ -12,7 +12,7 @@ use weft_backends::masq::Rules;
 use weft_subnet::source::Local;
 
 use super::carrier::{Carrier, EnsureError, Ensured};
-use crate::log::lines::Reminder;
+use crate::log::Reminder;
 
 /// When other programs change our rules more often than this in a minute, the rules are restored by the resync and no longer at once.
 const RESTORED_A_MINUTE: usize = 20;

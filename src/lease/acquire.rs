@@ -24,16 +24,17 @@ use weft_subnet::retry::jitter;
 use weft_subnet::source::{Claim, Error, Source, random};
 use weft_subnet::text::sentence;
 
+use crate::files;
 use crate::firewall::guard;
 use crate::kernel::{Creator, Kernel, Machine};
-use crate::log::lines::{Reminder, chain};
+use crate::log::{Reminder, chain};
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
 use crate::observe::systemd::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
-use crate::plan::foreign_places;
-use crate::takeover::{self, Author};
+use crate::plan::foreign_networks;
+use crate::subnet_file::{self, Author};
 use crate::uplink::{self, Before, Ground, Picked};
 
 pub use resume::EarlierRun;
@@ -169,9 +170,9 @@ async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, 
 
 /// Who wrote subnet.env, and which subnet it names. One for another Network, or none, counts as weft's: flannel left nothing here.
 fn found(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
-    let found = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let found = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let subnets = found.filter(|env| env.networks == network.networks).map(|env| env.subnets);
-    (if subnets.is_some() { takeover::author(subnet_file) } else { Author::Weft }, subnets)
+    (if subnets.is_some() { subnet_file::author(subnet_file) } else { Author::Weft }, subnets)
 }
 
 /// Reads net-conf and makes its backend; the error is a sentence.
@@ -233,7 +234,7 @@ async fn lease<K: Kernel>(
     }
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
-    let connected = foreign_places(&host, backend, &before, &BTreeSet::new());
+    let connected = foreign_networks(&host, backend, &before, &BTreeSet::new());
     let was = mine.map(|lease| lease.attrs);
     let claim = Claim { network: network.clone(), attrs, previous, was, connected };
     let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;

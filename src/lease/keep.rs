@@ -13,7 +13,7 @@ use weft_subnet::source::{Claim, Error, Event, Source};
 
 use weft_subnet::retry::jitter;
 
-use crate::log::lines::chain;
+use crate::log::chain;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LAST_WAIT: Duration = Duration::from_secs(5);

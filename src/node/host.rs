@@ -10,7 +10,7 @@ use weft_subnet::text::Shown;
 use super::Node;
 use crate::kernel::{Kernel, Machine};
 use crate::lease::acquire;
-use crate::log::lines::chain;
+use crate::log::chain;
 use crate::sysctls;
 use crate::sysctls::loosened::Wanted;
 use crate::uplink::{self, Next, Picked};
@@ -78,13 +78,13 @@ impl<K: Kernel> Node<K> {
             keys.iter().any(|key| self.plan.owner(key) == Some(id)) && keys.iter().all(carries)
         };
         // Once loosened for a lease it stays so while that lease is planned: entries that wait for a retry are back in a moment.
-        let last = self.loosened_by.as_ref().filter(|id| self.plan.foreign(id).is_some());
-        last.or_else(|| self.plan.all_foreign().find(programmed)).cloned()
+        let last = self.loosened_by.as_ref().filter(|id| self.plan.other_backend(id).is_some());
+        last.or_else(|| self.plan.peers_of_other_backends().find(programmed)).cloned()
     }
 
     fn loosely(&self, id: &Id) -> Wanted {
         let names = self.plan.devices().chain([self.plan.host().uplink.name]).collect();
-        let (theirs, ours) = (self.plan.foreign(id).unwrap_or_default(), &self.plan.network().backend_type);
+        let (theirs, ours) = (self.plan.other_backend(id).unwrap_or_default(), &self.plan.network().backend_type);
         Wanted {
             names,
             why: format!("lease {id} uses {theirs} and this node {ours}: replies may arrive over another interface"),
@@ -113,11 +113,11 @@ impl<K: Kernel> Node<K> {
         self.host_problem = None;
         let now = self.plan.host();
         let host = acquire::host(&picked, &machine, self.plan.network(), (now.vtep_mac_v4, now.vtep_mac_v6));
-        let host = self.plan.seen(host);
+        let host = self.plan.without_own_networks(host);
         if host == *now {
             return false;
         }
-        if let Some(changed) = self.plan.move_ground(&host) {
+        if let Some(changed) = self.plan.update_host_networks(&host) {
             return !changed.is_empty();
         }
         let now = self.plan.host();

@@ -14,7 +14,6 @@ use crate::firewall::guard;
 use crate::firewall::reconciler::Handle;
 use crate::kernel::Kernel;
 use crate::observe::status::RuleStatus;
-use crate::plan::fence;
 
 /// Where nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one node costs a
 /// comparison of all of them, and runs a program where iptables carries the rules. The first change after a pause is passed on at once.
@@ -163,7 +162,7 @@ impl<K: Kernel> Node<K> {
 
     /// What the kernel lacks of the fence.
     pub(crate) fn fence_trouble(&self) -> Option<String> {
-        fence::trouble(self.passer.pending())
+        self.passer.pending().fence_problem()
     }
 
     /// For `weft status rules`.

@@ -10,7 +10,7 @@ use weft_subnet::source::Claim;
 
 use super::Node;
 use crate::kernel::Kernel;
-use crate::log::lines::date;
+use crate::log::text::date;
 use crate::saved::SavedFile;
 use crate::uplink;
 

@@ -4,9 +4,10 @@
 use weft_subnet::env::SubnetEnv;
 
 use super::Node;
+use crate::files;
 use crate::kernel::Kernel;
 use crate::observe::report;
-use crate::takeover;
+use crate::subnet_file;
 
 impl<K: Kernel> Node<K> {
     /// Writes subnet.env when it does not say what it should: only while our device is up.
@@ -19,11 +20,11 @@ impl<K: Kernel> Node<K> {
         let file = &self.world.options.subnet_file;
         // The MTU is known only with the peers (their backends count): until then what an earlier run wrote stays.
         let granted = |text: String| SubnetEnv::parse(&text).is_some_and(|env| env.subnets == self.plan.own().subnets);
-        if !self.knows_peers() && std::fs::read_to_string(file).is_ok_and(granted) {
+        if !self.knows_peers() && files::read_text(file).is_ok_and(granted) {
             return;
         }
         let text = SubnetEnv { ipmasq, ..self.plan.env() }.render();
-        match takeover::write_env(file, text.as_bytes()) {
+        match subnet_file::write(file, text.as_bytes()) {
             Ok(true) => {
                 tracing::info!(file = %file.display(), mtu = self.plan.mtu(), "subnet.env written");
                 self.env_problem = None;

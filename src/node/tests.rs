@@ -30,7 +30,7 @@ use crate::observe::systemd::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::pass::{Cause, Passer};
 use crate::saved::Saver;
-use crate::takeover::Author;
+use crate::subnet_file::Author;
 
 mod begin;
 mod churn;

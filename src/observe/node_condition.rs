@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use weft_subnet::retry::jitter;
 use weft_subnet::source::{Error, Source};
 
-use crate::log::lines::{Reminder, chain};
+use crate::log::{Reminder, chain};
 
 /// Time after which the state is reported again, because other programs may overwrite it: a cloud's controller sets the
 /// condition of nodes whose routes it has not created. The time is reduced by up to a half at random, so that the nodes

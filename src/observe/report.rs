@@ -169,7 +169,7 @@ pub fn status<K: Kernel>(node: &Node<K>) -> Status {
     problems.extend(node.restart_wanted.clone());
     problems.extend(node.sysctl_problems.iter().cloned());
     problems.extend(node.rules_warnings());
-    problems.extend(node.plan.problem());
+    problems.extend(node.plan.problems());
     problems.extend(node.fence_trouble());
     problems.extend(claims::problems(&node.plan));
     problems.extend(node.guard_trouble().map(|text| format!("tunnel guard: {text}")));

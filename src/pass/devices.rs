@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which devices a pass may touch: what a look at the kernel says of them, and what follows from it. No effects.
+//! Which devices a pass may change. This is decided from what the last full pass found in the kernel, without any effects.
 
 use std::collections::BTreeSet;
 
@@ -9,20 +9,20 @@ use weft_backends::state::{Key, Name, Observed, Seen};
 
 use crate::plan::{MOST_DEVICES, Plan};
 
-/// The devices of the last look.
+/// The devices that the last full pass found.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
-    /// All that were seen.
+    /// All devices that the kernel reported.
     present: BTreeSet<Name>,
-    /// Those that bear our mark.
+    /// The devices that bear our mark.
     marked: BTreeSet<Name>,
-    /// Those with a name that we want, but which are not ours to touch: a peer asks for a device that somebody else made, or our
-    /// own name is on another agent's device.
-    strangers: BTreeSet<Name>,
+    /// The devices that have a name which the plan needs, but that weft must not change: another program made a device that a peer
+    /// needs, or this node's own device belongs to another agent.
+    foreign: BTreeSet<Name>,
 }
 
 impl Devices {
-    /// What was seen of the devices that this plan is about, and of those that bear our mark.
+    /// Sorts out the devices in `observed`: those that this plan is about, and those that bear our mark.
     pub fn of(plan: &Plan, observed: &Observed) -> Devices {
         let mut devices = Devices::default();
         for (key, seen) in observed.iter() {
@@ -31,31 +31,32 @@ impl Devices {
             if seen.mark {
                 devices.marked.insert(*name);
             } else if !may_be_taken_over(plan, key, seen) {
-                devices.strangers.insert(*name);
+                devices.foreign.insert(*name);
             }
         }
         devices
     }
 
-    /// Whose entries are whose. What stands on somebody else's device is not ours, whatever its name.
+    /// Returns the rules that tell our entries from those of other programs. An entry on a foreign device is not ours, whatever the name
+    /// of the device.
     pub fn ownership(&self, plan: &Plan) -> Ownership {
         let mut ownership = plan.ownership(self.marked.iter().copied());
-        ownership.devices.retain(|name| !self.strangers.contains(name));
+        ownership.devices.retain(|name| !self.foreign.contains(name));
         ownership
     }
 
-    /// The devices that are not ours to touch.
-    pub fn strangers(&self) -> &BTreeSet<Name> {
-        &self.strangers
+    /// Returns the devices that weft must not change.
+    pub fn foreign(&self) -> &BTreeSet<Name> {
+        &self.foreign
     }
 
-    /// False for what would be done to somebody else's device.
+    /// Returns false for an operation on a foreign device.
     pub fn permit(&self, op: &Op) -> bool {
-        self.strangers.is_empty() || on(op).is_none_or(|name| !self.strangers.contains(&name))
+        self.foreign.is_empty() || on(op).is_none_or(|name| !self.foreign.contains(&name))
     }
 
-    /// New devices of peers that the kernel has no room for: with those that bear our mark there would be more than
-    /// [`MOST_DEVICES`], stale ones included. Our own devices come first.
+    /// Returns new devices of peers for which there is no room: together with all devices that bear our mark, also those that are no
+    /// longer needed, there would be more than [`MOST_DEVICES`]. This node's own devices come first.
     pub fn crowded(&self, plan: &Plan, ops: &[Op]) -> BTreeSet<Name> {
         let new = ops.iter().filter_map(|op| match op {
             Op::Ensure(Key::Link(name), _) if !self.present.contains(name) => Some(*name),
@@ -66,18 +67,19 @@ impl Devices {
         peers.into_iter().skip(room).collect()
     }
 
-    /// How many bear our mark.
+    /// Returns how many devices bear our mark.
     pub fn len(&self) -> usize {
         self.marked.len()
     }
 }
 
-/// A device without our mark: flannel made our own one, perhaps; it makes no other VNI's. Another agent's mark says that it is not.
+/// Returns true for a device without our mark that weft may take over. That is this node's own device, because flannel may have made it.
+/// flannel makes no device of another VNI. A device with the mark of another agent is never taken over.
 fn may_be_taken_over(plan: &Plan, key: &Key, seen: &Seen) -> bool {
     plan.is_own_device(key) && seen.protocol != PROTOCOL
 }
 
-/// The device that an operation is about.
+/// Returns the device that an operation changes, or on which its entry is.
 pub(super) fn on(op: &Op) -> Option<Name> {
     let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
     diff::device(key, value)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Entries that could not be written, and when to try them again. Asking for the next time costs nothing per entry.
+//! Entries that could not be written, and the times at which they are tried again. Asking for the next time takes constant time.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,55 +12,55 @@ const LAST_RETRY: Duration = Duration::from_secs(30);
 /// An entry that could not be written.
 #[derive(Debug, Clone)]
 pub struct Pending {
-    /// What the kernel said.
+    /// Why it could not be written: the answer of the kernel, for people.
     pub reason: String,
-    /// Trying again soon may help; else only the audit tries.
+    /// True if it is tried again soon. Otherwise only the audit tries again.
     pub retry: bool,
-    /// It is there all the same, without all of its attributes.
+    /// True for a link that exists and lacks some of its attributes. It carries entries.
     pub stands: bool,
-    /// It is there, and packets need none of the attributes that it lacks.
+    /// True for a link that exists and lacks only attributes that packets do not need.
     pub works: bool,
     tries: u32,
     due: Instant,
 }
 
-/// All of them.
+/// All entries that could not be written.
 #[derive(Debug, Default)]
 pub struct Pendings {
     entries: HashMap<Key, Pending>,
-    /// No entry is due before; one that left may have been the first.
+    /// No entry is due before this time. It may be too early, because the entry that set it may be gone.
     next: Option<Instant>,
-    /// Counts changes.
+    /// Number of changes so far.
     version: u64,
 }
 
 impl Pendings {
-    /// True when all is written.
+    /// Returns true if every entry is written.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Grows with every change: who counts entries counts again only then.
+    /// Returns a number that grows with every change, so that a caller who counts entries need not count again without a change.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Why this entry waits, if it does.
+    /// Returns this entry if it is pending.
     pub fn get(&self, key: &Key) -> Option<&Pending> {
         self.entries.get(key)
     }
 
-    /// Every entry that waits.
+    /// Iterates over all pending entries.
     pub fn iter(&self) -> impl Iterator<Item = (&Key, &Pending)> {
         self.entries.iter()
     }
 
-    /// When to ask [`Self::due`] again, at the latest.
+    /// Returns the time at which [`Self::due`] should be called again.
     pub fn next(&self) -> Option<Instant> {
         self.next
     }
 
-    /// The entries that are due.
+    /// Returns the entries whose time has come.
     pub fn due(&mut self, now: Instant) -> Vec<Key> {
         if self.next.is_none_or(|next| next > now) {
             return Vec::new();
@@ -71,7 +71,7 @@ impl Pendings {
         due
     }
 
-    /// It failed. True when it had not failed before.
+    /// Records that an entry could not be written. Returns true if it was not pending before.
     pub fn failed(&mut self, key: Key, reason: String, retry: bool, now: Instant) -> bool {
         let tries = self.entries.get(&key).map_or(0, |pending| pending.tries + 1);
         let due = now + back_off(tries);
@@ -83,14 +83,14 @@ impl Pendings {
         tries == 0
     }
 
-    /// What failed last of this entry is no more than an attribute; `works`: one that packets do not need.
+    /// Records that this link exists, and that only attributes failed. `works` is true if packets do not need these attributes.
     pub fn stands(&mut self, key: &Key, works: bool) {
         if let Some(pending) = self.entries.get_mut(key) {
             (pending.stands, pending.works) = (true, works);
         }
     }
 
-    /// Not now, and later the next time.
+    /// Delays the next attempt, as a failure does.
     pub fn postpone(&mut self, key: &Key, now: Instant) {
         let Some(pending) = self.entries.get_mut(key) else { return };
         pending.tries += 1;
@@ -99,20 +99,27 @@ impl Pendings {
         self.wake(due);
     }
 
-    /// It is in place, or no longer wanted.
+    /// Removes an entry, because it is in place or no longer wanted.
     pub fn remove(&mut self, key: &Key) {
         if !self.entries.is_empty() && self.entries.remove(key).is_some() {
             self.version += 1;
         }
     }
 
-    /// Only these wait still.
+    /// Removes the entries for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&Key) -> bool) {
         let before = self.entries.len();
         self.entries.retain(|key, _| keep(key));
         if self.entries.len() != before {
             self.version += 1;
         }
+    }
+
+    /// Describes what the kernel lacks of the fence. Returns `None` if no part of the fence is pending.
+    pub fn fence_problem(&self) -> Option<String> {
+        let of_fence = |key: &Key| matches!(key, Key::Fence(_) | Key::Open(_));
+        let (key, entry) = self.entries.iter().find(|(key, _)| of_fence(key))?;
+        Some(format!("--fail-closed, --ip-blackhole-route: {key}: {}", entry.reason))
     }
 
     fn wake(&mut self, due: Instant) {
@@ -133,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_again_waits_longer_and_what_left_wakes_nobody_twice() {
+    fn repeated_failures_wait_longer_and_removed_entries_cause_one_wake_up() {
         let start = Instant::now();
         let mut all = Pendings::default();
         assert!(all.failed(key(1), "no carrier".into(), true, start));
@@ -141,10 +148,10 @@ mod tests {
         assert!(all.failed(key(2), "not permitted".into(), false, start));
         assert_eq!(all.due(start), []);
         let soon = all.next().unwrap();
-        assert_eq!(all.due(soon), [], "the second failure waits twice as long");
+        assert_eq!(all.due(soon), [], "after the second failure the delay is twice as long");
         let then = all.next().unwrap();
         assert_eq!((then - start, all.due(then)), (FIRST_RETRY * 2, vec![key(1)]));
-        assert_eq!(all.next(), None, "the refused one is left to the audit");
+        assert_eq!(all.next(), None, "only the audit tries an entry again that was refused for good");
         all.postpone(&key(1), then);
         let version = all.version();
         all.remove(&key(1));

@@ -2,9 +2,10 @@
 //! Passes about devices, on a kernel in memory.
 
 use std::sync::Arc;
-use weft_backends::backend::make;
-use weft_backends::host::{Host, Uplink};
+use std::time::Duration;
 
+use weft_backends::backend::make;
+use weft_backends::host::{Host, OnLink, Uplink};
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Mac, Route};
 use weft_subnet::connected::Connected;
@@ -84,14 +85,14 @@ async fn nothing_is_done_to_a_device_of_somebody_else_on_any_path() {
         kernel.take_ops().iter().filter(|op| on(op) == Some(dev)).map(Op::to_string).collect::<Vec<_>>()
     };
     assert_eq!(on_it(&kernel), [""; 0], "a look at everything");
-    assert_eq!(passer.strangers().iter().cloned().collect::<Vec<_>>(), [dev]);
+    assert_eq!(passer.foreign_devices().iter().cloned().collect::<Vec<_>>(), [dev]);
     // The plan has not heard of it yet.
     let changed = plan.put(record(3, 7));
     passer.changed(changed).await;
     let seen = HashMap::from([(neigh, None), (Key::Neigh(dev, "10.5.2.0".parse().unwrap()), None)]);
     passer.noticed(&plan, seen).await;
     assert_eq!(on_it(&kernel), [""; 0], "changes of leases, and news of the kernel");
-    assert!(plan.bar(passer.strangers()));
+    assert!(plan.set_foreign_devices(passer.foreign_devices()));
     passer.full(&plan, Cause::Lease).await.unwrap();
     assert_eq!(on_it(&kernel), [""; 0]);
     assert!(passer.pending().is_empty(), "why is the plan's to say: {:?}", plan.skipped(&lease(2, 7).id));
@@ -132,6 +133,50 @@ async fn what_flannel_left_is_removed_although_the_kernel_refuses_it_once() {
     kernel.disturb(key, Some(flannels), false);
     passer.full(&plan, Cause::Audit).await.unwrap();
     assert!(kernel.entries().contains_key(&key));
+}
+
+/// Without its device the node has no network, so each full pass repairs it. The conflict must be reported all the same.
+#[tokio::test]
+async fn a_program_that_fights_over_the_device_or_its_address_is_reported() {
+    let (plan, mut passer, kernel) = bench();
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let device = Key::Link(name("flannel.1"));
+    let address = *kernel.entries().keys().find(|key| matches!(key, Key::Addr(..))).unwrap();
+    let output = Output::default();
+    let copy = output.clone();
+    let lines = tracing_subscriber::fmt().with_writer(move || copy.clone()).finish();
+    let _guard = tracing::subscriber::set_default(lines);
+    let reported = |key: Key| {
+        let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+        text.lines()
+            .filter(|line| line.contains("another program repeatedly") && line.contains(&key.to_string()))
+            .count()
+    };
+    for repair in 1..=20 {
+        kernel.disturb(address, None, false);
+        passer.full(&plan, if repair % 2 == 0 { Cause::Kernel } else { Cause::Audit }).await.unwrap();
+        assert!(kernel.entries().contains_key(&address), "repair {repair}");
+        assert_eq!(reported(address), usize::from(repair > 3), "repair {repair}");
+    }
+    assert_eq!(reported(device), 0);
+    for repair in 1..=20 {
+        kernel.disturb(device, None, false);
+        passer.full(&plan, Cause::Kernel).await.unwrap();
+        assert!(kernel.entries().contains_key(&device), "repair {repair}");
+    }
+    assert_eq!(reported(device), 1);
+}
+
+#[derive(Clone, Default)]
+struct Output(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl io::Write for Output {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[tokio::test]
@@ -299,7 +344,7 @@ async fn devices_of_peers_leave_room_for_our_own_in_the_same_pass() {
 async fn the_guard_knows_a_peer_first_and_removals_come_last() {
     for by_look in [false, true] {
         let (plan, mut passer, kernel) = bench();
-        let mut plan = plan.fence(crate::options::Fences::default(), true);
+        let mut plan = plan.with_tunnel_guard(true);
         plan.put(record(2, 1));
         passer.full(&plan, Cause::Start).await.unwrap();
         kernel.take_ops();

@@ -1,112 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The devices in the plan: how many there may be, and which names are taken by devices that somebody else made.
+//! The devices in the plan: how many there may be, and which names are taken by devices of other programs.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::rc::Rc;
 
 use weft_backends::diff;
 use weft_backends::index::{Changed, OWN};
-use weft_backends::state::{Key, Name, State, Value};
+use weft_backends::state::{Key, Name, State};
 use weft_subnet::lease::{Id, Lease};
 
 use super::Plan;
 
-/// Leases of other VNIs and types bring devices; whoever writes leases must not fill the kernel with them.
+/// Maximum number of devices in the plan. A lease of another VNI or backend type needs a device of its own, and whoever can write leases
+/// must not be able to fill the kernel with devices.
 pub const MOST_DEVICES: usize = 18;
 
+/// Why entries of a lease are left out of the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceProblem {
+    /// Another program made a device of this name.
+    Foreign(Name),
+    /// There are this many devices in the plan, and no more are allowed.
+    NoRoom(usize),
+}
+
+impl fmt::Display for DeviceProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceProblem::Foreign(name) => write!(
+                f,
+                "needs the device {name}, and there is one that was not made by this agent: it is not touched"
+            ),
+            DeviceProblem::NoRoom(count) => {
+                write!(f, "needs a device of its own, and there are {count} already")
+            }
+        }
+    }
+}
+
 impl Plan {
-    /// The devices in the plan.
+    /// Iterates over the devices in the plan.
     pub fn devices(&self) -> impl Iterator<Item = Name> {
         self.devices.iter().copied()
     }
 
-    /// The devices to look at: those in the plan, and those that peers would need if nobody else had made them.
-    pub fn watched(&self) -> impl Iterator<Item = Name> {
-        self.devices().chain(self.strangers.iter().copied())
+    /// Iterates over the devices that a full pass reads: those in the plan, and those that peers need but other programs made.
+    pub fn watched_devices(&self) -> impl Iterator<Item = Name> {
+        self.devices().chain(self.foreign_devices.iter().copied())
     }
 
-    /// True for the entries of our own device, without which the node is not ready.
+    /// Returns true for an entry of this node's own device. Without that device the node is not ready.
     pub fn is_own_device(&self, key: &Key) -> bool {
         self.index.owner(key).is_some_and(|id| &**id == OWN)
     }
 
-    /// These devices were made by somebody else: a lease that needs one of them is set aside, and one that needed a device that is
-    /// no longer among them is planned again. True when the plan is another now: look at everything again.
-    pub fn bar(&mut self, strangers: &BTreeSet<Name>) -> bool {
-        // Our own name on somebody else's device is a fault of this node, not of its peers.
+    /// Sets which devices other programs made. A lease that needs one of them gets no entries on it. A lease that needed a device which
+    /// is no longer among them is planned again. Returns true if the plan changed, so that a full pass is necessary.
+    pub fn set_foreign_devices(&mut self, foreign: &BTreeSet<Name>) -> bool {
+        // If this node's own device belongs to another program, that is a problem of this node and not of its peers.
         let now: BTreeSet<Name> =
-            strangers.iter().copied().filter(|name| !self.is_own_device(&Key::Link(*name))).collect();
-        if now == self.strangers {
+            foreign.iter().copied().filter(|name| !self.is_own_device(&Key::Link(*name))).collect();
+        if now == self.foreign_devices {
             return false;
         }
-        self.strangers = now;
-        let barred: Vec<Name> = self.strangers.intersection(&self.devices).copied().collect();
-        for name in barred {
-            // Without this device in its plan a lease no longer contributes to it: the next one is asked.
+        self.foreign_devices = now;
+        let lost: Vec<Name> = self.foreign_devices.intersection(&self.devices).copied().collect();
+        for name in lost {
+            // A lease that is planned again no longer contributes to this device. Then the next lease that needs it owns it.
             while let Some(lease) = self.index.owner(&Key::Link(name)).and_then(|id| self.peers.get(id)).cloned() {
                 self.plan_peer(&lease);
             }
         }
-        let waiting: Vec<Rc<Lease>> = self.barred.keys().filter_map(|id| self.peers.get(id).cloned()).collect();
-        for lease in waiting {
-            self.plan_peer(&lease);
-        }
-        self.use_room();
-        let needed: BTreeSet<Name> = self.barred.values().flatten().copied().collect();
-        self.strangers.retain(|name| needed.contains(name));
+        let blocked: Vec<Id> = self.blocked.keys().cloned().collect();
+        self.plan_again(&blocked);
+        self.plan_waiting_leases();
+        let needed: BTreeSet<Name> = self.blocked.values().flatten().copied().collect();
+        self.foreign_devices.retain(|name| needed.contains(name));
         self.plan_guard();
         true
     }
 
-    /// Leaves out of a peer's entries what must not be: what stands on somebody else's device, and all of it when there is no room
-    /// for the device that it needs. Why, for people.
-    pub(super) fn admit(&mut self, lease: &Lease, state: &mut State) -> Vec<String> {
-        let mut reasons = Vec::new();
-        self.barred.remove(&lease.id);
-        self.no_room.remove(&lease.id);
-        let links = |state: &State| -> Vec<Name> {
-            state.keys().filter_map(|key| if let Key::Link(name) = key { Some(*name) } else { None }).collect()
-        };
-        let taken: Vec<Name> = links(state).into_iter().filter(|name| self.strangers.contains(name)).collect();
-        if !taken.is_empty() {
-            let stands = |key: &Key, value: &Value| diff::device(key, value).is_some_and(|name| taken.contains(&name));
-            state.retain(|key, value| !stands(key, value));
-            reasons.extend(taken.iter().map(|name| {
-                format!("needs the device {name}, and there is one that was not made by this agent: it is not touched")
-            }));
-            self.barred.insert(lease.id.clone(), taken);
-        }
-        let new: Vec<Name> = links(state).into_iter().filter(|name| !self.devices.contains(name)).collect();
-        if !self.has_room(&new) {
-            self.no_room.insert(lease.id.clone(), new);
-            state.clear();
-            reasons.push(format!("needs a device of its own, and there are {} already", self.devices.len()));
-        }
-        reasons
+    /// Removes from the entries of a lease those that must not be written, and returns the reasons.
+    pub(super) fn remove_unwanted_devices(&mut self, lease: &Lease, state: &mut State) -> Vec<DeviceProblem> {
+        let mut problems = self.remove_foreign_devices(lease, state);
+        problems.extend(self.wait_for_room(lease, state));
+        problems
     }
 
-    /// A device went: leases that found no room for theirs are planned again, by id until the room is used up. The others are only
-    /// looked at, because anybody who writes leases can make thousands of them wait.
-    pub(super) fn use_room(&mut self) -> Vec<Changed> {
-        let waiting: Vec<Id> = self.no_room.keys().cloned().collect();
+    /// Removes the entries on devices that other programs made.
+    fn remove_foreign_devices(&mut self, lease: &Lease, state: &mut State) -> Vec<DeviceProblem> {
+        self.blocked.remove(&lease.id);
+        let foreign: Vec<Name> = links(state).into_iter().filter(|name| self.foreign_devices.contains(name)).collect();
+        if foreign.is_empty() {
+            return Vec::new();
+        }
+        state.retain(|key, value| diff::device(key, value).is_none_or(|name| !foreign.contains(&name)));
+        self.blocked.insert(lease.id.clone(), foreign.clone());
+        foreign.into_iter().map(DeviceProblem::Foreign).collect()
+    }
+
+    /// Removes all entries if there is no room for the new devices of this lease. Then the lease waits.
+    fn wait_for_room(&mut self, lease: &Lease, state: &mut State) -> Option<DeviceProblem> {
+        self.waiting.remove(&lease.id);
+        let needed = links(state);
+        let new = needed.iter().filter(|name| !self.devices.contains(name)).count();
+        if new <= self.room() {
+            return None;
+        }
+        self.waiting.insert(lease.id.clone(), needed);
+        state.clear();
+        Some(DeviceProblem::NoRoom(self.devices.len()))
+    }
+
+    /// Returns how many more devices the plan may have.
+    fn room(&self) -> usize {
+        MOST_DEVICES.saturating_sub(self.devices.len())
+    }
+
+    /// Plans leases that waited for room, until there is no more room for one of them. This is called when a device was removed from the
+    /// plan.
+    pub(super) fn plan_waiting_leases(&mut self) -> Vec<Changed> {
         let mut changed = Vec::new();
-        for id in waiting {
-            if self.no_room.get(&id).is_some_and(|needed| self.has_room(needed))
-                && let Some(lease) = self.peers.get(&id).cloned()
-            {
-                changed.extend(self.plan_peer(&lease));
+        while let Some(id) = self.waiting.first_that_fits(&self.devices, self.room()).cloned() {
+            let new: Vec<Name> =
+                self.waiting.devices(&id).iter().copied().filter(|name| !self.devices.contains(name)).collect();
+            self.waiting.remove(&id);
+            changed.extend(self.plan_again(std::slice::from_ref(&id)));
+            if self.waiting.contains(&id) {
+                break;
             }
+            // Other leases may have waited for the same devices.
+            let ready = self.waiting.ready(&new, &self.devices);
+            changed.extend(self.plan_again(&ready));
         }
         changed
     }
 
-    /// Whether those of these devices that are not in the plan yet may be added to it.
-    fn has_room(&self, needed: &[Name]) -> bool {
-        let new = needed.iter().filter(|name| !self.devices.contains(name)).count();
-        new == 0 || self.devices.len() + new <= MOST_DEVICES
+    /// Plans these leases again.
+    pub(super) fn plan_again(&mut self, ids: &[Id]) -> Vec<Changed> {
+        let leases: Vec<Rc<Lease>> = ids.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        leases.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 
-    pub(super) fn note_devices(&mut self, changed: &[Changed]) {
+    /// Updates the set of devices after these changes of the plan.
+    pub(super) fn update_devices(&mut self, changed: &[Changed]) {
         for (key, _, after) in changed {
             if let Key::Link(name) = key {
                 match after {
@@ -116,4 +154,9 @@ impl Plan {
             }
         }
     }
+}
+
+/// Returns the devices among these entries.
+fn links(state: &State) -> Vec<Name> {
+    state.keys().filter_map(|key| if let Key::Link(name) = key { Some(*name) } else { None }).collect()
 }

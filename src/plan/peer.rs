@@ -76,7 +76,7 @@ impl Plan {
         } else {
             let reason = reasons.join("; ");
             if self.skipped.get(&lease.id) != Some(&reason) {
-                self.lines.say_aside(&lease.id, &reason);
+                self.lines.log_set_aside(&lease.id, &reason);
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
@@ -95,8 +95,8 @@ impl Plan {
             _ => drop(self.foreign.remove(&lease.id)),
         }
         let mut changed = self.index.set(&lease.id, &lease.age, state);
-        self.note_devices(&changed);
-        changed.extend(self.mind_fence(&lease.id, &lease.age, Some(&lease.attrs)));
+        self.update_devices(&changed);
+        changed.extend(self.plan_fence_exceptions(&lease.id, &lease.age, Some(&lease.attrs)));
         changed
     }
 
@@ -109,7 +109,8 @@ impl Plan {
             Ok(backend) => backend.plan(&self.host, &self.own, lease),
             Err(bad) => return (State::new(), vec![bad.0]),
         };
-        let mut reasons = self.admit(lease, &mut state);
+        let problems = self.remove_unwanted_devices(lease, &mut state);
+        let mut reasons: Vec<String> = problems.iter().map(ToString::to_string).collect();
         reasons.extend(skipped.into_iter().map(|skip| skip.0));
         (state, reasons)
     }

@@ -62,6 +62,33 @@ fn devices_are_few_and_one_that_goes_makes_room() {
     assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MOST_DEVICES));
 }
 
+/// A lease for the subnet with this number, whose device no other lease needs.
+fn with_own_vni(number: u32) -> Record {
+    let subnets = Subnets { v4: ipnet::Ipv4Net::new((0x0a05_0200 + 16 * number).into(), 28).ok(), v6: None };
+    let mut lease = lease(2, 1000 + number);
+    (lease.id, lease.subnets) = (format!("lease {number:04}").into(), subnets);
+    lease.attrs.public_ip = Some((0xc0a8_0100 + number).into());
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+/// Whoever can write leases can let thousands of them wait for room, and remove them one after the other.
+#[test]
+fn leases_that_wait_for_room_cost_little_each_time_a_device_goes() {
+    const LEASES: u32 = 2000;
+    let mut plan = plan();
+    for number in 0..LEASES {
+        plan.put(with_own_vni(number));
+    }
+    assert_eq!((plan.devices().count(), plan.skipped_count()), (MOST_DEVICES, LEASES as usize + 1 - MOST_DEVICES));
+    for number in 0..LEASES {
+        plan.remove(&with_own_vni(number).id);
+        let left = (LEASES - 1 - number) as usize;
+        assert_eq!(plan.devices().count(), MOST_DEVICES.min(left + 1), "the next lease gets the room");
+    }
+    let examined = plan.waiting.examined.get();
+    assert!(examined < 50 * LEASES as usize, "{examined} leases were examined");
+}
+
 #[test]
 fn planning_again_changes_nothing_and_keeps_what_was_said() {
     let mut plan = plan();
@@ -88,42 +115,42 @@ fn a_device_that_somebody_else_made_sets_its_peers_aside_and_no_others() {
     let id = |third: u8| Id::from(format!("10.5.{third}.0-24"));
     let aside = |plan: &Plan| (2..6).map(|third| plan.skipped(&id(third)).is_some()).collect::<Vec<_>>();
     let strangers = BTreeSet::from([dev, Name::new("flannel.1").unwrap()]);
-    assert!(plan.bar(&strangers), "the plan is another");
+    assert!(plan.set_foreign_devices(&strangers), "the plan is another");
     assert_eq!(aside(&plan), [true, true, false, false], "our own device is no matter of its peers");
     assert!(plan.skipped(&id(2)).unwrap().contains("flannel.7"), "{:?}", plan.skipped(&id(2)));
     let wanted = plan.difference(&Observed::new(), |_, _| true);
     assert!(!wanted.iter().any(|op| op.to_string().contains("flannel.7")), "{wanted:?}");
-    assert!(plan.watched().any(|name| name == dev), "it is looked for, to see when it goes");
-    assert!(!plan.bar(&strangers), "nothing new");
+    assert!(plan.watched_devices().any(|name| name == dev), "it is looked for, to see when it goes");
+    assert!(!plan.set_foreign_devices(&strangers), "nothing new");
     // One more peer of that VNI, and everything planned again.
     assert_eq!(links(&plan.put(record(6, 7))), [""; 0]);
     let network = plan.network().clone();
     let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
     plan.rebase(network, backend, host, own);
     assert_eq!((aside(&plan), plan.devices().count()), (vec![true, true, false, false], 1));
-    assert!(plan.bar(&BTreeSet::new()));
+    assert!(plan.set_foreign_devices(&BTreeSet::new()));
     assert_eq!((aside(&plan), plan.devices().count()), (vec![false; 4], 2));
     // Nobody needs it any more: it is not looked for.
-    plan.bar(&strangers);
+    plan.set_foreign_devices(&strangers);
     for third in [2, 3, 6] {
         plan.remove(&id(third));
     }
-    plan.bar(&BTreeSet::new());
-    assert_eq!(plan.watched().collect::<Vec<_>>(), [Name::new("flannel.1").unwrap()]);
+    plan.set_foreign_devices(&BTreeSet::new());
+    assert_eq!(plan.watched_devices().collect::<Vec<_>>(), [Name::new("flannel.1").unwrap()]);
 }
 
 #[test]
 fn an_mtu_above_the_uplinks_is_said_while_it_lasts() {
     let mut plan = plan();
-    assert_eq!((plan.problem(), plan.mtu()), (vec![], 1450));
+    assert_eq!((plan.problems(), plan.mtu()), (vec![], 1450));
     let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
     let (mut host, own) = (plan.host().clone(), plan.own().clone());
     plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
     let said = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: this node uses 1500";
-    assert_eq!((plan.problem(), plan.mtu()), (vec![said.to_owned()], 1450));
+    assert_eq!((plan.problems(), plan.mtu()), (vec![said.to_owned()], 1450));
     host.uplink.mtu = 9100;
     plan.rebase(network.clone(), make(&network).unwrap(), host, own);
-    assert_eq!((plan.problem(), plan.mtu()), (vec![], 8950));
+    assert_eq!((plan.problems(), plan.mtu()), (vec![], 8950));
 }
 
 /// A lease with the MAC of another one, at this age.
@@ -145,7 +172,7 @@ fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_
     for (assigned, winner, loser, age) in [(false, 3, 2, "newer"), (true, 2, 3, "older")] {
         let mut ends = Vec::new();
         for order in [[2, 3, 4], [4, 3, 2], [3, 2, 4]] {
-            let mut plan = plan().assigned(assigned);
+            let mut plan = plan().with_assigned_subnets(assigned);
             for third in order {
                 plan.put(with_mac(third, if third == 4 { 4 } else { 9 }, third.into()));
             }
@@ -261,7 +288,7 @@ fn our_address_and_our_mac_in_other_leases_are_said() {
 /// Its tunnel packets are dropped: the guard lets in those alone that have entries.
 #[test]
 fn a_lease_that_is_set_aside_does_not_pass_the_guard() {
-    let mut plan = plan().fence(Fences::default(), true);
+    let mut plan = plan().with_tunnel_guard(true);
     let passes = |plan: &Plan| plan.guard_keys().filter(|key| matches!(key, Key::Peer(_))).count();
     plan.put(record(2, 1));
     assert_eq!(passes(&plan), 1);
@@ -382,9 +409,9 @@ mod laws {
             before in proptest::collection::vec((0u32..36, 100u8..103, 0u64..30, 9u8..11), 0..24),
             assigned in any::<bool>(),
         ) {
-            let mut straight = plan().assigned(assigned);
+            let mut straight = plan().with_assigned_subnets(assigned);
             claims.iter().for_each(|claim| put(&mut straight, *claim));
-            let mut other = plan().assigned(assigned);
+            let mut other = plan().with_assigned_subnets(assigned);
             before.iter().for_each(|claim| put(&mut other, *claim));
             let gone = before.iter().filter(|(number, ..)| !claims.iter().any(|(n, ..)| n == number));
             let gone: Vec<Id> = gone.map(|(number, ..)| of_one_mac(*number, 1, 1).id).collect();

@@ -13,7 +13,7 @@ use weft_subnet::source::Capabilities;
 
 use super::{StartContext, Started, found, ground, host_with, parse, pick, unreadable, with_chosen};
 use crate::kernel::Kernel;
-use crate::log::lines::date;
+use crate::log::text::date;
 use crate::options::UplinkChoice;
 use crate::saved::SavedFile;
 use crate::uplink::{self, Before, Used};

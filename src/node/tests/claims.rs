@@ -11,7 +11,8 @@ use crate::observe::report;
 use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
-use crate::takeover::{Author, Takeover};
+use crate::pass::takeover::Takeover;
+use crate::subnet_file::Author;
 
 fn route(net: &str, route: Route, protocol: u8) -> (Key, Seen) {
     (Key::Route(net.parse().unwrap(), 0), Seen { value: Value::Route(route), protocol, mark: false })

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::{Peer, PeerState, RuleStatus, Status};
-use crate::log::lines::printable;
+use crate::log::text::printable;
 
 /// Columns of a terminal that we may count on.
 const WIDTH: usize = 100;

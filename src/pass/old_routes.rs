@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Routes of the main table by which earlier versions kept packets inside Network: `unreachable Network` and `blackhole` of our own
-//! subnet. They cut off the host, too: perhaps from its store, when that is reached by an address inside Network. So they are
-//! replaced before the store is asked for anything.
+//! Replaces routes of earlier versions by the fence.
+//!
+//! Earlier versions kept packets inside Network by two routes of the main table: `unreachable` for Network and `blackhole` for the own
+//! subnet. These routes also apply to packets of the host. If the store has an address inside Network, the host may not reach it. So they
+//! are replaced before the first request to the store.
 
 use std::path::Path;
 
@@ -11,33 +13,36 @@ use weft_backends::state::{Fence, Key, Route, Value};
 use weft_subnet::cidr::{Family, family};
 use weft_subnet::env::SubnetEnv;
 
+use crate::files;
 use crate::kernel::{Kernel, Outcome};
 use crate::options::Fences;
 
-/// Puts fences in the place of the routes that an agent with this subnet file left. What does not work is left to the first pass.
+/// Replaces the routes that an agent with this subnet file left by the fences that are `wanted`. If that fails, the first pass does it.
 pub fn replace(kernel: &mut impl Kernel, subnet_file: &Path, wanted: Fences) {
-    let Some(env) = std::fs::read_to_string(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text)) else { return };
+    let Some(env) = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text)) else { return };
     let ops = match kernel.observe(&[]) {
         Ok(observed) => {
             let routes = observed.iter().filter(|(_, seen)| seen.protocol == PROTOCOL);
             operations(routes.map(|(key, seen)| (*key, seen.value.clone())), &env, wanted)
         }
-        Err(error) => return tracing::warn!(%error, "look for routes of an earlier version: left to the first pass"),
+        Err(error) => {
+            return tracing::warn!(%error, "cannot look for routes of an earlier version: the first pass does it");
+        }
     };
     if ops.is_empty() {
         return;
     }
     for (op, outcome) in ops.iter().zip(kernel.apply(&ops)) {
         match outcome {
-            Outcome::Done => tracing::info!(%op, "what an earlier version kept inside Network by routes is fenced now"),
+            Outcome::Done => tracing::info!(%op, "replaced a route of an earlier version of weft by the fence"),
             Outcome::Retry(reason) | Outcome::Fatal(reason) | Outcome::Partly { missing: reason, .. } => {
-                tracing::warn!(reason, "left to the first pass");
+                tracing::warn!(%op, reason, "cannot replace a route of an earlier version: the first pass tries again");
             }
         }
     }
 }
 
-/// The fence first, then the removals: the fence of a route that is there, if it is still wanted.
+/// Returns the operations that add the wanted fences and then remove the routes. Only routes that are there get a fence.
 fn operations(routes: impl Iterator<Item = (Key, Value)>, env: &SubnetEnv, wanted: Fences) -> Vec<Op> {
     let mut removals = Vec::new();
     let mut fences = [Family::V4, Family::V6].map(|family| (family, Fence { whole: true, ..Fence::default() }));
@@ -67,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_of_this_agent_become_fences_and_others_stay() {
+    fn routes_of_this_agent_are_replaced_and_others_stay() {
         let route = |net: &str, route| (Key::Route(net.parse().unwrap(), LAST_METRIC), Value::Route(route));
         let subnets = |v4: &str| Subnets { v4: v4.parse().ok(), v6: None };
         let env =

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Text for people: foreign text made safe for a terminal, and dates.
+
+use jiff::Timestamp;
+
+/// Makes text that may come from a peer, the store or a file safe for a terminal. Characters that a terminal would not show as
+/// themselves (escape sequences, marks that change the direction of writing) become `\u{1b}` and the like. Line breaks stay, and nothing
+/// is cut.
+pub fn printable(text: &str) -> String {
+    let escaped = |c: char| match c {
+        '\n' | '"' | '\'' | '\\' => (Some(c), None),
+        _ => (None, Some(c.escape_debug())),
+    };
+    text.chars().map(escaped).flat_map(|(plain, other)| plain.into_iter().chain(other.into_iter().flatten())).collect()
+}
+
+/// Formats a time of the wall clock as `2026-11-21 19:05 UTC`. `seconds` is counted from the start of 1970.
+pub fn date(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    match time {
+        Some(time) => time.strftime("%Y-%m-%d %H:%M UTC").to_string(),
+        // The calendar ends with the year 9999. A damaged file may contain such a time.
+        None => format!("{seconds} s after 1970"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_that_control_a_terminal_are_escaped() {
+        let text = "subnet 'a' of \"b\\c\" \u{1b}[2J\u{202e}\u{7f}\r\nnext";
+        assert_eq!(printable(text), "subnet 'a' of \"b\\c\" \\u{1b}[2J\\u{202e}\\u{7f}\\r\nnext");
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, wanted) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_795_288_000, "2026-11-21 19:06 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+            (u64::MAX, "18446744073709551615 s after 1970"),
+        ] {
+            assert_eq!(date(seconds), wanted);
+        }
+    }
+}
