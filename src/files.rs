@@ -19,17 +19,23 @@ use tokio::time::{Instant, sleep_until};
 /// Maximum size of a file that [`read`] accepts, in bytes. The files in question have a few lines.
 const MAX_SIZE: u64 = 1 << 20;
 
-/// Reads a small file without waiting for another program. Opening a FIFO would wait for its writer, so a file of another type is refused.
+/// Opens a file for reading, without waiting for another program. Opening a FIFO would wait for its writer, so only a regular file is
+/// accepted.
 ///
 /// # Errors
-/// The file cannot be read, it is not a regular file, or it is larger than 1 MiB.
-pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+/// The file cannot be opened, or it is not a regular file.
+pub fn open(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits() | OFlag::O_NOCTTY.bits()).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file: remove it"));
-    }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file: remove it")) }
+}
+
+/// Reads a small file, as [`open`] opens it.
+///
+/// # Errors
+/// The file cannot be opened or read, or it is larger than 1 MiB.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut contents = Vec::new();
-    file.take(MAX_SIZE + 1).read_to_end(&mut contents)?;
+    open(path)?.take(MAX_SIZE + 1).read_to_end(&mut contents)?;
     if contents.len() as u64 > MAX_SIZE {
         return Err(io::Error::other("it is larger than 1 MiB: remove it"));
     }

@@ -166,9 +166,9 @@ impl<K: Kernel> Node<K> {
             keeper.keep(own.clone());
         }
         let now = Instant::now();
-        let loosened = Loosened::beside(&world.options.subnet_file);
         let mut node = Node {
             hold: Hold::new(world.options.hold_removals),
+            loosened: Loosened::beside(&world.options.subnet_file),
             audit_interval: world.options.resync,
             next_ping: world.notify.watchdog_interval().map(|_| now),
             plan: Plan::new(network, backend, host, own)
@@ -195,7 +195,6 @@ impl<K: Kernel> Node<K> {
             uplink_said: [None, None],
             kernel_problem: None,
             sysctl_problems: Vec::new(),
-            loosened,
             loosened_by: None,
             store_trouble: None,
             lease_trouble: None,

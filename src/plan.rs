@@ -12,7 +12,7 @@ mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::diff::{self, Op};
@@ -166,7 +166,7 @@ impl Plan {
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
-        let believed: Vec<Rc<Lease>> = self.peers.believed().cloned().collect();
+        let believed: Vec<Arc<Lease>> = self.peers.believed().cloned().collect();
         let excepted = believed.iter().filter(|_| self.network.masquerade.except_nodes);
         self.node_addresses.replace(excepted.map(|lease| &**lease));
         for lease in believed {

@@ -1,34 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The file of last-known-good peers: looked for when the store is away at the start, and written, now and then, while it is not.
-//! It is made in pieces between other work, and each goes to another thread at once: no route waits for a disk, and unless the disk
-//! hangs there is no second copy of all peers in memory.
+//! Saved peers: a file with the last answer of the store. A start while the store is away reads it, and the agent writes it now and then
+//! while the store answers.
+//!
+//! Another thread writes the file, because the disk may hang. The loop only copies a pointer to each lease for it. There is never more than
+//! one such thread.
 
+use std::fmt;
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
-use weft_subnet::cache::{self, FIRST_LINE, Head, Saved, Writer};
+use weft_subnet::cache::{self, Head, Saved};
+use weft_subnet::lease::Lease;
 use weft_subnet::peers::Peers;
 
 use crate::files;
 use crate::instance;
 
-/// Between two savings, at least.
+/// Minimum time between two writes.
 const EVERY: Duration = Duration::from_secs(30);
-/// After this time it is written again although nothing changed: its age tells how long ago the store was heard. A quarter of what
-/// it may be, see `start/resume.rs`.
+/// The file is written again after this time although nothing changed, because it says when the store answered last. This is a quarter of
+/// the age up to which a start uses the file (`src/lease/acquire/resume.rs`).
 const REFRESH: Duration = Duration::from_secs(6 * 3600);
-/// So long the loop waits for the removal of the file, which goes on afterwards: the disk may hang.
+/// How long the loop waits for the removal of the file. If the disk hangs, the removal goes on afterwards.
 const REMOVE_LIMIT: Duration = Duration::from_secs(2);
-/// Leases that are written between two looks at the rest of the world: a fraction of a millisecond.
-const SLICE: usize = 128;
+/// While a write lasts, the next one is tried again after this time.
+const BUSY: Duration = Duration::from_secs(1);
 
-/// Where the file of an instance is, and of which store it may be.
+/// Why saved peers cannot be read. The display is a sentence for the log.
+#[derive(Debug)]
+pub struct Unusable {
+    file: PathBuf,
+    cause: Cause,
+}
+
+#[derive(Debug)]
+enum Cause {
+    Io(io::Error),
+    Contents(cache::Unusable),
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.file.display();
+        match &self.cause {
+            Cause::Io(error) => write!(f, "saved peers: {file}: {error}"),
+            Cause::Contents(error) => write!(f, "saved peers: {file}: {error}"),
+        }
+    }
+}
+
+/// The file of an instance, and the store to which it must belong.
 #[derive(Debug, Clone)]
 pub struct SavedFile {
     file: PathBuf,
@@ -36,43 +62,56 @@ pub struct SavedFile {
 }
 
 impl SavedFile {
-    /// Of the instance with this subnet file. `None` where the store needs none, or nobody wants one.
+    /// Returns the file of the instance with this subnet file. Returns `None` if `state_dir` is not set, or if the store has no identity
+    /// because its leases are on the local disk anyway.
     pub fn new(state_dir: Option<&Path>, subnet_file: &Path, store: Option<String>) -> Option<SavedFile> {
         Some(SavedFile { file: file(state_dir?, subnet_file), store: store? })
     }
 
-    /// What was saved; the error is a sentence, `Ok(None)`: there is no such file.
-    pub fn read(&self) -> Result<Option<Saved>, String> {
-        let unusable = |error: &dyn std::fmt::Display| format!("saved peers: {}: {error}", self.file.display());
-        match std::fs::read(&self.file) {
-            Ok(text) => cache::read(&text, &self.store).map(Some).map_err(|error| unusable(&error)),
+    /// Reads the saved peers. Returns `None` if there is no file.
+    ///
+    /// # Errors
+    /// The file cannot be read, it is damaged, or it belongs to another store.
+    pub fn read(&self) -> Result<Option<Saved>, Unusable> {
+        let unusable = |cause| Unusable { file: self.file.clone(), cause };
+        match self.contents() {
+            Ok(text) => cache::read(&text, &self.store).map(Some).map_err(|error| unusable(Cause::Contents(error))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unusable(&error)),
+            Err(error) => Err(unusable(Cause::Io(error))),
         }
     }
 
-    /// What was saved without the peers: a large file is not taken apart for that. `None` where there is nothing usable.
+    /// Reads what was saved besides the peers. Returns `None` if there is no usable file.
     pub fn read_head(&self) -> Option<Head> {
-        cache::read_head(&std::fs::read(&self.file).ok()?, &self.store).ok()
+        cache::read_head(&self.contents().ok()?, &self.store).ok()
     }
 
-    /// The file, for people.
+    fn contents(&self) -> io::Result<Vec<u8>> {
+        let mut contents = Vec::new();
+        files::open(&self.file)?.read_to_end(&mut contents)?;
+        Ok(contents)
+    }
+
+    /// Returns the path of the file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// The store's identity.
+    /// Returns the identity of the store.
     pub fn store(&self) -> &str {
         &self.store
     }
 }
 
-/// The file of an instance: two agents of one machine have two.
+/// Returns the path of the file of an instance. Two agents of one machine have two files.
 pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
     state_dir.join(format!("peers-{:016x}", instance::hash(subnet_file)))
 }
 
-/// Removes the file of an instance; one that is not there is no failure.
+/// Removes the file of an instance, if there is one.
+///
+/// # Errors
+/// The file cannot be removed.
 pub fn remove(state_dir: &Path, subnet_file: &Path) -> io::Result<()> {
     remove_file(&file(state_dir, subnet_file))
 }
@@ -81,84 +120,53 @@ fn remove_file(file: &Path) -> io::Result<()> {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
-        // The removal outlives a power cut only once the directory is on the disk.
+        // The removal survives a power cut only if the directory was synced.
         Ok(()) => file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all()),
     }
 }
 
-/// Writes the file when it is due.
+/// Writes the file when that is due.
 #[derive(Debug, Default)]
 pub struct Saver {
     saved_file: Option<SavedFile>,
-    /// Something changed since the last saving began.
-    dirty: bool,
+    /// The state changed since the last write began.
+    changed: bool,
     not_before: Option<Instant>,
-    stage: Stage,
-    /// The last writing failed, and it was said.
+    /// The write or the removal that was started last.
+    task: Option<JoinHandle<()>>,
+    /// A write goes on only while this value exists.
+    wanted: Arc<()>,
+    /// The last write failed, which was logged.
     failing: Arc<AtomicBool>,
 }
 
-#[derive(Debug, Default)]
-enum Stage {
-    #[default]
-    Idle,
-    Making(Box<Making>),
-    Storing(JoinHandle<()>),
-}
-
-#[derive(Debug)]
-struct Making {
-    writer: Writer,
-    pieces: Sender<Piece>,
-    thread: JoinHandle<()>,
-    /// The place of the next lease.
-    from: usize,
-}
-
-/// For the thread that writes.
-#[derive(Debug)]
-enum Piece {
-    Text(Vec<u8>),
-    /// Nothing follows; here is what goes before all.
-    First(String),
-}
-
 impl Saver {
-    /// Nothing is to be saved yet.
+    /// Returns a saver that has nothing to write yet. Without a file it never writes.
     pub fn new(saved_file: Option<SavedFile>) -> Saver {
         Saver { saved_file, ..Saver::default() }
     }
 
-    /// Peers, net-conf or our own lease are others than those saved.
+    /// Takes notice that peers, net-conf or the own lease changed.
     pub fn changed(&mut self) {
-        self.dirty = self.saved_file.is_some();
+        self.changed = self.saved_file.is_some();
     }
 
-    /// The last saving was long ago.
+    /// Returns true if the last write was long ago.
     pub fn is_old(&self, now: Instant) -> bool {
         self.not_before.is_some_and(|at| at + REFRESH <= now)
     }
 
-    /// When to call [`Saver::step`].
+    /// Returns the time at which [`Saver::save`] has something to do.
     pub fn next(&self, now: Instant) -> Option<Instant> {
-        match (&self.stage, self.dirty) {
-            (Stage::Making(_), _) => Some(now),
-            (_, true) => Some(self.not_before.unwrap_or(now)),
-            (_, false) => None,
-        }
+        self.changed.then(|| self.not_before.unwrap_or(now))
     }
 
-    /// Removes the file, because what it says is not true any more. A saving that has begun is given up or waited for, so that
-    /// it does not bring the file back. Returns when the file is gone, or after [`REMOVE_LIMIT`].
+    /// Removes the file, because what it says is no longer true. A write that has begun is given up, so that it does not bring the file
+    /// back. Returns when the file is gone, or after two seconds. Then the removal goes on, and there is a line in the log.
     pub async fn forget(&mut self) {
         let Some(saved_file) = &self.saved_file else { return };
-        let before = match std::mem::take(&mut self.stage) {
-            Stage::Idle => None,
-            // Without its last piece the thread leaves the file as it is.
-            Stage::Making(making) => Some(making.thread),
-            Stage::Storing(thread) => Some(thread),
-        };
-        let file = saved_file.file.clone();
+        self.wanted = Arc::default();
+        let (before, file) = (self.task.take(), saved_file.file.clone());
         let mut removal = tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
@@ -177,83 +185,68 @@ impl Saver {
             tracing::error!(
                 "saved peers: {file} is not removed yet: does its disk hang? It names a lease that is lost"
             );
-            self.stage = Stage::Storing(removal);
+            self.task = Some(removal);
         }
     }
 
-    /// Goes on a little. What changes while the leases are written makes it dirty again: each of them stands for itself.
-    pub fn step(&mut self, now: Instant, peers: &Peers, head: impl FnOnce(&SavedFile) -> Head) {
+    /// Starts a write if one is due and none is running.
+    pub fn save(&mut self, now: Instant, peers: &Peers, head: impl FnOnce(&SavedFile) -> Head) {
         let Some(saved_file) = &self.saved_file else { return };
-        self.stage = match std::mem::take(&mut self.stage) {
-            Stage::Storing(task) if !task.is_finished() => {
-                self.not_before = Some(now + Duration::from_secs(1));
-                Stage::Storing(task)
-            }
-            Stage::Idle | Stage::Storing(_) => {
-                if !self.dirty || self.not_before.is_some_and(|at| now < at) {
-                    return;
-                }
-                (self.dirty, self.not_before) = (false, Some(now + EVERY));
-                let Some(writer) = Writer::new(head(saved_file)) else { return };
-                let (pieces, received) = mpsc::channel();
-                let thread = store(saved_file.file.clone(), received, self.failing.clone());
-                Stage::Making(Box::new(Making { writer, pieces, thread, from: 0 }))
-            }
-            Stage::Making(mut making) => {
-                let from = making.from;
-                for (next, lease) in peers.believed_from(from).take(SLICE) {
-                    making.writer.peer(lease);
-                    making.from = next;
-                }
-                // Nobody takes them after a failure, of which the thread has told.
-                let _ = making.pieces.send(Piece::Text(making.writer.take()));
-                if making.from > from {
-                    Stage::Making(making)
-                } else {
-                    let Making { writer, pieces, thread, .. } = *making;
-                    let _ = pieces.send(Piece::First(writer.finish()));
-                    Stage::Storing(thread)
-                }
-            }
-        };
+        if !self.changed || self.not_before.is_some_and(|at| now < at) {
+            return;
+        }
+        if self.task.as_ref().is_some_and(|task| !task.is_finished()) {
+            self.not_before = Some(now + BUSY);
+            return;
+        }
+        (self.changed, self.not_before) = (false, Some(now + EVERY));
+        let (file, head) = (saved_file.file.clone(), head(saved_file));
+        let leases: Vec<Arc<Lease>> = peers.believed_unordered().cloned().collect();
+        let (wanted, failing) = (Arc::downgrade(&self.wanted), self.failing.clone());
+        self.task = Some(tokio::task::spawn_blocking(move || {
+            let written = write(&file, &head, leases, &wanted);
+            log_result(&file, written, &failing);
+        }));
     }
 }
 
-fn store(file: PathBuf, pieces: Receiver<Piece>, failing: Arc<AtomicBool>) -> JoinHandle<()> {
-    tokio::task::spawn_blocking(move || match files::replace_with(&file, 0o600, |aside| put_together(aside, pieces)) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => tracing::debug!("peers not saved: the agent ends"),
+/// Writes the file.
+///
+/// # Errors
+/// The file cannot be written. The error is `Interrupted` if `wanted` is gone; then the old file stays.
+fn write(file: &Path, head: &Head, leases: Vec<Arc<Lease>>, wanted: &Weak<()>) -> io::Result<()> {
+    files::replace_with(file, 0o600, |temporary| {
+        cache::write(temporary, head, leases.iter().map(|lease| &**lease))?;
+        // The leases are not needed while the thread waits for the sync.
+        drop(leases);
+        if wanted.strong_count() == 0 { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    })
+}
+
+fn log_result(file: &Path, written: io::Result<()>, failing: &AtomicBool) {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+            tracing::debug!("peers not saved: no longer wanted")
+        }
         Ok(()) if failing.swap(false, Ordering::Relaxed) => {
             tracing::info!(file = %file.display(), "peers are saved again");
         }
         Ok(()) => tracing::debug!(file = %file.display(), "peers saved"),
-        Err(error) if !failing.swap(true, Ordering::Relaxed) => tracing::warn!(
-            "save peers: write {}: {error}; a start while the store is away will wait for it (--state-dir)",
-            file.display()
-        ),
-        Err(_) => {}
-    })
-}
-
-/// `Interrupted` when the last piece does not come.
-fn put_together(file: &mut File, pieces: Receiver<Piece>) -> io::Result<()> {
-    file.write_all(&[b' '; FIRST_LINE])?;
-    for piece in pieces {
-        match piece {
-            Piece::Text(text) => file.write_all(&text)?,
-            Piece::First(line) => {
-                file.rewind()?;
-                return file.write_all(line.as_bytes());
-            }
+        Err(error) if !failing.swap(true, Ordering::Relaxed) => {
+            let file = file.display();
+            tracing::warn!(
+                "save peers: write {file}: {error}; a start while the store is away will wait for it (--state-dir)"
+            );
         }
+        Err(_) => {}
     }
-    Err(io::ErrorKind::Interrupted.into())
 }
 
 #[cfg(test)]
 mod tests {
     use weft_subnet::attrs::Attrs;
     use weft_subnet::cidr::Subnets;
-    use weft_subnet::lease::{Age, Lease, Record};
+    use weft_subnet::lease::{Age, Record};
     use weft_subnet::peers::Us;
 
     use super::*;
@@ -291,101 +284,122 @@ mod tests {
         }
     }
 
-    async fn saved(saver: &mut Saver, now: Instant, peers: &Peers) {
-        while !matches!(saver.stage, Stage::Idle) || saver.dirty {
-            saver.step(now, peers, head);
-            if let Stage::Storing(task) = &mut saver.stage {
-                task.await.unwrap();
-                saver.stage = Stage::Idle;
-            }
-        }
+    fn saved_file(state_dir: &Path) -> SavedFile {
+        SavedFile::new(Some(state_dir), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap()
+    }
+
+    /// Starts the write that is due, and waits until it is done.
+    async fn save(saver: &mut Saver, now: Instant, peers: &Peers) {
+        saver.save(now, peers, head);
+        saver.task.take().expect("a write must be due").await.unwrap();
+    }
+
+    fn count(saved_file: &SavedFile) -> Option<usize> {
+        saved_file.read().unwrap().map(|saved| saved.peers.len())
     }
 
     #[tokio::test]
-    async fn all_peers_are_saved_and_not_too_often() {
+    async fn all_peers_are_saved_at_most_every_thirty_seconds() {
         let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("made/when/missing");
-        let saved_file = SavedFile::new(Some(&state), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let saved_file = saved_file(&dir.path().join("made/when/missing"));
         let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         assert_eq!(saver.next(now), None);
-        assert_eq!(saved_file.read(), Ok(None));
+        assert_eq!(count(&saved_file), None);
         saver.changed();
-        assert_eq!(saver.next(now), Some(now), "the first time at once");
-        saved(&mut saver, now, &peers(300)).await;
-        assert_eq!(saved_file.read().unwrap().unwrap().peers.len(), 300);
+        assert_eq!(saver.next(now), Some(now), "the first write is due at once");
+        save(&mut saver, now, &peers(300)).await;
+        assert_eq!(count(&saved_file), Some(300));
         saver.changed();
         assert_eq!(saver.next(now), Some(now + EVERY));
-        saver.step(now, &peers(301), head);
-        assert!(matches!(saver.stage, Stage::Idle), "not yet");
-        saved(&mut saver, now + EVERY, &peers(301)).await;
-        assert_eq!(saved_file.read().unwrap().unwrap().peers.len(), 301);
-        assert_eq!(saver.next(now), None, "nothing new");
-        assert!(!saver.is_old(now + REFRESH) && saver.is_old(now + 2 * EVERY + REFRESH), "unless that lasts");
+        saver.save(now, &peers(301), head);
+        assert!(saver.task.is_none(), "the second write is not due yet");
+        save(&mut saver, now + EVERY, &peers(301)).await;
+        assert_eq!(count(&saved_file), Some(301));
+        assert_eq!(saver.next(now), None, "nothing changed since");
+        assert!(!saver.is_old(now + REFRESH) && saver.is_old(now + 2 * EVERY + REFRESH));
         std::fs::write(saved_file.file(), "damaged").unwrap();
-        let reason = saved_file.read().unwrap_err();
+        let reason = saved_file.read().unwrap_err().to_string();
         assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");
     }
 
     #[tokio::test]
-    async fn what_is_forgotten_does_not_come_back_from_a_saving_that_had_begun() {
+    async fn a_write_that_had_begun_does_not_bring_the_file_back() {
         let dir = tempfile::tempdir().unwrap();
-        let saved_file =
-            SavedFile::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
-        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
+        let saved_file = saved_file(dir.path());
+        let (mut saver, mut now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         saver.forget().await;
         let peers = peers(300);
-        // Idle after a saving; then after each number of steps of the next one, the last of which hands over to the thread.
-        for steps in 0..6 {
-            let at = now + EVERY * (2 * steps);
+        for begun in [false, true, true, true] {
             saver.changed();
-            saved(&mut saver, at, &peers).await;
-            assert!(saved_file.read().unwrap().is_some(), "{steps} steps");
-            saver.changed();
-            for _ in 0..steps {
-                saver.step(at + EVERY, &peers, head);
+            save(&mut saver, now, &peers).await;
+            assert_eq!(count(&saved_file), Some(300));
+            now += EVERY;
+            if begun {
+                saver.changed();
+                saver.save(now, &peers, head);
+                assert!(saver.task.is_some());
             }
             saver.forget().await;
-            assert!(matches!(saver.stage, Stage::Idle), "{steps} steps");
-            assert_eq!(saved_file.read(), Ok(None), "{steps} steps");
-            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing half-made stays behind");
+            assert!(saver.task.is_none());
+            assert_eq!(count(&saved_file), None);
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no temporary file must be left behind");
+            now += EVERY;
         }
         saver.changed();
-        saved(&mut saver, now + EVERY * 20, &peers).await;
-        assert!(saved_file.read().unwrap().is_some(), "it is written again");
+        save(&mut saver, now, &peers).await;
+        assert_eq!(count(&saved_file), Some(300), "it must be written again");
     }
 
     #[tokio::test]
-    async fn an_end_half_way_leaves_the_last_file() {
+    async fn a_write_that_is_no_longer_wanted_leaves_the_last_file() {
         let dir = tempfile::tempdir().unwrap();
-        let saved_file =
-            SavedFile::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        let saved_file = saved_file(dir.path());
         let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
         saver.changed();
-        saved(&mut saver, now, &peers(1)).await;
+        save(&mut saver, now, &peers(1)).await;
+        let leases = vec![Arc::new(lease(1)), Arc::new(lease(2))];
+        let wanted = Arc::downgrade(&saver.wanted);
+        drop(saver);
+        let error = write(saved_file.file(), &head(&saved_file), leases, &wanted).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        assert_eq!(count(&saved_file), Some(1));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file must be left behind");
+    }
+
+    /// A task that does not end stands for a write to a disk that hangs.
+    #[tokio::test]
+    async fn while_the_disk_hangs_no_second_write_begins_and_the_loop_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let saved_file = saved_file(dir.path());
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
+        let (end, hangs) = std::sync::mpsc::channel::<()>();
+        saver.task = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap_or_default()));
         saver.changed();
-        saver.step(now + EVERY, &peers(300), head);
-        saver.step(now + EVERY, &peers(300), head);
-        let Stage::Making(making) = std::mem::take(&mut saver.stage) else { panic!("it has just begun") };
-        let Making { pieces, thread, .. } = *making;
-        drop(pieces);
-        thread.await.unwrap();
-        assert_eq!(saved_file.read().unwrap().unwrap().peers.len(), 1);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing half-made stays behind");
-        assert!(!saver.failing.load(Ordering::Relaxed));
+        let peers = peers(3);
+        for second in 0..60 {
+            let now = now + Duration::from_secs(second);
+            saver.save(now, &peers, head);
+            assert_eq!(saver.next(now), Some(now + BUSY), "the loop must not wake up all the time");
+        }
+        assert!(peers.believed_unordered().all(|lease| Arc::strong_count(lease) == 1), "no copies wait for the disk");
+        assert_eq!(count(&saved_file), None);
+        drop(end);
+        saver.task.take().unwrap().await.unwrap();
+        save(&mut saver, now + Duration::from_secs(60), &peers).await;
+        assert_eq!(count(&saved_file), Some(3));
     }
 
     #[tokio::test]
-    async fn a_directory_that_cannot_be_written_costs_nothing_but_a_word() {
+    async fn a_directory_that_cannot_be_written_costs_only_a_line_in_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let saved_file = SavedFile::new(Some(&file), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
-        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
+        let (mut saver, now) = (Saver::new(Some(saved_file(&file))), Instant::now());
         saver.changed();
-        saved(&mut saver, now, &peers(1)).await;
+        save(&mut saver, now, &peers(1)).await;
         assert!(saver.failing.load(Ordering::Relaxed));
         assert!(SavedFile::new(None, Path::new("x"), Some("etcd x".into())).is_none());
-        assert!(SavedFile::new(Some(&file), Path::new("x"), None).is_none(), "a store that needs none");
+        assert!(SavedFile::new(Some(&file), Path::new("x"), None).is_none(), "this store has no identity");
         let mut off = Saver::new(None);
         off.changed();
         assert_eq!(off.next(now), None);

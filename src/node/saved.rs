@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A start while the store is away goes on from what was saved: the agent is then as one that ran before the store went. Nothing is
-//! removed until the store has answered, and our own lease is asked for as at any start, so that whoever got it meanwhile keeps it.
+//! Saved peers, as the node uses and writes them.
+//!
+//! If the store is away at the start, the node goes on from the saved peers, as if it had run before the store went away. Nothing is removed
+//! until the store answers. Then the node asks for its own lease as at any start. If another node got that lease meanwhile, that node keeps
+//! it.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +18,7 @@ use crate::saved::SavedFile;
 use crate::uplink;
 
 impl<K: Kernel> Node<K> {
-    /// Goes on from what was saved.
+    /// Plans with the saved peers.
     pub(super) fn resume(&mut self, saved: Saved) {
         let text = format!("the store is away: the agent uses the peers that were saved on {}", date(saved.head.saved));
         tracing::warn!(subnet = %self.plan.own().subnets, peers = saved.peers.len(), "{text}");
@@ -29,54 +32,55 @@ impl<K: Kernel> Node<K> {
         self.keeper.catch_up(Claim { network, attrs, previous, was, connected });
     }
 
-    /// The peers are known, by the store or by what was saved.
+    /// Returns true if the peers are known, from the store or from the file.
     pub(crate) fn knows_peers(&self) -> bool {
         self.snapshot_applied || self.resumed.is_some()
     }
 
-    /// The store gave a whole list: what was saved has done its service.
+    /// Takes notice that the store sent a complete list. The saved peers are not needed any more.
     pub(super) fn answered_by_store(&mut self) {
         if self.resumed.take().is_some() {
             tracing::info!("the store answers: peers are compared with its leases");
         }
     }
 
-    /// Something that is saved is another now. Before the first list there is nothing to save.
+    /// Takes notice that something changed which is saved. Before the first list there is nothing to save.
     pub(super) fn unsaved(&mut self) {
         if self.snapshot_applied {
             self.world.saver.changed();
         }
     }
 
-    /// The store renewed our lease, which lives so long now. Saved when that is news: a third of its time is over at each renewal.
+    /// Takes notice that the store renewed the own lease for this time. `None` means that the lease does not end. The new end is saved if it
+    /// is a quarter of that time later than the saved one.
     pub(super) fn kept(&mut self, ttl: Option<Duration>) {
         let now = Instant::now();
         let ends = ttl.map(|ttl| (now + ttl, ttl));
-        let news = match (self.saved_expiry, ends) {
+        let differs = match (self.saved_expiry, ends) {
             (Some(Some(before)), Some((ends, ttl))) => before + ttl / 4 <= ends,
             (Some(None), None) => false,
             _ => true,
         };
-        if news {
+        if differs {
             self.saved_expiry = Some(ends.map(|(ends, _)| ends));
             self.unsaved();
         }
         self.ttl = ttl.map(|ttl| (now, ttl));
     }
 
-    /// When [`Node::save`] has something to do.
+    /// Returns the time at which [`Node::save`] has something to do.
     pub(super) fn next_saving(&self, now: Instant) -> Option<Instant> {
         self.world.saver.next(now).filter(|_| self.may_save())
     }
 
-    /// What is saved says until when our lease is ours. So the store must have said how long it lives; where leases do not end by
-    /// themselves, it must not be lost.
+    /// Returns true if the file would say truly when the own lease ends. If leases of the store expire, the store must have said when this
+    /// one does. Otherwise the lease must not be lost.
     fn may_save(&self) -> bool {
         if self.world.store.capabilities().expires { self.saved_expiry.is_some() } else { self.lost.is_none() }
     }
 
-    /// Our lease is another node's: a start that finds the store away must not go on with it. So the file is removed before
-    /// anything else is done, also before the agent ends. It is written again later, and says then that the lease has ended.
+    /// Takes notice that the own lease belongs to another node. A later start must not use it while the store is away, so the file is
+    /// removed first, also if the agent ends next. The file that is written later says that the lease has ended.
     pub(super) async fn not_ours_any_more(&mut self) {
         self.world.saver.forget().await;
         if self.world.store.capabilities().expires {
@@ -86,7 +90,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Saves a little more, when it is due. Not before it is known when our lease ends: a later start relies on that.
+    /// Starts to write the file if that is due.
     pub(super) fn save(&mut self, now: Instant) {
         if !self.may_save() {
             return;
@@ -113,6 +117,6 @@ impl<K: Kernel> Node<K> {
             chosen,
             uplink: Some(used),
         };
-        self.world.saver.step(now, plan.peers(), head);
+        self.world.saver.save(now, plan.peers(), head);
     }
 }

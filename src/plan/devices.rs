@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use weft_backends::diff;
 use weft_backends::index::{Changed, OWN};
@@ -139,7 +139,7 @@ impl Plan {
 
     /// Plans these leases again.
     pub(super) fn plan_again(&mut self, ids: &[Id]) -> Vec<Changed> {
-        let leases: Vec<Rc<Lease>> = ids.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        let leases: Vec<Arc<Lease>> = ids.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
         leases.iter().flat_map(|lease| self.plan_peer(lease)).collect()
     }
 

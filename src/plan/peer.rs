@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use weft_backends::backend::{Backend, Planned};
 use weft_backends::diff;
@@ -163,7 +163,7 @@ impl Plan {
             turned.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|(id, _)| id.clone()));
         }
         turned.remove(id);
-        let leases: Vec<Rc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        let leases: Vec<Arc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
         leases.iter().flat_map(|lease| self.plan_alone(lease)).collect()
     }
 

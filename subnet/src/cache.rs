@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last state of a store that was known to be good, as the text of a file: own lease, peers, net-conf. An agent that starts
-//! while its store is away goes on from it, and compares when the store answers.
+//! The format of saved peers: the last answer of the store (net-conf, own lease, peers) as a file. An agent that starts while the store
+//! is away uses it, and compares it with the store when that answers.
 //!
-//! First line: `weft-peers VERSION CHECKSUM`, of fixed length. Then JSON values: a head, and one for each lease. A text that is
-//! damaged, of another version or of another store is refused as a whole.
+//! The first line is `weft-peers VERSION CHECKSUM` and has a fixed length. JSON values follow: a head, and one value for each lease. The
+//! checksum is written last, so a file that was not completed is never believed. A file that is damaged, has another version or belongs to
+//! another store is refused as a whole.
 
+use std::io::{self, BufWriter, Seek, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -15,39 +17,39 @@ use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::lease::{Age, Lease};
 
-/// Of the format.
+/// Version of the format.
 const VERSION: u32 = 1;
 const MAGIC: &str = "weft-peers";
 
-/// Until when our own lease lives without a renewal, as the store said.
+/// When the own lease ends if it is not renewed, as the store said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
-    /// It does not end by itself: a reservation, or a store whose leases do not expire.
+    /// It does not end: it is a reservation, or leases of this store do not expire.
     Never,
-    /// It ends then, in seconds since 1970.
+    /// It ends at this time, in seconds since 1970.
     At(u64),
-    /// The file does not say: an older weft wrote it.
+    /// The file does not say it, because an older weft wrote it.
     Unknown,
 }
 
-/// All but the peers.
+/// What is saved besides the peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// Which store: [`crate::source::Source::identity`].
+    /// The identity of the store, from [`crate::source::Source::identity`].
     pub store: String,
-    /// When the store was last heard before this was saved, in seconds since 1970.
+    /// When the store answered last before this was saved, in seconds since 1970.
     pub saved: u64,
-    /// Until when our own lease lives.
+    /// When the own lease ends.
     pub expires: Expiry,
     /// The text of net-conf.
     pub config: String,
-    /// Our own lease.
+    /// The own lease.
     pub own: Lease,
-    /// Public addresses of the uplink, IPv4 and IPv6: others mean another machine, or another network around it.
+    /// Public IPv4 and IPv6 address of the uplink. If they differ at the next start, this is another machine or another network.
     pub public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
-    /// [`crate::source::Source::chosen`].
+    /// The answer of [`crate::source::Source::chosen`].
     pub chosen: [Option<IpAddr>; 2],
-    /// The uplink that was in use. `None`: an older weft wrote the file, which did not say it.
+    /// The uplink that was in use. `None` if an older weft wrote the file, because it did not save the uplink.
     pub uplink: Option<Uplink>,
 }
 
@@ -56,33 +58,33 @@ pub struct Head {
 pub struct Uplink {
     /// The name of the interface.
     pub name: String,
-    /// Its IPv4 address. The published one may be another (`--public-ip`).
+    /// Its IPv4 address. The published address may differ from it (`--public-ip`).
     pub v4: Option<Ipv4Addr>,
     /// Its IPv6 address.
     pub v6: Option<Ipv6Addr>,
-    /// The flags by which the interface was chosen, empty without any: under other flags the interface is chosen anew.
+    /// The flags by which the interface was chosen. With other flags, the next start chooses again.
     pub flags: String,
 }
 
-/// A state that was read back.
+/// Saved peers that were read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Saved {
-    /// All but the peers.
+    /// Everything except the peers.
     pub head: Head,
-    /// Leases of the others that were believed.
+    /// The leases of other nodes that were believed.
     pub peers: Vec<Lease>,
 }
 
-/// Why a text is of no use. The display is a sentence for the log.
+/// Why a file cannot be used. The display is a sentence for the log.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// Cut off, changed, or something else.
+    /// It was not completed, it was changed, or it is another kind of file.
     #[error("it is damaged")]
     Damaged,
-    /// Written by another version.
+    /// It has another version of the format.
     #[error("it has version {0}, not {VERSION}")]
     Version(String),
-    /// It is about another store.
+    /// It belongs to another store.
     #[error("it was saved for another store: {0}")]
     Store(String),
 }
@@ -91,16 +93,30 @@ pub enum Unusable {
 struct WireHead {
     store: String,
     saved: u64,
-    /// Seconds since 1970; 0 = never. A member of later versions that older ones do not read.
+    /// Seconds since 1970, or 0 for a lease that does not end. The first versions neither wrote nor read this member.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     expires: Option<u64>,
     config: String,
     own: Entry,
     public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
     chosen: [Option<IpAddr>; 2],
-    /// A member of later versions, which older ones skip.
+    /// The first versions neither wrote nor read this member.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     uplink: Option<Uplink>,
+}
+
+impl WireHead {
+    /// Returns `None` if the own lease cannot be represented.
+    fn new(head: &Head) -> Option<WireHead> {
+        let own = Entry::new(&head.own)?;
+        let Head { store, saved, expires, config, public, chosen, uplink, .. } = head.clone();
+        let expires = match expires {
+            Expiry::Never => Some(0),
+            Expiry::At(seconds) => Some(seconds.max(1)),
+            Expiry::Unknown => None,
+        };
+        Some(WireHead { store, saved, expires, config, own, public, chosen, uplink })
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,12 +129,12 @@ struct Entry {
     stamp: u64,
     #[serde(skip_serializing_if = "String::is_empty", default)]
     tie: String,
-    /// As in etcd.
+    /// The value of the lease, as in etcd.
     value: Box<RawValue>,
 }
 
 impl Entry {
-    /// `None`: the lease says something that is no JSON, which no lease that was read does.
+    /// Returns `None` if the backend data of the lease is not JSON. No lease that was read from a store has such data.
     fn new(lease: &Lease) -> Option<Entry> {
         let value = RawValue::from_string(lease.attrs.to_wire()).ok()?;
         let Subnets { v4, v6 } = lease.subnets;
@@ -132,61 +148,61 @@ impl Entry {
     }
 }
 
-/// Length of the first line, bytes.
-pub const FIRST_LINE: usize = MAGIC.len() + " 1 00000000\n".len();
+/// Length of the first line in bytes.
+const FIRST_LINE: usize = MAGIC.len() + " 1 00000000\n".len();
 
 fn first_line(checksum: u32) -> String {
     format!("{MAGIC} {VERSION} {checksum:08x}\n")
 }
 
-/// A text that grows lease by lease, and is taken away piece by piece.
-#[derive(Debug, Default)]
-pub struct Writer {
-    text: Vec<u8>,
-    taken: crc32fast::Hasher,
+/// Writes to a file and computes the checksum of what was written.
+struct Body<W: Write> {
+    out: BufWriter<W>,
+    checksum: crc32fast::Hasher,
 }
 
-impl Writer {
-    /// With the head alone.
-    pub fn new(head: Head) -> Option<Writer> {
-        let mut writer = Writer::default();
-        let own = Entry::new(&head.own)?;
-        let Head { store, saved, config, public, chosen, uplink, .. } = head;
-        let expires = match head.expires {
-            Expiry::Never => Some(0),
-            Expiry::At(seconds) => Some(seconds.max(1)),
-            Expiry::Unknown => None,
-        };
-        writer.push(&WireHead { store, saved, expires, config, own, public, chosen, uplink });
-        Some(writer)
-    }
-
-    /// One peer more.
-    pub fn peer(&mut self, lease: &Lease) {
-        if let Some(entry) = Entry::new(lease) {
-            self.push(&entry);
-        }
-    }
-
-    fn push(&mut self, value: &impl Serialize) {
-        // Writing to memory does not fail; a value cut off would be found by the reader.
-        let _ = serde_json::to_writer(&mut self.text, value);
-        self.text.push(b'\n');
-    }
-
-    /// What was added since the last piece. The first one belongs behind the first line.
-    pub fn take(&mut self) -> Vec<u8> {
-        self.taken.update(&self.text);
-        std::mem::take(&mut self.text)
-    }
-
-    /// The first line, which is known last: of [`FIRST_LINE`] bytes. Everything was taken.
-    pub fn finish(self) -> String {
-        first_line(self.taken.finalize())
+impl<W: Write> Body<W> {
+    fn value(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut *self, value)?;
+        self.write_all(b"\n")
     }
 }
 
-/// Reads a text back, which must be about this store.
+impl<W: Write> Write for Body<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.checksum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// Writes a file of saved peers. `file` must be empty.
+///
+/// # Errors
+/// The file cannot be written, or the own lease cannot be represented.
+pub fn write<'a>(
+    mut file: impl Write + Seek,
+    head: &Head,
+    peers: impl IntoIterator<Item = &'a Lease>,
+) -> io::Result<()> {
+    // The first line is written when the checksum is known.
+    file.write_all(&[b' '; FIRST_LINE])?;
+    let mut body = Body { out: BufWriter::new(file), checksum: crc32fast::Hasher::new() };
+    body.value(&WireHead::new(head).ok_or_else(|| io::Error::other("the own lease has data that is not JSON"))?)?;
+    for entry in peers.into_iter().filter_map(Entry::new) {
+        body.value(&entry)?;
+    }
+    let Body { out, checksum } = body;
+    let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.rewind()?;
+    file.write_all(first_line(checksum.finalize()).as_bytes())
+}
+
+/// Reads the contents of a file of saved peers, which must belong to this store.
 ///
 /// # Errors
 /// See [`Unusable`].
@@ -198,7 +214,7 @@ pub fn read(text: &[u8], store: &str) -> Result<Saved, Unusable> {
     Ok(Saved { head, peers })
 }
 
-/// Reads the head alone.
+/// Reads the contents of a file of saved peers without the peers.
 ///
 /// # Errors
 /// See [`Unusable`].
@@ -206,7 +222,7 @@ pub fn read_head(text: &[u8], store: &str) -> Result<Head, Unusable> {
     split(text, store).map(|(head, _)| head)
 }
 
-/// The head, and the text of the peers: the whole text was not changed since it was written.
+/// Checks the whole text and returns its head and the text of the peers.
 fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> {
     let end = text.iter().take(64).position(|byte| *byte == b'\n').ok_or(Unusable::Damaged)?;
     let line = std::str::from_utf8(&text[..end]).map_err(|_| Unusable::Damaged)?;
@@ -247,7 +263,7 @@ mod tests {
         let attrs = Attrs {
             public_ip: Some([192, 0, 2, number].into()),
             backend_type: "vxlan".into(),
-            // What an admin wrote into an annotation may have any white space.
+            // An annotation that a person wrote may contain white space.
             backend_data: Some("{\"VNI\":1,\n \"VtepMAC\":\"02:00:00:00:00:07\"}".into()),
             ..Attrs::default()
         };
@@ -277,16 +293,48 @@ mod tests {
     }
 
     fn text(saved: &Saved) -> Vec<u8> {
-        let mut writer = Writer::new(saved.head.clone()).unwrap();
-        let mut body = Vec::new();
-        for lease in &saved.peers {
-            writer.peer(lease);
-            body.extend(writer.take());
+        let mut file = io::Cursor::new(Vec::new());
+        write(&mut file, &saved.head, &saved.peers).unwrap();
+        file.into_inner()
+    }
+
+    /// Users upgrade one node after the other, and sometimes go back: each version must read the files of the other.
+    #[test]
+    fn the_format_is_that_of_version_0_1_0() {
+        let by_0_1_0 = include_bytes!("cache/saved-by-0.1.0");
+        assert_eq!(read(by_0_1_0, STORE).unwrap(), saved());
+        assert_eq!(String::from_utf8(text(&saved())), String::from_utf8(by_0_1_0.to_vec()));
+    }
+
+    /// A disk that takes some bytes and then no more.
+    struct Full(io::Cursor<Vec<u8>>, usize);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let room = self.1.min(bytes.len());
+            self.1 -= room;
+            if room == 0 { Err(io::ErrorKind::StorageFull.into()) } else { self.0.write(&bytes[..room]) }
         }
-        body.extend(writer.take());
-        let first = writer.finish();
-        assert_eq!(first.len(), FIRST_LINE);
-        [first.into_bytes(), body].concat()
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Seek for Full {
+        fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+            self.0.seek(to)
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_not_completed_is_not_believed() {
+        let whole = text(&saved()).len() + FIRST_LINE;
+        for room in 0..whole {
+            let mut disk = Full(io::Cursor::new(Vec::new()), room);
+            assert!(write(&mut disk, &saved().head, &saved().peers).is_err(), "{room} of {whole} bytes");
+            assert!(read(disk.0.get_ref(), STORE).is_err(), "{room} of {whole} bytes");
+        }
     }
 
     #[test]
@@ -303,12 +351,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_an_older_version_is_read_without_what_it_does_not_say() {
+    fn members_that_an_older_version_did_not_write_are_optional() {
         let mut old = saved();
         (old.head.expires, old.head.uplink) = (Expiry::Unknown, None);
         let written = text(&old);
         let words = String::from_utf8(written.clone()).unwrap();
-        assert!(!words.contains("expires") && !words.contains("uplink"), "as the older version wrote it");
+        assert!(!words.contains("expires") && !words.contains("uplink"), "the older version wrote neither");
         assert_eq!(read(&written, STORE).unwrap(), old);
     }
 

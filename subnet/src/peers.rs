@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::cidr::Subnets;
 use crate::connected::Connected;
@@ -31,7 +31,6 @@ mod around;
 mod claims;
 mod entry;
 mod judge;
-mod pages;
 mod shared;
 
 pub use shared::Shared;
@@ -61,9 +60,9 @@ pub struct Change {
     /// Which lease.
     pub id: Id,
     /// Believed before.
-    pub before: Option<Rc<Lease>>,
+    pub before: Option<Arc<Lease>>,
     /// Believed now.
-    pub after: Option<Rc<Lease>>,
+    pub after: Option<Arc<Lease>>,
 }
 
 /// All records, believed or set aside.
@@ -82,7 +81,7 @@ pub struct Peers {
 type Dirty = BTreeSet<(Age, Id, Slot)>;
 
 /// What was believed of each touched slot before this call.
-type Before = BTreeMap<Slot, (Id, Option<Rc<Lease>>)>;
+type Before = BTreeMap<Slot, (Id, Option<Arc<Lease>>)>;
 
 impl Peers {
     /// An empty set.
@@ -157,10 +156,15 @@ impl Peers {
     }
 
     /// Believed leases, by id.
-    pub fn believed(&self) -> impl Iterator<Item = &Rc<Lease>> {
-        let mut all: Vec<&Rc<Lease>> = self.entries.iter().filter_map(Entry::believed).collect();
+    pub fn believed(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        let mut all: Vec<&Arc<Lease>> = self.entries.iter().filter_map(Entry::believed).collect();
         all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         all.into_iter()
+    }
+
+    /// Iterates over the believed leases in no particular order. This is faster than [`Peers::believed`].
+    pub fn believed_unordered(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        self.entries.iter().filter_map(Entry::believed)
     }
 
     /// Set aside, with the reason, by id: a lease that parsed is given along. Our own record never is, readable or not.
@@ -191,7 +195,7 @@ impl Peers {
     }
 
     /// One believed lease.
-    pub fn get(&self, id: &Id) -> Option<&Rc<Lease>> {
+    pub fn get(&self, id: &Id) -> Option<&Arc<Lease>> {
         self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
     }
 
@@ -274,7 +278,7 @@ impl Peers {
         if !same_claim || !has_claim || judge::impossible(&self.us, lease).is_some() {
             return Some(new);
         }
-        let was = std::mem::replace(old, Rc::new(lease.clone()));
+        let was = std::mem::replace(old, Arc::new(lease.clone()));
         if *verdict == Verdict::Believed {
             before.insert(slot, (was.id.clone(), Some(was)));
         }
@@ -385,7 +389,7 @@ impl Peers {
 
     /// The lease that beats this claim: an older one that is believed, or, where subnets are assigned, any in whose subnet it has
     /// its public address.
-    fn blocker(&self, asking: Slot, claim: &Claim, rank: (&Age, &Id)) -> Option<(Slot, &Rc<Lease>)> {
+    fn blocker(&self, asking: Slot, claim: &Claim, rank: (&Age, &Id)) -> Option<(Slot, &Arc<Lease>)> {
         let older = |slot: Slot| {
             let lease = self.entries[slot as usize].believed()?;
             ((&lease.age, &lease.id) < rank).then_some((slot, lease))
@@ -405,7 +409,7 @@ impl Peers {
     }
 
     fn changes(&self, before: Before) -> Vec<Change> {
-        let change = |(slot, (id, before)): (Slot, (Id, Option<Rc<Lease>>))| {
+        let change = |(slot, (id, before)): (Slot, (Id, Option<Arc<Lease>>))| {
             let after = self.entries[slot as usize].believed();
             (before.as_ref() != after).then(|| Change { id, before, after: after.cloned() })
         };

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use weft_lab::node::Node;
 use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
-use weft_subnet::cache::{self, Expiry, Head, Writer};
+use weft_subnet::cache::{self, Expiry, Head};
 
 use crate::{on_this_thread, options};
 
@@ -162,10 +162,7 @@ fn alter(node: &Node, change: impl FnOnce(&mut Head)) -> Result<()> {
     let store: serde_json::Value = serde_json::from_slice(line)?;
     let mut saved = cache::read(&text, store["store"].as_str().context("a store")?)?;
     change(&mut saved.head);
-    let mut writer = Writer::new(saved.head).context("a head")?;
-    saved.peers.iter().for_each(|peer| writer.peer(peer));
-    let body = writer.take();
-    fs::write(&file, [writer.finish().into_bytes(), body].concat())?;
+    cache::write(fs::File::create(&file)?, &saved.head, &saved.peers)?;
     Ok(())
 }
 

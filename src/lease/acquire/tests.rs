@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
 use weft_backends::state::Name;
-use weft_subnet::cache::{Expiry, Head, Uplink, Writer};
+use weft_subnet::cache::{self, Expiry, Head, Uplink};
 use weft_subnet::lease::Record;
 use weft_subnet::source::{Capabilities, Event, Local};
 
@@ -155,9 +155,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
         let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
         let head = Head { store, saved: now, expires: Expiry::Never, config, own, public, chosen, uplink };
-        let mut writer = Writer::new(head).unwrap();
-        let body = writer.take();
-        std::fs::write(saved_file.file(), [writer.finish().into_bytes(), body].concat()).unwrap();
+        cache::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
     let mut kernel = FakeKernel::new(machine, 90);

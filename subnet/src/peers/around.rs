@@ -3,7 +3,7 @@
 //! change concerns are looked at.
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -40,7 +40,7 @@ impl Peers {
     }
 
     /// Believed leases with a public address in this network, in no order; one may come twice.
-    pub fn published_in(&self, net: IpNet) -> impl Iterator<Item = &Rc<Lease>> {
+    pub fn published_in(&self, net: IpNet) -> impl Iterator<Item = &Arc<Lease>> {
         self.claims.published_in(net).filter_map(|slot| self.entries[slot as usize].believed())
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One record and what was judged of it.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::Dirty;
 use super::claims::Slot;
@@ -12,7 +12,7 @@ use crate::lease::Lease;
 pub(super) enum Entry {
     Free,
     Unread(Box<str>),
-    Read(Rc<Lease>, Verdict),
+    Read(Arc<Lease>, Verdict),
 }
 
 /// Whether a lease is believed.
@@ -47,7 +47,7 @@ impl Entry {
 
     pub(super) fn new(lease: Result<Lease, String>) -> Entry {
         match lease {
-            Ok(lease) => Entry::Read(Rc::new(lease), Verdict::Beaten(None)),
+            Ok(lease) => Entry::Read(Arc::new(lease), Verdict::Beaten(None)),
             Err(reason) => Entry::Unread(reason.into()),
         }
     }
@@ -57,7 +57,7 @@ impl Entry {
         matches!(self, Entry::Read(_, Verdict::Beaten(_) | Verdict::Covers(_) | Verdict::Believed))
     }
 
-    pub(super) fn believed(&self) -> Option<&Rc<Lease>> {
+    pub(super) fn believed(&self) -> Option<&Arc<Lease>> {
         match self {
             Entry::Read(lease, Verdict::Believed) => Some(lease),
             _ => None,

@@ -3,7 +3,7 @@
 //! so people must hear of it.
 
 use std::net::IpAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::claims::Slot;
 use super::{Peers, judge};
@@ -25,7 +25,7 @@ pub struct Shared<'a> {
 
 impl Peers {
     /// Another believed lease with a public address of this one. Costs the logarithm of the number of peers.
-    pub fn sharing(&self, lease: &Lease) -> Option<&Rc<Lease>> {
+    pub fn sharing(&self, lease: &Lease) -> Option<&Arc<Lease>> {
         let (own, claim) = (self.slots.get(&lease.id), judge::claim(&self.us, lease));
         let mut others = self.claims.sharing(&claim).filter(|slot| Some(slot) != own);
         others.find_map(|slot| self.entries[slot as usize].believed())
