@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line, and the only reader of the environment. Makes plain values; decides nothing that the agent does.
+//! Reads the command line and the environment, and turns them into plain values. No other module reads the environment.
 //!
-//! Exit codes: 0 done, 1 failure, 2 bad usage (a renew margin out of range is 1, as in flannel).
+//! Exit codes are 0 for success, 1 for a failure and 2 for bad usage. A renew margin out of range is 1, as in flannel.
 
 mod argv;
 mod build;
@@ -24,14 +24,14 @@ pub const FAILURE: u8 = 1;
 /// Exit code of bad usage.
 pub const USAGE: u8 = 2;
 
-/// The command line ends here: text for a stream, and the exit code.
+/// The process ends without a task: what it prints, and its exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
     /// Exit code.
     pub code: u8,
     /// What to print.
     pub text: String,
-    /// Asked for (help): to stdout, without `weft: ` before it.
+    /// True for help that the user asked for. It goes to stdout, without `weft: ` before it.
     pub help: bool,
 }
 
@@ -41,7 +41,7 @@ impl Exit {
     }
 }
 
-/// What is to be done.
+/// What the process does.
 #[derive(Debug)]
 pub enum Task {
     /// Run the agent.
@@ -50,14 +50,14 @@ pub enum Task {
     Status {
         /// Its socket.
         socket: PathBuf,
-        /// As JSON.
+        /// Print JSON.
         json: bool,
-        /// Only the traffic rules.
+        /// Print only the traffic rules.
         rules: bool,
     },
-    /// Remove what is ours from the kernel.
+    /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
-    /// Put the CNI plugin into a directory.
+    /// Install the CNI plugin into a directory.
     InstallCni(InstallFlags),
     /// Give the own lease back.
     Release(ReleaseTask),
@@ -65,55 +65,55 @@ pub enum Task {
     LeaseList(Store),
     /// Remove one lease.
     LeaseRemove(Store, String),
-    /// Print the version: to stderr when asked for by flannel's flag.
+    /// Print the version. It goes to stderr if flannel's flag asked for it.
     Version {
         /// `--version`, not `version`.
         flag: bool,
     },
     /// `weft lab`.
     Lab(weft_lab::LabArgs),
-    /// `weft doctor pods`: what it reads, and whether it removes what is surely left behind.
+    /// `weft doctor pods`: the files that it reads, and whether it removes what is certainly left behind.
     DoctorPods(weft_doctor::Sources, bool),
 }
 
 /// `weft agent`.
 #[derive(Debug)]
 pub struct AgentTask {
-    /// For the agent.
+    /// The options of the agent.
     pub options: Options,
     /// `-v`.
     pub verbosity: u8,
-    /// Lines for the log at start.
+    /// Lines to be logged at the start.
     pub notes: Vec<String>,
 }
 
 /// `weft cleanup`.
 #[derive(Debug)]
 pub struct CleanupTask {
-    /// subnet.env of the instance.
+    /// The subnet file of the instance.
     pub subnet_file: PathBuf,
-    /// Socket on which its agent would answer.
+    /// The socket on which its agent would answer.
     pub socket: PathBuf,
-    /// Where its link to the CNI configuration would be.
+    /// The directory that may contain its link to the CNI configuration.
     pub cni_conf_dir: PathBuf,
-    /// Where its saved peers would be.
+    /// The directory that may contain its saved peers.
     pub state_dir: PathBuf,
-    /// Also devices that bear flannel's names but not our mark.
+    /// Also remove devices that have flannel's names but not our mark.
     pub flannel_devices: bool,
 }
 
 /// `weft release`.
 #[derive(Debug)]
 pub struct ReleaseTask {
-    /// Where peers are saved, with the lease that is given back.
+    /// The directory of the saved peers, which contain the lease that is given back.
     pub state_dir: PathBuf,
-    /// Where the lease is.
+    /// The store that contains the lease.
     pub store: Store,
-    /// Says which subnet is ours.
+    /// The subnet file, which says what the own subnet is.
     pub subnet_file: PathBuf,
-    /// Socket on which an agent would answer, and take the lease again.
+    /// The socket on which an agent would answer. A running agent would take the lease again.
     pub socket: PathBuf,
-    /// `--public-ip*`: our published addresses when they are on no interface.
+    /// `--public-ip` and `--public-ipv6`: published addresses that are on no interface.
     pub public: Vec<std::net::IpAddr>,
 }
 
@@ -208,14 +208,20 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Reads the command line of this process and its environment.
+/// Reads the command line and the environment of this process.
+///
+/// # Errors
+/// The process must end: with help, or because the command line is wrong.
 pub fn parse() -> Result<Task, Exit> {
-    #[allow(clippy::disallowed_methods)] // the one place
+    #[allow(clippy::disallowed_methods, reason = "only this function reads the environment")]
     let env = |name: &str| std::env::var(name).ok();
     parse_from(std::env::args_os(), env)
 }
 
-/// Reads a command line and an environment that are given.
+/// As [`parse`], with the given command line and environment.
+///
+/// # Errors
+/// See [`parse`].
 pub fn parse_from(
     args: impl IntoIterator<Item = OsString>,
     env: impl Fn(&str) -> Option<String>,
@@ -238,7 +244,7 @@ pub fn parse_from(
     let matches = Cli::command().try_get_matches_from(all).map_err(|error| from_clap(&error, &from_env))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
     if let (Some("flanneld"), Command::Agent(flags)) = (called.as_deref(), &mut cli.command) {
-        // A drop-in replacement adds no route that flanneld would not have.
+        // A drop-in replacement must not add rules that flanneld would not add.
         flags.rules.fence.fail_closed.get_or_insert(false);
     }
     task(cli.command, &env).map_err(|mut exit| {
@@ -284,8 +290,8 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     })
 }
 
-/// How many words name the command, and which flags that command has. The command lines of lab and doctor are
-/// their own: no Go forms, no environment.
+/// Returns how many words name the command, and the flags of that command. The commands lab and doctor have no flags in Go's form and none
+/// from the environment.
 fn leaf(words: &[String]) -> (usize, Flags) {
     let mut command = Cli::command();
     let mut depth = words.len().min(1);
@@ -318,7 +324,7 @@ fn from_clap(error: &clap::Error, from_env: &[(String, String)]) -> Exit {
     Exit { code, help, text: text.trim_start_matches("error: ").trim_end().to_owned() }
 }
 
-/// Says of flags named in an error which of them came from the environment.
+/// Returns notes that say which of the flags named in an error came from the environment.
 fn origin(text: &str, from_env: &[(String, String)]) -> String {
     let named = from_env.iter().filter(|(flag, _)| text.contains(&format!("--{flag}")));
     named.map(|(flag, variable)| format!("\nnote: --{flag} was set by the environment variable {variable}")).collect()

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The CNI configuration as the sign that pods may start. A runtime calls a node's network ready as soon as it finds a readable
-//! configuration, so what stands in its directory is a symbolic link to a file beside subnet.env, which the agent writes once pods
-//! can be reached. That directory is empty after a boot: the link dangles, and the node is not ready until the agent is.
+//! Publishes the CNI configuration as soon as pods can be reached.
 //!
-//! Runtimes look at their directory when inotify tells of it, and not at what a link in it leads to: a link is never left as it
-//! is when the file is new, but replaced by a new one.
+//! A container runtime calls the network of a node ready as soon as it finds a readable configuration. So its directory contains only a
+//! symbolic link to a file beside subnet.env. The agent writes that file when pods can be reached. After a boot the directory of subnet.env
+//! is empty, so the link leads nowhere, and the node is not ready before the agent is.
+//!
+//! Runtimes read their directory again when inotify reports a change in it. inotify does not report a change of the file behind a link. So
+//! whenever the file is new, the link is replaced by a new one.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -18,60 +20,61 @@ use weft_subnet::env::beside;
 use crate::files;
 use crate::options::CniOptions;
 
-/// Name of the configuration in both directories: flannel's, whose file the link replaces. An agent whose subnet file is not called
-/// `subnet.env` has another name, `10-flannel_NAME.conflist`: runtimes take the first in the order of names, which is this one.
+/// Name of the configuration in both directories. It is flannel's name, so that the link replaces flannel's file. An agent whose subnet file
+/// is not called `subnet.env` uses `10-flannel_NAME.conflist`. Runtimes use the first configuration in the order of names, which is this one.
 pub const NAME: &str = "10-flannel.conflist";
-/// What others do to link and file is mended within this time.
+/// Changes of the link or the file by other programs are repaired within this time.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Publishes the configuration; does nothing without [`CniOptions`].
+/// Publishes the configuration. Without [`CniOptions`] it does nothing.
 #[derive(Debug, Default)]
 pub struct Conflist {
     options: Option<CniOptions>,
     subnet_file: PathBuf,
     next: Option<Instant>,
-    /// A link of this agent's own making stands there: an earlier agent may have died between file and link.
+    /// This process made the link. A link of an earlier process may be older than the file, if that process died between the two.
     linked: bool,
     problem: Option<String>,
 }
 
 impl Conflist {
-    /// Nothing is published yet.
+    /// Returns a value that has published nothing yet.
     pub fn new(options: Option<CniOptions>, subnet_file: &Path) -> Conflist {
         Conflist { options, subnet_file: subnet_file.to_owned(), ..Conflist::default() }
     }
 
-    /// The file that is published, to be watched.
+    /// Returns the file whose contents are published, so that the caller can watch it.
     pub fn source(&self) -> Option<&Path> {
         self.options.as_ref().map(|options| options.conf.as_path())
     }
 
-    /// What keeps the configuration from being published, or an edit of it from being followed.
+    /// Returns why the configuration, or its last edit, is not published.
     pub fn problem(&self) -> Option<String> {
         self.problem.clone()
     }
 
-    /// When [`Conflist::keep`] has something to look at again.
+    /// Returns the time at which [`Conflist::keep`] checks again.
     pub fn next(&self) -> Option<Instant> {
         self.next.filter(|_| self.options.is_some())
     }
 
-    /// The source changed: the next [`Conflist::keep`] looks at once.
+    /// Takes notice that the source changed: the next [`Conflist::keep`] checks at once.
     pub fn look_again(&mut self) {
         self.next = None;
     }
 
-    /// Pods can be reached: brings file and link to what they should be. Looks at most every ten seconds.
+    /// Writes the file and the link if they are not as they should be. This must be called only while pods can be reached. It checks at most
+    /// every ten seconds.
     pub fn keep(&mut self, now: Instant) {
         if self.options.is_none() || self.next.is_some_and(|next| now < next) {
             return;
         }
-        // The plugin would wait for subnet.env, at the cost of every pod's first seconds.
+        // Without subnet.env the plugin would wait for it, and delay every pod.
         if !self.subnet_file.exists() {
             return;
         }
         self.next = Some(now + EVERY);
-        let problem = self.publish().err().or_else(|| self.others());
+        let problem = self.publish().err().or_else(|| self.other_configurations());
         let problem = problem.map(|text| format!("CNI configuration: {text}"));
         if self.problem != problem
             && let Some(text) = &problem
@@ -81,9 +84,9 @@ impl Conflist {
         self.problem = problem;
     }
 
-    /// Configurations of others. After a boot, while our link dangles, a runtime that skips what it cannot read takes one of them
-    /// (CRI-O does; containerd reports an error), and before ours in the order of names any runtime does.
-    fn others(&self) -> Option<String> {
+    /// Describes configurations of other programs. CRI-O uses one of them after a boot, while our link leads nowhere, because it skips files
+    /// that it cannot read. containerd reports an error then. Every runtime uses one that comes before ours in the order of names.
+    fn other_configurations(&self) -> Option<String> {
         let dir = &self.options.as_ref()?.dir;
         let ours = link(dir, &self.subnet_file);
         let names = fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -120,7 +123,10 @@ impl Conflist {
     }
 }
 
-/// Takes away the link, if it is the one that an agent with this subnet file makes, and what it leads to. True if there was one.
+/// Removes the link and the file that an agent with this subnet file makes. Returns true if there was such a link.
+///
+/// # Errors
+/// The link or the file cannot be removed.
 pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
     let (file, link) = (published(subnet_file), link(dir, subnet_file));
     let ours = leads_to(&link, &file);
@@ -133,13 +139,14 @@ pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
     }
 }
 
-/// Where the link leads: beside subnet.env, so that both go with a boot. Absolute: a link says nothing of where we run.
+/// Returns the path of the file. It is beside subnet.env, so a boot removes both. The path is absolute, because a link is not relative to the
+/// working directory of the agent.
 fn published(subnet_file: &Path) -> PathBuf {
     let file = beside(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
     std::path::absolute(&file).unwrap_or(file)
 }
 
-/// The link, in the runtime's directory: it has the name of the file that it leads to.
+/// Returns the path of the link in the directory of the runtime. It has the name of the file.
 fn link(dir: &Path, subnet_file: &Path) -> PathBuf {
     dir.join(published(subnet_file).file_name().unwrap_or_default())
 }
@@ -148,16 +155,16 @@ fn leads_to(link: &Path, file: &Path) -> bool {
     fs::read_link(link).is_ok_and(|to| to == file)
 }
 
-/// A new link in the place of whatever file or link stands there.
+/// Replaces whatever file or link is there by a new link.
 fn place(link: &Path, file: &Path) -> io::Result<()> {
     let dir = link.parent().unwrap_or(Path::new("/"));
     DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-    let aside = tempfile::Builder::new().prefix(".weft-").make_in(dir, |path| symlink(file, path))?;
-    aside.into_temp_path().persist(link).map_err(|failed| failed.error)?;
+    let temporary = tempfile::Builder::new().prefix(".weft-").make_in(dir, |path| symlink(file, path))?;
+    temporary.into_temp_path().persist(link).map_err(|failed| failed.error)?;
     File::open(dir)?.sync_all()
 }
 
-/// What a runtime would not load. It tells nobody but its own log, so it is said here.
+/// Checks that a runtime would load this text. The runtime reports a fault only in its own log, so the agent reports it as well.
 fn judge(text: &[u8]) -> Result<(), String> {
     let list: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let named = |value: &Value, key: &str| value[key].as_str().is_some_and(|name| !name.is_empty());
@@ -219,18 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn it_waits_for_subnet_env_and_leaves_alone_what_is_right() {
+    fn it_waits_for_subnet_env_and_then_writes_once() {
         let mut place = Place::new();
         place.look();
-        assert!(!place.path("net.d").exists(), "before subnet.env");
+        assert!(!place.path("net.d").exists(), "nothing must be published before subnet.env");
         fs::write(place.path("run/subnet.env"), "").unwrap();
         place.conflist.keep(Instant::now());
         let first = place.seen();
         assert_eq!(first.1, LIST);
         place.look();
-        assert_eq!(place.seen(), first, "nothing changed, nothing written");
+        assert_eq!(place.seen(), first, "nothing changed, so nothing must be written");
         let left = fs::read_dir(place.path("net.d")).unwrap().count();
-        assert_eq!(left, 1, "nothing temporary stays");
+        assert_eq!(left, 1, "no temporary file must be left behind");
     }
 
     #[test]
@@ -238,19 +245,19 @@ mod tests {
         let mut place = Place::new();
         fs::write(place.path("run/subnet.env"), "").unwrap();
         place.look();
-        // Held, so that the number of the inode is not given again.
+        // This hard link keeps the inode, so that its number is not used again.
         fs::hard_link(place.path("net.d").join(NAME), place.path("net.d/held")).unwrap();
         let (inode, _) = place.seen();
         place.conflist = agent(place.dir.path());
         place.look();
-        assert_ne!(place.seen().0, inode, "the runtime may never have looked at the other one");
+        assert_ne!(place.seen().0, inode, "the runtime may not have read the old link");
     }
 
     #[test]
-    fn edits_are_followed_and_harm_is_mended() {
+    fn edits_are_published_and_removals_repaired() {
         let mut place = Place::new();
         fs::write(place.path("run/subnet.env"), "").unwrap();
-        // What flannel left.
+        // flannel left this file.
         fs::create_dir(place.path("net.d")).unwrap();
         fs::write(place.path("net.d").join(NAME), "{}").unwrap();
         place.look();
@@ -268,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_runtime_would_load_is_not_published() {
+    fn a_configuration_that_no_runtime_would_load_is_not_published() {
         let mut place = Place::new();
         fs::write(place.path("run/subnet.env"), "").unwrap();
         place.look();
@@ -288,7 +295,7 @@ mod tests {
             let problem = place.conflist.problem().unwrap();
             assert!(problem.contains(why), "{text}: {problem}");
             assert!(problem.contains("conf.json") && problem.contains("correct cni-conf.json"), "{problem}");
-            assert_eq!(place.seen().1, LIST, "what was good stays");
+            assert_eq!(place.seen().1, LIST, "the last good configuration must stay");
         }
         fs::remove_file(place.path("conf.json")).unwrap();
         place.look();
@@ -304,17 +311,17 @@ mod tests {
         fs::write(place.path("run/subnet.env"), "").unwrap();
         place.look();
         let (dir, env, link) = (place.path("net.d"), place.path("run/subnet.env"), place.path("net.d").join(NAME));
-        assert!(!remove(&dir, &place.path("other/subnet.env")).unwrap(), "of another instance");
+        assert!(!remove(&dir, &place.path("other/subnet.env")).unwrap(), "that is the link of another instance");
         assert!(link.exists());
         assert!(remove(&dir, &env).unwrap());
         assert!(!link.is_symlink() && !place.path("run").join(NAME).exists());
         fs::write(&link, "{}").unwrap();
-        assert!(!remove(&dir, &env).unwrap(), "a file is somebody's");
+        assert!(!remove(&dir, &env).unwrap(), "a regular file belongs to another program");
         assert!(link.exists());
     }
 
     #[test]
-    fn two_agents_with_one_directory_do_not_take_each_other_s_place() {
+    fn two_agents_with_one_directory_have_two_files() {
         let mut first = Place::new();
         fs::write(first.path("run/subnet.env"), "").unwrap();
         fs::write(first.path("run/second.env"), "").unwrap();
@@ -326,16 +333,16 @@ mod tests {
         let before = first.seen();
         second.keep(Instant::now());
         first.look();
-        assert_eq!(first.seen(), before, "the first one's link and file stay");
+        assert_eq!(first.seen(), before, "the link and the file of the first agent must stay");
         let link = first.path("net.d/10-flannel_second.env.conflist");
         assert_eq!(fs::read_to_string(&link).unwrap(), edited);
         let mut names: Vec<_> =
             fs::read_dir(first.path("net.d")).unwrap().map(|name| name.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names[0], NAME, "a runtime takes the usual agent's");
+        assert_eq!(names[0], NAME, "runtimes use the configuration of the usual agent");
         assert!(
             first.conflist.problem().unwrap().contains("10-flannel_second.env.conflist"),
-            "and each names the other"
+            "each agent must name the configuration of the other"
         );
         assert!(remove(&first.path("net.d"), &first.path("run/second.env")).unwrap());
         assert_eq!(first.seen(), before);

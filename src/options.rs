@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent is told to do: a plain value, made by `cli.rs` alone.
+//! The options of the agent. Only `cli.rs` makes them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
@@ -12,42 +12,42 @@ use crate::firewall::choice::Choice;
 /// Options of `weft agent`.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where leases are.
+    /// The store that contains the leases.
     pub store: Store,
-    /// Choice of the external interface.
+    /// How the uplink is chosen.
     pub uplink: UplinkChoice,
     /// `--subnet-file`.
     pub subnet_file: PathBuf,
     /// `--socket`.
     pub socket: PathBuf,
-    /// `--healthz-ip`, `--healthz-port` (port 0 = off).
+    /// `--healthz-ip` and `--healthz-port`. `None` if the port is 0.
     pub health: Option<std::net::SocketAddr>,
-    /// `--resync`: shortest time between audits.
+    /// `--resync`: the shortest time between two audits.
     pub resync: Duration,
     /// `--no-nexthop-objects` turns it off.
     pub nexthop_objects: bool,
-    /// `--hold-removals`; zero = off.
+    /// `--hold-removals`. Zero means that nothing is held.
     pub hold_removals: Duration,
     /// `--on-lost-lease`.
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.
     pub manage_sysctls: bool,
-    /// `--state-dir`; `None` = nothing is saved.
+    /// `--state-dir`. `None` means that peers are not saved.
     pub state_dir: Option<PathBuf>,
-    /// So long a fault of this node lasts before it is told to the store.
+    /// How long a fault of this node must last before it is reported to the store.
     pub unwell_after: Duration,
     /// Traffic rules and the fences.
     pub rules: RuleOptions,
-    /// `--cni-conf`, `--cni-conf-dir`: none = the CNI configuration is somebody else's.
+    /// `--cni-conf` and `--cni-conf-dir`. `None` means that another program writes the CNI configuration.
     pub cni: Option<CniOptions>,
 }
 
-/// The CNI configuration that is published once pods can be reached.
+/// The CNI configuration that is published as soon as pods can be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CniOptions {
-    /// What it is to say.
+    /// The file with its contents.
     pub conf: PathBuf,
-    /// Where the container runtime looks for it.
+    /// The directory in which the container runtime looks for it.
     pub dir: PathBuf,
 }
 
@@ -56,11 +56,11 @@ pub struct CniOptions {
 pub struct RuleOptions {
     /// `--firewall`.
     pub firewall: Choice,
-    /// `--ip-masq`, and `--ip-masq-fully-random-disable` in it. Exceptions come from net-conf.
+    /// `--ip-masq` with `--ip-masq-fully-random-disable`. Exceptions come from net-conf.
     pub masquerade: Option<Masquerade>,
     /// `--iptables-forward-rules`.
     pub forward: bool,
-    /// `--iptables-resync`: how often rules are looked at. nftables tells of changes besides.
+    /// `--iptables-resync`: the time between two checks of the rules. nftables also reports changes at once.
     pub resync: Duration,
     /// `--fail-closed`, `--ip-blackhole-route`.
     pub fences: Fences,
@@ -69,7 +69,7 @@ pub struct RuleOptions {
 }
 
 impl Default for RuleOptions {
-    /// No rules, no fences.
+    /// Returns options without rules and without fences.
     fn default() -> RuleOptions {
         RuleOptions {
             firewall: Choice::Auto,
@@ -82,16 +82,16 @@ impl Default for RuleOptions {
     }
 }
 
-/// What this host does not forward.
+/// Which packets this host does not forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fences {
-    /// Packets for a missing peer, which only the default route would take.
+    /// `--fail-closed`: packets for a peer that does not exist, which only the default route would take.
     pub fail_closed: bool,
-    /// Packets to unused addresses of our own subnet.
+    /// `--ip-blackhole-route`: packets to unused addresses of the own subnet.
     pub blackhole: bool,
 }
 
-/// Which store.
+/// A store.
 #[derive(Debug, Clone)]
 pub enum Store {
     /// `--etcd-*`.
@@ -118,13 +118,13 @@ pub struct UplinkChoice {
     pub public_ipv6: Option<Ipv6Addr>,
 }
 
-/// What to do when another node owns our subnet.
+/// What the agent does if another node owns its subnet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnLostLease {
-    /// Keep forwarding, not ready.
+    /// It keeps forwarding, and the node is not ready.
     Hold,
-    /// Take a new subnet, rewrite subnet.env.
+    /// It takes a new subnet and writes subnet.env again.
     Reacquire,
-    /// End with an exit code that is not 0.
+    /// It ends with exit code 1.
     Exit,
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of the external interface: pure, over a snapshot of links, addresses and routes. The first choice is made in flannel's
-//! order (docs/flannel-formats.md, "Interface and public address"). After that the interface and its addresses stay while they are
-//! there, also over a restart of the agent: docs/adr/004-which-lease-is-ours.md, "Which address is published".
+//! Chooses the uplink from a snapshot of links, addresses and routes, without side effects.
+//!
+//! The first choice follows the same order as flannel (docs/flannel-formats.md, "Interface and public address"). After that, the interface
+//! and its addresses stay in use as long as the machine has them, also over a restart of the agent. The reason is in
+//! docs/adr/004-which-lease-is-ours.md, "Which address is published".
 
 mod candidates;
 
@@ -17,36 +19,36 @@ use crate::options::UplinkChoice;
 pub use candidates::{Before, Ground, Used};
 use candidates::{global, of, word};
 
-/// The interface, and what is published about it.
+/// A chosen interface, and the addresses that the lease publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picked {
-    /// The external interface with its address in each family in use.
+    /// The interface, with its address in each family in use.
     pub uplink: Uplink,
-    /// PublicIP, when IPv4 is in use.
+    /// The value of PublicIP, if IPv4 is in use.
     pub public_v4: Option<Ipv4Addr>,
-    /// PublicIPv6, when IPv6 is in use.
+    /// The value of PublicIPv6, if IPv6 is in use.
     pub public_v6: Option<Ipv6Addr>,
 }
 
-/// What becomes of an uplink that is in use.
+/// What happens to an uplink that is in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// It stays, or has another address that can be used at once.
+    /// It stays in use, perhaps with another address that can be used at once.
     Stay(Picked),
-    /// What was in use is not there. It may come back in a moment, as an address does when its daemon is restarted; if it does not,
-    /// there is another choice.
+    /// The interface or its address is gone. It may come back in a moment: for example, a network daemon that restarts removes an address
+    /// and adds it again. If it does not come back, `next` is used.
     Gone {
-        /// What is not there, in a sentence.
+        /// A sentence that says what is gone.
         lost: String,
-        /// The other choice.
+        /// The choice without it.
         next: Picked,
     },
 }
 
-/// Why there is no external interface. May change by itself: an interface can come, an address too.
+/// Why no uplink can be chosen. This may change without the operator, because an interface or an address may appear.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PickError {
-    /// Nothing that was asked for exists.
+    /// No interface matches the flags.
     #[error("no interface matches {wanted}; there is {there}")]
     NoMatch {
         /// The flags with their values.
@@ -54,7 +56,7 @@ pub enum PickError {
         /// Interfaces with addresses.
         there: String,
     },
-    /// No flag, and no default route.
+    /// There is no flag and no default route.
     #[error("no {family} default route to choose an interface by; give --iface; there is {there}")]
     NoDefaultRoute {
         /// `IPv4` or `IPv6`.
@@ -62,15 +64,15 @@ pub enum PickError {
         /// Interfaces with addresses.
         there: String,
     },
-    /// Dual-stack over two interfaces.
+    /// The default routes of the two families use different interfaces.
     #[error("the default routes use {v4} for IPv4 and {v6} for IPv6, but both must use one interface; give --iface")]
     Split {
-        /// IPv4's.
+        /// The interface of the IPv4 default route.
         v4: String,
-        /// IPv6's.
+        /// The interface of the IPv6 default route.
         v6: String,
     },
-    /// The interface lacks a family in use.
+    /// The interface has no address in a family that is in use.
     #[error("interface {link} has no usable {family} address; there is {there}")]
     NoAddress {
         /// The interface.
@@ -80,27 +82,27 @@ pub enum PickError {
         /// Interfaces with addresses.
         there: String,
     },
-    /// Peers could not use it. For a running node that is an interface that is being set up: IPv6 addresses go with a link that is
-    /// set down.
+    /// The interface has only a link-local address left, which peers cannot use. This happens for a moment when a link is set down and up
+    /// again, because the kernel removes its IPv6 addresses.
     #[error("{link} lost {lost} and has only a link-local address")]
     LinkLocal {
         /// The interface.
         link: String,
-        /// The address in use until now.
+        /// The address that was in use.
         lost: IpAddr,
     },
-    /// No MTU.
+    /// The interface has the MTU 0.
     #[error("interface {0} has MTU 0: set one with `ip link set {0} mtu 1500`")]
     NoMtu(String),
-    /// Not a regular expression.
+    /// The value of the flag is not a regular expression.
     #[error("--iface-regex {0} is not a regular expression")]
     BadRegex(String),
 }
 
-/// An interface, and the address by which it was found.
+/// An interface, and the address by which it was found, if it was found by one.
 type Found<'a> = (&'a LinkInfo, Option<IpAddr>);
 
-/// The flags that choose an interface, as text: empty without any.
+/// Returns the flags that choose an interface, as text. The text is empty if there are none.
 pub fn flags(choice: &UplinkChoice) -> String {
     let flags = |flag: &str, values: &[String]| values.iter().map(|v| format!("{flag} {v}")).collect::<Vec<_>>();
     let mut all = flags("--iface", &choice.ifaces);
@@ -109,8 +111,8 @@ pub fn flags(choice: &UplinkChoice) -> String {
     all.join(", ")
 }
 
-/// What a person may want to know about the uplink in use, for each family: a single address (/32, /128) is published, and a restart
-/// would choose another one. Nothing where the flags name the address.
+/// Returns a remark for each family in which a single address (/32 or /128) is published and a restart would choose another one. There is no
+/// remark if the flags name the address.
 pub fn remarks(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> [Option<String>; 2] {
     let of_link = |link: &LinkInfo, family: Family| {
         let told = match family {
@@ -131,7 +133,10 @@ pub fn remarks(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> [Opt
     [Family::V4, Family::V6].map(|family| of_link(link?, family))
 }
 
-/// Chooses as flannel does at its start, but what was in use so far comes first where the flags let it.
+/// Chooses an uplink as flannel does at its start. The uplink that was in use before comes first, if the flags allow it.
+///
+/// # Errors
+/// No interface can be used; see [`PickError`].
 pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickError> {
     let asked = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
     let (link, by) = if asked { explicit(choice, ground)? } else { implicit(choice, ground)? };
@@ -148,8 +153,12 @@ pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickEr
     picked(choice, link, [v4?, v6?])
 }
 
-/// What follows the uplink in use: it stays while it is there with its addresses, whatever the flags would choose now. An address
-/// of the same interface follows at once unless it is of a kind that peers may not reach; anything else only if the loss lasts.
+/// Decides whether the uplink in use stays. It stays as long as the interface and its addresses exist, even if the flags would choose another
+/// one now. Another address of the same interface is used at once, unless peers may not reach it. Everything else is used only if the loss
+/// lasts.
+///
+/// # Errors
+/// No interface can be used; see [`PickError`].
 pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<Next, PickError> {
     let link = ground.links().find(|link| link.name == now.name);
     let ground = &ground.clone().preferring((now.v4, now.v6));
@@ -173,7 +182,7 @@ pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<
         }
         _ => Ok(next),
     });
-    // Its routes may outlive its addresses, and lead the choice to it again.
+    // The routes of the interface may still exist when its addresses are gone. Then the choice must leave out this interface.
     let next = match (chosen, link) {
         (Err(error), Some(link)) => pick(choice, &ground.clone().without(link)).map_err(|_| error)?,
         (chosen, _) => chosen?,
@@ -202,7 +211,7 @@ fn picked(choice: &UplinkChoice, link: &LinkInfo, ips: [Option<IpAddr>; 2]) -> R
     })
 }
 
-/// `--iface`, then `--iface-regex`, then `--iface-can-reach`.
+/// Chooses by flags: first `--iface`, then `--iface-regex`, then `--iface-can-reach`.
 fn explicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
     if let Some(found) = choice.ifaces.iter().find_map(|wanted| by_name_or_ip(ground, wanted)) {
         return Ok(found);
@@ -219,7 +228,8 @@ fn explicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>,
     Err(PickError::NoMatch { wanted: flags(choice), there: ground.there() })
 }
 
-/// The interface that bears the public address, else the one in use so far, else that of the default routes.
+/// Chooses without these flags: first the interface that has the public address, then the one that was in use, then that of the default
+/// routes.
 fn implicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
     let families = ground.families;
     let public = choice.public_ip.map(IpAddr::V4).filter(|_| families.0);
@@ -255,7 +265,7 @@ fn by_name_or_ip<'a>(ground: &Ground<'a>, wanted: &str) -> Option<Found<'a>> {
     }
 }
 
-/// Addresses of all interfaces first, names after. Among those that match, the one in use so far comes first.
+/// Compares the addresses of all interfaces first, and then their names. Among those that match, the interface that was in use comes first.
 fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
     let used = [(Family::V4, ground.families.0), (Family::V6, ground.families.1)];
     let links = || ground.before().into_iter().chain(ground.links());
@@ -271,8 +281,8 @@ fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
     links().find(|link| regex.is_match(&link.name.text())).map(|link| (link, None))
 }
 
-/// The interface in use so far, if it has any route to this address; else that of the longest prefix that holds it, as the kernel
-/// would route to it.
+/// Returns the interface that was in use, if it has a route to this address. Otherwise returns the interface of the longest prefix that
+/// contains the address, as the kernel routes.
 fn reaching<'a>(ground: &Ground<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
     if let Some(link) = ground.bearing(ip) {
         return Some(link);

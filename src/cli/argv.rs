@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line as Go's flag package reads it, brought into the form that clap reads. Pure: the flags that exist and the
-//! environment are inputs.
+//! Converts a command line in the form of Go's flag package into the form that clap reads. The existing flags and the environment are inputs.
 //!
-//! Rules of Go's `flag`: one dash or two; `-flag=value` or `-flag value`, where the value may itself begin with a dash; a boolean
-//! takes its value only after `=`. Rule of flannel's `flagutil`: a flag that is not on the command line comes from
-//! `FLANNELD_` + its name in capitals, `-` as `_`; an empty variable counts as not set.
+//! In Go's `flag` package, a flag begins with one dash or two. Its value follows as `-flag=value` or `-flag value`, and may itself begin with a
+//! dash. A boolean flag takes a value only after `=`. flannel's package `flagutil` adds the environment: a flag that is not on the command
+//! line is read from the variable `FLANNELD_NAME`, in capitals and with `_` for `-`. An empty variable counts as not set.
 
 use std::collections::BTreeMap;
 
-/// Long names of the flags of one command, and whether each takes a value (a boolean takes none unless after `=`).
+/// The long names of the flags of one command, each with true if it takes a value. A boolean flag takes a value only after `=`.
 pub type Flags = BTreeMap<String, bool>;
 
-/// The arguments after the command's name, as clap wants them: `--flag`, `--flag=value`, and everything else as it was.
+/// Converts the arguments after the name of the command into the form of clap: `--flag` or `--flag=value`. Other words stay as they are.
 pub fn normalize(args: &[String], flags: &Flags) -> Vec<String> {
     let mut out = Vec::with_capacity(args.len());
     let mut args = args.iter();
@@ -32,7 +31,7 @@ pub fn normalize(args: &[String], flags: &Flags) -> Vec<String> {
                 None => out.push(dashed),
             },
             Some(_) => out.push(dashed),
-            // An unknown word after one dash: clap would read it as a bundle of short flags and name only its first letter.
+            // clap would read an unknown word after one dash as several short flags, and its error would name only the first letter.
             None if name.len() > 1 => out.push(dashed),
             None => out.push(arg.clone()),
         }
@@ -40,7 +39,7 @@ pub fn normalize(args: &[String], flags: &Flags) -> Vec<String> {
     out
 }
 
-/// Appends what the environment says about flags that are not given, and returns (flag, variable) for each that it did.
+/// Appends the flags that are not given and that the environment sets. Returns the flag and the variable for each of them.
 pub fn add_env(args: &mut Vec<String>, flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Vec<(String, String)> {
     let given: Vec<String> = args.iter().filter_map(|arg| flag_name(arg).map(str::to_owned)).collect();
     let mut added = Vec::new();
@@ -54,12 +53,12 @@ pub fn add_env(args: &mut Vec<String>, flags: &Flags, env: impl Fn(&str) -> Opti
     added
 }
 
-/// `subnet-file` -> `FLANNELD_SUBNET_FILE`.
+/// Returns the variable of a flag. For `subnet-file` that is `FLANNELD_SUBNET_FILE`.
 pub fn variable(flag: &str) -> String {
     format!("FLANNELD_{}", flag.replace('-', "_").to_uppercase())
 }
 
-/// The name in `-name`, `--name`, `-name=value`; `None` for what is no flag.
+/// Returns the name in `-name`, `--name` or `-name=value`, or `None` if the argument is not a flag.
 fn flag_name(arg: &str) -> Option<&str> {
     let rest = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-'))?;
     let name = rest.split('=').next().unwrap_or(rest);
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn go_forms_become_clap_forms() {
+    fn flags_in_the_form_of_go_are_converted() {
         let table = [
             ("-iface eth0", "--iface=eth0"),
             ("-iface=eth0", "--iface=eth0"),
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_fills_in_what_is_not_given() {
+    fn the_environment_sets_flags_that_are_not_given() {
         let env = |name: &str| match name {
             "FLANNELD_IFACE" => Some("eth9".to_owned()),
             "FLANNELD_IP_MASQ" => Some("true".to_owned()),

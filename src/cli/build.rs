@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From flags to [`Options`]: what clap cannot judge. Every refusal names the flag and the remedy.
+//! Converts flags into [`Options`] and checks what clap cannot check. Each error names the flag and the remedy.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
 use crate::options::{CniOptions, Fences, Options, RuleOptions, Store, UplinkChoice};
 
-/// The environment, as far as it is asked for by name.
+/// Looks up a variable of the environment.
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Options, and lines that the log shall carry once it exists.
+/// Returns the options of the agent, and lines to be logged when the log is open.
 pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>), Exit> {
     let mut notes = Vec::new();
     for (flag, value) in [("vmodule", &flags.log.vmodule), ("log_backtrace_at", &flags.log.log_backtrace_at)] {
@@ -51,9 +51,9 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
     Ok((options, notes))
 }
 
-/// `--store`, `--etcd-*` and `--kube-*`.
+/// Converts `--store`, `--etcd-*` and `--kube-*`.
 pub(super) fn store(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
-    // Text and exit code are flannel's: people and scripts match on them.
+    // The text and the exit code are flannel's, because scripts depend on them.
     if !(1..=1439).contains(&flags.subnet_lease_renew_margin) {
         let text = "Invalid subnet-lease-renew-margin option, out of acceptable range: give 1 to 1439 minutes";
         return Err(Exit::new(FAILURE, text.to_owned()));
@@ -125,7 +125,7 @@ fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
     })
 }
 
-/// `--kube-*`, and the environment by which a pod says where it runs.
+/// Converts `--kube-*` and the variables that tell a pod on which node it runs.
 #[cfg(feature = "kube")]
 fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
     use weft_subnet::kube::{Access, KubeOptions, Who};

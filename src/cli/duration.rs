@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Durations and booleans on the command line, as Go writes them.
+//! Parses durations and booleans in the form of Go.
 
 use std::time::Duration;
 
-/// `10` (seconds), `10s`, `5m`, `24h`, `1h30m`, `500ms`, `0`.
+/// Parses a duration such as `10` (seconds), `10s`, `5m`, `24h`, `1h30m`, `500ms` or `0`.
+///
+/// # Errors
+/// The text is not a duration. The error is a sentence for the user.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a duration: write 10 (seconds), 10s, 500ms, 5m or 1h30m");
     if let Ok(seconds) = text.parse::<u64>() {
@@ -29,7 +32,10 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(bad()) } else { Ok(total) }
 }
 
-/// What Go's strconv.ParseBool takes.
+/// Parses a boolean as Go's strconv.ParseBool does.
+///
+/// # Errors
+/// The text is not a boolean. The error is a sentence for the user.
 pub fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -43,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations() {
+    fn durations_have_the_form_of_go() {
         let ok = [("10", 10_000), ("10s", 10_000), ("5m", 300_000), ("1h30m", 5_400_000), ("500ms", 500), ("0", 0)];
         for (text, millis) in ok {
             assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
@@ -54,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_as_in_go() {
+    fn booleans_have_the_form_of_go() {
         assert_eq!(boolean("T"), Ok(true));
         assert_eq!(boolean("0"), Ok(false));
         assert!(boolean("yes").is_err());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags: flannel's with its names and defaults (docs/flannel-formats.md, "Flags and environment"), and our own under a heading
-//! of their own.
+//! The flags. flannel's flags have its names and defaults (docs/flannel-formats.md, "Flags and environment"). Flags that only weft has are under
+//! their own heading.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::duration::{boolean, duration};
 use crate::firewall::choice::Choice;
 use crate::options::OnLostLease;
 
-/// Flags of weft that flannel has not.
+/// Heading of the flags that flannel does not have.
 const OURS: &str = "Flags that only weft has";
 
-/// flannel's flags for leases in the Nodes of a cluster.
+/// Heading of flannel's flags for Kubernetes.
 #[cfg(feature = "kube")]
 const KUBE: &str = "Kubernetes";
 #[cfg(not(feature = "kube"))]
 const KUBE: &str = "Kubernetes (not in this build)";
 
-/// Where leases are.
+/// Flags that choose the store.
 #[derive(Debug, Clone, Args)]
 pub struct StoreFlags {
     /// Where leases are kept: etcd, or dir:PATH.
@@ -58,16 +58,16 @@ pub struct StoreFlags {
     pub(super) kube: KubeFlags,
 }
 
-/// Choice of the external interface and the published address.
+/// Flags that choose the uplink and the published address.
 #[derive(Debug, Clone, Args)]
 pub struct UplinkFlags {
     /// Interface (name or IP) for traffic between nodes; may be repeated, and the first one that exists is used.
     #[arg(long, action = ArgAction::Append, value_name = "NAME|IP")]
     pub iface: Vec<String>,
-    /// Like --iface, by regular expression, which is compared with addresses first, then with names; tried after --iface.
+    /// Regular expression for --iface, compared with addresses first and then with names; tried after --iface.
     #[arg(long, action = ArgAction::Append, value_name = "REGEX")]
     pub iface_regex: Vec<String>,
-    /// Use the interface through which this IP is reached; tried after --iface and --iface-regex.
+    /// Use the interface by which this IP is reached; tried after --iface and --iface-regex.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "IP")]
     pub iface_can_reach: String,
     /// IPv4 address to publish to the other nodes [default: the interface's].
@@ -78,7 +78,7 @@ pub struct UplinkFlags {
     pub public_ipv6: String,
 }
 
-/// Which agent of this machine.
+/// Flags that say which agent of this machine is meant.
 #[derive(Debug, Clone, Args)]
 pub struct InstanceFlags {
     /// File that tells container runtimes the subnet and the MTU. Each agent of a machine needs a file of its own.
@@ -90,34 +90,34 @@ pub struct InstanceFlags {
 }
 
 impl InstanceFlags {
-    /// `--socket`, else what follows from `--subnet-file`.
+    /// Returns the value of `--socket`, or else the socket that belongs to `--subnet-file`.
     pub fn socket(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| weft_subnet::env::socket(&self.subnet_file))
     }
 }
 
-/// Where things of this instance are on the machine.
+/// Flags that say where the files of an instance are.
 #[derive(Debug, Clone, Args)]
 pub struct PlaceFlags {
     /// Which agent.
     #[command(flatten)]
     pub instance: InstanceFlags,
-    /// Directory where peers are saved, for a start while the store is away; empty = do not save them.
+    /// Directory of the saved peers, which are used if the store is away at the start; empty = do not save peers.
     #[arg(long, default_value = "/var/lib/weft", value_name = "DIR", help_heading = OURS)]
     pub state_dir: String,
 }
 
-/// The CNI configuration.
+/// Flags for the CNI configuration.
 #[derive(Debug, Clone, Args)]
 pub struct CniFlags {
-    /// CNI configuration to publish when pods can be reached, so that the node is not ready before; empty = publish none.
+    /// CNI configuration to publish as soon as pods can be reached, so that the node is not ready before; empty = publish none.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE", help_heading = OURS)]
     pub cni_conf: String,
     #[command(flatten)]
     pub(super) dir: CniDirFlag,
 }
 
-/// Where the runtime's configurations are.
+/// The flag for the directory of the container runtime.
 #[derive(Debug, Clone, Args)]
 pub struct CniDirFlag {
     /// Directory in which the container runtime looks for CNI configurations.
@@ -128,18 +128,18 @@ pub struct CniDirFlag {
 /// `weft install-cni`.
 #[derive(Debug, Clone, Args)]
 pub struct InstallFlags {
-    /// The plugin.
+    /// The plugin to install.
     #[arg(long, default_value = "/weft-cni", value_name = "FILE")]
     pub from: PathBuf,
-    /// Where the container runtime looks for plugins; it is put there as flannel and as weft-veth.
+    /// Directory in which the container runtime looks for plugins; the plugin gets the names flannel and weft-veth there.
     #[arg(long, default_value = "/opt/cni/bin", value_name = "DIR")]
     pub bin_dir: PathBuf,
-    /// Install this program there too, as weft, for `weft status`, `cleanup` and `doctor` on the node itself.
+    /// Also install this program there as weft, so that `weft status`, `cleanup` and `doctor` can be run on the node.
     #[arg(long, value_name = "FILE")]
     pub agent: Option<PathBuf>,
 }
 
-/// How the agent runs.
+/// Flags for how the agent runs.
 #[derive(Debug, Clone, Args)]
 pub struct RunFlags {
     /// Address of /healthz, /readyz and /metrics.
@@ -148,7 +148,7 @@ pub struct RunFlags {
     /// Port of /healthz, /readyz and /metrics; 0 = off.
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     pub healthz_port: u16,
-    /// Shortest time between full comparisons with the kernel; it is longer on large nodes.
+    /// Shortest time between two comparisons of everything with the kernel; in large clusters it is longer.
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub resync: Duration,
     /// Write plain routes even where the kernel has nexthop objects.
@@ -158,14 +158,14 @@ pub struct RunFlags {
     /// How long peers are kept when many leases vanish at once; 0 = off.
     #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub hold_removals: Duration,
-    /// What to do when another node owns our subnet.
+    /// What to do if another node owns this node's subnet.
     #[arg(long, value_enum, default_value_t = Lost::Hold, value_name = "ACTION", help_heading = OURS)]
     pub on_lost_lease: Lost,
-    /// Set the sysctls that forwarding needs; false = only name them.
+    /// Set the sysctls that forwarding needs; false = only report them.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub manage_sysctls: bool,
-    /// How long the node lacks its device, lease or rules before its condition says so: for tests.
+    /// How long the node must lack its device, lease or rules before its condition says so; for tests.
     #[arg(long, default_value = "30s", value_parser = duration, hide = true)]
     pub unwell_after: Duration,
 }
@@ -173,7 +173,7 @@ pub struct RunFlags {
 /// `--on-lost-lease`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Lost {
-    /// Keep forwarding, and be not ready.
+    /// Keep forwarding; the node is not ready.
     Hold,
     /// Take a new subnet and rewrite the subnet file.
     Reacquire,
@@ -191,16 +191,16 @@ impl From<Lost> for OnLostLease {
     }
 }
 
-/// Logging and the version, as in flannel.
+/// Flags for the log and the version, as in flannel.
 #[derive(Debug, Clone, Args)]
 pub struct LogFlags {
-    /// Verbosity: 0 logs changes of this node, 1 passes, 4 messages, 6 also libraries.
+    /// Verbosity of the log: 0 = changes of this node, 1 = passes, 4 = messages to the kernel, 6 = libraries as well.
     #[arg(long = "v", short = 'v', default_value_t = 0, value_name = "LEVEL")]
     pub v: u8,
-    /// Accepted because flannel has this flag; without effect.
+    /// Has no effect; accepted because flannel has this flag.
     #[arg(long = "vmodule", default_value = "", hide_default_value = true, value_name = "PATTERNS")]
     pub vmodule: String,
-    /// Accepted because flannel has this flag; without effect.
+    /// Has no effect; accepted because flannel has this flag.
     #[arg(long = "log_backtrace_at", default_value = "", hide_default_value = true, value_name = "FILE:LINE")]
     pub log_backtrace_at: String,
     /// Print the version to stderr and end.
@@ -209,10 +209,10 @@ pub struct LogFlags {
     pub version: bool,
 }
 
-/// Masquerading.
+/// Flags for masquerading.
 #[derive(Debug, Clone, Args)]
 pub struct MasqFlags {
-    /// Masquerade traffic that leaves the network.
+    /// Masquerade traffic from pods to addresses outside the pod network.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub ip_masq: bool,
@@ -222,24 +222,24 @@ pub struct MasqFlags {
     pub ip_masq_fully_random_disable: bool,
 }
 
-/// What is not forwarded, and who may tunnel.
+/// Flags for the fence and the tunnel guard.
 #[derive(Debug, Clone, Args)]
 pub struct FenceFlags {
     /// Drop forwarded packets to unused addresses of this node's subnet.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub ip_blackhole_route: bool,
-    /// Answer a pod's packet for a missing peer with an ICMP error, and never use the default route [default: true; false when called flanneld].
+    /// Answer a pod's packet for a missing peer with an ICMP error instead of using the default route [default: true; false if called as flanneld].
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub fail_closed: Option<bool>,
-    /// Accept tunnel packets only from addresses of peers; takes effect when every node has this flag.
+    /// Accept tunnel packets only from addresses of peers; takes effect as soon as every node has this flag.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub guard_tunnel: bool,
 }
 
-/// Traffic rules.
+/// Flags for the traffic rules.
 #[derive(Debug, Clone, Args)]
 pub struct RuleFlags {
     #[command(flatten)]
@@ -253,7 +253,7 @@ pub struct RuleFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub iptables_forward_rules: bool,
-    /// What carries the traffic rules; auto: EnableNFTables of net-conf, else what this machine uses.
+    /// Which firewall gets the traffic rules; auto = as EnableNFTables in net-conf says, or else what this machine uses.
     #[arg(long, value_enum, default_value_t = Firewall::Auto, value_name = "KIND", help_heading = OURS)]
     pub firewall: Firewall,
 }
@@ -261,11 +261,11 @@ pub struct RuleFlags {
 /// `--firewall`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Firewall {
-    /// EnableNFTables of net-conf, else what kube-proxy and the machine use.
+    /// As EnableNFTables in net-conf says, or else what kube-proxy and this machine use.
     Auto,
     /// nftables, without helper programs.
     Nft,
-    /// iptables, by its own programs.
+    /// iptables, by the programs of iptables.
     Iptables,
 }
 
@@ -279,7 +279,7 @@ impl From<Firewall> for Choice {
     }
 }
 
-/// Kubernetes.
+/// Flags for Kubernetes.
 #[derive(Debug, Clone, Args)]
 pub struct KubeFlags {
     /// Keep the leases in the Kubernetes API.

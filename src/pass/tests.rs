@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Passes about devices, on a kernel in memory.
+//! Tests of passes, mostly about devices, with a kernel in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-/// Our own device is flannel.1.
+/// Returns a plan whose own device is flannel.1, and a passer with its kernel.
 fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
     let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
     let uplink = Uplink { name: name("eth0"), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
@@ -40,7 +40,7 @@ fn links(kernel: &FakeKernel) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn devices_in_the_kernel_stay_few_while_nothing_may_be_removed() {
+async fn the_number_of_devices_is_limited_while_removals_are_held() {
     let (mut plan, mut passer, kernel) = bench();
     passer.keep_all(true);
     for vni in 100..160 {
@@ -53,12 +53,12 @@ async fn devices_in_the_kernel_stay_few_while_nothing_may_be_removed() {
     assert!(kernel.entries().iter().all(|(key, seen)| diff::device(key, &seen.value) != Some(name("flannel.159"))));
     passer.keep_all(false);
     passer.full(&plan, Cause::Audit).await.unwrap();
-    assert_eq!(links(&kernel), ["link flannel.1", "link flannel.159"], "there is room again, in the same pass");
+    assert_eq!(links(&kernel), ["link flannel.1", "link flannel.159"], "the same pass must use the new room");
     assert!(passer.pending().is_empty());
 }
 
 #[tokio::test]
-async fn our_own_device_finds_room_whatever_peers_ask_for() {
+async fn the_own_device_has_room_whatever_peers_need() {
     let (mut plan, mut passer, kernel) = bench();
     passer.keep_all(true);
     for vni in 100..140 {
@@ -72,7 +72,7 @@ async fn our_own_device_finds_room_whatever_peers_ask_for() {
 }
 
 #[tokio::test]
-async fn nothing_is_done_to_a_device_of_somebody_else_on_any_path() {
+async fn no_operation_changes_a_device_of_another_program() {
     let (mut plan, mut passer, kernel) = bench();
     let dev = name("flannel.7");
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
@@ -84,14 +84,14 @@ async fn nothing_is_done_to_a_device_of_somebody_else_on_any_path() {
     let on_it = |kernel: &FakeKernel| {
         kernel.take_ops().iter().filter(|op| on(op) == Some(dev)).map(Op::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(on_it(&kernel), [""; 0], "a look at everything");
+    assert_eq!(on_it(&kernel), [""; 0], "in a full pass");
     assert_eq!(passer.foreign_devices().iter().cloned().collect::<Vec<_>>(), [dev]);
-    // The plan has not heard of it yet.
+    // The plan does not know yet that the device is foreign.
     let changed = plan.put(record(3, 7));
     passer.changed(changed).await;
     let seen = HashMap::from([(neigh, None), (Key::Neigh(dev, "10.5.2.0".parse().unwrap()), None)]);
     passer.noticed(&plan, seen).await;
-    assert_eq!(on_it(&kernel), [""; 0], "changes of leases, and news of the kernel");
+    assert_eq!(on_it(&kernel), [""; 0], "in passes for changes of leases and of the kernel");
     assert!(plan.set_foreign_devices(passer.foreign_devices()));
     passer.full(&plan, Cause::Lease).await.unwrap();
     assert_eq!(on_it(&kernel), [""; 0]);
@@ -107,15 +107,19 @@ async fn a_device_that_lacks_an_attribute_carries_entries() {
     passer.full(&plan, Cause::Start).await.unwrap();
     assert_eq!(kernel.entries().len(), 5, "link, address, neighbour, FDB entry, route: {:?}", kernel.entries());
     assert_eq!(passer.pending().iter().map(|(key, _)| *key).collect::<Vec<_>>(), [own]);
-    // One that is not there holds everything back.
+    // If the device does not exist, no entries are written.
     kernel.disturb(own, None, false);
     kernel.fail(own, Some(Outcome::Fatal("not supported".into())));
     passer.full(&plan, Cause::Audit).await.unwrap();
-    assert_eq!(kernel.take_ops().iter().filter(|op| matches!(op.key(), Key::Fdb(..))).count(), 1, "of the first pass");
+    assert_eq!(
+        kernel.take_ops().iter().filter(|op| matches!(op.key(), Key::Fdb(..))).count(),
+        1,
+        "only the first pass may write it"
+    );
 }
 
 #[tokio::test]
-async fn what_flannel_left_is_removed_although_the_kernel_refuses_it_once() {
+async fn a_route_of_flannel_is_removed_although_the_kernel_refuses_it_once() {
     let (plan, mut passer, kernel) = bench();
     let (key, via) = (Key::Route("10.5.9.0/24".parse().unwrap(), 0), [192, 168, 0, 9].into());
     let value = Value::Route(Route::Unicast { via, dev: name("eth0"), onlink: false });
@@ -127,8 +131,8 @@ async fn what_flannel_left_is_removed_although_the_kernel_refuses_it_once() {
     assert!(kernel.entries().contains_key(&key));
     kernel.fail(key, None);
     passer.full(&plan, Cause::Retry).await.unwrap();
-    assert!(!kernel.entries().contains_key(&key), "the removal is tried again");
-    // The next look finds nothing of flannel's, and that was the takeover: the same route is somebody's own now.
+    assert!(!kernel.entries().contains_key(&key), "the removal must be tried again");
+    // The takeover is over. If the same route appears again, it belongs to another program.
     passer.full(&plan, Cause::Audit).await.unwrap();
     kernel.disturb(key, Some(flannels), false);
     passer.full(&plan, Cause::Audit).await.unwrap();
@@ -180,7 +184,7 @@ impl io::Write for Output {
 }
 
 #[tokio::test]
-async fn an_entry_that_another_program_takes_again_and_again_is_left_to_the_audit() {
+async fn an_entry_that_another_program_deletes_repeatedly_is_left_to_the_audit() {
     let (mut plan, mut passer, kernel) = bench();
     plan.put(record(2, 1));
     plan.put(record(3, 1));
@@ -242,21 +246,24 @@ async fn entries_wait_for_a_device_that_is_broken_and_come_with_it() {
     kernel.take_ops();
     passer.full(&plan, Cause::Kernel).await.unwrap();
     let written: Vec<Key> = kernel.take_ops().iter().map(Op::key).collect();
-    assert_eq!(written, [own], "nothing but the device is tried");
-    // A retry of the device asks for a full pass, which brings the entries along.
+    assert_eq!(written, [own], "only the device must be tried");
+    // A retry of the device asks for a full pass, which writes the entries as well.
     kernel.fail(own, None);
-    tokio::time::sleep_until(passer.next_retry().expect("the device is tried again").into()).await;
+    tokio::time::sleep_until(passer.next_retry().expect("the device must be tried again").into()).await;
     let retried = passer.retry(&plan, |_, _| false).await;
     assert!(retried.own_device && retried.report.is_none(), "{retried:?}");
-    assert!(passer.next_retry().is_some_and(|next| next > Instant::now()), "should that pass fail, it is tried again");
+    assert!(
+        passer.next_retry().is_some_and(|next| next > Instant::now()),
+        "the device must be tried again if that pass fails"
+    );
     passer.full(&plan, Cause::Retry).await.unwrap();
     assert!(kernel.entries().contains_key(&entry) && passer.pending().is_empty());
 }
 
 #[tokio::test]
-async fn a_marked_device_that_nobody_wants_is_found_unasked_with_what_stands_on_it() {
+async fn a_marked_device_that_is_not_in_the_plan_is_removed_with_its_entries() {
     let (plan, mut passer, kernel) = bench();
-    // An earlier run made it for a peer that is gone. The plan does not name it.
+    // An earlier run made this device for a peer that is gone. It is not in the plan.
     let dev = name("flannel.7");
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
     kernel.disturb(Key::Link(dev), Some(Seen { value: Value::link(link), protocol: PROTOCOL, mark: true }), false);
@@ -265,8 +272,8 @@ async fn a_marked_device_that_nobody_wants_is_found_unasked_with_what_stands_on_
     kernel.disturb(Key::Route(net, 0), Some(Seen { value: route, protocol: 3, mark: false }), false);
     passer.keep_all(true);
     passer.full(&plan, Cause::Start).await.unwrap();
-    assert_eq!(links(&kernel), ["link flannel.1", "link flannel.7"], "held");
-    // What appears on it meanwhile is as unwanted as the device, whoever wrote it.
+    assert_eq!(links(&kernel), ["link flannel.1", "link flannel.7"], "removals are held");
+    // An entry that appears on it meanwhile is removed as well, whichever program wrote it.
     passer.keep_all(false);
     let neigh = Key::Neigh(dev, [10, 5, 9, 0].into());
     let seen = Seen { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false };
@@ -278,11 +285,11 @@ async fn a_marked_device_that_nobody_wants_is_found_unasked_with_what_stands_on_
 }
 
 #[tokio::test]
-async fn a_device_that_is_made_anew_gets_its_entries_in_the_same_pass() {
+async fn a_device_that_is_created_again_gets_its_entries_in_the_same_pass() {
     let (mut plan, mut passer, kernel) = bench();
     plan.put(record(2, 1));
     let own = Key::Link(name("flannel.1"));
-    // One of flannel's with other fixed attributes: what stands on it vanishes when it is made anew.
+    // flannel made this device with other fixed attributes. When it is created again, the entries on it vanish.
     let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
     kernel.disturb(own, Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
     let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
@@ -294,14 +301,14 @@ async fn a_device_that_is_made_anew_gets_its_entries_in_the_same_pass() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_mended_is_no_longer_pending() {
+async fn an_entry_that_another_program_repaired_is_not_pending() {
     let (mut plan, mut passer, kernel) = bench();
     plan.put(record(2, 1));
     let entry = Key::Neigh(name("flannel.1"), [10, 5, 2, 0].into());
     kernel.fail(entry, Some(Outcome::Fatal("not now".into())));
     passer.full(&plan, Cause::Start).await.unwrap();
-    assert!(passer.pending().get(&entry).is_some_and(|pending| !pending.retry), "refused for good");
-    assert_eq!(passer.next_retry(), None, "only the audit tries it again");
+    assert!(passer.pending().get(&entry).is_some_and(|pending| !pending.retry), "the kernel refused it for good");
+    assert_eq!(passer.next_retry(), None, "only the audit must try it again");
     let seen = Seen { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 2])), protocol: 0, mark: false };
     kernel.disturb(entry, Some(seen), false);
     passer.full(&plan, Cause::Audit).await.unwrap();
@@ -314,7 +321,7 @@ async fn additions_come_before_removals() {
     plan.put(record(2, 1));
     passer.full(&plan, Cause::Start).await.unwrap();
     kernel.take_ops();
-    // The peer's MAC changes, and another peer comes: the old FDB entry may go only when the new one is there.
+    // One peer goes and another one comes. Entries are removed only when the new ones are written.
     let mut changed = plan.remove(&lease(2, 1).id);
     changed.extend(plan.put(record(3, 1)));
     passer.changed(changed).await;
@@ -323,10 +330,10 @@ async fn additions_come_before_removals() {
 }
 
 #[tokio::test]
-async fn devices_of_peers_leave_room_for_our_own_in_the_same_pass() {
+async fn devices_of_peers_leave_room_for_the_own_device() {
     let (mut plan, mut passer, kernel) = bench();
     passer.keep_all(true);
-    // One place is left, and two devices are wanted.
+    // There is room for one device, and the plan needs two.
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
     for n in 1..MOST_DEVICES {
         let seen = Seen { value: Value::link(link.clone()), protocol: PROTOCOL, mark: true };
@@ -338,11 +345,11 @@ async fn devices_of_peers_leave_room_for_our_own_in_the_same_pass() {
     assert!(there.contains(&"link flannel.1".to_owned()) && there.len() == MOST_DEVICES, "{there:?}");
 }
 
-/// A packet of a new peer must not be dropped because the guard does not know it yet, and nothing is taken away before its successor is
-/// there. For changes of leases and for a look at everything.
+/// The guard must not drop packets of a new peer, and no entry is removed before its replacement is written. This is true for changes of leases
+/// and for full passes.
 #[tokio::test]
-async fn the_guard_knows_a_peer_first_and_removals_come_last() {
-    for by_look in [false, true] {
+async fn the_guard_accepts_a_new_peer_first_and_removals_come_last() {
+    for by_full_pass in [false, true] {
         let (plan, mut passer, kernel) = bench();
         let mut plan = plan.with_tunnel_guard(true);
         plan.put(record(2, 1));
@@ -350,7 +357,7 @@ async fn the_guard_knows_a_peer_first_and_removals_come_last() {
         kernel.take_ops();
         let mut changed = plan.remove(&lease(2, 1).id);
         changed.extend(plan.put(record(3, 1)));
-        if by_look {
+        if by_full_pass {
             passer.full(&plan, Cause::Audit).await.unwrap();
         } else {
             passer.changed(changed).await;

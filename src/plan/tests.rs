@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plan as a whole: what one lease may cost, and what is said of it.
+//! Tests of the whole plan: what the change of a lease costs, and what is reported about it.
 
 use weft_backends::backend::make;
 use weft_backends::host::{OnLink, Uplink};
@@ -46,17 +46,17 @@ fn links(changed: &[Changed]) -> Vec<String> {
 }
 
 #[test]
-fn devices_are_few_and_one_that_goes_makes_room() {
+fn the_number_of_devices_is_limited_and_a_removed_device_makes_room() {
     let mut plan = plan();
     let last = MOST_DEVICES as u8 + 1;
-    // The own device and one for each VNI of a peer.
+    // There is the own device and one for each VNI of a peer.
     for third in 2..last {
         assert_eq!(links(&plan.put(record(third, 100 + u32::from(third)))), [format!("link flannel.{}", 100 + third)]);
     }
     let id: Id = "10.5.200.0-24".into();
     assert_eq!(plan.put(record(200, 77)), []);
     assert!(plan.skipped(&id).unwrap().contains("needs a device of its own"), "{:?}", plan.skipped(&id));
-    assert_eq!(plan.put(record(201, 1)).len(), 3, "who uses a device that is there needs no room");
+    assert_eq!(plan.put(record(201, 1)).len(), 3, "a lease that uses a present device needs no room");
     let changed = plan.remove(&"10.5.2.0-24".into());
     assert_eq!(links(&changed), ["link flannel.102", "link flannel.77"]);
     assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MOST_DEVICES));
@@ -90,7 +90,7 @@ fn leases_that_wait_for_room_cost_little_each_time_a_device_goes() {
 }
 
 #[test]
-fn planning_again_changes_nothing_and_keeps_what_was_said() {
+fn planning_everything_again_changes_no_entry_and_no_reason() {
     let mut plan = plan();
     plan.put(record(2, 1));
     let mut silent = record(3, 1);
@@ -106,7 +106,7 @@ fn planning_again_changes_nothing_and_keeps_what_was_said() {
 }
 
 #[test]
-fn a_device_that_somebody_else_made_sets_its_peers_aside_and_no_others() {
+fn only_peers_that_need_a_foreign_device_are_set_aside() {
     let mut plan = plan();
     for third in 2..6 {
         plan.put(record(third, if third < 4 { 7 } else { 1 }));
@@ -115,14 +115,14 @@ fn a_device_that_somebody_else_made_sets_its_peers_aside_and_no_others() {
     let id = |third: u8| Id::from(format!("10.5.{third}.0-24"));
     let aside = |plan: &Plan| (2..6).map(|third| plan.skipped(&id(third)).is_some()).collect::<Vec<_>>();
     let strangers = BTreeSet::from([dev, Name::new("flannel.1").unwrap()]);
-    assert!(plan.set_foreign_devices(&strangers), "the plan is another");
-    assert_eq!(aside(&plan), [true, true, false, false], "our own device is no matter of its peers");
+    assert!(plan.set_foreign_devices(&strangers), "the plan must have changed");
+    assert_eq!(aside(&plan), [true, true, false, false], "a foreign own device does not concern peers");
     assert!(plan.skipped(&id(2)).unwrap().contains("flannel.7"), "{:?}", plan.skipped(&id(2)));
     let wanted = plan.difference(&Observed::new(), |_, _| true);
     assert!(!wanted.iter().any(|op| op.to_string().contains("flannel.7")), "{wanted:?}");
-    assert!(plan.watched_devices().any(|name| name == dev), "it is looked for, to see when it goes");
-    assert!(!plan.set_foreign_devices(&strangers), "nothing new");
-    // One more peer of that VNI, and everything planned again.
+    assert!(plan.watched_devices().any(|name| name == dev), "the device is watched, to see when it goes");
+    assert!(!plan.set_foreign_devices(&strangers), "nothing changed");
+    // One more peer has that VNI, and then everything is planned again.
     assert_eq!(links(&plan.put(record(6, 7))), [""; 0]);
     let network = plan.network().clone();
     let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
@@ -130,7 +130,7 @@ fn a_device_that_somebody_else_made_sets_its_peers_aside_and_no_others() {
     assert_eq!((aside(&plan), plan.devices().count()), (vec![true, true, false, false], 1));
     assert!(plan.set_foreign_devices(&BTreeSet::new()));
     assert_eq!((aside(&plan), plan.devices().count()), (vec![false; 4], 2));
-    // Nobody needs it any more: it is not looked for.
+    // No lease needs the device any more, so it is not watched.
     plan.set_foreign_devices(&strangers);
     for third in [2, 3, 6] {
         plan.remove(&id(third));
@@ -140,7 +140,7 @@ fn a_device_that_somebody_else_made_sets_its_peers_aside_and_no_others() {
 }
 
 #[test]
-fn an_mtu_above_the_uplinks_is_said_while_it_lasts() {
+fn an_mtu_above_that_of_the_uplink_is_reported_while_it_lasts() {
     let mut plan = plan();
     assert_eq!((plan.problems(), plan.mtu()), (vec![], 1450));
     let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
@@ -153,7 +153,7 @@ fn an_mtu_above_the_uplinks_is_said_while_it_lasts() {
     assert_eq!((plan.problems(), plan.mtu()), (vec![], 8950));
 }
 
-/// A lease with the MAC of another one, at this age.
+/// Returns a lease with this MAC and this age.
 fn with_mac(third: u8, mac: u8, stamp: u64) -> Record {
     let mut lease = lease(third, 1);
     lease.attrs.backend_data = Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{mac:02x}"}}"#).into());
@@ -166,9 +166,9 @@ fn entries(plan: &Plan) -> Vec<String> {
     ops.iter().filter(|op| !matches!(op.key(), Key::Link(_) | Key::Addr(..))).map(Op::to_string).collect()
 }
 
-/// Whoever has the MAC has it for its own subnet alone; the order in which leases come decides nothing.
+/// The winner has the MAC only for its own subnet. The order of arrival does not matter.
 #[test]
-fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_oldest() {
+fn of_two_leases_with_one_mac_the_newest_wins_or_with_assigned_subnets_the_oldest() {
     for (assigned, winner, loser, age) in [(false, 3, 2, "newer"), (true, 2, 3, "older")] {
         let mut ends = Vec::new();
         for order in [[2, 3, 4], [4, 3, 2], [3, 2, 4]] {
@@ -191,7 +191,7 @@ fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_
             assert_eq!(problems.len(), 1, "{problems:#?}");
             assert!(problems[0].contains(&format!("10.5.{loser}.0-24 (subnet 10.5.{loser}.0/24, 192.168.0.{loser})")));
             ends.push(all);
-            // The winner goes: the other has all its entries.
+            // When the winner goes, the other lease gets all its entries.
             plan.remove(&id(winner));
             assert_eq!(plan.skipped(&id(loser)), None);
             assert!(entries(&plan).iter().any(|op| op.contains(&format!("route 10.5.{loser}.0/24"))));
@@ -201,10 +201,10 @@ fn one_mac_of_two_nodes_goes_to_the_newest_or_where_subnets_are_assigned_to_the_
     }
 }
 
-/// Whoever writes leases may let thousands of them claim one MAC, at two addresses in turn, so that each newer one takes it from all
-/// the others. A change of one of them still concerns a handful.
+/// Whoever can write leases can let thousands of them have one MAC, at two addresses in turn, so that each newer one takes it from all the
+/// others. Even then a change of one of them concerns only a few.
 #[test]
-fn thousands_of_leases_with_one_mac_cost_no_more_than_each_by_itself() {
+fn a_change_among_thousands_of_leases_with_one_mac_concerns_a_few() {
     const LEASES: usize = 2000;
     let record = |n: usize| {
         let mut record = with_mac(2, 9, n as u64 + 1);
@@ -218,7 +218,7 @@ fn thousands_of_leases_with_one_mac_cost_no_more_than_each_by_itself() {
     let mut ends = Vec::new();
     for backward in [false, true] {
         let mut plan = plan();
-        // Our own subnet is none of theirs.
+        // The first 32 would be inside the own subnet.
         let mut order: Vec<usize> = (32..LEASES).collect();
         if backward {
             order.reverse();
@@ -249,9 +249,9 @@ fn thousands_of_leases_with_one_mac_cost_no_more_than_each_by_itself() {
     assert_eq!(ends[0], ends[1]);
 }
 
-/// A node that has a new lease and whose old one is not gone yet is one node: both lead to it.
+/// A node may have a new lease while its old one still exists. Both lead to the same node.
 #[test]
-fn one_node_with_two_leases_keeps_both() {
+fn a_node_with_two_leases_is_reached_by_both() {
     let mut plan = plan();
     for third in [2, 3] {
         let mut record = with_mac(third, 9, third.into());
@@ -270,7 +270,7 @@ fn one_node_with_two_leases_keeps_both() {
 }
 
 #[test]
-fn our_address_and_our_mac_in_other_leases_are_said() {
+fn other_leases_with_our_address_or_our_mac_are_reported() {
     let mut plan = plan();
     plan.put(with_mac(2, 1, 2));
     let mut record = with_mac(3, 3, 3);
@@ -285,9 +285,9 @@ fn our_address_and_our_mac_in_other_leases_are_said() {
     assert!(mac.starts_with("two nodes have one VtepMAC: this node") && mac.contains("lease 10.5.2.0-24"), "{mac}");
 }
 
-/// Its tunnel packets are dropped: the guard lets in those alone that have entries.
+/// The guard accepts only packets of leases that have entries.
 #[test]
-fn a_lease_that_is_set_aside_does_not_pass_the_guard() {
+fn the_guard_accepts_no_packets_of_a_lease_that_is_set_aside() {
     let mut plan = plan().with_tunnel_guard(true);
     let passes = |plan: &Plan| plan.guard_keys().filter(|key| matches!(key, Key::Peer(_))).count();
     plan.put(record(2, 1));
@@ -296,7 +296,7 @@ fn a_lease_that_is_set_aside_does_not_pass_the_guard() {
     silent.lease.as_mut().unwrap().attrs.backend_data = None;
     plan.put(silent);
     assert!(plan.skipped(&"10.5.3.0-24".into()).is_some());
-    // Outside Network, and over our own subnet.
+    // The first subnet is outside Network, and the second one is inside the own subnet.
     for net in ["10.6.4.0-24", "10.5.1.128-25"] {
         let mut outside = record(4, 1);
         outside.lease.as_mut().unwrap().subnets = Subnets::from_key(net).unwrap();
@@ -309,14 +309,14 @@ fn a_lease_that_is_set_aside_does_not_pass_the_guard() {
     let mut silent = record(3, 1);
     silent.lease.as_mut().unwrap().attrs.backend_data = None;
     plan.put(silent);
-    assert_eq!(passes(&plan), 1, "one that passed, and is set aside now");
+    assert_eq!(passes(&plan), 1, "a lease whose packets were accepted is set aside now");
 }
 
 /// Two leases have one VTEP MAC, and only one of them counts. The other peer is not reached, so its tunnel packets are dropped, and the
 /// filters of the host are not loosened for it.
 #[test]
 fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
-    let mut plan = plan().fence(Fences::default(), true);
+    let mut plan = plan().with_tunnel_guard(true);
     let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     let (host, own) = (plan.host().clone(), plan.own().clone());
     for backend in ["vxlan", "host-gw"] {
@@ -335,9 +335,9 @@ fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
     }
 }
 
-/// Behind an address translation others publish the same private address, perhaps: that is no address that is published twice.
+/// Behind an address translation, other nodes may have the same private address. Then it is not published twice.
 #[test]
-fn an_uplinks_address_behind_another_public_one_is_not_said_to_be_published() {
+fn an_address_of_the_uplink_that_is_not_published_is_not_reported_as_published_twice() {
     let mut plan = plan();
     let (network, own) = (plan.network().clone(), plan.own().clone());
     let mut host = plan.host().clone();
@@ -359,7 +359,7 @@ fn an_uplinks_address_behind_another_public_one_is_not_said_to_be_published() {
     );
 }
 
-/// The subnet of this number, an address and an age; all leases have one MAC.
+/// Returns a lease with the subnet of this number, this last byte of the address, and this age. All of them have one MAC.
 fn of_one_mac(number: u32, last: u8, stamp: u64) -> Record {
     let subnets = Subnets { v4: ipnet::Ipv4Net::new((0x0a05_0200 + 16 * number).into(), 28).ok(), v6: None };
     let mut lease = with_mac(2, 9, stamp).lease.unwrap();
@@ -379,13 +379,13 @@ mod laws {
 
     use super::*;
 
-    /// Entries, and what is said of each lease that has not all of them.
+    /// Returns the entries, and the reason for each lease that does not have all of its entries.
     fn outcome(plan: &Plan) -> (Vec<String>, Vec<(Id, String)>) {
         let said = plan.skipped_leases().map(|lease| (lease.id.clone(), plan.skipped(&lease.id).unwrap().to_owned()));
         (entries(plan), said.collect())
     }
 
-    /// Number, address, age, number of the MAC.
+    /// The number of the subnet, the last byte of the address, the age, and the last byte of the MAC.
     type Claim = (u32, u8, u64, u8);
 
     fn put(plan: &mut Plan, (number, last, stamp, mac): Claim) {
@@ -398,10 +398,10 @@ mod laws {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
-        /// More leases with one MAC than are looked at, with few addresses and ages, in two orders, with other leases before that
-        /// change or go.
+        /// There are more leases with one MAC than the index keeps, with few addresses and ages. They arrive in two orders, and other leases
+        /// come before that change or go.
         #[test]
-        fn order_of_arrival_decides_nothing_about_a_mac(
+        fn the_order_of_arrival_does_not_matter_for_a_shared_mac(
             (claims, shuffled) in proptest::collection::btree_map(0u32..24, (100u8..103, 0u64..30, 9u8..11), 0..24).prop_flat_map(|claims| {
                 let claims: Vec<Claim> = claims.into_iter().map(|(n, (last, stamp, mac))| (n, last, stamp, mac)).collect();
                 (Just(claims.clone()), Just(claims).prop_shuffle())

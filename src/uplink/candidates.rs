@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an uplink is chosen from: the links, addresses and routes of the machine without those of the pod network.
+//! The links, addresses and routes among which an uplink is chosen: those of the machine, without those of the pod network.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -24,23 +24,23 @@ pub struct Ground<'a> {
     machine: &'a Machine,
     /// Which of IPv4 and IPv6 are in use.
     pub(super) families: (bool, bool),
-    /// The subnet of our pods: its addresses are no uplink's.
+    /// The subnet of this node's pods. An address in it does not belong to an uplink.
     own: Subnets,
-    /// Indexes of the links that can be no uplink.
+    /// Indexes of the links that cannot be an uplink.
     inner: HashSet<u32>,
-    /// What was in use so far.
+    /// What was in use before.
     before: Before,
 }
 
-/// What was in use before a choice. All of it is a claim: it counts only as far as the machine still has it.
+/// What was in use before a choice. It counts only if the machine still has it.
 #[derive(Debug, Clone, Default)]
 pub struct Before {
-    /// The flags that choose an interface are the same now as then. Under other flags the interface is chosen anew, and only the
-    /// addresses below count.
+    /// The flags that choose an interface are the same now as then. If they differ, the interface is chosen again, and only the addresses
+    /// below count.
     pub same_flags: bool,
     /// The uplink that this node saved.
     pub saved: Option<Used>,
-    /// The addresses that our lease names, or that a running agent uses.
+    /// The addresses that the own lease names, or that the running agent uses.
     pub published: Option<Public>,
 }
 
@@ -54,7 +54,7 @@ pub struct Used {
 }
 
 impl<'a> Ground<'a> {
-    /// `own` is the subnet of our pods, as far as it is known.
+    /// Collects the candidates of this machine. `own` is the subnet of this node's pods, if it is known.
     pub fn new(machine: &'a Machine, families: (bool, bool), own: Subnets) -> Ground<'a> {
         let ours = |addr: &AddrInfo| global(addr.net.addr()) && inside(&own, addr.net.addr());
         let others = |addr: &AddrInfo| global(addr.net.addr()) && !inside(&own, addr.net.addr());
