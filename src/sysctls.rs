@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sysctls without which packets do not pass: read, written where allowed and needed, else named with the command.
+//! The sysctls that packets need. They are read, and written if necessary. If the agent may not write one, it is reported with the command
+//! that sets it.
 
 pub mod loosened;
 
@@ -13,7 +14,7 @@ use crate::plan::Plan;
 
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
-/// Looks at each; returns what a person has to do.
+/// Checks each sysctl, and writes it if `write` is true. Returns what the operator must do, one sentence for each problem.
 pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
     let mut problems = Vec::new();
     let want = |path: &Path, value: &str| match sysctl::ensure(path, value, write) {
@@ -29,11 +30,12 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
         problems.extend(want(Path::new("net/ipv4/ip_forward"), "1"));
     }
     if plan.network().networks.v6.is_some() {
-        // Forwarding drops the default route that router advertisements brought and lets the others expire, unless accept_ra is 2.
+        // If forwarding is on, the kernel removes the default route of router advertisements and lets their other routes expire, unless
+        // accept_ra is 2.
         let accept_ra = sysctl::of_interface("ipv6", uplink, "accept_ra");
         if is(&accept_ra, "1") {
             let problem = want(&accept_ra, "2");
-            // Where forwarding is on already, as on nodes with kube-proxy, it matters only to routes of router advertisements.
+            // If forwarding is on already, as on nodes with kube-proxy, this matters only if there are routes of router advertisements.
             let problem = problem.filter(|_| !is(Path::new(FORWARDING_V6), "1") || advertised(uplink));
             problems.extend(problem.map(|text| {
                 format!(

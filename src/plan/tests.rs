@@ -327,7 +327,7 @@ fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
         plan.put(with_mac(3, 9, 3));
         let peer = |last: u8| Key::Peer(std::net::IpAddr::from([192, 168, 0, last]));
         let passes = |plan: &Plan| [2, 3].map(|last| plan.guard_keys().any(|key| key == peer(last)));
-        let foreign = |plan: &Plan| ["10.5.2.0-24", "10.5.3.0-24"].map(|id| plan.foreign(&id.into()).is_some());
+        let foreign = |plan: &Plan| ["10.5.2.0-24", "10.5.3.0-24"].map(|id| plan.other_backend(&id.into()).is_some());
         let other_type = backend == "host-gw";
         assert_eq!((passes(&plan), foreign(&plan)), ([false, true], [false, other_type]), "{backend}");
         plan.remove(&"10.5.3.0-24".into());

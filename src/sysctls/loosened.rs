@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! rp_filter, where it is loosened for peers of another backend type: what it was before is kept in a file beside subnet.env, so that
-//! it can be put back when the last such peer has gone, by the next agent, too. The file counts for one boot: the next one sets all
-//! sysctls anew.
+//! Loosens rp_filter while there are peers of another backend type.
+//!
+//! The former values are in a file beside subnet.env. They are restored when the last such peer is gone, also by a later run of the agent. The
+//! file is valid for one boot, because a boot sets all sysctls again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,23 +15,24 @@ use weft_backends::state::Name;
 use crate::files;
 use crate::kernel::sysctl::{self, Change, NeedsHelp};
 
-/// What a loosened filter says: a packet is accepted when its source is reachable over any interface (RFC 3704 section 2.4).
+/// The loose mode: a packet is accepted if its source is reachable over any interface (RFC 3704 section 2.4).
 const LOOSE: &str = "2";
+/// The strict mode: a packet is accepted if its source is reachable over the interface on which it arrived (RFC 3704 section 2.2).
 const STRICT: &str = "1";
 
-/// Why filters are loosened, and where.
+/// Which filters are to be loosened, and why.
 #[derive(Debug)]
 pub struct Wanted {
-    /// The interfaces over which packets of peers come.
+    /// The interfaces on which packets of peers arrive.
     pub names: Vec<Name>,
-    /// What makes it necessary, for people.
+    /// Why this is necessary, for people.
     pub why: String,
 }
 
-/// What an interface's filter was when weft loosened it.
+/// The filter of an interface before weft loosened it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Found {
-    /// Index of the interface: one that was made anew has a filter of its own.
+    /// Index of the interface. An interface that was created again has another index and its own filter.
     index: u32,
     value: String,
 }
@@ -41,37 +43,37 @@ pub struct Loosened {
     file: PathBuf,
     found: BTreeMap<Name, Found>,
     read: bool,
-    /// The file is damaged: what it said is lost, and it stays as it is until somebody removes it.
+    /// Why the file cannot be used. It stays as it is until the operator removes it.
     damaged: Option<String>,
-    /// The file could not be written.
+    /// Why the file could not be written.
     unsaved: Option<String>,
 }
 
 impl Loosened {
-    /// With the file beside this subnet file.
+    /// Returns a value that uses the file beside this subnet file.
     pub fn beside(subnet_file: &Path) -> Loosened {
         let mut file = subnet_file.as_os_str().to_owned();
         file.push(".rp_filter");
         Loosened { file: file.into(), found: BTreeMap::new(), read: false, damaged: None, unsaved: None }
     }
 
-    /// Loosens what is strict where that is wanted, and puts back what it was everywhere else; with `write` false only looks.
-    /// Returns what a person should know or do.
+    /// Loosens the wanted filters that are strict, and restores the others. If `write` is false, it only checks. Returns what the operator
+    /// should know or do.
     pub fn ensure(&mut self, wanted: Option<&Wanted>, write: bool) -> Vec<String> {
-        self.look();
+        self.read_file();
         let names: &[Name] = wanted.map_or(&[], |wanted| &wanted.names);
         let before = self.found.clone();
         let strict: Vec<Name> = names.iter().copied().filter(|name| is_strict(*name)).collect();
         if write {
-            // Written down before anything is changed: a crash in between leaves a true record.
+            // The record is written before anything is changed, so that it is right after a crash.
             strict.iter().for_each(|name| self.remember(*name));
             self.save(&before);
         }
         let mut problems: Vec<String> = strict.iter().filter_map(|name| set(*name, LOOSE, write)).collect();
         let before = self.found.clone();
-        self.found.retain(|name, found| names.contains(name) || !put_back(*name, found, write, &mut problems));
+        self.found.retain(|name, found| names.contains(name) || !restore(*name, found, write, &mut problems));
         self.save(&before);
-        problems.extend(wanted.and_then(|wanted| self.say(wanted)));
+        problems.extend(wanted.and_then(|wanted| self.remark(wanted)));
         problems.extend(self.damaged.clone());
         problems.extend(self.unsaved.clone().filter(|_| !self.found.is_empty()));
         problems
@@ -79,13 +81,13 @@ impl Loosened {
 
     fn remember(&mut self, name: Name) {
         let (Ok(index), Ok(value)) = (if_nametoindex(name.as_bytes()), sysctl::read(path(name))) else { return };
-        // What somebody made strict again while it is loosened is no other finding.
+        // Another program may make the filter strict again while it is loosened. The first value stays in the record.
         if self.found.get(&name).is_none_or(|found| found.index != index) {
             self.found.insert(name, Found { index, value });
         }
     }
 
-    fn say(&self, wanted: &Wanted) -> Option<String> {
+    fn remark(&self, wanted: &Wanted) -> Option<String> {
         if self.found.is_empty() {
             return None;
         }
@@ -97,8 +99,8 @@ impl Loosened {
         ))
     }
 
-    /// Reads the file once, and again while it is damaged.
-    fn look(&mut self) {
+    /// Reads the file once. While it is damaged, it is read again each time.
+    fn read_file(&mut self) {
         if self.read && self.damaged.is_none() {
             return;
         }
@@ -142,7 +144,7 @@ impl Loosened {
     }
 }
 
-/// One line for the boot, one for each interface: index, value, name.
+/// Returns the contents of the file: a line for the boot, and a line for each interface with its index, value and name.
 fn text(found: &BTreeMap<Name, Found>, boot: &str) -> Vec<u8> {
     let mut text = format!("boot {boot}\n").into_bytes();
     for (name, Found { index, value }) in found {
@@ -153,7 +155,7 @@ fn text(found: &BTreeMap<Name, Found>, boot: &str) -> Vec<u8> {
     text
 }
 
-/// `None`: damaged. What another boot left says nothing.
+/// Parses the file. Returns `None` if it is damaged. A file of another boot contains nothing that is valid now.
 fn parse(text: &[u8], boot: &str) -> Option<BTreeMap<Name, Found>> {
     let mut lines = text.strip_suffix(b"\n")?.split(|b| *b == b'\n');
     let then = lines.next()?.strip_prefix(b"boot ")?;
@@ -161,7 +163,7 @@ fn parse(text: &[u8], boot: &str) -> Option<BTreeMap<Name, Found>> {
         let mut words = line.splitn(3, |b| *b == b' ');
         let mut word = || std::str::from_utf8(words.next()?).ok();
         let (index, value) = (word()?.parse().ok()?, word()?.to_owned());
-        // These are all that the kernel takes, and what is read is written to it one day.
+        // The kernel accepts only these values. A value from the file is written to the kernel later.
         let known = ["0", STRICT, LOOSE].contains(&value.as_str());
         Some((Name::of_kernel(words.next()?)?, Found { index, value })).filter(|_| known)
     };
@@ -177,7 +179,7 @@ fn path(name: Name) -> PathBuf {
     sysctl::of_interface("ipv4", name, "rp_filter")
 }
 
-/// The kernel takes the larger of "all" and the interface's own value, and 1 is the strict one.
+/// Returns true if the filter of this interface is strict. The kernel uses the larger one of the value of "all" and that of the interface.
 fn is_strict(name: Name) -> bool {
     let says = |name: Name| sysctl::read(path(name)).unwrap_or_default();
     let all = Name::new("all").map(says).unwrap_or_default();
@@ -197,8 +199,9 @@ fn set(name: Name, value: &str, write: bool) -> Option<String> {
     }
 }
 
-/// True when there is nothing left to put back: it is done, the interface is another, or somebody has chosen a value since.
-fn put_back(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -> bool {
+/// Restores a filter. Returns true if that is done, or if it is not necessary, because the interface is another one or because another program
+/// has set a value since.
+fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -> bool {
     let same = if_nametoindex(name.as_bytes()).is_ok_and(|index| index == found.index);
     if !same || sysctl::read(path(name)).is_ok_and(|now| now != LOOSE) {
         return true;
@@ -213,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_counts_for_one_boot() {
+    fn the_file_is_valid_for_one_boot() {
         let found = |index, value: &str| Found { index, value: value.to_owned() };
         let name = |bytes: &[u8]| Name::of_kernel(bytes).unwrap();
         let all = BTreeMap::from([(name(b"eth0"), found(2, "1")), (name(b"od\xff"), found(70, "0"))]);
