@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From the peers to the TUN device.
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use ipnet::Ipv4Net;
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use quinn_udp::{RecvMeta, UdpSockRef};
+use tun_rs::{GROTable, VIRTIO_NET_HDR_LEN};
+
+use super::counters::Reason;
+use super::device::takes_udp_segments;
+use super::outgoing::reason_of;
+use super::packet::{Header, checksum_is_right};
+use super::routes::Routes;
+use super::tunnel::{Error, Shared};
+
+/// How many calls' worth of datagrams are received at once.
+const BUFFERS: usize = 8;
+/// The largest datagram, or row of datagrams that the kernel joined.
+const BUFFER: usize = 65_536;
+/// How many packets are collected before they are written, so that those of one flow can be joined.
+const BURST: usize = 64;
+/// The virtio header of a packet that was joined with another one, which is never written. tun-rs overwrites the headers
+/// of all packets that are to be written, and none of theirs begins so.
+const JOINED: [u8; VIRTIO_NET_HDR_LEN] = [0xff; VIRTIO_NET_HDR_LEN];
+/// How many receive calls may fail in a row before the tunnel ends.
+const FAILURES: usize = 100;
+
+/// The thread that receives.
+pub(crate) struct Incoming {
+    shared: Arc<Shared>,
+    received: Vec<u8>,
+    writer: Writer,
+}
+
+impl Incoming {
+    pub(crate) fn new(shared: Arc<Shared>) -> Incoming {
+        Incoming { shared, received: vec![0; BUFFERS * BUFFER], writer: Writer::new() }
+    }
+
+    /// Forwards packets until the tunnel has to end.
+    pub(crate) fn run(&mut self) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        let mut failures = 0;
+        while shared.wait(shared.socket.as_fd(), PollFlags::POLLIN)? {
+            match self.receive() {
+                Ok(()) => failures = 0,
+                Err(Error::SocketLost(_)) if failures < FAILURES => failures += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives once, and writes everything that is believed.
+    fn receive(&mut self) -> Result<(), Error> {
+        let Incoming { shared, received, writer } = self;
+        let mut meta = [RecvMeta::default(); BUFFERS];
+        let mut buffers: Vec<_> = received.chunks_mut(BUFFER).map(IoSliceMut::new).collect();
+        let count = match shared.state.recv(UdpSockRef::from(&shared.socket), &mut buffers, &mut meta) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(Error::SocketLost(error)),
+        };
+        drop(buffers);
+        let routes = shared.routes();
+        let counts = &shared.counters.received;
+        for (bytes, meta) in received.chunks(BUFFER).zip(&meta).take(count) {
+            let IpAddr::V4(sender) = meta.addr.ip() else { continue };
+            if meta.len == 0 {
+                counts.drop_packets(Reason::Malformed, 1);
+                continue;
+            }
+            for datagram in bytes[..meta.len.min(BUFFER)].chunks(meta.stride.max(1)) {
+                match judge(datagram, sender, &routes, shared.subnet, shared.mtu) {
+                    Ok(packet) => writer.add(packet, shared)?,
+                    Err(reason) => counts.drop_packets(reason, 1),
+                }
+            }
+        }
+        writer.write(shared)
+    }
+}
+
+/// Decides about a datagram that came from the address `sender`: returns the inner packet, or why it is dropped.
+///
+/// # Errors
+/// The reason for which the datagram is dropped.
+pub fn judge<'a>(
+    datagram: &'a [u8],
+    sender: Ipv4Addr,
+    routes: &Routes,
+    own: Ipv4Net,
+    mtu: u16,
+) -> Result<&'a [u8], Reason> {
+    if !routes.has_sender(sender) {
+        return Err(Reason::Stranger);
+    }
+    let header = Header::parse(datagram).map_err(reason_of)?;
+    let packet = &datagram[..header.total_length];
+    if !checksum_is_right(packet, &header) {
+        return Err(Reason::Malformed);
+    }
+    if packet.len() > usize::from(mtu) {
+        return Err(Reason::TooLong);
+    }
+    if header.ttl == 0 {
+        return Err(Reason::TtlExpired);
+    }
+    if !routes.believes(sender, header.source) {
+        return Err(Reason::ForeignSource);
+    }
+    if !own.contains(&header.destination) {
+        return Err(Reason::ForeignDestination);
+    }
+    Ok(packet)
+}
+
+/// Packets that wait to be written to the device, each behind room for a virtio header.
+struct Writer {
+    packets: Vec<Vec<u8>>,
+    used: usize,
+    table: GROTable,
+    joins_udp: bool,
+}
+
+impl Writer {
+    fn new() -> Writer {
+        // The crate joins packets only where the buffer has room for them. Pages that no packet needs take no memory.
+        let packets = (0..BURST).map(|_| Vec::with_capacity(BUFFER + 2 * VIRTIO_NET_HDR_LEN)).collect();
+        Writer { packets, used: 0, table: GROTable::new(), joins_udp: takes_udp_segments() }
+    }
+
+    fn add(&mut self, packet: &[u8], shared: &Shared) -> Result<(), Error> {
+        if self.used == self.packets.len() {
+            self.write(shared)?;
+        }
+        let slot = &mut self.packets[self.used];
+        slot.clear();
+        slot.extend_from_slice(&JOINED);
+        slot.extend_from_slice(packet);
+        self.used += 1;
+        shared.counters.received.forward(1, packet.len());
+        Ok(())
+    }
+
+    fn write(&mut self, shared: &Shared) -> Result<(), Error> {
+        let packets = &mut self.packets[..std::mem::take(&mut self.used)];
+        if let Err(_error) = self.table.apply_gro(packets, VIRTIO_NET_HDR_LEN, self.joins_udp) {
+            shared.counters.received.drop_packets(Reason::Malformed, packets.len());
+            return Ok(());
+        }
+        for packet in packets.iter().filter(|packet| packet[..VIRTIO_NET_HDR_LEN] != JOINED) {
+            match shared.device.write(packet) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(Errno::EBADFD as i32) => {
+                    return Err(shared.device_lost(error));
+                }
+                Err(_) => shared.counters.received.drop_packets(Reason::DeviceRefused, 1),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The data path of the udp backend. It carries IPv4 packets between a TUN device and a UDP socket, and is
+//! wire-compatible with flannel's udp backend: the payload of a datagram is one inner packet and nothing else.
+//!
+//! ```text
+//! pods -> kernel -> TUN device -> [thread "udp-send"]    -> UDP socket -> uplink
+//! pods <- kernel <- TUN device <- [thread "udp-receive"] <- UDP socket <- uplink
+//! ```
+//!
+//! The caller opens a [`Device`] and gives it to [`Tunnel::start`] together with plain values: the uplink's address, the
+//! port, the own subnet, the MTU and the [`Routes`]. Addresses and routes of the device are the caller's business. The
+//! table can be replaced while packets flow ([`Tunnel::set_routes`]).
+//!
+//! # What a tunnel forwards
+//!
+//! - **Sending**: the peer with the longest prefix gets the packet, and its TTL is decremented. A packet without a peer is
+//!   answered with the ICMP message "network unreachable", and one whose TTL is used up with "time exceeded" ([`icmp`]).
+//! - **Receiving**: a datagram counts only if a peer sends from its source address, the inner source is inside the subnet
+//!   of that peer, and the inner destination is inside the own subnet. Everything else is counted by its
+//!   [`Reason`](counters::Reason) and dropped. This stops strangers, but not whoever can send from a peer's address.
+//!   Nothing is encrypted.
+//!
+//! # Load and memory
+//!
+//! The kernel hands over up to 64 KiB of one TCP or UDP flow at a time, and takes as much (GSO and GRO on both sides). There
+//! is no queue between the device and the socket: a thread that cannot send does not read. The buffers have a fixed
+//! size, so that packets wait in the kernel, whose queues are bounded.
+//!
+//! # Restarts
+//!
+//! The device is persistent: it stays with its addresses and routes while no process reads it, and the kernel drops what is
+//! sent to it. The file descriptor of the device may be given to the service manager ([`Device::try_clone_fd`]) and
+//! handed to the next process ([`Device::adopt`]). Its queue then keeps up to 500 packets.
+
+pub mod counters;
+mod device;
+pub mod icmp;
+mod incoming;
+mod outgoing;
+pub mod packet;
+mod routes;
+mod tunnel;
+
+pub use device::Device;
+pub use incoming::judge;
+pub use routes::{Peer, Routes};
+pub use tunnel::{Config, Error, Tunnel};

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From the TUN device to the peers.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use quinn_udp::{Transmit, UdpSockRef};
+use tun_rs::{VIRTIO_NET_HDR_GSO_UDP_L4, VIRTIO_NET_HDR_LEN, VirtioNetHdr, gso_split};
+
+use super::counters::Reason;
+use super::icmp::Answer;
+use super::packet::{Header, Malformed, checksum, decrement_ttl};
+use super::routes::Routes;
+use super::tunnel::{Error, Shared};
+
+/// The largest frame that the kernel hands over.
+const FRAME: usize = VIRTIO_NET_HDR_LEN + 65_536;
+/// The largest payload of a UDP datagram over IPv4. All segments of one call together may not be larger.
+const MAX_PAYLOAD: usize = 65_535 - 28;
+/// How many frames are read before the table of peers is looked up again, and what waits is sent.
+const BURST: usize = 64;
+const NEEDS_CHECKSUM: u8 = 1;
+const NO_SEGMENTS: u8 = 0;
+
+/// The thread that sends.
+pub(crate) struct Outgoing {
+    shared: Arc<Shared>,
+    frame: Vec<u8>,
+    /// The segments of one frame, one after the other.
+    segments: Vec<u8>,
+    batch: Batch,
+}
+
+/// Packets of equal length for one peer, which one call sends.
+#[derive(Default)]
+struct Batch {
+    peer: Option<Ipv4Addr>,
+    /// Length of each packet but the last, which may be shorter.
+    segment: usize,
+    bytes: Vec<u8>,
+}
+
+impl Batch {
+    fn takes(&self, peer: Ipv4Addr, length: usize) -> bool {
+        self.peer == Some(peer)
+            && length <= self.segment
+            && self.bytes.len().is_multiple_of(self.segment)
+            && self.bytes.len() + length <= MAX_PAYLOAD
+    }
+}
+
+impl Outgoing {
+    pub(crate) fn new(shared: Arc<Shared>) -> Outgoing {
+        Outgoing { shared, frame: vec![0; FRAME], segments: Vec::new(), batch: Batch::default() }
+    }
+
+    /// Forwards packets until the tunnel has to end.
+    pub(crate) fn run(&mut self) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        while shared.wait(shared.device.as_fd(), PollFlags::POLLIN)? {
+            let routes = shared.routes();
+            for _ in 0..BURST {
+                match shared.device.read(&mut self.frame) {
+                    Ok(length) => self.forward(length, &routes)?,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(shared.device_lost(error)),
+                }
+            }
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Forwards the frame that was read.
+    fn forward(&mut self, length: usize, routes: &Routes) -> Result<(), Error> {
+        let frame = &mut self.frame[..length.min(FRAME)];
+        let sent = &self.shared.counters.sent;
+        let Some((virtio, packet)) = split_frame(frame) else {
+            sent.drop_packets(Reason::Malformed, 1);
+            return Ok(());
+        };
+        let header = match Header::parse(packet) {
+            Ok(header) => header,
+            Err(malformed) => {
+                sent.drop_packets(reason_of(malformed), 1);
+                return Ok(());
+            }
+        };
+        if !complete_checksum(&virtio, packet) {
+            sent.drop_packets(Reason::Malformed, 1);
+            return Ok(());
+        }
+        let refused = match routes.peer_of(header.destination) {
+            None => (Reason::NoRoute, Answer::NetworkUnreachable),
+            Some(_) if header.ttl <= 1 => (Reason::TtlExpired, Answer::TimeExceeded),
+            Some(peer) => {
+                decrement_ttl(packet);
+                return self.send_frame(virtio, header.total_length, peer);
+            }
+        };
+        sent.drop_packets(refused.0, 1);
+        if let Some(answer) = refused.1.to(packet, &header, self.shared.subnet.trunc().addr()) {
+            let mut frame = vec![0; VIRTIO_NET_HDR_LEN];
+            frame.extend(answer);
+            // If the kernel refuses the answer, the sender hears nothing, as if there were no answer.
+            let _ = self.shared.device.write(&frame);
+        }
+        Ok(())
+    }
+
+    /// Sends a frame whose TTL is decremented.
+    fn send_frame(&mut self, virtio: VirtioNetHdr, length: usize, peer: Ipv4Addr) -> Result<(), Error> {
+        let packet = &mut self.frame[VIRTIO_NET_HDR_LEN..][..length];
+        if virtio.gso_type != NO_SEGMENTS {
+            let Some(segment) = split(packet, virtio, &mut self.segments) else {
+                self.shared.counters.sent.drop_packets(Reason::Malformed, 1);
+                return Ok(());
+            };
+            // What was read before is sent before.
+            self.flush()?;
+            let segments = std::mem::take(&mut self.segments);
+            let result = self.send(peer, &segments, segment);
+            self.segments = segments;
+            return result;
+        }
+        if !self.batch.takes(peer, length) {
+            self.flush()?;
+            self.batch.peer = Some(peer);
+            self.batch.segment = length;
+        }
+        self.batch.bytes.extend_from_slice(&self.frame[VIRTIO_NET_HDR_LEN..][..length]);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        let mut bytes = std::mem::take(&mut self.batch.bytes);
+        if let Some(peer) = self.batch.peer.take() {
+            self.send(peer, &bytes, self.batch.segment)?;
+        }
+        bytes.clear();
+        self.batch.bytes = bytes;
+        Ok(())
+    }
+
+    /// Sends packets that lie one after the other, each of `segment` bytes but the last.
+    fn send(&self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<(), Error> {
+        let at_once = self.shared.state.max_gso_segments().min(MAX_PAYLOAD / segment).max(1);
+        for chunk in bytes.chunks(at_once * segment) {
+            if let Err(error) = self.send_once(peer, chunk, segment)? {
+                if chunk.len() <= segment {
+                    self.count_failure(&error);
+                    continue;
+                }
+                // A driver without segmentation, or a segment that is too long: each packet is judged alone.
+                for packet in chunk.chunks(segment) {
+                    if let Err(error) = self.send_once(peer, packet, segment)? {
+                        self.count_failure(&error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends with one call, and waits while the socket's buffer is full. The inner result is that of the call.
+    fn send_once(&self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<io::Result<()>, Error> {
+        let shared = &self.shared;
+        let destination = SocketAddr::V4(SocketAddrV4::new(peer, shared.port));
+        let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size: Some(segment), src_ip: None };
+        loop {
+            match shared.state.try_send(UdpSockRef::from(&shared.socket), &transmit) {
+                Ok(()) => {
+                    shared.counters.sent.forward(bytes.len().div_ceil(segment), bytes.len());
+                    return Ok(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !shared.wait(shared.socket.as_fd(), PollFlags::POLLOUT)? {
+                        return Ok(Err(error));
+                    }
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+
+    fn count_failure(&self, error: &io::Error) {
+        let too_big = error.raw_os_error() == Some(Errno::EMSGSIZE as i32);
+        let reason = if too_big { Reason::TooBig } else { Reason::SendFailed };
+        self.shared.counters.sent.drop_packets(reason, 1);
+    }
+}
+
+/// Returns the reason for which a packet with a malformed header is dropped.
+pub(crate) fn reason_of(malformed: Malformed) -> Reason {
+    match malformed {
+        Malformed::NotIpv4(_) => Reason::NotIpv4,
+        Malformed::TooShort(_) | Malformed::HeaderLength(_) | Malformed::TotalLength(_) => Reason::Malformed,
+    }
+}
+
+fn split_frame(frame: &mut [u8]) -> Option<(VirtioNetHdr, &mut [u8])> {
+    let (virtio, packet) = frame.split_at_mut_checked(VIRTIO_NET_HDR_LEN)?;
+    Some((VirtioNetHdr::decode(virtio).ok()?, packet))
+}
+
+/// Computes the transport checksum of a single packet, which the kernel leaves to the device. The field holds the sum of
+/// the pseudo header. Returns false if the field lies outside the packet.
+fn complete_checksum(virtio: &VirtioNetHdr, packet: &mut [u8]) -> bool {
+    if virtio.gso_type != NO_SEGMENTS || virtio.flags & NEEDS_CHECKSUM == 0 {
+        return true;
+    }
+    let start = usize::from(virtio.csum_start);
+    let at = start + usize::from(virtio.csum_offset);
+    let Some(sum) = packet.get(start..).map(checksum) else { return false };
+    let Some(field) = packet.get_mut(at..at + 2) else { return false };
+    // 0 would mean that a UDP packet has no checksum; both mean the same for other protocols.
+    field.copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());
+    true
+}
+
+/// Splits a packet into its segments, and returns the length of each but the last.
+fn split(packet: &mut [u8], mut virtio: VirtioNetHdr, segments: &mut Vec<u8>) -> Option<usize> {
+    let start = usize::from(virtio.csum_start);
+    let transport = match virtio.gso_type {
+        VIRTIO_NET_HDR_GSO_UDP_L4 => 8,
+        _ => usize::from(packet.get(start + 12)? >> 4) * 4,
+    };
+    virtio.hdr_len = u16::try_from(start + transport).ok()?;
+    let payload = packet.len().checked_sub(start + transport)?;
+    let count = payload.div_ceil(usize::from(virtio.gso_size).max(1));
+    let length = start + transport + usize::from(virtio.gso_size);
+    segments.resize(count * length, 0);
+    let mut outputs: Vec<&mut [u8]> = segments.chunks_mut(length).collect();
+    let mut sizes = vec![0; outputs.len()];
+    let made = gso_split(packet, virtio, &mut outputs, &mut sizes, 0, false).ok()?;
+    segments.truncate(sizes.get(..made)?.iter().sum());
+    (made > 0).then_some(length)
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Starts and ends the two threads of a tunnel.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+
+use ipnet::Ipv4Net;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{setsockopt, sockopt};
+use quinn_udp::{UdpSockRef, UdpSocketState};
+
+use super::counters::Counters;
+use super::device::Device;
+use super::incoming::Incoming;
+use super::outgoing::Outgoing;
+use super::routes::Routes;
+
+/// Bytes that the kernel may keep for the socket, so that a burst is not lost while the thread waits for a processor.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Why a tunnel does not start, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The TUN device cannot be opened.
+    #[error(
+        "cannot open the TUN device {name}: {source} (it needs the kernel module tun, /dev/net/tun inside the container \
+         or unit, CAP_NET_ADMIN, and that no other process uses the device or has a link of that name)"
+    )]
+    Open {
+        /// Name of the device.
+        name: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// A descriptor is not one of a TUN device.
+    #[error("cannot take over the TUN device of an earlier process: {0}")]
+    Adopt(io::Error),
+    /// A TUN device has another framing.
+    #[error(
+        "cannot take over the TUN device {name}: its flags are {flags:#x}; delete it (ip link del {name}), and it is created anew"
+    )]
+    Framing {
+        /// Name of the device.
+        name: String,
+        /// The flags, as `/sys/class/net/NAME/tun_flags` shows them.
+        flags: u32,
+    },
+    /// The UDP socket cannot be opened.
+    #[error(
+        "cannot receive tunnel packets on {address}: {source} (is another program, such as flanneld, using the port?)"
+    )]
+    Socket {
+        /// Address and port of the socket.
+        address: SocketAddrV4,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// A thread cannot be started, or cannot wait.
+    #[error("cannot run the threads of the tunnel: {0}")]
+    Thread(io::Error),
+    /// The TUN device is gone.
+    #[error("the TUN device {name} was lost: {source}")]
+    DeviceLost {
+        /// Name of the device.
+        name: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// The UDP socket does not work any more.
+    #[error("the tunnel's UDP socket does not receive any more: {0}")]
+    SocketLost(io::Error),
+}
+
+/// What a tunnel needs to know.
+#[derive(Debug)]
+pub struct Config {
+    /// The device, which the tunnel reads and writes.
+    pub device: Device,
+    /// The address of the uplink. The socket is bound to it, and packets are sent from it.
+    pub uplink: Ipv4Addr,
+    /// The port of all nodes; flannel's default is 8285.
+    pub port: u16,
+    /// The subnet of this node. Its first address is the source of ICMP answers.
+    pub subnet: Ipv4Net,
+    /// The MTU of the device: that of the uplink less 28.
+    pub mtu: u16,
+}
+
+/// What both threads use.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) device: Device,
+    pub(crate) socket: UdpSocket,
+    pub(crate) state: UdpSocketState,
+    pub(crate) port: u16,
+    pub(crate) subnet: Ipv4Net,
+    pub(crate) mtu: u16,
+    pub(crate) counters: Arc<Counters>,
+    routes: RwLock<Arc<Routes>>,
+    stop: EventFd,
+}
+
+impl Shared {
+    /// Returns the current table. It may be replaced while the caller uses it.
+    pub(crate) fn routes(&self) -> Arc<Routes> {
+        self.routes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for an event of a descriptor. Returns false when the tunnel has to end.
+    pub(crate) fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, Error> {
+        loop {
+            let mut fds = [PollFd::new(fd, events), PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) => return Ok(!fds[1].any().unwrap_or(true)),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(Error::Thread(errno.into())),
+            }
+        }
+    }
+
+    pub(crate) fn device_lost(&self, source: io::Error) -> Error {
+        Error::DeviceLost { name: self.device.name().to_owned(), source }
+    }
+
+    fn end(&self) {
+        // Its counter cannot overflow: only two threads and one owner write 1 to it.
+        let _ = self.stop.write(1);
+    }
+}
+
+/// A running tunnel. When it is dropped, its threads end; the device stays.
+#[derive(Debug)]
+pub struct Tunnel {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<Result<(), Error>>>,
+}
+
+impl Tunnel {
+    /// Opens the socket in the network namespace of the calling thread, and starts to forward packets.
+    ///
+    /// # Errors
+    /// The address and port cannot be used, or a thread cannot be started.
+    pub fn start(config: Config, routes: Routes) -> Result<Tunnel, Error> {
+        let address = SocketAddrV4::new(config.uplink, config.port);
+        let (socket, state) = open_socket(address).map_err(|source| Error::Socket { address, source })?;
+        let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let shared = Arc::new(Shared {
+            device: config.device,
+            socket,
+            state,
+            port: config.port,
+            subnet: config.subnet,
+            mtu: config.mtu,
+            counters: Arc::default(),
+            routes: RwLock::new(Arc::new(routes)),
+            stop: stop.map_err(|errno| Error::Thread(errno.into()))?,
+        });
+        // If the second thread cannot be started, the drop of the tunnel ends the first.
+        let mut tunnel = Tunnel { shared: shared.clone(), threads: Vec::new() };
+        let mut outgoing = Outgoing::new(shared.clone());
+        tunnel.spawn("udp-send", move || outgoing.run())?;
+        let mut incoming = Incoming::new(shared);
+        tunnel.spawn("udp-receive", move || incoming.run())?;
+        Ok(tunnel)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() -> Result<(), Error> + Send + 'static) -> Result<(), Error> {
+        let shared = self.shared.clone();
+        let body = move || {
+            // The other thread ends, too, even if this one panics.
+            let _end = EndOnDrop(shared);
+            run()
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body).map_err(Error::Thread)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Replaces the table of peers. Packets that are being handled still use the old one.
+    pub fn set_routes(&self, routes: Routes) {
+        let routes = Arc::new(routes);
+        // The old table is freed after the lock is released.
+        let _old = std::mem::replace(&mut *self.shared.routes.write().unwrap_or_else(PoisonError::into_inner), routes);
+    }
+
+    /// Returns the counters, which stay readable after the end of the tunnel.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.shared.counters.clone()
+    }
+
+    /// Returns another handle of the device, for [`Device::try_clone_fd`] and for the next tunnel.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn device(&self) -> io::Result<Device> {
+        self.shared.device.try_clone()
+    }
+
+    /// Tells whether a thread has ended, so that no packets flow any more. [`Tunnel::stop`] says why.
+    pub fn has_ended(&self) -> bool {
+        self.threads.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Ends the tunnel, and waits for its threads. The device stays.
+    ///
+    /// # Errors
+    /// The tunnel had ended before because of a fault.
+    pub fn stop(mut self) -> Result<(), Error> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), Error> {
+        self.shared.end();
+        let panicked = |_| Err(Error::Thread(io::Error::other("a thread of the tunnel panicked")));
+        let results: Vec<_> = self.threads.drain(..).map(|thread| thread.join().unwrap_or_else(panicked)).collect();
+        results.into_iter().collect()
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        let _ = self.join();
+    }
+}
+
+struct EndOnDrop(Arc<Shared>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// Opens the socket. Its datagrams have DF set, and ICMP messages do not change their largest size.
+fn open_socket(address: SocketAddrV4) -> io::Result<(UdpSocket, UdpSocketState)> {
+    let socket = UdpSocket::bind(address)?;
+    // Without CAP_NET_ADMIN in the initial user namespace, the kernel's default size has to do.
+    let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER);
+    let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+    Ok((socket, state))
+}

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tunnels between network namespaces, through a veth pair. Needs root, iproute2, ping and /dev/net/tun.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests; clippy exempts only the tests themselves"
+)]
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use weft_lab::netns::{Netns, enter, in_thread, make_names_private};
+use weft_udp::counters::Reason;
+use weft_udp::packet::checksum;
+use weft_udp::{Config, Device, Peer, Routes, Tunnel};
+
+const PORT: u16 = 8285;
+const MTU: u16 = 1472;
+const ACCEPTS_ITSELF: &str = "ipv4/conf/flannel0/accept_local=1";
+
+/// A node with the uplink 192.168.0.N and the subnet 10.5.N.0/24.
+struct Node {
+    ns: Netns,
+    number: u8,
+}
+
+impl Node {
+    fn inside<T: Send>(&self, function: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        in_thread(|| {
+            enter(&self.ns.path())?;
+            function()
+        })
+    }
+
+    /// Opens the device and gives it its address and its route, as the agent will.
+    async fn device(&self) -> Result<Device> {
+        let device = self.inside(|| Ok(Device::open("flannel0")?))?;
+        self.ns.ip(&format!("link set flannel0 mtu {MTU} up")).await?;
+        self.ns.ip(&format!("addr replace 10.5.{}.0/32 dev flannel0", self.number)).await?;
+        self.ns.ip("route replace 10.5.0.0/16 dev flannel0").await?;
+        Ok(device)
+    }
+
+    fn tunnel(&self, device: Device) -> Result<Tunnel> {
+        let n = self.number;
+        let uplink = Ipv4Addr::new(192, 168, 0, n);
+        let subnet = format!("10.5.{n}.0/24").parse()?;
+        let config = Config { device, uplink, port: PORT, subnet, mtu: MTU };
+        self.inside(|| Ok(Tunnel::start(config, routes())?))
+    }
+
+    async fn start(&self) -> Result<Tunnel> {
+        let device = self.device().await?;
+        self.tunnel(device)
+    }
+
+    fn ping(&self, words: &str) -> Result<String> {
+        self.inside(|| {
+            let out = Command::new("ping").args(words.split_whitespace()).output()?;
+            Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+        })
+    }
+
+    fn spawn(&self, program: &str, words: &str) -> Result<Child> {
+        self.inside(|| Ok(Command::new(program).args(words.split_whitespace()).stdout(Stdio::piped()).spawn()?))
+    }
+}
+
+/// Both nodes. A node's own subnet never reaches its device, so that one table serves both.
+fn routes() -> Routes {
+    Routes::new([1, 2].map(|n| Peer {
+        subnet: format!("10.5.{n}.0/24").parse().unwrap(),
+        address: Ipv4Addr::new(192, 168, 0, n),
+        sends_from: None,
+    }))
+}
+
+fn two_nodes<T: Future<Output = Result<()>>>(test: impl FnOnce(Node, Node) -> T + Send + 'static) {
+    let run = || {
+        make_names_private().expect("these tests need root");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let program = Path::new("/nonexistent");
+            let one = Node { ns: Netns::add("one", program).await?, number: 1 };
+            let two = Node { ns: Netns::add("two", program).await?, number: 2 };
+            one.ns.ip("link add up0 type veth peer name up0 netns two").await?;
+            for node in [&one, &two] {
+                node.ns.ip(&format!("addr add 192.168.0.{}/24 dev up0", node.number)).await?;
+                node.ns.ip("link set up0 up").await?;
+            }
+            test(one, two).await
+        })
+    };
+    if let Err(panic) = std::thread::spawn(move || run().unwrap()).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Waits until a condition holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        ensure!(Instant::now() < end, "after 30 s still not: {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+#[test]
+fn two_tunnels_carry_pings_up_to_the_mtu_and_cost_one_hop() {
+    two_nodes(|one, two| async move {
+        let (first, second) = (one.start().await?, two.start().await?);
+        for (from, to) in [(&one, 2), (&two, 1)] {
+            let out = from.ping(&format!("-c 3 -i 0.1 -W 5 -M do -s {} 10.5.{to}.0", MTU - 28))?;
+            assert!(out.contains(" 0% packet loss"), "{out}");
+            assert!(out.contains("ttl=63"), "the tunnel costs one hop: {out}");
+        }
+        let counters = first.counters();
+        assert_eq!((counters.sent.packets(), counters.received.packets()), (6, 6));
+        assert_eq!(counters.sent.bytes(), 6 * u64::from(MTU));
+        // Larger packets are fragmented by the kernel before they reach the device.
+        let out = one.ping("-c 1 -W 5 -s 4000 10.5.2.0")?;
+        assert!(out.contains(" 0% packet loss"), "{out}");
+        first.stop()?;
+        second.stop()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn the_datagram_is_the_bare_inner_packet() {
+    two_nodes(|one, two| async move {
+        let tunnel = one.start().await?;
+        let socket = two.inside(|| Ok(UdpSocket::bind((Ipv4Addr::new(192, 168, 0, 2), PORT))?))?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut ping = one.spawn("ping", "-c 1 -W 1 10.5.2.0")?;
+        let mut bytes = [0; 2000];
+        let (length, from) = socket.recv_from(&mut bytes)?;
+        ping.wait()?;
+        assert_eq!(from.to_string(), format!("192.168.0.1:{PORT}"));
+        assert_eq!((length, &bytes[..4]), (84, &[0x45, 0, 0, 84][..]));
+        assert_eq!((bytes[8], bytes[9]), (63, 1), "TTL and protocol");
+        assert_eq!(&bytes[12..20], &[10, 5, 1, 0, 10, 5, 2, 0]);
+        assert_eq!(checksum(&bytes[..20]), 0);
+        tunnel.stop()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_address_without_a_peer_and_a_used_up_ttl_are_answered() {
+    two_nodes(|one, two| async move {
+        let (first, second) = (one.start().await?, two.start().await?);
+        // The source of the answer is an address of this host, which the kernel accepts only with this setting.
+        one.ns.sysctl(&[ACCEPTS_ITSELF])?;
+        let out = one.ping("-c 1 -W 5 10.5.9.1")?;
+        assert!(out.contains("From 10.5.1.0") && out.contains("Destination Net Unreachable"), "{out}");
+        let out = one.ping("-c 1 -W 5 -t 1 10.5.2.0")?;
+        assert!(out.contains("From 10.5.1.0") && out.contains("Time to live exceeded"), "{out}");
+        let out = one.ping("-c 1 -W 5 -t 2 10.5.2.0")?;
+        assert!(out.contains(" 0% packet loss"), "{out}");
+        let counters = first.counters();
+        assert_eq!(counters.sent.dropped(Reason::NoRoute), 1);
+        assert_eq!(counters.sent.dropped(Reason::TtlExpired), 1);
+        // A new table counts from the next packet on.
+        first.set_routes(Routes::default());
+        let out = one.ping("-c 1 -W 5 10.5.2.0")?;
+        assert!(out.contains("Destination Net Unreachable"), "{out}");
+        drop(second);
+        Ok(())
+    });
+}
+
+/// An ICMP echo request of a length, with a header of 4 * `ihl` bytes.
+fn echo(length: usize, ihl: u8, ttl: u8, source: [u8; 4], destination: [u8; 4]) -> Vec<u8> {
+    let mut packet = vec![0; length.max(60)];
+    packet[0] = 0x40 | ihl;
+    packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+    (packet[8], packet[9]) = (ttl, 1);
+    packet[12..16].copy_from_slice(&source);
+    packet[16..20].copy_from_slice(&destination);
+    let header = usize::from(ihl) * 4;
+    // Options: nothing but "no operation".
+    packet[20..header.max(20)].fill(1);
+    let sum = checksum(&packet[..header]);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    packet.truncate(length);
+    if let Some(payload) = packet.get_mut(header..).filter(|payload| payload.len() >= 8) {
+        payload[0] = 8;
+        let sum = checksum(payload);
+        payload[2..4].copy_from_slice(&sum.to_be_bytes());
+    }
+    packet
+}
+
+#[test]
+fn only_a_peers_packets_for_the_own_subnet_are_delivered() {
+    two_nodes(|one, two| async move {
+        let tunnel = one.start().await?;
+        two.ns.ip("addr add 192.168.0.77/24 dev up0").await?;
+        let open = |last: u8| two.inside(|| Ok(UdpSocket::bind((Ipv4Addr::new(192, 168, 0, last), PORT))?));
+        let (peer, stranger) = (open(2)?, open(77)?);
+        let (ours, theirs) = ([10, 5, 1, 0], [10, 5, 2, 9]);
+        let good = echo(84, 5, 63, theirs, ours);
+        let mut broken = good.clone();
+        broken[11] ^= 1;
+        let mut ipv6 = good.clone();
+        ipv6[0] = 0x60;
+        let cases = [
+            (&stranger, good.clone(), Reason::Stranger),
+            (&peer, good[..19].to_vec(), Reason::Malformed),
+            (&peer, good[..83].to_vec(), Reason::Malformed),
+            (&peer, Vec::new(), Reason::Malformed),
+            (&peer, broken, Reason::Malformed),
+            (&peer, ipv6, Reason::NotIpv4),
+            (&peer, echo(1473, 5, 63, theirs, ours), Reason::TooLong),
+            (&peer, echo(84, 5, 0, theirs, ours), Reason::TtlExpired),
+            (&peer, echo(84, 5, 63, [10, 5, 3, 1], ours), Reason::ForeignSource),
+            (&peer, echo(84, 5, 63, [127, 0, 0, 1], ours), Reason::ForeignSource),
+            (&peer, echo(84, 5, 63, ours, ours), Reason::ForeignSource),
+            (&peer, echo(84, 5, 63, theirs, [10, 5, 2, 1]), Reason::ForeignDestination),
+            (&peer, echo(84, 5, 63, theirs, [192, 168, 0, 1]), Reason::ForeignDestination),
+        ];
+        let counters = tunnel.counters();
+        let to = (Ipv4Addr::new(192, 168, 0, 1), PORT);
+        for (socket, datagram, reason) in cases {
+            let before = counters.received.dropped(reason);
+            socket.send_to(&datagram, to)?;
+            eventually(reason.label(), || counters.received.dropped(reason) == before + 1)?;
+        }
+        assert_eq!(counters.received.packets(), 0);
+        let good = [(20, 5, 63), (60, 15, 63), (1472, 5, 63), (84, 15, 63), (84, 5, 1), (84, 5, 2), (84, 5, 255)];
+        for ((length, ihl, ttl), number) in good.into_iter().zip(1..) {
+            peer.send_to(&echo(length, ihl, ttl, theirs, ours), to)?;
+            eventually("the packet is delivered", || counters.received.packets() == number)?;
+        }
+        assert_eq!(counters.received.dropped(Reason::DeviceRefused), 0);
+        tunnel.stop()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_tcp_stream_arrives_whole() {
+    two_nodes(|one, two| async move {
+        let (first, second) = (one.start().await?, two.start().await?);
+        let listener = two.inside(|| Ok(std::net::TcpListener::bind("10.5.2.0:7000")?))?;
+        let data: Vec<u8> = (0..8_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let sent = data.clone();
+        let writer = std::thread::spawn(move || {
+            one.inside(|| {
+                let mut stream = std::net::TcpStream::connect("10.5.2.0:7000")?;
+                Ok(std::io::Write::write_all(&mut stream, &sent)?)
+            })
+        });
+        let mut received = Vec::new();
+        std::io::Read::read_to_end(&mut listener.accept()?.0, &mut received)?;
+        writer.join().unwrap()?;
+        assert!(received == data, "{} bytes of {}", received.len(), data.len());
+        let (sent, received) = (first.counters(), second.counters());
+        assert!(sent.sent.bytes() > 8_000_000 && received.received.bytes() > 8_000_000);
+        for reason in Reason::ALL {
+            assert_eq!(received.received.dropped(*reason), 0, "{}", reason.label());
+        }
+        Ok(())
+    });
+}
+
+/// Returns how many echo requests the node has sent.
+fn echoes_sent(node: &Node) -> Result<u64> {
+    let text = node.inside(|| Ok(std::fs::read_to_string("/proc/thread-self/net/snmp")?))?;
+    let mut lines = text.lines().filter(|line| line.starts_with("IcmpMsg:"));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let mut fields = names.split_whitespace().zip(values.split_whitespace());
+    Ok(fields.find(|(name, _)| *name == "OutType8").map_or(Ok(0), |(_, value)| value.parse())?)
+}
+
+#[test]
+fn a_device_keeps_its_routes_without_a_process_and_its_packets_with_a_descriptor() {
+    two_nodes(|one, two| async move {
+        let _second = two.start().await?;
+        let first = one.start().await?;
+        let routes = one.ns.ip("route show dev flannel0").await?;
+        assert!(routes.contains("10.5.0.0/16"), "{routes}");
+        // The device stays, but nobody keeps its packets.
+        first.stop()?;
+        let out = one.ping("-q -c 10 -i 0.01 -W 1 10.5.2.0")?;
+        assert!(out.contains(" 100% packet loss"), "{out}");
+        let without_process = one.ns.ip("route show dev flannel0").await?;
+        assert_eq!(without_process.replace(" linkdown", ""), routes);
+        let first = one.tunnel(one.inside(|| Ok(Device::open("flannel0")?))?)?;
+        let out = one.ping("-q -c 10 -i 0.01 -W 10 10.5.2.0")?;
+        assert!(out.contains(" 0% packet loss"), "{out}");
+        // A descriptor that the service manager keeps makes the queue keep the packets.
+        let fd = first.device()?.try_clone_fd()?;
+        first.stop()?;
+        let before = echoes_sent(&one)?;
+        let ping = one.spawn("ping", "-c 10 -i 0.01 -W 20 10.5.2.0")?;
+        eventually("the requests wait in the queue", || echoes_sent(&one).is_ok_and(|now| now >= before + 10))?;
+        let first = one.tunnel(one.inside(|| Ok(Device::adopt(fd)?))?)?;
+        let out = String::from_utf8_lossy(&ping.wait_with_output()?.stdout).into_owned();
+        assert!(out.contains(" 0% packet loss"), "{out}");
+        drop(first);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_restart_under_ping_counts_what_is_lost() {
+    two_nodes(|one, two| async move {
+        let _second = two.start().await?;
+        let first = one.start().await?;
+        let ping = one.spawn("ping", "-q -c 200 -i 0.01 -W 5 10.5.2.0")?;
+        let counters = first.counters();
+        eventually("the ping runs", || counters.received.packets() >= 20)?;
+        let before = counters.sent.packets();
+        first.stop()?;
+        let first = one.tunnel(one.inside(|| Ok(Device::open("flannel0")?))?)?;
+        let out = String::from_utf8_lossy(&ping.wait_with_output()?.stdout).into_owned();
+        let received =
+            out.split(", ").find_map(|part| part.strip_suffix(" received")).and_then(|n| n.parse::<u64>().ok());
+        let received = received.unwrap_or_else(|| panic!("{out}"));
+        println!("{} of 200 packets were lost", 200 - received);
+        // Every request that a tunnel carried came back, but for those on their way at the end of the first one.
+        let carried = before + first.counters().sent.packets();
+        assert!(received <= 200 && carried <= 200 && carried - received <= 2, "{carried} carried, {received} received");
+        Ok(())
+    });
+}
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs FLANNELD"]
+fn pings_reach_flanneld_and_come_from_it() {
+    let flanneld = std::env::vars_os().find(|(name, _)| name == "FLANNELD").map(|(_, path)| path);
+    let flanneld = flanneld.expect("set FLANNELD=/path/to/flanneld to run this test").into_string().unwrap();
+    two_nodes(|one, two| async move {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().to_str().unwrap();
+        let etcd = "--listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
+                    --listen-peer-urls http://127.0.0.1:2380 --log-level error";
+        let _etcd = Running(two.spawn("etcd", &format!("--data-dir {path}/etcd {etcd}"))?);
+        let net_conf =
+            r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.2.0","SubnetMax":"10.5.2.0","Backend":{"Type":"udp"}}"#;
+        let lease = r#"{"PublicIP":"192.168.0.1","PublicIPv6":null}"#;
+        let entries = [("config", net_conf), ("subnets/10.5.1.0-24", lease)];
+        for (key, value) in entries {
+            let put = || two.spawn("etcdctl", &format!("put /coreos.com/network/{key} {value}"));
+            eventually("etcd takes an entry", || put().is_ok_and(|mut child| child.wait().unwrap().success()))?;
+        }
+        let flags = "-etcd-endpoints=http://127.0.0.1:2379 -iface=up0 -ip-masq=false -iptables-forward-rules=false";
+        let _flanneld = Running(two.spawn(&flanneld, &format!("{flags} -subnet-file={path}/subnet.env"))?);
+        eventually("flanneld is ready", || dir.path().join("subnet.env").exists())?;
+        let first = one.start().await?;
+        let reaches = |from: &Node, to: u8, size: u16| {
+            let ping = from.ping(&format!("-c 1 -W 1 -M do -s {size} 10.5.{to}.0"));
+            ping.is_ok_and(|out| out.contains(" 0% packet loss"))
+        };
+        // flanneld learns of its peers after it wrote subnet.env.
+        eventually("a ping reaches flanneld", || reaches(&one, 2, 56))?;
+        for (from, to) in [(&one, 2), (&two, 1)] {
+            assert!(reaches(from, to, MTU - 28) && reaches(from, to, 0));
+        }
+        first.stop()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn what_cannot_be_opened_is_named() {
+    two_nodes(|one, _two| async move {
+        let tunnel = one.start().await?;
+        let busy = one.inside(|| Ok(Device::open("flannel0").unwrap_err().to_string()))?;
+        assert!(busy.contains("flannel0") && busy.contains("busy"), "{busy}");
+        one.ns.ip("link add other type bridge").await?;
+        let other = one.inside(|| Ok(Device::open("other").unwrap_err().to_string()))?;
+        assert!(other.contains("TUN device other"), "{other}");
+        let port = one.tunnel(one.inside(|| Ok(Device::open("flannel1")?))?).unwrap_err().to_string();
+        assert!(port.contains("192.168.0.1:8285"), "{port}");
+        let file = std::fs::File::open("/dev/null")?.into();
+        let file = one.inside(|| Ok(Device::adopt(file).unwrap_err().to_string()))?;
+        assert!(file.contains("does not belong to a TUN device"), "{file}");
+        one.ns.ip("tuntap add flannel2 mode tun").await?;
+        one.ns.ip("link del flannel0").await?;
+        eventually("the tunnel ends with its device", || tunnel.has_ended())?;
+        let lost = tunnel.stop().unwrap_err().to_string();
+        assert!(lost.contains("flannel0 was lost"), "{lost}");
+        Ok(())
+    });
+}
