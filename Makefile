@@ -59,6 +59,7 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 	@$(STEP) 300 "weft-cni alone" cargo check --locked -p weft-cni
 	@$(STEP) 300 "weft-doctor alone" cargo check --locked -p weft-doctor
 	@$(STEP) 300 "weft-lab alone" cargo check --locked -p weft-lab
+	@$(STEP) 300 "weft-udp alone" cargo check --locked -p weft-udp
 	@$(STEP) 300 "weft-subnet without features" cargo check --locked -p weft-subnet --no-default-features
 	@for feature in $$(sed -n '/^\[features\]/,/^$$/s/^\([a-z][a-z0-9-]*\) = .*/\1/p' subnet/Cargo.toml); do \
 	  $(STEP) 300 "weft-subnet with $$feature alone" \
@@ -106,9 +107,9 @@ image-only:
 aarch64: ## check that everything compiles for aarch64
 	@$(STEP) 900 "aarch64" cargo check --locked --workspace --target aarch64-unknown-linux-gnu
 
-fuzz: ## feed random input to every codec, for FUZZ_SECONDS in all
+fuzz: ## feed random input to every codec and to the guard of udp, for FUZZ_SECONDS in all
 	@$(STEP) $$(($(FUZZ_SECONDS) + 600)) "fuzz, $(FUZZ_SECONDS) s" \
-	  env WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p weft-subnet --all-features --test fuzz
+	  env WEFT_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 2)) cargo test --locked -p weft-subnet -p weft-udp --all-features --test fuzz
 
 .PHONY: bench-cni
 bench-cni: static ## measure ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel measures flannel's, too
@@ -144,7 +145,7 @@ kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with we
 test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
 	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
-	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft --test mesh --test rules -- --ignored flanneld)
+	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft -p weft-udp --test mesh --test rules --test lab -- --ignored flanneld)
 	$(if $(FLANNEL_CNI),@$(STEP) 600 "beside flannel's CNI plugin" \
 	  env FLANNEL_CNI=$(abspath $(FLANNEL_CNI)) cargo test --locked -p weft-cni --test plugin -- --ignored flannels_plugin)
 
