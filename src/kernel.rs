@@ -22,6 +22,7 @@ pub(crate) mod observe;
 mod replace;
 pub mod sysctl;
 mod typed;
+pub mod wireguard;
 mod write;
 
 pub use linux::{LinuxKernel, LinuxOptions};
@@ -199,9 +200,10 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// The files of src/kernel. Each one may import only files that are before it, and none may be missing here.
-    const ORDER: [&str; 18] = [
+    const ORDER: [&str; 19] = [
         "sysctl",
         "errno",
+        "wireguard",
         "typed",
         "kinds",
         "link_messages",

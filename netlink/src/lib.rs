@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Netlink at the byte level, for the agent and the CNI plugin: a buffer in which messages are built, and a blocking
-//! socket for requests. Only the module [`rt`] is specific to rtnetlink.
+//! socket for requests. Only the module [`rt`] is specific to rtnetlink, and only the module [`generic`]
+//! to generic netlink.
 
+pub mod generic;
 pub mod hash;
 pub mod rt;
 pub mod socket;

@@ -15,6 +15,8 @@ use nix::libc;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use zeroize::Zeroize;
+
 use super::wire::{HEADER, Writer, attrs, i32_at, messages, text, u32_at};
 
 const NLM_F_REQUEST: u16 = 0x1;
@@ -175,22 +177,41 @@ impl Netlink {
     /// The kernel refused the dump (the error may be inside NLMSG_DONE), or it was interrupted each time. A partial
     /// dump is never returned.
     pub fn dump(&mut self, kind: u16, build: impl Fn(&mut Writer, u16, u16)) -> io::Result<Vec<u8>> {
+        self.dump_into(kind, build, |all: &mut Vec<u8>, datagram| all.extend_from_slice(datagram))
+    }
+
+    /// Requests a dump as [`Netlink::dump`] does, but passes each datagram to `take` instead of copying it. A dump that
+    /// is repeated begins with a new `T`, so the result never mixes two attempts.
+    ///
+    /// # Errors
+    /// As [`Netlink::dump`].
+    pub fn dump_into<T: Default>(
+        &mut self,
+        kind: u16,
+        build: impl Fn(&mut Writer, u16, u16),
+        mut take: impl FnMut(&mut T, &[u8]),
+    ) -> io::Result<T> {
         for _ in 0..DUMP_TRIES {
+            let mut result = T::default();
             let mut w = Writer::default();
             build(&mut w, kind, NLM_F_REQUEST | NLM_F_DUMP);
             let seq = self.next_seq();
             w.end(seq);
             send(self.socket.as_raw_fd(), w.bytes(), MsgFlags::empty())?;
-            if let Some(data) = self.read_dump(seq)? {
-                return Ok(data);
+            if self.read_dump(seq, |datagram| take(&mut result, datagram))? {
+                return Ok(result);
             }
         }
         Err(io::Error::new(io::ErrorKind::Interrupted, "netlink dump kept changing while it was read"))
     }
 
-    /// Reads replies up to NLMSG_DONE. Returns `None` if the dump must be repeated.
-    fn read_dump(&mut self, seq: u32) -> io::Result<Option<Vec<u8>>> {
-        let mut data: Vec<u8> = Vec::new();
+    /// Overwrites the receive buffer with zeros, so that secrets of the last answer do not stay in memory.
+    pub fn wipe(&mut self) {
+        self.buffer.zeroize();
+    }
+
+    /// Reads replies up to NLMSG_DONE, and passes each datagram to `take`. Returns false if the dump must be repeated.
+    fn read_dump(&mut self, seq: u32, mut take: impl FnMut(&[u8])) -> io::Result<bool> {
         let mut consistent = true;
         loop {
             let n = match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
@@ -228,10 +249,10 @@ impl Netlink {
                 }
             }
             if !stale {
-                data.extend_from_slice(datagram);
+                take(datagram);
             }
             if done {
-                return Ok(consistent.then_some(data));
+                return Ok(consistent);
             }
         }
     }

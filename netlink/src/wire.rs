@@ -7,6 +7,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use zeroize::Zeroize;
+
 /// Length of `struct nlmsghdr` in bytes.
 pub const HEADER: usize = 16;
 
@@ -21,6 +23,12 @@ pub struct Writer {
 }
 
 impl Writer {
+    /// Returns an empty buffer with room for this many bytes. Up to this size the buffer does not move, so a secret in
+    /// it has no second copy in memory.
+    pub fn with_capacity(bytes: usize) -> Writer {
+        Writer { bytes: Vec::with_capacity(bytes), start: 0 }
+    }
+
     /// Begins a message with the fixed header that follows `nlmsghdr` (`ifinfomsg`, `rtmsg`, ...).
     pub fn begin(&mut self, kind: u16, flags: u16, fixed: &[u8]) {
         self.start = self.bytes.len();
@@ -100,6 +108,12 @@ impl Writer {
     /// Removes all messages, but keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
+        self.start = 0;
+    }
+
+    /// Removes all messages, and overwrites the memory with zeros.
+    pub fn wipe(&mut self) {
+        self.bytes.zeroize();
         self.start = 0;
     }
 
