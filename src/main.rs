@@ -113,7 +113,7 @@ fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<Exit
         left = done.iter().filter(|done| done.is_err()).count();
         done.iter().for_each(|done| match done {
             Ok(text) => drop(show(&printable(&format!("{text}\n")))),
-            Err(text) => eprintln!("weft: {}", printable(text)),
+            Err(error) => eprintln!("weft: {}", printable(&error.to_string())),
         });
     }
     Ok(if left == 0 { shown } else { ExitCode::from(cli::FAILURE) })

@@ -23,6 +23,7 @@ use crate::subnet_env::SubnetEnv;
 
 /// How long GC waits for a running call for an attachment that is not valid any more.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Removes the records, addresses and masquerade rules of attachments that are not valid, then calls the delegate's GC.
 ///
 /// # Errors
@@ -50,7 +51,7 @@ pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
             Err(error) => failed.push(error.to_string()),
         }
     }
-    failed.extend(masquerade::remove_stale(&call.name, &is_alive).err());
+    failed.extend(masquerade::remove_stale(&call.name, &is_alive).iter().map(ToString::to_string));
     failed.extend(delegate_gc(call, conf).err().map(|error| error.to_string()));
     if failed.is_empty() { Ok(Vec::new()) } else { Err(Error::new(code::OTHER, failed.join("; "))) }
 }

@@ -6,28 +6,48 @@
 //! nftables.
 
 use std::io;
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output};
 
 use serde_json::Value;
 
 /// Family, table and chain of the rules that the plugins write with nftables.
 const NFT_CHAIN: [&str; 3] = ["inet", "cni_plugins_masquerade", "masq_checks"];
 
+/// Why a command failed that lists or removes rules.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The program exists, but cannot be started.
+    #[error("{command}: {source}")]
+    Start {
+        /// The program with its arguments.
+        command: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The program reported an error.
+    #[error("{command}: {status}: {stderr}")]
+    Failed {
+        /// The program with its arguments.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote to standard error.
+        stderr: String,
+    },
+}
+
 /// Removes the rules of all containers of a network for which `is_alive` returns false.
-///
-/// # Errors
-/// A sentence that lists everything that failed. A missing program is not an error, because then there are no rules of
-/// it.
-pub fn remove_stale(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), String> {
+/// Returns everything that failed. A missing program is not an error, because then there are no rules of it.
+pub fn remove_stale(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Vec<CommandError> {
     let mut failed = Vec::new();
     for program in ["iptables", "ip6tables"] {
         failed.extend(iptables(program, network, is_alive).err());
     }
     failed.extend(nftables(network, is_alive).err());
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
+    failed
 }
 
-fn iptables(program: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), String> {
+fn iptables(program: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), CommandError> {
     let Some(text) = run(program, &["-w", "-t", "nat", "-S"])? else { return Ok(()) };
     for command in removals(&text, network, is_alive) {
         let words: Vec<&str> = ["-w", "-t", "nat"].into_iter().chain(command.iter().map(String::as_str)).collect();
@@ -86,7 +106,7 @@ pub fn words(rule: &str) -> Vec<String> {
     words
 }
 
-fn nftables(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), String> {
+fn nftables(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), CommandError> {
     let [family, table, chain] = NFT_CHAIN;
     let Some(text) = run("nft", &["-j", "-a", "list", "chain", family, table, chain])? else { return Ok(()) };
     for handle in stale_handles(&text, network, is_alive) {
@@ -123,11 +143,11 @@ const NO_TABLE: [&str; 5] = [
 
 /// Runs a program and returns its standard output. Returns `None` if the program is not installed, or if it was to list
 /// a table that does not exist.
-fn run(program: &str, words: &[&str]) -> Result<Option<String>, String> {
-    let shown = || format!("{program} {}", words.join(" "));
+fn run(program: &str, words: &[&str]) -> Result<Option<String>, CommandError> {
+    let command = || format!("{program} {}", words.join(" "));
     let Output { status, stdout, stderr } = match Command::new(program).args(words).env("LC_ALL", "C").output() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        output => output.map_err(|error| format!("{}: {error}", shown()))?,
+        output => output.map_err(|source| CommandError::Start { command: command(), source })?,
     };
     if status.success() {
         return Ok(Some(String::from_utf8_lossy(&stdout).into_owned()));
@@ -142,7 +162,7 @@ fn run(program: &str, words: &[&str]) -> Result<Option<String>, String> {
     if listing && (no_table || no_chain) {
         return Ok(None);
     }
-    Err(format!("{}: {status}: {}", shown(), stderr.trim()))
+    Err(CommandError::Failed { command: command(), status, stderr: stderr.trim().to_owned() })
 }
 
 #[cfg(test)]

@@ -1,11 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads subnet.env for the plugin. Unlike [`weft_subnet::env`], it accepts several networks of one family and names
-//! every missing key.
+//! The content of subnet.env as the plugin needs it. Unlike [`weft_subnet::env::SubnetEnv`], it allows several networks of one family, and
+//! everything that is missing or wrong is an error that names it.
 
-use std::path::Path;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use weft_subnet::env::assignment;
+use ipnet::IpNet;
+use weft_subnet::env::{Value, settings};
+
+/// Why a node's subnet.env cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Something in the file is missing or wrong.
+    #[error("{} {problems}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Everything that is missing or wrong.
+        problems: Problems,
+    },
+}
+
+/// Something that is missing or wrong in subnet.env.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The value does not fit its key.
+    #[error("has {key}={value}, which cannot be read")]
+    Unreadable {
+        /// The key.
+        key: String,
+        /// The value.
+        value: String,
+    },
+    /// A node has at most one subnet of each family.
+    #[error("has several subnets of one family")]
+    SeveralSubnets,
+    /// Keys without a value. Of two keys in one text, one is enough.
+    #[error("is missing {}", .0.join(", "))]
+    Missing(Vec<&'static str>),
+}
+
+/// Everything that is missing or wrong in subnet.env.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(Vec<Problem>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            write!(f, "{}{problem}", if i == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
 
 /// The content of subnet.env.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,32 +79,31 @@ impl SubnetEnv {
     /// Reads and parses the file.
     ///
     /// # Errors
-    /// A sentence that says why the file cannot be read, or names everything in it that is missing or wrong.
-    pub fn load(file: &Path) -> Result<SubnetEnv, String> {
-        let path = file.display();
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{path}: {error}"))?;
-        SubnetEnv::parse(&text).map_err(|wrong| format!("{path} {wrong}"))
+    /// The file cannot be read, or something in it is missing or wrong.
+    pub fn load(file: &Path) -> Result<SubnetEnv, LoadError> {
+        let text = std::fs::read_to_string(file).map_err(|source| LoadError::Read { path: file.into(), source })?;
+        SubnetEnv::parse(&text).map_err(|problems| LoadError::Content { path: file.into(), problems })
     }
 
-    fn parse(text: &str) -> Result<SubnetEnv, String> {
+    fn parse(text: &str) -> Result<SubnetEnv, Problems> {
         let mut env = SubnetEnv::default();
         let (mut mtu, mut ipmasq) = (None, None);
-        let mut wrong = Vec::new();
-        for (key, value) in text.lines().filter_map(assignment) {
-            let is_valid = match key {
-                "FLANNEL_NETWORK" => nets::<Ipv4Net>(value).map(|nets| env.networks.extend(nets)).is_some(),
-                "FLANNEL_IPV6_NETWORK" => nets::<Ipv6Net>(value).map(|nets| env.networks.extend(nets)).is_some(),
-                "FLANNEL_SUBNET" => nets::<Ipv4Net>(value).map(|nets| env.subnets.extend(nets)).is_some(),
-                "FLANNEL_IPV6_SUBNET" => nets::<Ipv6Net>(value).map(|nets| env.subnets.extend(nets)).is_some(),
-                "FLANNEL_MTU" => value.parse().map(|bytes| mtu = Some(bytes)).is_ok(),
-                "FLANNEL_IPMASQ" => {
-                    ipmasq = Some(value == "true");
+        let mut problems = Vec::new();
+        for setting in settings(text) {
+            let is_valid = match setting.value {
+                Value::Networks(_, nets) => extend(&mut env.networks, nets),
+                Value::Subnets(_, nets) => extend(&mut env.subnets, nets),
+                Value::Mtu(bytes) => {
+                    mtu = bytes.or(mtu);
+                    bytes.is_some()
+                }
+                Value::Ipmasq(is_on) => {
+                    ipmasq = Some(is_on);
                     true
                 }
-                _ => true,
             };
             if !is_valid {
-                wrong.push(format!("has {key}={value}, which cannot be read"));
+                problems.push(Problem::Unreadable { key: setting.key.to_owned(), value: setting.text.to_owned() });
             }
         }
         env.networks = deduplicated(env.networks);
@@ -57,7 +111,7 @@ impl SubnetEnv {
         let count_v4 = |nets: &[IpNet]| nets.iter().filter(|net| net.addr().is_ipv4()).count();
         let v4 = count_v4(&env.subnets);
         if v4 > 1 || env.subnets.len() - v4 > 1 {
-            wrong.push("has several subnets of one family".to_owned());
+            problems.push(Problem::SeveralSubnets);
         }
         let missing = [
             (env.networks.is_empty(), "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK"),
@@ -67,10 +121,10 @@ impl SubnetEnv {
         ];
         let missing: Vec<_> = missing.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, keys)| keys).collect();
         if !missing.is_empty() {
-            wrong.push(format!("is missing {}", missing.join(", ")));
+            problems.push(Problem::Missing(missing));
         }
-        if !wrong.is_empty() {
-            return Err(wrong.join("; "));
+        if !problems.is_empty() {
+            return Err(Problems(problems));
         }
         env.mtu = mtu.unwrap_or_default();
         env.ipmasq = ipmasq.unwrap_or_default();
@@ -78,13 +132,12 @@ impl SubnetEnv {
     }
 }
 
-/// Parses a comma-separated list of networks. Returns `None` if an entry is not a network of the family `N`.
-fn nets<N>(text: &str) -> Option<Vec<IpNet>>
-where
-    N: std::str::FromStr,
-    IpNet: From<N>,
-{
-    text.split(',').map(|net| net.trim().parse::<N>().ok().map(|net| IpNet::from(net).trunc())).collect()
+/// Appends the networks of a list. Returns false and appends nothing if an entry could not be read.
+fn extend(all: &mut Vec<IpNet>, list: Vec<Option<IpNet>>) -> bool {
+    let nets: Option<Vec<IpNet>> = list.into_iter().map(|net| net.map(|net| net.trunc())).collect();
+    let is_valid = nets.is_some();
+    all.extend(nets.into_iter().flatten());
+    is_valid
 }
 
 /// Removes duplicates and moves IPv4 to the front. The order within a family is kept.
@@ -117,7 +170,7 @@ mod tests {
     #[test]
     fn the_error_names_everything_that_is_missing_or_wrong() {
         let all = "is missing FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ";
-        assert_eq!(SubnetEnv::parse("").unwrap_err(), all);
+        assert_eq!(SubnetEnv::parse("").unwrap_err().to_string(), all);
         let rows = [
             (
                 "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_IPMASQ=false\n",
@@ -134,7 +187,7 @@ mod tests {
             ),
         ];
         for (text, wrong) in rows {
-            assert_eq!(SubnetEnv::parse(text).unwrap_err(), wrong);
+            assert_eq!(SubnetEnv::parse(text).unwrap_err().to_string(), wrong);
         }
     }
 }

@@ -78,7 +78,7 @@ pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
                 question = (question * 2).min(STEP_MAX);
                 (format!("the agent is not ready: {why}"), WITH_FILE)
             }
-            Err(why) => (why, conf.wait),
+            Err(error) => (error.to_string(), conf.wait),
         };
         if begin.elapsed() >= limit.min(conf.wait) {
             let waited = begin.elapsed().as_millis();

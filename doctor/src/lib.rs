@@ -148,11 +148,20 @@ fn command(leak: &Leak, sources: &Sources) -> String {
     }
 }
 
+/// Why a leak was not removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct FixError {
+    /// The leak.
+    what: String,
+    source: weft_cni::spec::Error,
+}
+
 /// Removes every certain leak. Returns for each what was done, or why it failed. A failure does not stop the others.
-pub fn fix(report: &Report, sources: &Sources) -> Vec<Result<String, String>> {
+pub fn fix(report: &Report, sources: &Sources) -> Vec<Result<String, FixError>> {
     let remove = |finding: &Finding| match remove(&finding.leak, sources) {
         Ok(()) => Ok(format!("cleared {}", finding.what)),
-        Err(error) => Err(format!("{}: {error}", finding.what)),
+        Err(source) => Err(FixError { what: finding.what.to_string(), source }),
     };
     report.leaks().map(remove).collect()
 }

@@ -48,10 +48,21 @@ impl Default for Pods {
     }
 }
 
-impl FromStr for Pods {
-    type Err = String;
+/// Why a value of `--pods` is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadPods {
+    /// It is neither a number nor one of the names.
+    #[error("a number, cni, cni-veth, or one of these with a number: cni:3")]
+    Wiring,
+    /// The number is out of range.
+    #[error("1 to 100 pods on each node")]
+    Count,
+}
 
-    fn from_str(text: &str) -> Result<Pods, String> {
+impl FromStr for Pods {
+    type Err = BadPods;
+
+    fn from_str(text: &str) -> Result<Pods, BadPods> {
         let (name, count) = match text.split_once(':') {
             Some((name, count)) => (name, Some(count)),
             None if text.starts_with(|c: char| c.is_ascii_digit()) => ("", Some(text)),
@@ -61,10 +72,10 @@ impl FromStr for Pods {
             "" => Wiring::Lab,
             "cni" => Wiring::Bridge,
             "cni-veth" => Wiring::Veth,
-            _ => return Err("a number, cni, cni-veth, or one of these with a number: cni:3".to_owned()),
+            _ => return Err(BadPods::Wiring),
         };
         let count = count.map_or(Ok(Pods::default().count), str::parse).ok().filter(|count| (1..=100).contains(count));
-        count.map(|count| Pods { count, wiring }).ok_or_else(|| "1 to 100 pods on each node".to_owned())
+        count.map(|count| Pods { count, wiring }).ok_or(BadPods::Count)
     }
 }
 

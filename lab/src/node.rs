@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::process::Child;
+use weft_subnet::env::{Value, settings};
 
 use super::cni::Cni;
 use super::netns::{Netns, checked};
@@ -37,14 +38,15 @@ pub struct PodNet {
 impl PodNet {
     /// Parses subnet.env. Returns `None` if it is not complete.
     pub fn parse(text: &str) -> Option<PodNet> {
-        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        let gateways: Vec<IpNet> = ["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"]
-            .iter()
-            .filter_map(|key| value(key))
-            .map(|text| text.trim().parse().ok())
-            .collect::<Option<_>>()?;
-        let mtu = value("FLANNEL_MTU")?.trim().parse().ok()?;
-        (!gateways.is_empty()).then_some(PodNet { gateways, mtu })
+        let (mut gateways, mut mtu) = (Vec::new(), None);
+        for setting in settings(text) {
+            match setting.value {
+                Value::Subnets(_, nets) => gateways.extend(nets.into_iter().collect::<Option<Vec<_>>>()?),
+                Value::Mtu(bytes) => mtu = bytes,
+                Value::Networks(..) | Value::Ipmasq(_) => {}
+            }
+        }
+        (!gateways.is_empty()).then_some(PodNet { gateways, mtu: mtu? })
     }
 }
 
