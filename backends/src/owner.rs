@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_subnet::allocate;
 use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::network::Network;
-use weft_subnet::pick;
 
 use crate::family::metric;
 use crate::host::OnLink;
@@ -86,7 +86,7 @@ pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, see
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
         && !seen.mark
         && *priority == metric(family(net))
-        && pick::fits(network, *net)
+        && allocate::fits(network, *net)
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
         && on_link.on_link(via) == Some(dev)
 }

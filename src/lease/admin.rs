@@ -49,7 +49,7 @@ pub fn render(records: &[Record]) -> String {
                 let kind = Shown(&lease.attrs.backend_type);
                 writeln!(out, "{:24} {:40} {kind}", shown(&record.id), public.join(","))
             }
-            Err(reason) => writeln!(out, "{:24} unreadable: {}", shown(&record.id), Shown(reason)),
+            Err(reason) => writeln!(out, "{:24} unreadable: {}", shown(&record.id), Shown(reason.as_str())),
         };
     }
     out
@@ -58,7 +58,7 @@ pub fn render(records: &[Record]) -> String {
 #[cfg(test)]
 mod tests {
     use weft_subnet::attrs::Attrs;
-    use weft_subnet::lease::Age;
+    use weft_subnet::lease::{Age, Unreadable};
 
     use super::*;
 
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_list_shows_unreadable_records_too() {
-        let text = render(&[record(), Record { id: "x".into(), lease: Err("not a key".into()) }]);
+        let text = render(&[record(), Record { id: "x".into(), lease: Err(Unreadable::new("not a key")) }]);
         assert!(text.contains("10.5.1.0-24") && text.contains("unreadable: not a key"), "{text}");
     }
 
@@ -115,7 +115,7 @@ mod tests {
         if let Ok(lease) = &mut peer.lease {
             lease.attrs.backend_type.clone_from(&hostile);
         }
-        let named = Record { id: hostile.clone().into(), lease: Err(hostile.clone()) };
+        let named = Record { id: hostile.clone().into(), lease: Err(Unreadable::new(&hostile)) };
         let text = render(&[peer, named]);
         assert_eq!(text.lines().count(), 3, "a record makes no more lines: {text}");
         assert!(text.lines().all(|line| line.chars().count() < 400 && !line.contains(char::is_control)), "{text}");

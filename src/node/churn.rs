@@ -174,10 +174,12 @@ mod tests {
     use weft_backends::link::{Foreign, Link};
     use weft_backends::state::{Route, Value};
 
+    use weft_subnet::lease::Unreadable;
+
     use super::*;
 
     fn record(id: &str, text: &str) -> Record {
-        Record { id: id.into(), lease: Err(text.into()) }
+        Record { id: id.into(), lease: Err(Unreadable::new(text)) }
     }
 
     fn dev(name: &str) -> Name {

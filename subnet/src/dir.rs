@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The directory store: `config.json`, and one `subnets/<key>.json` for each lease with the value that etcd would hold
-//! plus a `Created` member (nanoseconds since 1970; flannel ignores it).
+//! The directory store: `config.json`, and a file `subnets/<key>.json` for each lease. The file contains the value that etcd would
+//! contain, with one more member, `Created`, in nanoseconds since 1970. flannel ignores this member.
 //!
-//! Compare-and-swap holds within one file system: every write happens under a lock on `.lock`, aside and renamed. Leases do
-//! not expire.
+//! Every write happens under a lock on the file `.lock`, to a temporary file that is then renamed. So compare-and-swap works between all
+//! processes that share one file system with working locks. Leases do not expire.
 
 mod files;
 mod watch;
@@ -18,44 +18,45 @@ use nix::errno::Errno;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use crate::allocate;
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
-use crate::pick;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source, UNREADABLE};
 
 use files::Files;
 
-/// How often the keeper says that it is there: nothing is to be renewed.
+/// How often [`Event::Kept`] is sent. Leases do not expire, so nothing has to be renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Leases in a directory.
 #[derive(Debug)]
 pub struct DirStore {
     files: Arc<Files>,
-    /// The net-conf that was last handed out: the watch reports any other.
+    /// The net-conf that was last returned. The watch reports a different one.
     config_seen: RefCell<Option<String>>,
     /// Records that this store wrote since the watch last reported them.
     wrote: RefCell<BTreeSet<Id>>,
-    /// Why the directory is polled and not watched, if it is.
+    /// Why the directory is polled instead of watched. `None` if it is watched.
     polled: Cell<Option<Errno>>,
 }
 
+/// Returns nanoseconds since 1970.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl DirStore {
-    /// The store in this directory, which is created (0755) with the first use when it is missing.
+    /// Creates the store in this directory. If the directory is missing, it is created (0755) at the first use.
     pub fn new(path: PathBuf) -> DirStore {
         let (config_seen, wrote) = (RefCell::default(), RefCell::default());
         DirStore { files: Arc::new(Files::new(path)), config_seen, wrote, polled: Cell::default() }
     }
 
-    /// The watch has inotify now (`None`), or does without for this reason. Said when it changes.
-    fn watched(&self, lacks: Option<Errno>) {
+    /// Records that the directory is watched with inotify (`None`), or why it is polled. A change is logged.
+    fn set_polled(&self, lacks: Option<Errno>) {
         match (self.polled.replace(lacks), lacks) {
             (None, Some(_)) => tracing::warn!("{}", self.remark().unwrap_or_default()),
             (Some(_), None) => tracing::info!("{} is watched by inotify again", self.files.path().display()),
@@ -63,7 +64,7 @@ impl DirStore {
         }
     }
 
-    /// Does this while no other process writes.
+    /// Runs `work` while no other process writes.
     async fn locked<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Files) -> Result<T, Error> + Send + 'static,
@@ -78,7 +79,7 @@ impl DirStore {
             .await
     }
 
-    /// Writes a lease while no other process does.
+    /// Writes a lease while no other process writes.
     async fn write(&self, work: impl FnOnce(&Files) -> Result<Lease, Error> + Send + 'static) -> Result<Lease, Error> {
         let lease = self.locked(work).await?;
         self.wrote.borrow_mut().insert(lease.id.clone());
@@ -101,7 +102,7 @@ fn find_own(files: &Files, evidence: &Evidence) -> Result<Option<Lease>, Error> 
 fn acquire(files: &Files, claim: &Claim) -> Result<Lease, Error> {
     let records = files.scan()?;
     let ours = claim.evidence().ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
-    if let Some(own) = ours.iter().find(|own| pick::compatible(&claim.network, &own.subnets)) {
+    if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&claim.network, &own.subnets)) {
         return rewrite(files, own, &claim.attrs);
     }
     for own in &ours {
@@ -118,7 +119,7 @@ fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
     if own.attrs == *attrs {
         return Ok(own.clone());
     }
-    // A file without `Created` stays the youngest until someone writes it: now.
+    // A file without `Created` counts as the youngest until it is written again, which happens now.
     let created = if own.age.stamp == u64::MAX { now() } else { own.age.stamp };
     files.replace(&own.id, attrs, created)
 }
@@ -126,15 +127,15 @@ fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
 fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
     let id = subnets.to_key();
     let evidence = Evidence::of(*subnets, was).or(attrs);
-    match files.read(&id)?.map(|record| record.lease) {
+    match files.read(&id).map(|record| record.lease) {
         Some(Ok(own)) if evidence.proves(&own) => rewrite(files, &own, attrs),
         Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(&other) }),
-        // A value that nobody can read belongs to nobody, and the file was ours.
+        // The file was ours, and an unreadable value does not say that it belongs to another node.
         Some(Err(_)) => files.replace(&id, attrs, now()),
         None => {
             let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
             let rival = files.scan()?.into_iter().filter_map(|record| record.lease.ok()).find(|lease| {
-                // Only equals: a stray file over a whole range is set aside by every node.
+                // A larger subnet does not keep us out: every node sets such a lease aside.
                 lengths(&lease.subnets) == lengths(subnets)
                     && lease.subnets.overlaps(subnets)
                     && !evidence.proves(lease)
@@ -148,7 +149,7 @@ fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Resul
 }
 
 fn release(files: &Files, lease: &Lease) -> Result<(), Error> {
-    match files.read(&lease.id)?.map(|record| record.lease) {
+    match files.read(&lease.id).map(|record| record.lease) {
         None => Err(files.missing(&lease.id)),
         Some(Ok(own)) if Evidence::of(lease.subnets, &lease.attrs).proves(&own) => files.delete(&lease.id),
         Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The etcd v3 store, byte-compatible with flannel (docs/flannel-formats.md, "Leases in etcd").
 //!
-//! Every write is a transaction on what was read; a key is never written to keep it alive.
+//! Every write is a transaction that compares the key with what was read. To renew a lease, no key is written.
 
 mod acquire;
 mod client;
-mod keep;
 mod keys;
+mod renew;
 mod tls;
 mod watch;
 
@@ -24,9 +24,9 @@ use crate::network::net_conf_text;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
 
 use client::Pool;
-use keys::{Keys, Listed};
+use keys::{Keys, LastList};
 
-/// How to reach etcd.
+/// The flags of the etcd store.
 #[derive(Debug, Clone)]
 pub struct EtcdOptions {
     /// `--etcd-endpoints`.
@@ -43,9 +43,9 @@ pub struct EtcdOptions {
     pub username: Option<String>,
     /// `--etcd-password`.
     pub password: Option<String>,
-    /// TTL of our lease: 24 h, as flannel's.
+    /// TTL of our etcd lease. As in flannel, it is 24 h.
     pub lease_ttl: Duration,
-    /// `--subnet-lease-renew-margin`: renewed at the latest this long before expiry.
+    /// `--subnet-lease-renew-margin`: the lease is renewed at the latest this long before it expires.
     pub renew_margin: Duration,
 }
 
@@ -55,19 +55,20 @@ pub struct EtcdStore {
     keys: Keys,
     lease_ttl: Duration,
     renew_margin: Duration,
-    /// The net-conf that was last handed out: the watch reports any other.
+    /// The net-conf that was last returned. The watch reports a different one.
     config_seen: RefCell<Option<String>>,
-    /// The key that is kept alive; an event on it wakes the keeper.
-    kept: RefCell<Option<Id>>,
-    wake: Notify,
-    listed: Listed,
+    /// The key that is renewed.
+    renewed_key: RefCell<Option<Id>>,
+    /// Wakes the task that renews the key, because the key has changed.
+    key_changed: Notify,
+    last_list: LastList,
 }
 
 impl EtcdStore {
-    /// Checks the options and reads the files; does not connect yet.
+    /// Checks the options and reads the files. Does not connect yet.
     ///
     /// # Errors
-    /// [`Error::Invalid`], naming the flag and the remedy.
+    /// [`Error::Invalid`], which names the flag and the remedy.
     pub fn new(options: EtcdOptions) -> Result<EtcdStore, Error> {
         let (lease_ttl, renew_margin) = (options.lease_ttl, options.renew_margin);
         Ok(EtcdStore {
@@ -76,9 +77,9 @@ impl EtcdStore {
             lease_ttl,
             renew_margin,
             config_seen: RefCell::new(None),
-            kept: RefCell::new(None),
-            wake: Notify::new(),
-            listed: Listed::default(),
+            renewed_key: RefCell::new(None),
+            key_changed: Notify::new(),
+            last_list: LastList::default(),
         })
     }
 
@@ -154,6 +155,6 @@ impl Source for EtcdStore {
     }
 
     fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
-        Box::pin(keep::run(self, lease, out))
+        Box::pin(renew::run(self, lease, out))
     }
 }

@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep};
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
-use crate::lease::{Lease, Record};
+use crate::lease::{Lease, Record, Unreadable};
 use crate::network::Network;
 use crate::retry::Reminder;
 use crate::source::{Capabilities, Claim, Error, Event, Local, Source, random};
@@ -154,7 +154,8 @@ impl KubeStore {
             self.warn_of_unreadable(node);
             // The agent publishes its lease again if it cannot be read. The new one has the address that the admin chose.
             if publish::overwritten(&publication.attrs, node, &self.prefix) {
-                record.lease = Err(format!("node {}: the public address has to be published again", record.id));
+                let reason = format!("node {}: the public address has to be published again", record.id);
+                record.lease = Err(Unreadable::new(reason));
             }
             record.lease = record.lease.map(|lease| own_node::within_network(lease, &publication.network));
         }

@@ -4,6 +4,7 @@
 //! Without features this crate does no I/O: it contains the formats, the checks of what a store contains, and the
 //! choice of a free subnet. The features `etcd`, `dir` and `kube` add the stores, which implement [`source::Source`].
 
+pub mod allocate;
 pub mod attrs;
 pub mod cache;
 pub mod cidr;
@@ -14,7 +15,6 @@ pub mod hold;
 pub mod lease;
 pub mod network;
 pub mod peers;
-pub mod pick;
 #[cfg(feature = "source")]
 pub mod retry;
 #[cfg(feature = "source")]

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::cidr::Subnets;
 use crate::connected::Connected;
-use crate::lease::{Age, Id, Lease, Record};
+use crate::lease::{Age, Id, Lease, Record, Unreadable};
 use crate::text::Shown;
 use claims::{Claim, Claims, Slot};
 use entry::{Entry, Reason, Verdict};
@@ -244,7 +244,7 @@ impl Peers {
         (free && self.claims.rivals(&claim).next().is_none()).then_some(claim)
     }
 
-    fn believe(&mut self, id: Id, lease: Result<Lease, String>, claim: &Claim) -> Change {
+    fn believe(&mut self, id: Id, lease: Result<Lease, Unreadable>, claim: &Claim) -> Change {
         let mut entry = Entry::new(lease);
         if let Entry::Read(_, verdict) = &mut entry {
             *verdict = Verdict::Believed;
@@ -261,12 +261,12 @@ impl Peers {
     fn renewed(
         &mut self,
         slot: Slot,
-        new: Result<Lease, String>,
+        new: Result<Lease, Unreadable>,
         before: &mut Before,
-    ) -> Option<Result<Lease, String>> {
+    ) -> Option<Result<Lease, Unreadable>> {
         let entry = &mut self.entries[slot as usize];
         match (&mut *entry, &new) {
-            (Entry::Unread(old), Err(reason)) if **old == **reason => return None,
+            (Entry::Unread(old), Err(reason)) if old == reason => return None,
             (Entry::Read(old, _), Ok(lease)) if **old == *lease => return None,
             _ => {}
         }

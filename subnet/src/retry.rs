@@ -9,51 +9,90 @@ use tokio::time::{Instant, sleep};
 
 use crate::source::{Event, random};
 
-/// First delay of the back-off.
+/// First delay of a watch that failed.
 const FIRST: Duration = Duration::from_millis(100);
-/// Default limit of the back-off.
-const MAX: Duration = Duration::from_secs(5);
 /// A failure that lasts is reported again after this time.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Counts the failures of a watch since it worked last, and computes the back-off.
+/// Delays between attempts. Each delay is twice the previous one up to a limit, and is then shortened at random ([`jitter`]).
 #[derive(Debug)]
-pub(crate) struct Trouble {
-    /// Limit of the back-off.
+pub struct Backoff {
+    first: Duration,
     max: Duration,
-    failures: usize,
+    next: Duration,
+}
+
+impl Backoff {
+    /// Creates a back-off whose delays are `first` to `max`.
+    pub const fn new(first: Duration, max: Duration) -> Backoff {
+        Backoff { first, max, next: first }
+    }
+
+    /// Returns the delay before the next attempt.
+    pub fn next_delay(&mut self) -> Duration {
+        let delay = self.next;
+        self.next = (delay * 2).min(self.max);
+        jitter(delay)
+    }
+
+    /// Begins again with the first delay.
+    pub fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
+
+/// The failures of a task since it worked last: which of them to report, and how long to wait after each.
+#[derive(Debug)]
+pub(crate) struct Failures {
+    backoff: Backoff,
+    count: usize,
     /// Time of the last report.
     reported: Option<Instant>,
-    /// The next delay; `None` means the first one.
-    delay: Option<Duration>,
 }
 
-impl Default for Trouble {
-    fn default() -> Trouble {
-        Trouble::new(MAX)
+impl Default for Failures {
+    fn default() -> Failures {
+        Failures::new(RECOVERED)
     }
 }
 
-impl Trouble {
-    /// Creates a counter without failures whose back-off is at most `max`.
-    pub(crate) fn new(max: Duration) -> Trouble {
-        Trouble { max, failures: 0, reported: None, delay: None }
+impl Failures {
+    /// Creates a counter without failures whose delays begin at 100 ms and are at most `max`.
+    pub(crate) fn new(max: Duration) -> Failures {
+        Failures::with_backoff(Backoff::new(FIRST, max))
     }
 
-    /// Resets the counter: the watch works again.
-    pub(crate) fn over(&mut self) {
-        *self = Trouble::new(self.max);
+    /// Creates a counter without failures with these delays.
+    pub(crate) fn with_backoff(backoff: Backoff) -> Failures {
+        Failures { backoff, count: 0, reported: None }
     }
 
-    /// Counts a failure, reports it to `out` if that is due, and waits. Returns false if nobody receives the events any
-    /// more.
-    pub(crate) async fn pause(&mut self, error: &dyn Error, endpoints: usize, out: &mpsc::Sender<Event>) -> bool {
-        let (report, delay) = self.count(endpoints);
+    /// Forgets all failures: the task works again.
+    pub(crate) fn reset(&mut self) {
+        self.backoff.reset();
+        (self.count, self.reported) = (0, None);
+    }
+
+    /// Counts a failure, reports it to `out` if that is due, and returns how long to wait. Returns `None` if nobody receives the
+    /// events any more.
+    pub(crate) async fn report(
+        &mut self,
+        error: &dyn Error,
+        endpoints: usize,
+        out: &mpsc::Sender<Event>,
+    ) -> Option<Duration> {
+        let (is_due, delay) = self.count(endpoints);
         let text = chain(error);
-        tracing::debug!(error = %text, "the watch failed");
-        if report && out.send(Event::Trouble(text)).await.is_err() {
-            return false;
+        tracing::debug!(error = %text, "the store failed");
+        if is_due {
+            out.send(Event::Trouble(text)).await.ok()?;
         }
+        Some(delay)
+    }
+
+    /// Reports a failure as [`Failures::report`] does, and waits. Returns false if nobody receives the events any more.
+    pub(crate) async fn pause(&mut self, error: &dyn Error, endpoints: usize, out: &mpsc::Sender<Event>) -> bool {
+        let Some(delay) = self.report(error, endpoints, out).await else { return false };
         sleep(delay).await;
         true
     }
@@ -64,14 +103,12 @@ impl Trouble {
     /// The first `endpoints - 1` failures are not reported: if one of several endpoints fails and the next one answers,
     /// there is nothing to report.
     fn count(&mut self, endpoints: usize) -> (bool, Duration) {
-        self.failures += 1;
-        let delay = self.delay.unwrap_or(FIRST);
-        self.delay = Some((delay * 2).min(self.max));
-        let report = self.failures >= endpoints && self.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
-        if report {
+        self.count += 1;
+        let is_due = self.count >= endpoints && self.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
+        if is_due {
             self.reported = Some(Instant::now());
         }
-        (report, jitter(delay))
+        (is_due, self.backoff.next_delay())
     }
 }
 
@@ -92,9 +129,8 @@ impl Reminder {
     }
 }
 
-/// If a session lasted longer than this, the watch worked, whatever ended the session.
-#[cfg(feature = "dir")]
-pub(crate) const RECOVERED: Duration = MAX;
+/// If a session lasted longer than this, the watch worked, whatever ended the session. It is also the longest default delay.
+pub(crate) const RECOVERED: Duration = Duration::from_secs(5);
 
 /// Returns a random duration between half of `delay` and all of it, so that clients that failed together do not retry
 /// together.
@@ -125,10 +161,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_delay_doubles_and_failures_are_reported_once_a_minute() {
-        let mut trouble = Trouble::default();
+        let mut failures = Failures::default();
         let mut waits = Vec::new();
         for round in 0..8 {
-            let (report, wait) = trouble.count(1);
+            let (report, wait) = failures.count(1);
             assert_eq!(report, round == 0, "round {round}");
             waits.push(wait);
         }
@@ -137,18 +173,18 @@ mod tests {
             assert!((most / 2..=most).contains(wait), "{wait:?} of {most:?}");
         }
         advance(REPORT_INTERVAL).await;
-        assert!(trouble.count(1).0, "a minute later the failure must be reported again");
-        trouble.over();
-        let reported: Vec<bool> = (0..4).map(|_| trouble.count(3).0).collect();
+        assert!(failures.count(1).0, "a minute later the failure must be reported again");
+        failures.reset();
+        let reported: Vec<bool> = (0..4).map(|_| failures.count(3).0).collect();
         assert_eq!(reported, [false, false, true, false], "with three endpoints, the third failure must be reported");
     }
 
     #[test]
     fn a_lasting_condition_is_reported_once_a_minute() {
-        let (mut patience, start) = (Reminder::default(), time::Instant::now());
-        assert!(patience.due("config is missing", start));
-        assert!(!patience.due("config is missing", start + Duration::from_secs(59)));
-        assert!(patience.due("config is missing", start + Duration::from_secs(60)));
-        assert!(patience.due("config is broken", start + Duration::from_secs(61)));
+        let (mut reminder, start) = (Reminder::default(), time::Instant::now());
+        assert!(reminder.due("config is missing", start));
+        assert!(!reminder.due("config is missing", start + Duration::from_secs(59)));
+        assert!(reminder.due("config is missing", start + Duration::from_secs(60)));
+        assert!(reminder.due("config is broken", start + Duration::from_secs(61)));
     }
 }

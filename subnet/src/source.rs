@@ -9,13 +9,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tokio::sync::mpsc;
 
+use crate::allocate;
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::connected::Connected;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::network::Network;
-use crate::pick;
 
 /// A future on the current thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -120,10 +120,10 @@ impl Claim {
             subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))
         });
         let free = |subnets: &Subnets| {
-            pick::compatible(&self.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
+            allocate::is_compatible(&self.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
         };
         let previous = self.previous.filter(free);
-        previous.or_else(|| pick::pick(&self.network, &taken, &mut random)).ok_or_else(|| self.out_of_subnets())
+        previous.or_else(|| allocate::choose(&self.network, &taken, &mut random)).ok_or_else(|| self.out_of_subnets())
     }
 
     /// Names the range that is full.

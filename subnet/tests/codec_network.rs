@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proptest::prelude::*;
+use weft_subnet::allocate::{choose, is_compatible};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::network::{BadNetwork, Network};
-use weft_subnet::pick::{compatible, pick};
 
 fn network(text: &str) -> Network {
     Network::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
@@ -244,7 +244,7 @@ fn pick_chooses_only_free_subnets() {
     let conf = network(r#"{"Network":"10.5.0.0/21","SubnetLen":24,"SubnetMax":"10.5.4.0"}"#);
     let all = |taken: &[&str]| -> Vec<String> {
         let taken = nets(taken);
-        let found = (0..100).filter_map(|n| pick(&conf, &taken, &mut || n)).map(|s| s.to_string());
+        let found = (0..100).filter_map(|n| choose(&conf, &taken, &mut || n)).map(|s| s.to_string());
         found.collect::<std::collections::BTreeSet<_>>().into_iter().collect()
     };
     assert_eq!(all(&[]), ["10.5.1.0/24", "10.5.2.0/24", "10.5.3.0/24", "10.5.4.0/24"]);
@@ -258,29 +258,29 @@ fn pick_chooses_only_free_subnets() {
     let top = network(r#"{"Network":"255.255.0.0/16","SubnetMin":"255.255.254.0"}"#);
     let taken = nets(&["255.255.254.0/24"]);
     assert_eq!(
-        pick(&top, &taken, &mut || 7).unwrap().to_string(),
+        choose(&top, &taken, &mut || 7).unwrap().to_string(),
         "255.255.255.0/24",
         "the last subnet of the address space must be found"
     );
     let top = network(
         r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"8000::/1","IPv6SubnetMin":"ffff:ffff:ffff:ffff::"}"#,
     );
-    assert_eq!(pick(&top, &nets(&["ffff::/16"]), &mut || 7), None);
-    assert_eq!(pick(&top, &[], &mut || 7).unwrap().to_string(), "ffff:ffff:ffff:ffff::/64");
+    assert_eq!(choose(&top, &nets(&["ffff::/16"]), &mut || 7), None);
+    assert_eq!(choose(&top, &[], &mut || 7).unwrap().to_string(), "ffff:ffff:ffff:ffff::/64");
 }
 
 #[test]
 fn pick_chooses_each_family_among_at_most_a_hundred_candidates() {
     let conf = network(r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
     let mut calls = [99, 0].into_iter();
-    let picked = pick(&conf, &[], &mut || calls.next().unwrap()).unwrap();
+    let picked = choose(&conf, &[], &mut || calls.next().unwrap()).unwrap();
     assert_eq!(picked.to_string(), "10.0.100.0/24,fd00:0:0:1::/64");
     assert_eq!(
-        pick(&conf, &[], &mut || 100).unwrap().v4.unwrap().to_string(),
+        choose(&conf, &[], &mut || 100).unwrap().v4.unwrap().to_string(),
         "10.0.1.0/24",
         "100 modulo 100 candidates selects the first"
     );
-    assert_eq!(pick(&conf, &nets(&["fd00::/40"]), &mut || 0), None, "one family has no free subnet");
+    assert_eq!(choose(&conf, &nets(&["fd00::/40"]), &mut || 0), None, "one family has no free subnet");
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn pick_takes_less_than_quadratic_time() {
     // CPU time of this thread: what else the machine does must not count.
     let cpu = || nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().tv_sec();
     let start = cpu();
-    assert_eq!(pick(&conf, &taken, &mut || 5).unwrap().to_string(), "10.255.255.0/24");
+    assert_eq!(choose(&conf, &taken, &mut || 5).unwrap().to_string(), "10.255.255.0/24");
     assert!(cpu() - start < 5, "pick took {} s of CPU time", cpu() - start);
 }
 
@@ -316,7 +316,11 @@ fn compatible_accepts_exactly_what_pick_could_choose() {
         ("", "", false, false),
     ] {
         let subnets = subnets(v4, v6);
-        assert_eq!((compatible(&dual, &subnets), compatible(&single, &subnets)), (in_dual, in_single), "{v4} {v6}");
+        assert_eq!(
+            (is_compatible(&dual, &subnets), is_compatible(&single, &subnets)),
+            (in_dual, in_single),
+            "{v4} {v6}"
+        );
     }
 }
 
@@ -348,8 +352,8 @@ proptest! {
             let taken: Vec<Subnets> = taken.into_iter().map(|(a, l)| {
                 Subnets { v4: Some(ipnet::Ipv4Net::new((u32::from(net.network()) | (a & u32::from(net.hostmask()))).into(), l).unwrap().trunc()), v6: None }
             }).collect();
-            if let Some(picked) = pick(&network, &taken, &mut || random) {
-                prop_assert!(compatible(&network, &picked));
+            if let Some(picked) = choose(&network, &taken, &mut || random) {
+                prop_assert!(is_compatible(&network, &picked));
                 prop_assert!(taken.iter().all(|t| !t.overlaps(&picked)));
                 prop_assert!(network.networks.of(weft_subnet::cidr::Family::V4).unwrap().contains(&picked.v4.map(IpNet::V4).unwrap()));
             } else {

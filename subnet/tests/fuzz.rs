@@ -11,11 +11,11 @@
 use std::time::Duration;
 
 use bolero::check;
+use weft_subnet::allocate::{choose, is_compatible};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::network::Network;
-use weft_subnet::pick::{compatible, pick};
 
 /// Number of targets, which share the time. As many run at once as there are processors.
 const TARGETS: u32 = 4;
@@ -133,8 +133,8 @@ fn fuzz_net_conf() {
             match Network::parse(&conf) {
                 Ok(network) => {
                     assert_eq!(network.same_except(&network), Vec::<String>::new());
-                    let picked = pick(&network, &[], &mut || 7).expect("an empty network has a free subnet");
-                    assert!(compatible(&network, &picked), "{conf}: {picked}");
+                    let picked = choose(&network, &[], &mut || 7).expect("an empty network has a free subnet");
+                    assert!(is_compatible(&network, &picked), "{conf}: {picked}");
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }

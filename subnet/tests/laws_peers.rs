@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
-use weft_subnet::lease::{Age, Id, Lease, Record};
+use weft_subnet::lease::{Age, Id, Lease, Record, Unreadable};
 use weft_subnet::peers::{Change, Peers, Us};
 
 fn age(stamp: u64) -> Age {
@@ -152,7 +152,7 @@ fn what_is_fine() {
 fn unread_records_come_and_go() {
     let mut peers = Peers::new(us());
     let good = lease("10.5.2.0-24", "192.168.0.2", 1);
-    let bad = Record { id: good.id.clone(), lease: Err("value is not a lease".into()) };
+    let bad = Record { id: good.id.clone(), lease: Err(Unreadable::new("value is not a lease")) };
     assert_eq!(peers.put(bad.clone()), []);
     assert_eq!(reason(&peers), "value is not a lease");
     assert_eq!(peers.put(record(good.clone())).len(), 1);
@@ -416,7 +416,7 @@ fn any_record() -> impl Strategy<Value = Record> {
     (0u8..12, subnets, 0u64..4, 0u32..24).prop_map(|(id, (v4, v6), stamp, ip)| {
         let id: Id = format!("n{id}").into();
         if ip == 11 {
-            return Record { id, lease: Err("unread".into()) };
+            return Record { id, lease: Err(Unreadable::new("unread")) };
         }
         // The second half lies inside Network, in the subnets of others.
         let public_ip =

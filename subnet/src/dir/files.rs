@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The files of the directory store: names, reading, atomic writing, the lock.
+//! The files of the directory store: their names, how they are read and atomically written, and the lock.
 //!
-//! What touches the disk does so on a thread of its own ([`Files::work`]): a file system that hangs (NFS) must not hold up the
-//! agent's only thread.
+//! Everything that touches the disk runs on another thread ([`Files::work`]), because a file system that hangs, such as NFS, must not
+//! block the agent's only thread.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,16 +18,19 @@ use tempfile::NamedTempFile;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::attrs::{Attrs, MOST_OF_A_VALUE};
+use crate::attrs::{Attrs, BadAttrs, MOST_OF_A_VALUE};
 use crate::cidr::Subnets;
 use crate::lease::{self, Age, Id, Lease, Record};
 use crate::network::{MOST_OF_A_NET_CONF, net_conf_text};
-use crate::source::{Error, random};
+use crate::retry::jitter;
+use crate::source::Error;
 use crate::text::Shown;
 
+/// How long to wait for the lock.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
-const LOCK_EVERY: Duration = Duration::from_millis(10);
-/// One piece of work waits so long for its turn and its end: 50,000 files at 1 ms each are less.
+/// The longest pause between two attempts to take the lock.
+const LOCK_EVERY: Duration = Duration::from_millis(20);
+/// Time limit of one piece of work, including the time until it begins. To read 50,000 files at 1 ms each takes less.
 const LIMIT: Duration = Duration::from_secs(60);
 const SUFFIX: &str = ".json";
 
@@ -36,9 +39,9 @@ const SUFFIX: &str = ".json";
 pub(super) struct Files {
     path: PathBuf,
     subnets: PathBuf,
-    /// Created once only: a directory that vanished later may be an unmounted file system, and must not be made anew.
+    /// True once the directory exists. It is not created a second time: if it vanishes later, its file system may be unmounted.
     made: AtomicBool,
-    /// One piece of work at a time: while one hangs, no others pile up behind it.
+    /// Allows one piece of work at a time, so that threads do not accumulate while one hangs.
     turn: Arc<Semaphore>,
 }
 
@@ -52,14 +55,14 @@ struct Created {
     created: Option<u64>,
 }
 
-/// The id that a file name stands for; `None` for temporary, hidden and foreign files, and names that no lease can have
+/// Returns the id of a file name. Returns `None` for temporary, hidden and unrelated files, and for names that no lease can have
 /// ([`lease::id`]).
 pub(super) fn id(name: &str) -> Option<Id> {
     if name.starts_with('.') { None } else { name.strip_suffix(SUFFIX).and_then(lease::id) }
 }
 
-/// Fails unless this is a regular file, and says what it is instead.
-fn regular(meta: &fs::Metadata) -> io::Result<()> {
+/// Checks that this is a regular file. The error says what it is instead.
+fn check_regular(meta: &fs::Metadata) -> io::Result<()> {
     let kind = meta.file_type();
     let what = match () {
         () if kind.is_file() => return Ok(()),
@@ -68,35 +71,43 @@ fn regular(meta: &fs::Metadata) -> io::Result<()> {
         () if kind.is_socket() => "socket",
         () => "device",
     };
-    Err(io::Error::other(format!("it is a {what} and no regular file: remove it")))
+    Err(io::Error::other(format!("it is a {what} and not a regular file: remove it")))
 }
 
-/// The content of a regular file, but one byte more than `most` of a larger one. Opening a FIFO would wait for its writer, opening
-/// a device may do something, and reading one may never end: so the file is looked at first, and opened without waiting in case it
-/// is replaced between look and open.
+/// Reads a regular file, or the first `most` + 1 bytes of a larger one.
+///
+/// To open a FIFO would wait for its writer, to open a device may have an effect, and to read one may never end. So the type of the
+/// file is checked first. The file is opened without blocking, because it may be replaced after the check.
 fn read_at_most(path: &Path, most: usize) -> io::Result<Vec<u8>> {
-    regular(&fs::metadata(path)?)?;
+    check_regular(&fs::metadata(path)?)?;
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
-    regular(&file.metadata()?)?;
+    check_regular(&file.metadata()?)?;
     let mut content = Vec::new();
     file.take(most as u64 + 1).read_to_end(&mut content)?;
     Ok(content)
 }
 
-fn record(id: Id, value: &[u8]) -> Record {
-    let lease = match Subnets::from_key(&id) {
-        None => Err(format!("file {}{SUFFIX} is not named after a subnet", Shown(&id))),
-        Some(subnets) => Attrs::from_wire(value).map_err(|error| error.to_string()).map(|attrs| {
-            let created = serde_json::from_slice::<Created>(value).ok().and_then(|file| file.created);
-            // Of unknown age = the youngest: it must not push older leases aside.
-            let age = match created {
-                Some(stamp) => Age { stamp, tie: Arc::default() },
-                None => Age { stamp: u64::MAX, tie: id.clone() },
-            };
-            Lease { id: id.clone(), subnets, attrs, age }
-        }),
+/// Why a file is not a lease.
+#[derive(Debug, thiserror::Error)]
+enum BadFile {
+    #[error("file {}{SUFFIX} is not named after a subnet", Shown(.0))]
+    Name(Id),
+    #[error(transparent)]
+    Value(#[from] BadAttrs),
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+}
+
+fn parse(id: &Id, value: &[u8]) -> Result<Lease, BadFile> {
+    let subnets = Subnets::from_key(id).ok_or_else(|| BadFile::Name(id.clone()))?;
+    let attrs = Attrs::from_wire(value)?;
+    let created = serde_json::from_slice::<Created>(value).ok().and_then(|file| file.created);
+    // A lease of unknown age counts as the youngest, so that it does not push an older one aside.
+    let age = match created {
+        Some(stamp) => Age { stamp, tie: Arc::default() },
+        None => Age { stamp: u64::MAX, tie: id.clone() },
     };
-    Record::new(id, lease)
+    Ok(Lease { id: id.clone(), subnets, attrs, age })
 }
 
 impl Files {
@@ -105,7 +116,10 @@ impl Files {
         Files { path, subnets, made: AtomicBool::new(false), turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Does this where it may block. Work that was begun goes on when nobody waits for it any more.
+    /// Runs `work` on a thread where it may block. Work that has begun is completed even if the returned future is dropped.
+    ///
+    /// # Errors
+    /// The error of `work`, or [`Error::Unavailable`] if the file system does not answer in time.
     pub(super) async fn work<T: Send + 'static>(
         self: &Arc<Files>,
         work: impl FnOnce(&Files) -> Result<T, Error> + Send + 'static,
@@ -152,7 +166,7 @@ impl Files {
         Error::Missing(self.config_file().display().to_string())
     }
 
-    /// Makes the directory with the first use.
+    /// Creates the directory at the first use.
     pub(super) fn make(&self) -> Result<(), Error> {
         if !self.made.load(Ordering::Relaxed) {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(&self.subnets);
@@ -162,7 +176,7 @@ impl Files {
         Ok(())
     }
 
-    /// Held until dropped; other processes wait, at most 5 s.
+    /// Takes the lock, which is held until the result is dropped. Waits for other processes, at most 5 s.
     pub(super) async fn lock(self: &Arc<Files>) -> Result<Flock<File>, Error> {
         let path = self.path.join(".lock");
         let at = path.clone();
@@ -170,7 +184,7 @@ impl Files {
             files.make()?;
             let there = match fs::metadata(&at) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-                meta => meta.and_then(|meta| regular(&meta)),
+                meta => meta.and_then(|meta| check_regular(&meta)),
             };
             let mut options = OpenOptions::new();
             options.create(true).truncate(false).write(true).custom_flags(O_NONBLOCK);
@@ -184,11 +198,11 @@ impl Files {
                 Err((back, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() < until => file = back,
                 Err((_, errno)) => return Err(failed("lock", &path, errno.into())),
             }
-            sleep(LOCK_EVERY + Duration::from_millis(random() % 10)).await;
+            sleep(jitter(LOCK_EVERY)).await;
         }
     }
 
-    /// net-conf; `None` when there is none.
+    /// Reads net-conf. Returns `None` if there is none.
     pub(super) fn config(&self) -> Result<Option<String>, Error> {
         self.make()?;
         let path = self.config_file();
@@ -199,21 +213,22 @@ impl Files {
         }
     }
 
-    /// One record; `None` when it is not there.
-    pub(super) fn read(&self, id: &str) -> Result<Option<Record>, Error> {
-        let path = self.file(id);
-        match read_at_most(&path, MOST_OF_A_VALUE) {
-            Ok(value) => Ok(Some(record(id.into(), &value))),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            // A file that cannot be read says nothing about the others.
-            Err(error) => {
-                let reason = format!("cannot read {}: {error}", path.display());
-                Ok(Some(Record::new(id.into(), Err::<Lease, _>(reason))))
-            }
-        }
+    /// Reads one record. Returns `None` if there is no such file. A file that cannot be read is an unreadable record, because it says
+    /// nothing about the others.
+    pub(super) fn read(&self, id: &str) -> Option<Record> {
+        let (path, id) = (self.file(id), Id::from(id));
+        let lease = match read_at_most(&path, MOST_OF_A_VALUE) {
+            Ok(value) => parse(&id, &value),
+            Err(error) if error.kind() == ErrorKind::NotFound => return None,
+            Err(source) => Err(BadFile::Read { path, source }),
+        };
+        Some(Record::new(id, lease))
     }
 
-    /// All records, by id. Fails as a whole when the directory cannot be listed.
+    /// Reads all records, sorted by id.
+    ///
+    /// # Errors
+    /// The directory cannot be listed.
     pub(super) fn scan(&self) -> Result<Vec<Record>, Error> {
         self.make()?;
         let entries = fs::read_dir(&self.subnets).map_err(|error| failed("list", &self.subnets, error))?;
@@ -221,14 +236,14 @@ impl Files {
         for entry in entries {
             let entry = entry.map_err(|error| failed("list", &self.subnets, error))?;
             let Some(id) = id(&entry.file_name().to_string_lossy()) else { continue };
-            records.extend(self.read(&id)?);
+            records.extend(self.read(&id));
         }
         records.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(records)
     }
 
-    /// Writes aside; the file has no name yet that anyone reads.
-    fn aside(&self, attrs: &Attrs, created: u64) -> Result<NamedTempFile, Error> {
+    /// Writes a lease to a temporary file.
+    fn write_temporary(&self, attrs: &Attrs, created: u64) -> Result<NamedTempFile, Error> {
         let write = || -> std::io::Result<NamedTempFile> {
             let mut file = tempfile::Builder::new()
                 .prefix(".lease-")
@@ -243,17 +258,21 @@ impl Files {
         write().map_err(|error| failed("write a lease in", &self.subnets, error))
     }
 
-    fn written(&self, id: &str) -> Result<Lease, Error> {
+    /// Writes the directory to the disk, and reads the lease that was just written.
+    fn read_back(&self, id: &str) -> Result<Lease, Error> {
         let synced = File::open(&self.subnets).and_then(|dir| dir.sync_all());
         synced.map_err(|error| failed("sync", &self.subnets, error))?;
-        let lease = self.read(id)?.ok_or_else(|| self.missing(id))?.lease;
+        let lease = self.read(id).ok_or_else(|| self.missing(id))?.lease;
         lease.map_err(|reason| Error::Invalid(format!("{}: {reason}", self.file(id).display())))
     }
 
-    /// Writes a new file; one that is there already is `Taken`, whoever put it without the lock.
+    /// Writes a new file.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if the file exists already, because somebody created it without the lock.
     pub(super) fn create(&self, id: &str, attrs: &Attrs, created: u64) -> Result<Lease, Error> {
-        match self.aside(attrs, created)?.persist_noclobber(self.file(id)) {
-            Ok(_) => self.written(id),
+        match self.write_temporary(attrs, created)?.persist_noclobber(self.file(id)) {
+            Ok(_) => self.read_back(id),
             Err(error) if error.error.kind() == ErrorKind::AlreadyExists => Err(Error::Taken {
                 subnet: Subnets::from_key(id).unwrap_or_default(),
                 owner: "a file that was put there meanwhile".to_owned(),
@@ -264,9 +283,9 @@ impl Files {
 
     /// Replaces a file.
     pub(super) fn replace(&self, id: &str, attrs: &Attrs, created: u64) -> Result<Lease, Error> {
-        let persisted = self.aside(attrs, created)?.persist(self.file(id));
+        let persisted = self.write_temporary(attrs, created)?.persist(self.file(id));
         persisted.map_err(|error| failed("replace", &self.file(id), error.error))?;
-        self.written(id)
+        self.read_back(id)
     }
 
     /// Deletes a file.
@@ -289,11 +308,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_system_that_hangs_holds_nothing_else_up() {
+    async fn a_file_system_that_hangs_does_not_block_the_thread_of_the_agent() {
         let files = Arc::new(Files::new(PathBuf::from("/nonexistent")));
         let (answer, hangs) = mpsc::channel();
         let hanging = files.work(move |_| hangs.recv().map_err(|error| Error::Invalid(error.to_string())));
-        // Runs on the same thread as the caller of the work, and ends what hangs.
+        // This runs on the thread that waits for the work, and lets the work end.
         let elsewhere = async { answer.send("it answers again").unwrap() };
         let (done, ()) = tokio::join!(hanging, elsewhere);
         assert_eq!(done.unwrap(), "it answers again");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watch of a directory: inotify says which files to read again, a slow poll of all of them is the net (NFS, synchronised
-//! trees), and what is reported is the difference to what was reported before.
+//! Watches the directory. inotify says which files to read again. In addition, all files are read every 30 s, because inotify does not
+//! notice changes that another host makes on NFS. Only differences to what was reported before are reported.
 //!
-//! A host may have no inotify instance left (`fs.inotify.max_user_instances`). Then the directory is polled until there is one.
+//! If the host has no inotify instance left (`fs.inotify.max_user_instances`), the directory is polled until there is one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,18 +19,18 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
-use crate::retry::{RECOVERED, Trouble};
+use crate::retry::{Failures, RECOVERED};
 use crate::source::{Error, Event};
 
 use super::DirStore;
 use super::files::{self, Files};
 
-/// The slow poll: everything is read so often.
-const POLL: Duration = Duration::from_secs(30);
-/// Without inotify it is looked so often whether the directory changed.
-const LOOK: Duration = Duration::from_secs(1);
-/// Without inotify every change costs a look at everything: the pause after one is so many times as long as the look took.
-const REST: u32 = 10;
+/// How often all files are read.
+const READ_ALL_EVERY: Duration = Duration::from_secs(30);
+/// Without inotify, how often to check whether the directory changed.
+const POLL_EVERY: Duration = Duration::from_secs(1);
+/// Without inotify, all files are read after each change. The pause afterwards is this many times as long as the reading took.
+const PAUSE_FACTOR: u32 = 10;
 
 const DELETED: AddWatchFlags = AddWatchFlags::IN_DELETE.union(AddWatchFlags::IN_MOVED_FROM);
 
@@ -42,10 +42,10 @@ impl AsRawFd for Fd {
     }
 }
 
-/// Device and inode of both directories: others = another store.
+/// Device and inode of both directories. If they change, this is another store.
 type Identity = [(u64, u64); 2];
 
-fn identity(files: &Files) -> Result<Identity, Error> {
+fn identify(files: &Files) -> Result<Identity, Error> {
     let of = |path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).map_err(unavailable(files));
     Ok([of(files.path())?, of(files.subnets())?])
 }
@@ -55,78 +55,79 @@ fn unavailable(files: &Files) -> impl Fn(io::Error) -> Error {
     move |error| Error::Unavailable { what: what.clone(), source: Some(Box::new(error)) }
 }
 
-/// Both directories, watched.
+/// An inotify instance that watches both directories.
 struct Watch {
     inotify: AsyncFd<Fd>,
-    /// Events of `subnets/` have this number.
+    /// The descriptor in events of `subnets/`.
     subnets: WatchDescriptor,
 }
 
 impl Watch {
     fn new((inotify, subnets): (Inotify, WatchDescriptor)) -> io::Result<Watch> {
-        // tokio's replacement for `new` is an unsafe function; what `new` asks is kept: `Fd` owns its descriptor and never swaps it.
+        // tokio's replacement for `new` is an unsafe function. The condition of `new` holds: `Fd` owns its descriptor and never changes it.
         #[allow(deprecated)]
         let inotify = AsyncFd::new(Fd(inotify))?;
         Ok(Watch { inotify, subnets })
     }
 }
 
-/// How it is noticed that the directory changed.
-enum Eyes {
+/// How changes of the directory are noticed.
+enum Changes {
     Inotify(Watch),
     Polling(Poll),
 }
 
-/// What the host lacks when nothing can be watched: instances, watches or memory. It may have them again at any time.
-fn exhausted(errno: Errno) -> bool {
+/// Returns true if the host lacks inotify instances, watches or memory. It may have them again at any time.
+fn is_exhausted(errno: Errno) -> bool {
     matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC | Errno::ENOMEM)
 }
 
-/// A directory without inotify.
+/// The state of polling without inotify.
 struct Poll {
-    /// When `subnets/` changed last, as far as it was seen: seconds and nanoseconds.
-    changed: (i64, i64),
-    /// It had changed at the last look. What came in the same tick of the file system's clock is seen by one look more.
-    again: bool,
+    /// The modification time of `subnets/` at the last check, in seconds and nanoseconds.
+    modified: (i64, i64),
+    /// True if it had changed at the last check. Then all files are read once more, because a later change within the same tick of the
+    /// file system's clock leaves the modification time as it is.
+    once_more: bool,
     next: Instant,
 }
 
 impl Poll {
-    /// Everything is about to be read.
-    fn new(changed: (i64, i64)) -> Poll {
-        Poll { changed, again: true, next: Instant::now() + LOOK }
+    /// Begins to poll. All files are about to be read.
+    fn new(modified: (i64, i64)) -> Poll {
+        Poll { modified, once_more: true, next: Instant::now() + POLL_EVERY }
     }
 
-    /// What there is to look at: everything where files came, went or were replaced.
-    fn seen(&mut self, changed: (i64, i64)) -> bool {
-        let other = std::mem::replace(&mut self.changed, changed) != changed;
-        std::mem::replace(&mut self.again, other) || other
+    /// Takes the present modification time. Returns whether all files must be read.
+    fn must_read(&mut self, modified: (i64, i64)) -> bool {
+        let has_changed = std::mem::replace(&mut self.modified, modified) != modified;
+        std::mem::replace(&mut self.once_more, has_changed) || has_changed
     }
 }
 
-/// When `subnets/` changed last.
-fn changed(files: &Files) -> Result<(i64, i64), Error> {
+/// Returns the modification time of `subnets/`, which changes when files are created, deleted or replaced.
+fn modified(files: &Files) -> Result<(i64, i64), Error> {
     let meta = fs::metadata(files.subnets()).map_err(unavailable(files))?;
     Ok((meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Watches both directories, or begins to poll where that cannot be.
-async fn open_eyes(store: &DirStore) -> Result<Eyes, Error> {
+/// Watches both directories, or begins to poll if that is not possible.
+async fn notice_changes(store: &DirStore) -> Result<Changes, Error> {
     let opened = store.files.work(|files| {
         files.make()?;
         match open(files) {
-            Err(errno) if exhausted(errno) => Ok(Err((errno, changed(files)?))),
+            Err(errno) if is_exhausted(errno) => Ok(Err((errno, modified(files)?))),
             opened => opened.map(Ok).map_err(|errno| unavailable(files)(errno.into())),
         }
     });
     match opened.await? {
         Ok(opened) => {
-            store.watched(None);
-            Watch::new(opened).map(Eyes::Inotify).map_err(unavailable(&store.files))
+            store.set_polled(None);
+            Watch::new(opened).map(Changes::Inotify).map_err(unavailable(&store.files))
         }
-        Err((errno, changed)) => {
-            store.watched(Some(errno));
-            Ok(Eyes::Polling(Poll::new(changed)))
+        Err((errno, modified)) => {
+            store.set_polled(Some(errno));
+            Ok(Changes::Polling(Poll::new(modified)))
         }
     }
 }
@@ -146,71 +147,78 @@ fn open(files: &Files) -> Result<(Inotify, WatchDescriptor), Errno> {
     Ok((inotify, subnets))
 }
 
-/// What inotify told of, or that everything is to be looked at.
+/// Which files to read again.
 #[derive(Default)]
-struct News {
-    /// Ids of the files under `subnets/` that were touched; true: deleted, perhaps written again.
+struct ToRead {
+    /// Ids of the files under `subnets/` that changed. True if the file was deleted, although it may have been written again.
     touched: BTreeMap<Id, bool>,
-    /// The slow poll is due, or events were lost.
+    /// All files must be read: it is time for that, or events were lost.
     all: bool,
 }
 
-/// Waits until there is something to look at; at the latest for the slow poll.
-async fn wait(store: &DirStore, eyes: &mut Eyes, slow: Instant) -> Result<News, Error> {
-    let poll = match eyes {
-        Eyes::Inotify(watch) => return told(watch, slow).await.map_err(unavailable(&store.files)),
-        Eyes::Polling(poll) => poll,
+/// Waits for a change, or until `read_all_at`.
+async fn wait(store: &DirStore, changes: &mut Changes, read_all_at: Instant) -> Result<ToRead, Error> {
+    let poll = match changes {
+        Changes::Inotify(watch) => {
+            return wait_for_inotify(watch, read_all_at).await.map_err(unavailable(&store.files));
+        }
+        Changes::Polling(poll) => poll,
     };
-    sleep_until(poll.next.min(slow)).await;
-    poll.next = Instant::now() + LOOK;
-    let opened = store.files.work(|files| Ok((open(files).ok(), changed(files)?)));
-    let (opened, changed) = opened.await?;
-    let mut news = News { all: poll.seen(changed) || Instant::now() >= slow, ..News::default() };
+    sleep_until(poll.next.min(read_all_at)).await;
+    poll.next = Instant::now() + POLL_EVERY;
+    let opened = store.files.work(|files| Ok((open(files).ok(), modified(files)?)));
+    let (opened, modified) = opened.await?;
+    let all = poll.must_read(modified) || Instant::now() >= read_all_at;
+    let mut to_read = ToRead { all, ..ToRead::default() };
     if let Some(opened) = opened {
-        *eyes = Eyes::Inotify(Watch::new(opened).map_err(unavailable(&store.files))?);
-        store.watched(None);
-        // Watched first, then looked at: nothing falls between.
-        news.all = true;
+        *changes = Changes::Inotify(Watch::new(opened).map_err(unavailable(&store.files))?);
+        store.set_polled(None);
+        // All files are read after the watch exists, so that no change is missed.
+        to_read.all = true;
     }
-    Ok(news)
+    Ok(to_read)
 }
 
-/// Waits for events or the slow poll, and takes all that are there.
-async fn told(watch: &Watch, poll: Instant) -> io::Result<News> {
-    let mut news = News::default();
-    let Ok(ready) = timeout_at(poll, watch.inotify.readable()).await else { return Ok(News { all: true, ..news }) };
+/// Waits for events, or until `read_all_at`, and takes all events that there are.
+async fn wait_for_inotify(watch: &Watch, read_all_at: Instant) -> io::Result<ToRead> {
+    let mut to_read = ToRead::default();
+    let Ok(ready) = timeout_at(read_all_at, watch.inotify.readable()).await else {
+        return Ok(ToRead { all: true, ..to_read });
+    };
     let mut guard = ready?;
     loop {
         match watch.inotify.get_ref().0.read_events() {
-            Ok(events) => events.into_iter().for_each(|event| take(&mut news, watch, &event)),
+            Ok(events) => events.into_iter().for_each(|event| add(&mut to_read, watch, &event)),
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => {
                 guard.clear_ready();
-                // Where there is always news the poll is not put off.
-                news.all |= Instant::now() >= poll;
-                return Ok(news);
+                // Constant changes must not delay the reading of all files.
+                to_read.all |= Instant::now() >= read_all_at;
+                return Ok(to_read);
             }
             Err(errno) => return Err(errno.into()),
         }
     }
 }
 
-fn take(news: &mut News, watch: &Watch, event: &InotifyEvent) {
-    news.all |= event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+/// Adds the file of an event.
+fn add(to_read: &mut ToRead, watch: &Watch, event: &InotifyEvent) {
+    to_read.all |= event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
     let name = event.name.as_ref().and_then(|name| name.to_str()).filter(|_| event.wd == watch.subnets);
     if let Some(id) = name.and_then(files::id) {
-        *news.touched.entry(id).or_default() |= event.mask.intersects(DELETED);
+        *to_read.touched.entry(id).or_default() |= event.mask.intersects(DELETED);
     }
 }
 
 /// What was reported so far.
 #[derive(Default)]
-struct Known {
-    records: BTreeMap<Id, Record>,
+struct Reported {
+    /// The records. `None` for one that this agent wrote since: whatever the file contains now must be reported.
+    records: BTreeMap<Id, Option<Record>>,
     identity: Option<Identity>,
 }
 
-/// See [`crate::source::Source::watch`].
+/// Implements [`crate::source::Source::watch`].
 pub(super) async fn run(store: &DirStore, out: mpsc::Sender<Event>) {
     tokio::select! {
         () = out.closed() => {}
@@ -219,91 +227,98 @@ pub(super) async fn run(store: &DirStore, out: mpsc::Sender<Event>) {
 }
 
 async fn follow(store: &DirStore, out: &mpsc::Sender<Event>) {
-    let mut known = Known::default();
-    let mut trouble = Trouble::default();
+    let mut reported = Reported::default();
+    let mut failures = Failures::default();
     loop {
         let began = Instant::now();
-        let error = match session(store, out, &mut known).await {
+        let error = match session(store, out, &mut reported).await {
             Ok(()) => return,
             Err(error) => error,
         };
         if began.elapsed() > RECOVERED {
-            trouble.over();
+            failures.reset();
         }
-        if !trouble.pause(&error, 1, out).await {
+        if !failures.pause(&error, 1, out).await {
             return;
         }
     }
 }
 
-/// Watches first, then looks: nothing falls between. `Ok` = nobody listens.
-async fn session(store: &DirStore, out: &mpsc::Sender<Event>, known: &mut Known) -> Result<(), Error> {
+/// Follows the directory until an error occurs. Returns `Ok` if nobody receives the events any more.
+///
+/// The watch begins before the files are read, so that no change is missed.
+async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Reported) -> Result<(), Error> {
     let files = &store.files;
-    let mut eyes = open_eyes(store).await?;
+    let mut noticed = notice_changes(store).await?;
     store.wrote.borrow_mut().clear();
-    let (records, text, mine) = files.work(|files| Ok((files.scan()?, files.config()?, identity(files)?))).await?;
-    let reset = known.identity.is_some_and(|before| before != mine);
-    known.identity = Some(mine);
-    known.records = records.iter().map(|record| (record.id.clone(), record.clone())).collect();
-    if out.send(Event::Snapshot { records, reset }).await.is_err() || !config(store, out, text).await {
+    let (records, text, identity) = files.work(|files| Ok((files.scan()?, files.config()?, identify(files)?))).await?;
+    let reset = reported.identity.is_some_and(|before| before != identity);
+    reported.identity = Some(identity);
+    reported.records = records.iter().map(|record| (record.id.clone(), Some(record.clone()))).collect();
+    if out.send(Event::Snapshot { records, reset }).await.is_err() || !report_config(store, out, text).await {
         return Ok(());
     }
-    let mut poll = Instant::now() + POLL;
+    let mut read_all_at = Instant::now() + READ_ALL_EVERY;
     loop {
-        let news = wait(store, &mut eyes, poll).await?;
-        let (all, names) = (news.all, news.touched.keys().cloned().collect());
+        let to_read = wait(store, &mut noticed, read_all_at).await?;
+        let (all, names) = (to_read.all, to_read.touched.keys().cloned().collect());
         let began = Instant::now();
-        let (found, text, now) = files.work(move |files| look(files, all, names)).await?;
-        if let Eyes::Polling(poll) = &mut eyes {
-            poll.next = Instant::now() + LOOK.max(began.elapsed() * REST);
+        let (found, text, now) = files.work(move |files| read(files, all, names)).await?;
+        if let Changes::Polling(poll) = &mut noticed {
+            poll.next = Instant::now() + POLL_EVERY.max(began.elapsed() * PAUSE_FACTOR);
         }
-        // Looked at last: of a directory that went away meanwhile nothing is believed.
-        if now != mine {
+        // The identity is read last: if the directory was replaced meanwhile, nothing that was read from it counts.
+        if now != identity {
             let moved = io::Error::other("the directory was replaced");
             return Err(unavailable(files)(moved));
         }
         if all {
-            poll = Instant::now() + POLL;
+            read_all_at = Instant::now() + READ_ALL_EVERY;
         }
-        // Whatever stands there now is news after a write of ours: somebody else may have written again what was reported before it.
+        // After a write of ours, the file is reported even if it is again as it was reported before: then another node has overwritten it.
         for id in std::mem::take(&mut *store.wrote.borrow_mut()) {
-            known.records.insert(id.clone(), Record::new(id, Err("written by this node".to_owned())));
+            reported.records.insert(id, None);
         }
-        let changes = difference(&mut known.records, found, &news.touched);
+        let changes = difference(&mut reported.records, found, &to_read.touched);
         if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
             return Ok(());
         }
-        if !config(store, out, text).await || out.send(Event::Word).await.is_err() {
+        if !report_config(store, out, text).await || out.send(Event::Word).await.is_err() {
             return Ok(());
         }
     }
 }
 
-/// What is there now.
+/// The files that were read.
 enum Found {
-    /// Everything.
+    /// All files.
     All(Vec<Record>),
-    /// The files that were touched; `None`: not there.
+    /// The files that changed. `None` if the file does not exist.
     Some(Vec<(Id, Option<Record>)>),
 }
 
-fn look(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Identity), Error> {
+/// Reads leases, net-conf, and the identity of the directory.
+fn read(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Identity), Error> {
     let found = if all {
         Found::All(files.scan()?)
     } else {
-        let read = |id: Id| files.read(&id).map(|record| (id, record));
-        Found::Some(names.into_iter().map(read).collect::<Result<_, Error>>()?)
+        Found::Some(names.into_iter().map(|id| (id.clone(), files.read(&id))).collect())
     };
-    Ok((found, files.config()?, identity(files)?))
+    Ok((found, files.config()?, identify(files)?))
 }
 
-/// Brings `known` up to what was found; what went, then what came. Records that came and went between two looks are gone, too:
-/// whoever wrote one (our own lease, taken again) must hear it.
-fn difference(known: &mut BTreeMap<Id, Record>, found: Found, touched: &BTreeMap<Id, bool>) -> Vec<Result<Record, Id>> {
+/// Updates `reported` with what was found, and returns the changes: first the records that were deleted, then those that were written.
+///
+/// A record that was written and deleted between two readings is also reported as deleted, because it may be our own lease.
+fn difference(
+    reported: &mut BTreeMap<Id, Option<Record>>,
+    found: Found,
+    touched: &BTreeMap<Id, bool>,
+) -> Vec<Result<Record, Id>> {
     let now = match found {
         Found::Some(now) => now,
         Found::All(records) => {
-            let mut now: BTreeMap<Id, Option<Record>> = known.keys().map(|id| (id.clone(), None)).collect();
+            let mut now: BTreeMap<Id, Option<Record>> = reported.keys().map(|id| (id.clone(), None)).collect();
             now.extend(touched.keys().map(|id| (id.clone(), None)));
             now.extend(records.into_iter().map(|record| (record.id.clone(), Some(record))));
             now.into_iter().collect()
@@ -312,14 +327,14 @@ fn difference(known: &mut BTreeMap<Id, Record>, found: Found, touched: &BTreeMap
     let (mut gone, mut put) = (Vec::new(), Vec::new());
     for (id, record) in now {
         match record {
-            Some(record) if known.get(&id) == Some(&record) => {}
+            Some(record) if reported.get(&id).is_some_and(|old| old.as_ref() == Some(&record)) => {}
             Some(record) => {
-                known.insert(id, record.clone());
+                reported.insert(id, Some(record.clone()));
                 put.push(Ok(record));
             }
             None => {
                 let short_lived = touched.get(&id) == Some(&true) && Subnets::from_key(&id).is_some();
-                if known.remove(&id).is_some() || short_lived {
+                if reported.remove(&id).is_some() || short_lived {
                     gone.push(Err(id));
                 }
             }
@@ -329,8 +344,8 @@ fn difference(known: &mut BTreeMap<Id, Record>, found: Found, touched: &BTreeMap
     gone
 }
 
-/// Reports net-conf when it is another than the one handed out. False = nobody listens.
-async fn config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option<String>) -> bool {
+/// Reports net-conf if it differs from the one that was last returned. Returns false if nobody receives the events any more.
+async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option<String>) -> bool {
     let Some(text) = text else { return true };
     let before = store.config_seen.borrow_mut().replace(text.clone());
     match before {

@@ -1,35 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Taking, re-taking and giving back a lease: flannel's order, every write fenced by what was read.
+//! How a lease is acquired, taken again and released. The order is flannel's, and every write is a transaction that fails if the key
+//! is not as it was read.
 //!
-//! Two nodes that race for one key: the transaction lets one through. Two that create different keys which overlap
-//! (dual-stack keys that share one half, other lengths) are both let through; each then reads what was created between
-//! its list and its own key, and the younger deletes its own and picks again. A guard over the whole range inside the
-//! transaction would do the same, but then of N nodes that start together N-1 fail in each round.
+//! If two nodes create the same key, the transaction lets one of them through. If they create different keys that overlap (other lengths,
+//! or dual-stack keys with one half in common), both transactions succeed. So each node then reads what was created between its list and
+//! its own key, and the younger one deletes its key and chooses again. A comparison over the whole range inside the transaction would
+//! also work, but then all but one of the nodes that start together would fail in each round.
 
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, TxnOp, TxnOpResponse};
 use tokio::time::sleep;
 
+use crate::allocate;
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease};
-use crate::pick;
-use crate::retry::jitter;
+use crate::retry::Backoff;
 use crate::source::{Claim, Error};
 
 use super::EtcdStore;
 use super::keys::{All, Stored};
 
-/// Conflicts with other nodes before giving up.
+/// How many times another node may be faster before an operation fails.
 const ATTEMPTS: u32 = 30;
 
-/// An etcd lease that was granted and is not attached to a key yet: one for all attempts.
+/// The delays between these attempts.
+fn backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(25), Duration::from_millis(200))
+}
+
+/// An etcd lease that was granted and is not attached to a key yet. All attempts of one operation share it.
 type Granted = Option<i64>;
 
-async fn back_off(attempt: u32) {
-    sleep(jitter(Duration::from_millis(20 * u64::from(attempt.min(10)) + 5))).await;
+/// The outcome of one attempt to write our key.
+enum Attempt {
+    /// The key is ours, with this content.
+    Won(Stored),
+    /// Another node was faster: the keys are not as they were read. They must be read again.
+    Lost,
+}
+
+impl Attempt {
+    /// Returns the lease that was won.
+    fn lease(&self) -> Option<&Lease> {
+        match self {
+            Attempt::Won(own) => own.lease(),
+            Attempt::Lost => None,
+        }
+    }
+}
+
+/// What a new key is judged by after it was created.
+struct Basis<'a> {
+    /// Which leases are ours.
+    evidence: &'a Evidence,
+    /// The revision at which the other keys were read.
+    revision: i64,
+}
+
+/// The leases in the store as one attempt to acquire a subnet sees them.
+struct Leases<'a> {
+    claim: &'a Claim,
+    all: &'a All,
+    /// Those that are ours, the one with the best evidence first.
+    ours: Vec<&'a Stored>,
+}
+
+impl<'a> Leases<'a> {
+    fn new(claim: &'a Claim, all: &'a All, evidence: &Evidence) -> Leases<'a> {
+        Leases { claim, all, ours: all.ours(evidence) }
+    }
+
+    fn is_ours(&self, stored: &Stored) -> bool {
+        self.ours.iter().any(|own| own.record.id == stored.record.id)
+    }
+
+    fn others(&self) -> impl Iterator<Item = &'a Stored> {
+        self.all.stored.iter().filter(|stored| !self.is_ours(stored))
+    }
+
+    /// Returns true if net-conf allows a lease of these subnets.
+    fn is_compatible(&self, stored: &Stored) -> bool {
+        stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.claim.network, &subnets))
+    }
+
+    /// Returns true if an older lease of another node overlaps this one of ours. Then ours came second in a race, and we ended before
+    /// we could delete it.
+    fn lost_a_race(&self, own: &Stored) -> bool {
+        self.others().any(|other| {
+            other.created < own.created && self.is_compatible(other) && other.lease().is_some() && overlap(own, other)
+        })
+    }
+
+    /// Returns a lease of ours that can be used as it is.
+    fn usable(&self) -> Option<&'a Stored> {
+        self.ours.iter().copied().find(|own| self.is_compatible(own) && !self.lost_a_race(own))
+    }
+
+    /// Chooses a free subnet.
+    fn choose(&self) -> Result<Subnets, Error> {
+        let taken = self.others().filter_map(|stored| stored.subnets).collect();
+        let nodes = self.others().filter_map(Stored::lease).map(|lease| &lease.attrs);
+        self.claim.choose(taken, nodes)
+    }
 }
 
 fn contended(what: &str) -> Error {
@@ -40,149 +115,144 @@ impl EtcdStore {
     pub(super) async fn find_own(&self, evidence: &Evidence) -> Result<Option<Lease>, Error> {
         let all = self.read_all().await?;
         let own = all.ours(evidence).first().and_then(|stored| stored.lease()).cloned();
-        self.listed.keep(all);
+        self.last_list.set(all);
         Ok(own)
     }
 
     pub(super) async fn acquire_fenced(&self, claim: &Claim) -> Result<Lease, Error> {
         let mut granted = None;
         let result = self.acquire_attempts(claim, &mut granted).await;
-        self.give_up(granted).await;
+        self.revoke_unused(granted).await;
         result
     }
 
     async fn acquire_attempts(&self, claim: &Claim, granted: &mut Granted) -> Result<Lease, Error> {
-        // What was read a moment ago will do: every write is fenced by it.
-        let mut fresh = self.listed.take();
-        let starting = fresh.is_some();
-        for attempt in 1..=ATTEMPTS {
-            let mut all = match fresh.take() {
+        // A list that was read a moment ago may be used, because every write checks that its key has not changed.
+        let mut recent = self.last_list.take();
+        let is_start = recent.is_some();
+        let mut backoff = backoff();
+        for _ in 0..ATTEMPTS {
+            let mut all = match recent.take() {
                 Some(all) => all,
                 None => self.read_all().await?,
             };
-            let own = self.acquire_once(claim, &all, granted).await?;
-            if let Some((own, lease)) = own.and_then(|own| Some((own.clone(), own.lease()?.clone()))) {
-                if starting {
-                    all.put(own);
-                    self.listed.keep(all);
+            let attempt = self.acquire_once(claim, &all, granted).await?;
+            let lease = attempt.lease().cloned();
+            if let (Attempt::Won(own), Some(lease)) = (attempt, lease) {
+                if is_start {
+                    all.replace(own);
+                    self.last_list.set(all);
                 }
                 return Ok(lease);
             }
-            back_off(attempt).await;
+            sleep(backoff.next_delay()).await;
         }
         Err(contended("acquire a subnet"))
     }
 
-    /// `None` = someone was faster: read again.
-    async fn acquire_once(&self, claim: &Claim, all: &All, granted: &mut Granted) -> Result<Option<Stored>, Error> {
-        let fits = |stored: &Stored| stored.subnets.is_some_and(|subnets| pick::compatible(&claim.network, &subnets));
+    /// Makes one attempt: confirms a lease that is ours, or deletes those that cannot be used and creates a new one.
+    async fn acquire_once(&self, claim: &Claim, all: &All, granted: &mut Granted) -> Result<Attempt, Error> {
         let evidence = claim.evidence();
-        let ours = all.ours(&evidence);
-        let is_ours = |stored: &Stored| ours.iter().any(|own| own.record.id == stored.record.id);
-        // An older lease of another node over the same addresses: ours came second in a race and its deletion was cut off.
-        let beaten = |own: &Stored| {
-            all.stored.iter().any(|other| {
-                other.created < own.created
-                    && fits(other)
-                    && other.lease().is_some()
-                    && overlap(own, other)
-                    && !is_ours(other)
-            })
-        };
-        if let Some(own) = ours.iter().find(|own| fits(own) && !beaten(own)) {
+        let leases = Leases::new(claim, all, &evidence);
+        if let Some(own) = leases.usable() {
             return self.rewrite(own, &claim.attrs, granted).await;
         }
-        for own in &ours {
+        for own in &leases.ours {
             if !self.delete_fenced(own).await? {
-                return Ok(None);
+                return Ok(Attempt::Lost);
             }
         }
-        let others = || all.stored.iter().filter(|stored| !is_ours(stored));
-        let taken = others().filter_map(|stored| stored.subnets).collect();
-        let nodes = others().filter_map(Stored::lease).map(|lease| &lease.attrs);
-        let chosen = claim.choose(taken, nodes)?;
-        self.create(&chosen, &claim.attrs, (&evidence, all.revision), granted).await
+        let basis = Basis { evidence: &evidence, revision: all.revision };
+        self.create(&leases.choose()?, &claim.attrs, &basis, granted).await
     }
 
-    /// Creates the key, unless anyone else did or an older one overlaps it.
+    /// Creates a key. Deletes it again if an older key overlaps it.
     async fn create(
         &self,
         subnets: &Subnets,
         attrs: &Attrs,
-        (evidence, listed): (&Evidence, i64),
+        basis: &Basis<'_>,
         granted: &mut Granted,
-    ) -> Result<Option<Stored>, Error> {
+    ) -> Result<Attempt, Error> {
         let id: Id = subnets.to_key().into();
         let key = self.keys.lease(&id);
         let etcd_lease = self.grant(granted).await?;
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
-        let free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-        let Some(own) = self.put_fenced(&format!("create {key}"), &key, free, put).await? else { return Ok(None) };
+        let is_free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
+        let Attempt::Won(own) = self.put_fenced(&format!("create {key}"), &key, is_free, put).await? else {
+            return Ok(Attempt::Lost);
+        };
         *granted = None;
-        let (first, end) = self.keys.leases();
-        let between = GetOptions::new()
-            .with_range(end)
-            .with_min_create_revision(listed + 1)
-            .with_max_create_revision(own.created - 1);
-        let older = self.pool.get(&format!("check {key}"), first, Some(between)).await?;
-        let rival = older.kvs().iter().filter_map(|kv| self.keys.stored(kv)).any(|other| {
-            other.lease().is_some_and(|lease| lease.subnets.overlaps(subnets)) && !other.belongs_to(evidence)
-        });
-        if !rival {
-            return Ok(Some(own));
+        if !self.has_older_rival(&own, subnets, basis).await? {
+            return Ok(Attempt::Won(own));
         }
         if self.delete_fenced(&own).await? {
             *granted = Some(etcd_lease);
         }
-        Ok(None)
+        Ok(Attempt::Lost)
     }
 
-    /// Writes a key if it is as it was read, and gives back what stands there then. `None` = it is not.
-    async fn put_fenced(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Option<Stored>, Error> {
+    /// Returns true if another node created an overlapping key after the list was read and before our key.
+    async fn has_older_rival(&self, own: &Stored, subnets: &Subnets, basis: &Basis<'_>) -> Result<bool, Error> {
+        let (first, end) = self.keys.leases();
+        let between = GetOptions::new()
+            .with_range(end)
+            .with_min_create_revision(basis.revision + 1)
+            .with_max_create_revision(own.created - 1);
+        let what = format!("check {}", self.keys.lease(&own.record.id));
+        let older = self.pool.get(&what, first, Some(between)).await?;
+        Ok(older.kvs().iter().filter_map(|kv| self.keys.stored(kv)).any(|other| {
+            other.lease().is_some_and(|lease| lease.subnets.overlaps(subnets)) && !other.belongs_to(basis.evidence)
+        }))
+    }
+
+    /// Writes a key if the comparison `when` holds, and returns the new content.
+    async fn put_fenced(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
         let answer = self.pool.swap(what, when, vec![put, TxnOp::get(key, None)]).await?;
         if !answer.succeeded() {
-            return Ok(None);
+            return Ok(Attempt::Lost);
         }
         let read = answer.op_responses().into_iter().find_map(|part| match part {
             TxnOpResponse::Get(read) => read.kvs().first().and_then(|kv| self.keys.stored(kv)),
             _ => None,
         });
-        let none = || Error::Unavailable { what: format!("{what}: etcd does not say what it wrote"), source: None };
-        read.map(Some).ok_or_else(none)
+        let none = || Error::Unavailable { what: format!("{what}: etcd does not return what it wrote"), source: None };
+        read.map(Attempt::Won).ok_or_else(none)
     }
 
-    /// Our key as it stands gets our value; nothing is written when it says the same. Its etcd lease stays (`ignore_lease`), and
-    /// so a key without one stays a reservation. `None` = it changed meanwhile.
-    async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Option<Stored>, Error> {
-        // Written by a call whose answer was lost: what was granted is in use.
+    /// Writes our value to a key that is ours. Nothing is written if the key has this value already.
+    ///
+    /// The key stays attached to its etcd lease (`ignore_lease`), so a key without one stays a reservation.
+    async fn rewrite(&self, own: &Stored, attrs: &Attrs, granted: &mut Granted) -> Result<Attempt, Error> {
+        // An earlier write succeeded although its answer was lost. The etcd lease is in use.
         if *granted == Some(own.etcd_lease) {
             *granted = None;
         }
-        let alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
-        if alive && own.lease().is_some_and(|lease| lease.attrs == *attrs) {
-            return Ok(Some(own.clone()));
+        let is_alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
+        if is_alive && own.lease().is_some_and(|lease| lease.attrs == *attrs) {
+            return Ok(Attempt::Won(own.clone()));
         }
-        let options = if alive {
+        let options = if is_alive {
             PutOptions::new().with_ignore_lease()
         } else {
             PutOptions::new().with_lease(self.grant(granted).await?)
         };
         let key = self.keys.lease(&own.record.id);
-        let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
+        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(options));
-        let written = self.put_fenced(&format!("rewrite {key}"), &key, unchanged, put).await?;
-        if written.is_some() && !alive {
+        let attempt = self.put_fenced(&format!("rewrite {key}"), &key, is_unchanged, put).await?;
+        if matches!(attempt, Attempt::Won(_)) && !is_alive {
             *granted = None;
         }
-        Ok(written)
+        Ok(attempt)
     }
 
-    /// True when the key as it was read is gone.
+    /// Deletes a key. Returns false if it is not as it was read.
     async fn delete_fenced(&self, stored: &Stored) -> Result<bool, Error> {
         let key = self.keys.lease(&stored.record.id);
-        let unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
+        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
         let delete = TxnOp::delete(key.as_str(), None);
-        Ok(self.pool.swap(&format!("delete {key}"), unchanged, vec![delete]).await?.succeeded())
+        Ok(self.pool.swap(&format!("delete {key}"), is_unchanged, vec![delete]).await?.succeeded())
     }
 
     async fn grant(&self, granted: &mut Granted) -> Result<i64, Error> {
@@ -196,13 +266,13 @@ impl EtcdStore {
         Ok(answer.id())
     }
 
-    /// An etcd lease that nothing was attached to would only linger; failure to revoke it harms nobody.
-    async fn give_up(&self, granted: Granted) {
+    /// Revokes an etcd lease that is not attached to a key. If this fails, the etcd lease expires by itself.
+    async fn revoke_unused(&self, granted: Granted) {
         if let Some(id) = granted {
             let revoked =
                 self.pool.call("revoke a lease", |mut client| async move { client.lease_revoke(id).await }).await;
             if let Err(error) = revoked {
-                tracing::debug!(%error, "an unused etcd lease is left to expire");
+                tracing::debug!(%error, "an unused etcd lease was not revoked and will expire");
             }
         }
     }
@@ -210,7 +280,7 @@ impl EtcdStore {
     pub(super) async fn retake_fenced(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
         let mut granted = None;
         let result = self.retake_attempts(subnets, was, attrs, &mut granted).await;
-        self.give_up(granted).await;
+        self.revoke_unused(granted).await;
         result
     }
 
@@ -223,31 +293,32 @@ impl EtcdStore {
     ) -> Result<Lease, Error> {
         let id = subnets.to_key();
         let evidence = Evidence::of(*subnets, was).or(attrs);
-        for attempt in 1..=ATTEMPTS {
-            let done = match self.read_one(&id).await? {
-                // A value that nobody can read belongs to nobody, and the key was ours.
+        let mut backoff = backoff();
+        for _ in 0..ATTEMPTS {
+            let attempt = match self.read_one(&id).await? {
+                // The key was ours, and an unreadable value does not say that it belongs to another node.
                 (Some(own), _) if own.belongs_to(&evidence) || own.lease().is_none() => {
                     self.rewrite(&own, attrs, granted).await?
                 }
                 (Some(other), _) => return Err(Error::Taken { subnet: *subnets, owner: other.owner(&evidence) }),
                 (None, revision) => {
                     self.refuse_overlap(subnets, &evidence).await?;
-                    self.create(subnets, attrs, (&evidence, revision), granted).await?
+                    self.create(subnets, attrs, &Basis { evidence: &evidence, revision }, granted).await?
                 }
             };
-            if let Some(lease) = done.as_ref().and_then(Stored::lease) {
+            if let Some(lease) = attempt.lease() {
                 return Ok(lease.clone());
             }
-            back_off(attempt).await;
+            sleep(backoff.next_delay()).await;
         }
         Err(contended(&format!("retake {subnets}")))
     }
 
-    /// Another key may have taken our addresses while ours was gone.
+    /// Fails if another node took our addresses under a different key while ours was missing.
     async fn refuse_overlap(&self, subnets: &Subnets, evidence: &Evidence) -> Result<(), Error> {
         let all = self.read_all().await?;
         let rival = all.stored.iter().filter_map(|stored| Some((stored, stored.lease()?))).find(|(_, lease)| {
-            // Only equals: a stray key over a whole range is set aside by every node and must not keep us out.
+            // A larger subnet does not keep us out: every node sets such a lease aside.
             let same_length =
                 lease.subnets.iter().map(|net| net.prefix_len()).eq(subnets.iter().map(|net| net.prefix_len()));
             same_length && !evidence.proves(lease) && lease.subnets.overlaps(subnets)
@@ -260,7 +331,8 @@ impl EtcdStore {
 
     pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
         let evidence = Evidence::of(lease.subnets, &lease.attrs);
-        for attempt in 1..=ATTEMPTS {
+        let mut backoff = backoff();
+        for _ in 0..ATTEMPTS {
             let Some(stored) = self.read_one(&lease.id).await?.0 else {
                 return Err(Error::Missing(self.keys.lease(&lease.id)));
             };
@@ -270,7 +342,7 @@ impl EtcdStore {
             if self.delete_fenced(&stored).await? {
                 return Ok(());
             }
-            back_off(attempt).await;
+            sleep(backoff.next_delay()).await;
         }
         Err(contended(&format!("release {}", lease.subnets)))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One client for each endpoint, used until it fails, then the next: etcd-client's own balancer keeps sending calls to
-//! endpoints that are dead. Every call has a time limit.
+//! Calls to etcd. There is one client for each endpoint. An endpoint is used until it fails, then the next one is used. (The balancer of
+//! etcd-client itself keeps sending calls to endpoints that are dead.) Every call has a time limit.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -12,19 +12,19 @@ use tokio::time::{Instant, timeout};
 use crate::source::Error;
 
 use super::EtcdOptions;
-use super::tls::{self, Stamp};
+use super::tls::{self, BadOptions, Stamp};
 
 /// How long one call to one endpoint may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(3);
 
-/// Files that changed but do not work are tried again so often while the connection that there is works.
+/// How often changed files that do not work are tried again while the present connection works.
 const TRY_FILES_EVERY: Duration = Duration::from_secs(60);
 
-/// The largest answer that is taken into memory. A page of 8,000 leases has 4 MB; whoever may write values may make them so large
-/// (etcd takes 1.5 MB each) that a page has gigabytes, and is then asked for in smaller ones.
+/// The largest answer in bytes. A page of 8,000 leases has 4 MB. But whoever may write leases may write values of up to 1.5 MB each, so
+/// that a page would have gigabytes. Such a page is read in smaller ones.
 pub(super) const MESSAGE_LIMIT: usize = 16 << 20;
 
-/// gRPC status codes (the client gives them as numbers).
+/// gRPC status codes. The client returns them as numbers.
 const CANCELLED: i32 = 1;
 const UNKNOWN: i32 = 2;
 const DEADLINE_EXCEEDED: i32 = 4;
@@ -46,7 +46,7 @@ pub(super) enum Fault {
 fn explain(error: &etcd_client::Error) -> String {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // The status says "transport error"; what happened stands at the end of its sources.
+            // The message of the status is only "transport error". The last of its sources says what happened.
             let mut text = status.message().to_owned();
             let mut cause = std::error::Error::source(status);
             while let Some(inner) = cause {
@@ -56,7 +56,7 @@ fn explain(error: &etcd_client::Error) -> String {
                 }
                 cause = inner.source();
             }
-            if about_auth(error) {
+            if is_about_auth(error) {
                 text.push_str(" (check --etcd-username and --etcd-password, and the user's role)");
             }
             text
@@ -65,8 +65,8 @@ fn explain(error: &etcd_client::Error) -> String {
     }
 }
 
-/// Another endpoint may do better.
-fn elsewhere(error: &etcd_client::Error) -> bool {
+/// Returns true if the same call may succeed on another endpoint.
+fn may_succeed_elsewhere(error: &etcd_client::Error) -> bool {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
             [CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE].contains(&(status.code() as i32))
@@ -76,7 +76,8 @@ fn elsewhere(error: &etcd_client::Error) -> bool {
     }
 }
 
-fn about_auth(error: &etcd_client::Error) -> bool {
+/// Returns true if etcd refused the user or the token.
+fn is_about_auth(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     let text = status.message();
     text.contains("auth") || text.contains("permission denied") || text.contains("user name")
@@ -84,15 +85,15 @@ fn about_auth(error: &etcd_client::Error) -> bool {
 
 struct Endpoint {
     url: String,
-    client: RefCell<Option<Held>>,
+    client: RefCell<Option<Connection>>,
 }
 
-/// A client, and the files that it was made of.
+/// A client, and the version of the certificate files that it uses.
 #[derive(Clone)]
-struct Held {
+struct Connection {
     client: Client,
-    made_of: Stamp,
-    /// Other files that were tried since, and when.
+    files: Stamp,
+    /// Another version of the files that was tried since, and when.
     tried: Option<(Stamp, Instant)>,
 }
 
@@ -102,24 +103,24 @@ pub(super) struct Pool {
     current: Cell<usize>,
     options: EtcdOptions,
     user: Option<(String, String)>,
-    /// How to connect to each endpoint, by the files as they last fitted together.
-    fitted: RefCell<Vec<ConnectOptions>>,
-    /// Why the files do not fit together now: said once.
-    unfit: RefCell<Option<String>>,
+    /// The options for each endpoint, from the last version of the files that was valid.
+    valid: RefCell<Vec<ConnectOptions>>,
+    /// What is wrong with the present version of the files. Each problem is logged once.
+    problem: RefCell<Option<BadOptions>>,
 }
 
-/// A client and the endpoint it talks to.
+/// A client and the index of its endpoint.
 pub(super) struct Connected {
     pub(super) index: usize,
     pub(super) client: Client,
 }
 
-/// A key-value client that takes large answers.
+/// Returns a key-value client that accepts answers up to [`MESSAGE_LIMIT`].
 pub(super) fn kv(client: &Client) -> KvClient {
     client.kv_client().max_decoding_message_size(MESSAGE_LIMIT)
 }
 
-/// Bounds one call.
+/// Makes a call with a time limit.
 pub(super) async fn limited<T>(call: impl Future<Output = Result<T, etcd_client::Error>>) -> Result<T, Fault> {
     match timeout(CALL_LIMIT, call).await {
         Ok(Ok(answer)) => Ok(answer),
@@ -129,21 +130,21 @@ pub(super) async fn limited<T>(call: impl Future<Output = Result<T, etcd_client:
 }
 
 impl Pool {
-    /// Reads the files; connects to nothing yet.
+    /// Checks the options and reads the files. Does not connect yet.
     ///
     /// # Errors
-    /// [`Error::Invalid`], naming the flag and the remedy.
+    /// [`Error::Invalid`], which names the flag and the remedy.
     pub(super) fn new(options: EtcdOptions) -> Result<Pool, Error> {
         let user = tls::user(&options)?;
         let targets = tls::endpoints(&options)?;
         tls::warn_of_http(&options, &targets);
-        let (endpoints, fitted) =
+        let (endpoints, valid) =
             targets.into_iter().map(|(url, how)| (Endpoint { url, client: RefCell::new(None) }, how)).unzip();
-        let fitted = RefCell::new(fitted);
-        Ok(Pool { endpoints, current: Cell::new(0), options, user, fitted, unfit: RefCell::new(None) })
+        let valid = RefCell::new(valid);
+        Ok(Pool { endpoints, current: Cell::new(0), options, user, valid, problem: RefCell::new(None) })
     }
 
-    /// For people.
+    /// Returns all URLs for messages.
     pub(super) fn urls(&self) -> String {
         self.endpoints.iter().map(|endpoint| endpoint.url.as_str()).collect::<Vec<_>>().join(",")
     }
@@ -156,7 +157,7 @@ impl Pool {
         &self.endpoints[self.current.get()].url
     }
 
-    /// The endpoint in use; on failure the next one is in use afterwards. A new client is made of the files as they are now.
+    /// Returns a client of the endpoint in use, made from the present files. If it cannot connect, the next endpoint comes into use.
     pub(super) async fn connect(&self) -> Result<Connected, Fault> {
         let index = self.current.get();
         let held = self.endpoints[index].client.borrow().clone();
@@ -164,12 +165,12 @@ impl Pool {
             let client = self.renewed(index, &held).await.unwrap_or(held.client);
             return Ok(Connected { index, client });
         }
-        let made_of = Stamp::of(&self.options);
+        let files = Stamp::of(&self.options);
         self.read_files().await;
         match self.client(index).await {
             Ok(client) => {
                 *self.endpoints[index].client.borrow_mut() =
-                    Some(Held { client: client.clone(), made_of, tried: None });
+                    Some(Connection { client: client.clone(), files, tried: None });
                 Ok(Connected { index, client })
             }
             Err(fault) => {
@@ -180,24 +181,24 @@ impl Pool {
     }
 
     async fn client(&self, index: usize) -> Result<Client, Fault> {
-        let mut how = self.fitted.borrow()[index].clone();
+        let mut how = self.valid.borrow()[index].clone();
         if let Some((name, password)) = self.user.clone() {
             how = how.with_user(name, password).with_auto_token_refresh(true);
         }
         limited(Client::connect([&self.endpoints[index].url], Some(how))).await
     }
 
-    /// Reads the files again. Where they do not fit together (a rotation writes one after the other), what fitted last stays in
-    /// use. False: it did.
+    /// Reads the files again. Returns false if they are not valid, for example because a rotation has replaced only one of them. Then
+    /// the last valid version stays in use.
     async fn read_files(&self) -> bool {
-        match tls::again(&self.options).await {
+        match tls::read_again(&self.options).await {
             Ok(how) => {
-                *self.fitted.borrow_mut() = how;
-                self.unfit.replace(None);
+                *self.valid.borrow_mut() = how;
+                self.problem.replace(None);
                 true
             }
             Err(why) => {
-                if self.unfit.replace(Some(why.clone())).as_ref() != Some(&why) {
+                if self.problem.replace(Some(why.clone())).as_ref() != Some(&why) {
                     tracing::warn!("etcd credentials: {why}; those that were read before stay in use");
                 }
                 false
@@ -205,12 +206,12 @@ impl Pool {
         }
     }
 
-    /// A client of the files as they are now, where they are others than those of the client that there is. It must have an
-    /// answer from etcd before it takes that one's place: what works is not given up for what may not.
-    async fn renewed(&self, index: usize, held: &Held) -> Option<Client> {
+    /// Returns a client with the present files if they differ from those of `held`. The new client replaces `held` only after etcd
+    /// has answered it, because `held` still works.
+    async fn renewed(&self, index: usize, held: &Connection) -> Option<Client> {
         let now = Stamp::of(&self.options);
         let tried = |(files, at): &(Stamp, Instant)| *files == now && at.elapsed() < TRY_FILES_EVERY;
-        if now == held.made_of || held.tried.as_ref().is_some_and(tried) {
+        if now == held.files || held.tried.as_ref().is_some_and(tried) {
             return None;
         }
         if let Some(held) = &mut *self.endpoints[index].client.borrow_mut() {
@@ -222,8 +223,12 @@ impl Pool {
         let answer = match self.client(index).await {
             Ok(client) => {
                 limited(client.maintenance_client().status()).await.map(|_| client.clone()).or_else(|fault| {
-                    // etcd answered: to say no to this question takes a connection.
-                    if matches!(&fault, Fault::Etcd(error) if !elsewhere(error)) { Ok(client) } else { Err(fault) }
+                    // etcd answered, even if it refused the call. So the connection works.
+                    if matches!(&fault, Fault::Etcd(error) if !may_succeed_elsewhere(error)) {
+                        Ok(client)
+                    } else {
+                        Err(fault)
+                    }
                 })
             }
             Err(fault) => Err(fault),
@@ -231,7 +236,7 @@ impl Pool {
         match answer {
             Ok(client) => {
                 tracing::info!("etcd credentials: the files changed and are used from now on");
-                let held = Held { client: client.clone(), made_of: now, tried: None };
+                let held = Connection { client: client.clone(), files: now, tried: None };
                 *self.endpoints[index].client.borrow_mut() = Some(held);
                 Some(client)
             }
@@ -245,7 +250,7 @@ impl Pool {
         }
     }
 
-    /// Leaves this endpoint, if it is still the one in use, and forgets its connection and token.
+    /// Closes the connection of an endpoint that failed. If it is the one in use, the next one comes into use.
     pub(super) fn failed(&self, index: usize) {
         *self.endpoints[index].client.borrow_mut() = None;
         if self.current.get() == index {
@@ -253,8 +258,8 @@ impl Pool {
         }
     }
 
-    /// One call, tried on each endpoint once. A write that was cut off may have been carried out all the same: callers
-    /// fence their writes and read again on a conflict.
+    /// Makes one call, on each endpoint once until one succeeds. A write whose answer was lost may have been carried out, so every
+    /// write must be a transaction, and its caller must read again after a conflict.
     pub(super) async fn call<T, F, Fut>(&self, what: &str, call: F) -> Result<T, Error>
     where
         F: Fn(Client) -> Fut,
@@ -271,14 +276,14 @@ impl Pool {
             let fault = match tried {
                 (Ok(answer), _) => return Ok(answer),
                 (Err(fault), Some(index)) => {
-                    let stale = matches!(&fault, Fault::Etcd(error) if about_auth(error));
+                    let stale = matches!(&fault, Fault::Etcd(error) if is_about_auth(error));
                     if stale && !renewed {
-                        // The token may be older than a change of users or a restart: log in again, once, at the same endpoint.
+                        // The token may be older than a restart of etcd or a change of its users. Log in again at the same endpoint, once.
                         renewed = true;
                         *self.endpoints[index].client.borrow_mut() = None;
                         continue;
                     }
-                    if matches!(&fault, Fault::Etcd(error) if !elsewhere(error)) {
+                    if matches!(&fault, Fault::Etcd(error) if !may_succeed_elsewhere(error)) {
                         return Err(failure(what, url, fault));
                     }
                     self.failed(index);
@@ -305,7 +310,7 @@ impl Pool {
         .await
     }
 
-    /// A fenced write: one comparison, and what is done together when it holds.
+    /// Makes a transaction: carries out the operations `then` if the comparison `when` holds.
     pub(super) async fn swap(
         &self,
         what: &str,
@@ -320,23 +325,23 @@ impl Pool {
     }
 }
 
-/// The answer was larger than [`MESSAGE_LIMIT`]: nothing of it was taken into memory, and another endpoint would say the same.
+/// Returns true if the answer was larger than [`MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would send the same.
 pub(super) fn too_large(error: &Error) -> bool {
     let Error::Unavailable { source: Some(source), .. } = error else { return false };
     matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))
 }
 
-/// As [`too_large`], of a call or a stream. The code is also etcd's for a revision that was compacted.
+/// As [`too_large`], for the error of a call or a stream. etcd also uses this code for a revision that was compacted.
 pub(super) fn message_too_large(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     status.code() as i32 == OUT_OF_RANGE && status.message().contains("message length too large")
 }
 
-/// The store cannot be reached, or refuses who we are.
+/// Returns the error for a call that failed on all endpoints, or was refused.
 pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
     let what = format!("{what} from {url}");
     match &fault {
-        Fault::Etcd(error) if about_auth(error) && !elsewhere(error) => {
+        Fault::Etcd(error) if is_about_auth(error) && !may_succeed_elsewhere(error) => {
             Error::Refused { what, source: Box::new(fault) }
         }
         _ => Error::Unavailable { what, source: Some(Box::new(fault)) },

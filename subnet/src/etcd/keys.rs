@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of keys, and what stands under them. Each key and value is judged alone.
+//! The names of the keys, and how leases are read. Each key and its value is judged alone, so that a bad one does no harm to others.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use etcd_client::{GetOptions, GetResponse, KeyValue};
 
-use crate::attrs::Attrs;
+use crate::attrs::{Attrs, BadAttrs};
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{self, Age, Id, Lease, Record};
@@ -17,16 +17,25 @@ use crate::text::Shown;
 use super::EtcdStore;
 use super::client::too_large;
 
-/// Keys in the first answer; each next one may have twice as many, up to [`LARGEST_PAGE`]. Short pages let reading overlap
-/// with etcd's work, but etcd walks the index to the end of the range for each of them.
+/// Number of keys in the first page of a list. Each following page may have twice as many, up to [`LARGEST_PAGE`]. With short pages
+/// we parse one page while etcd prepares the next. But for each page, etcd walks its index to the end of the range.
 const FIRST_PAGE: i64 = 1_000;
 const LARGEST_PAGE: i64 = 8_000;
-/// A page that is larger than a message is asked for again with so many times fewer keys.
-const SMALLER: i64 = 8;
-/// So many records are read before the runtime may look at the connection.
-const READ_AT_ONCE: usize = 128;
-/// So long a list is as good as a new one.
-const FRESH: Duration = Duration::from_secs(10);
+/// The number of keys is divided by this if a page was larger than a message may be.
+const DIVISOR: i64 = 8;
+/// Number of records that are parsed before other tasks may run.
+const PARSED_AT_ONCE: usize = 128;
+/// How long a list may be used instead of a new one.
+const MAX_AGE: Duration = Duration::from_secs(10);
+
+/// Why a key is not a lease.
+#[derive(Debug, thiserror::Error)]
+enum BadKey {
+    #[error("key {} is not a subnet", Shown(.0))]
+    Name(Id),
+    #[error(transparent)]
+    Value(#[from] BadAttrs),
+}
 
 /// The names of our keys.
 pub(super) struct Keys {
@@ -53,27 +62,27 @@ impl Keys {
         format!("{}{id}", self.subnets)
     }
 
-    /// All leases: first key and the one after the last (`0` follows `/`).
+    /// Returns the range of all leases: the first key, and the key after the last one. `0` is the character after `/`.
     pub(super) fn leases(&self) -> (&str, String) {
         (&self.subnets, format!("{}/subnets0", self.prefix))
     }
 
-    /// The record's id; `None` for keys that are no lease's, also those that no lease can have ([`lease::id`]).
+    /// Returns the id of a key. Returns `None` for a key outside the range of leases, and for one that no lease can have ([`lease::id`]).
     pub(super) fn id(&self, key: &[u8]) -> Option<Id> {
         let rest = key.strip_prefix(self.subnets.as_bytes())?;
         lease::id(std::str::from_utf8(rest).ok()?)
     }
 
-    /// What stands under a key.
+    /// Reads a key and its value. Returns `None` if the key has no id.
     pub(super) fn stored(&self, kv: &KeyValue) -> Option<Stored> {
         let id = self.id(kv.key())?;
         let subnets = Subnets::from_key(&id);
         let age = Age { stamp: u64::try_from(kv.create_revision()).unwrap_or(0), tie: Arc::default() };
         let lease = match subnets {
-            None => Err(format!("key {} is not a subnet", Shown(&id))),
+            None => Err(BadKey::Name(id.clone())),
             Some(subnets) => Attrs::from_wire(kv.value())
                 .map(|attrs| Lease { id: id.clone(), subnets, attrs, age })
-                .map_err(|error| error.to_string()),
+                .map_err(BadKey::from),
         };
         Some(Stored {
             record: Record::new(id, lease),
@@ -85,15 +94,17 @@ impl Keys {
     }
 }
 
-/// One record with all that its fences need.
+/// A record, with what transactions on its key compare.
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
     pub(super) record: Record,
-    /// What the key grants, whatever its value says.
+    /// The subnets that the key names. They count as taken even if the value is unreadable.
     pub(super) subnets: Option<Subnets>,
+    /// `create_revision`.
     pub(super) created: i64,
+    /// `mod_revision`.
     pub(super) modified: i64,
-    /// 0 = none: a reservation.
+    /// The etcd lease that the key is attached to. 0 if there is none: the key is a reservation.
     pub(super) etcd_lease: i64,
 }
 
@@ -106,13 +117,13 @@ impl Stored {
         self.lease().is_some_and(|lease| evidence.proves(lease))
     }
 
-    /// The owner, which we are not, for people.
+    /// Returns the name of the owner for messages. The owner is another node.
     pub(super) fn owner(&self, evidence: &Evidence) -> String {
         self.lease().map_or_else(|| UNREADABLE.to_owned(), |lease| evidence.owner(lease))
     }
 }
 
-/// Every lease at one revision.
+/// All leases at one revision.
 #[derive(Debug)]
 pub(super) struct All {
     pub(super) stored: Vec<Stored>,
@@ -121,38 +132,40 @@ pub(super) struct All {
 }
 
 impl All {
-    /// Those that are ours, best first.
+    /// Returns the leases that are ours, the one with the best evidence first.
     pub(super) fn ours(&self, evidence: &Evidence) -> Vec<&Stored> {
         let ours = evidence.ours(self.stored.iter().filter_map(Stored::lease));
         let stored = |lease: &Lease| self.stored.iter().find(|stored| stored.record.id == lease.id);
         ours.into_iter().filter_map(stored).collect()
     }
 
-    /// This one in place of what was read of its key.
-    pub(super) fn put(&mut self, new: Stored) {
+    /// Replaces what was read from the same key.
+    pub(super) fn replace(&mut self, new: Stored) {
         self.stored.retain(|stored| stored.record.id != new.record.id);
         self.stored.push(new);
     }
 }
 
-/// The last list, for who comes next: a start looks for our lease, takes it and follows the others, and 50,000 leases are
-/// not read three times for that. What changed meanwhile is told by the fences of a write and by the watch.
+/// The last list of all leases. When the agent starts, it looks for its own lease, acquires it, and then watches the others. With this
+/// list, 50,000 leases are read once for all three. It is safe to use a list that is some seconds old: a transaction fails if its key
+/// has changed, and the watch begins at the revision of the list.
 #[derive(Debug, Default)]
-pub(super) struct Listed(RefCell<Option<(Instant, All)>>);
+pub(super) struct LastList(RefCell<Option<(Instant, All)>>);
 
-impl Listed {
-    pub(super) fn keep(&self, all: All) {
+impl LastList {
+    pub(super) fn set(&self, all: All) {
         *self.0.borrow_mut() = Some((Instant::now(), all));
     }
 
-    /// The list, when it was read within the last seconds.
+    /// Takes the list, if it is not too old.
     pub(super) fn take(&self) -> Option<All> {
-        self.0.take().filter(|(at, _)| at.elapsed() < FRESH).map(|(_, all)| all)
+        self.0.take().filter(|(at, _)| at.elapsed() < MAX_AGE).map(|(_, all)| all)
     }
 }
 
 impl EtcdStore {
-    /// All leases, in pages at one revision: 50,000 do not fit one message. A page is read while etcd makes the next.
+    /// Reads all leases, in pages at one revision, because 50,000 leases do not fit into one message. A page is parsed while etcd
+    /// prepares the next one.
     pub(super) async fn read_all(&self) -> Result<All, Error> {
         let (first, end) = self.keys.leases();
         let what = format!("list {first}");
@@ -165,35 +178,35 @@ impl EtcdStore {
             if all.revision == 0 {
                 (all.revision, all.cluster) = header;
             } else if all.cluster != header.1 {
-                let what = format!("{what}: another cluster answered half-way");
+                let what = format!("{what}: another cluster answered in the middle of the list");
                 return Err(Error::Unavailable { what, source: None });
             }
             let last = page.kvs().last().filter(|_| page.more()).map(|last| [last.key(), b"\0"].concat());
-            // A record's text goes as soon as it is read: the next one's is written in its place.
-            let mut unread = page.take_kvs().into_iter();
+            // The memory of each value is released as soon as it is parsed, and is used again for the next record.
+            let mut unparsed = page.take_kvs().into_iter();
             let Some(from) = last else {
-                all.stored.extend(unread.filter_map(|kv| self.keys.stored(&kv)));
+                all.stored.extend(unparsed.filter_map(|kv| self.keys.stored(&kv)));
                 return Ok(all);
             };
             limit = LARGEST_PAGE.min(2 * limit);
             let range = range.clone().with_revision(all.revision);
-            let read = async {
-                while unread.len() > 0 {
+            let parse = async {
+                while unparsed.len() > 0 {
                     tokio::task::yield_now().await;
-                    all.stored.extend(unread.by_ref().take(READ_AT_ONCE).filter_map(|kv| self.keys.stored(&kv)));
+                    all.stored.extend(unparsed.by_ref().take(PARSED_AT_ONCE).filter_map(|kv| self.keys.stored(&kv)));
                 }
             };
-            let (next, ()) = tokio::join!(self.page(&what, from, &range, &mut limit), read);
+            let (next, ()) = tokio::join!(self.page(&what, from, &range, &mut limit), parse);
             page = next?;
         }
     }
 
-    /// At most `limit` keys from this one on; fewer, and `limit` says how many, where the values are so large that the answer is.
+    /// Reads at most `limit` keys, beginning with `from`. If the values are so large that the answer is refused, `limit` is reduced.
     async fn page(&self, what: &str, from: Vec<u8>, range: &GetOptions, limit: &mut i64) -> Result<GetResponse, Error> {
         loop {
             match self.pool.get(what, &from, Some(range.clone().with_limit(*limit))).await {
-                Err(error) if *limit > 1 && too_large(&error) => *limit = (*limit / SMALLER).max(1),
-                // One value that is larger than any answer: its key alone says that something is there.
+                Err(error) if *limit > 1 && too_large(&error) => *limit = (*limit / DIVISOR).max(1),
+                // A single value is larger than any answer. The key is read without it, and becomes an unreadable record.
                 Err(error) if too_large(&error) => {
                     return self.pool.get(what, &from, Some(range.clone().with_limit(1).with_keys_only())).await;
                 }
@@ -202,7 +215,7 @@ impl EtcdStore {
         }
     }
 
-    /// One lease, and the revision of the answer.
+    /// Reads one lease. Returns it with the revision of the answer.
     pub(super) async fn read_one(&self, id: &str) -> Result<(Option<Stored>, i64), Error> {
         let key = self.keys.lease(id);
         let answer = self.pool.get(&format!("read {key}"), &key, None).await?;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From flags to connections: schemes, certificates, user. Whatever is wrong is said before anything connects.
+//! Turns flags into connection options: URLs, certificates, and the user. Everything that is wrong is reported before anything connects.
 //!
-//! Certificates and keys are rotated while the agent runs: their files are read again for a new connection, and when they changed.
+//! Certificates and keys are rotated while the agent runs. So their files are read again for each new connection, and when they change.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
@@ -15,62 +16,87 @@ use crate::source::Error;
 use super::EtcdOptions;
 use super::client::CALL_LIMIT;
 
-/// etcd sends GOAWAY (too many pings) to clients that ping an idle stream more often than every 5 s, its
-/// `--grpc-keepalive-min-time`. A stopped server is noticed sooner than this by the watch's own probe.
+/// Interval of gRPC pings. etcd closes the connection (GOAWAY, too many pings) of clients that ping an idle stream more often than its
+/// `--grpc-keepalive-min-time`, which is 5 s. The watch has a check of its own, which notices a stopped server sooner.
 const PING_EVERY: Duration = Duration::from_secs(6);
 const PING_LIMIT: Duration = Duration::from_secs(2);
 
-/// One URL and how to connect to it, without the user.
+/// A URL, and the options to connect to it without a user.
 pub(super) type Target = (String, ConnectOptions);
 
-/// What tells one state of the files from another: inode, size and change time of each. A secret of Kubernetes is a link, and is
-/// followed.
+/// Identifies one version of the files by the inode, size and change time of each. Symbolic links, such as those of a Kubernetes secret,
+/// are followed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Stamp(Vec<Option<(u64, u64, i64, i64)>>);
 
 impl Stamp {
-    /// As the files are now.
+    /// Examines the files.
     pub(super) fn of(options: &EtcdOptions) -> Stamp {
         let files = [&options.ca_file, &options.cert_file, &options.key_file];
-        let look =
+        let version =
             |path| fs::metadata(path).ok().map(|meta| (meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()));
-        Stamp(files.into_iter().flatten().map(look).collect())
+        Stamp(files.into_iter().flatten().map(version).collect())
     }
 }
 
-/// Reads the files again; the error is a sentence. A certificate that does not fit its key, or half of one, is an error, too.
-pub(super) async fn again(options: &EtcdOptions) -> Result<Vec<ConnectOptions>, String> {
-    let targets = endpoints(options).map_err(|error| error.to_string())?;
+/// What is wrong with the flags of etcd, or with the files that they name. The message names the flag and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadOptions {
+    #[error("{flag}: cannot read {}: {cause}; give a readable PEM file", path.display())]
+    Unreadable { flag: &'static str, path: PathBuf, cause: String },
+    #[error("{flag}: {} is not a PEM file", path.display())]
+    NotPem { flag: &'static str, path: PathBuf },
+    #[error("{given} is given without {missing}; give both or neither")]
+    Half { given: &'static str, missing: &'static str },
+    #[error(
+        "--etcd-endpoints: {url} needs --etcd-cafile, the PEM file of the CA that signed etcd's certificate \
+         (for a public CA: the system's bundle)"
+    )]
+    NoCa { url: String },
+    #[error("--etcd-endpoints: {url} is neither http:// nor https://")]
+    Scheme { url: String },
+    #[error("--etcd-endpoints is empty; give at least one URL")]
+    NoEndpoints,
+    #[error("--etcd-cafile, --etcd-certfile and --etcd-keyfile do not fit together: {0}")]
+    Mismatch(String),
+}
+
+impl From<BadOptions> for Error {
+    fn from(bad: BadOptions) -> Error {
+        Error::Invalid(bad.to_string())
+    }
+}
+
+/// Reads the files again. A certificate that does not fit its key, or is incomplete, is also an error.
+pub(super) async fn read_again(options: &EtcdOptions) -> Result<Vec<ConnectOptions>, BadOptions> {
+    let targets = endpoints(options)?;
     for (url, how) in &targets {
-        // Without a user this connects to nothing yet, but it puts certificate and key together.
-        Client::connect([url], Some(how.clone())).await.map_err(|error| {
-            let why = crate::retry::chain(&error);
-            format!("--etcd-cafile, --etcd-certfile and --etcd-keyfile do not fit together: {why}")
-        })?;
+        // Without a user this does not connect yet, but it checks that certificate and key fit together.
+        let client = Client::connect([url], Some(how.clone())).await;
+        client.map_err(|error| BadOptions::Mismatch(crate::retry::chain(&error)))?;
     }
     Ok(targets.into_iter().map(|(_, how)| how).collect())
 }
 
-fn read(flag: &str, path: &Path) -> Result<Vec<u8>, Error> {
-    let text = std::fs::read(path).map_err(|error| {
-        Error::Invalid(format!("{flag}: cannot read {}: {error}; give a readable PEM file", path.display()))
-    })?;
+fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, BadOptions> {
+    let unreadable = |error: io::Error| BadOptions::Unreadable { flag, path: path.into(), cause: error.to_string() };
+    let text = fs::read(path).map_err(unreadable)?;
     if !text.windows(11).any(|window| window == b"-----BEGIN ") {
-        return Err(Error::Invalid(format!("{flag}: {} is not a PEM file", path.display())));
+        return Err(BadOptions::NotPem { flag, path: path.into() });
     }
     Ok(text)
 }
 
-fn tls(options: &EtcdOptions) -> Result<Option<TlsOptions>, Error> {
+fn tls(options: &EtcdOptions) -> Result<Option<TlsOptions>, BadOptions> {
     let identity = match (&options.cert_file, &options.key_file) {
         (Some(cert), Some(key)) => {
             Some(Identity::from_pem(read("--etcd-certfile", cert)?, read("--etcd-keyfile", key)?))
         }
         (Some(_), None) => {
-            return Err(Error::Invalid("--etcd-certfile is given without --etcd-keyfile; give both or neither".into()));
+            return Err(BadOptions::Half { given: "--etcd-certfile", missing: "--etcd-keyfile" });
         }
         (None, Some(_)) => {
-            return Err(Error::Invalid("--etcd-keyfile is given without --etcd-certfile; give both or neither".into()));
+            return Err(BadOptions::Half { given: "--etcd-keyfile", missing: "--etcd-certfile" });
         }
         (None, None) => None,
     };
@@ -88,22 +114,18 @@ fn tls(options: &EtcdOptions) -> Result<Option<TlsOptions>, Error> {
     Ok(Some(tls))
 }
 
-/// `--etcd-username` and `--etcd-password`.
-pub(super) fn user(options: &EtcdOptions) -> Result<Option<(String, String)>, Error> {
+/// Returns `--etcd-username` and `--etcd-password`.
+pub(super) fn user(options: &EtcdOptions) -> Result<Option<(String, String)>, BadOptions> {
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     match (given(&options.username), given(&options.password)) {
         (Some(name), Some(password)) => Ok(Some((name, password))),
-        (Some(_), None) => {
-            Err(Error::Invalid("--etcd-username is given without --etcd-password; give both or neither".into()))
-        }
-        (None, Some(_)) => {
-            Err(Error::Invalid("--etcd-password is given without --etcd-username; give both or neither".into()))
-        }
+        (Some(_), None) => Err(BadOptions::Half { given: "--etcd-username", missing: "--etcd-password" }),
+        (None, Some(_)) => Err(BadOptions::Half { given: "--etcd-password", missing: "--etcd-username" }),
         (None, None) => Ok(None),
     }
 }
 
-/// Says which files are not used, because an endpoint is plain http.
+/// Logs that the certificate files are not used for an endpoint that is plain http.
 pub(super) fn warn_of_http(options: &EtcdOptions, targets: &[Target]) {
     if options.ca_file.is_some() || options.cert_file.is_some() {
         for (url, _) in targets.iter().filter(|(url, _)| url.starts_with("http:")) {
@@ -112,8 +134,8 @@ pub(super) fn warn_of_http(options: &EtcdOptions, targets: &[Target]) {
     }
 }
 
-/// What to connect to, in the order given.
-pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, Error> {
+/// Returns what to connect to, in the order of the flag.
+pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, BadOptions> {
     let tls = tls(options)?;
     let base = ConnectOptions::new()
         .with_connect_timeout(CALL_LIMIT)
@@ -129,19 +151,14 @@ pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, Error> {
         };
         let target = match (url.split_once("://").map(|(scheme, _)| scheme), &tls) {
             (Some("https"), Some(tls)) if options.ca_file.is_some() => base.clone().with_tls(tls.clone()),
-            (Some("https"), _) => {
-                return Err(Error::Invalid(format!(
-                    "--etcd-endpoints: {url} needs --etcd-cafile, the PEM file of the CA that signed etcd's certificate \
-                     (for a public CA: the system's bundle)"
-                )));
-            }
+            (Some("https"), _) => return Err(BadOptions::NoCa { url }),
             (Some("http"), _) => base.clone(),
-            _ => return Err(Error::Invalid(format!("--etcd-endpoints: {url} is neither http:// nor https://"))),
+            _ => return Err(BadOptions::Scheme { url }),
         };
         targets.push((url, target));
     }
     if targets.is_empty() {
-        return Err(Error::Invalid("--etcd-endpoints is empty; give at least one URL".into()));
+        return Err(BadOptions::NoEndpoints);
     }
     Ok(targets)
 }

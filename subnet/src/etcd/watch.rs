@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watch: a list, then one etcd watch over config and leases from the revision after it, resumed on another endpoint
-//! when it breaks, and begun anew when events may have been missed.
+//! Follows the store: reads all leases, then opens one etcd watch for net-conf and leases at the next revision. If the watch breaks, it
+//! is resumed on another endpoint. If events may have been missed, everything is read again.
 //!
-//! One watch, not two: the revision to resume at is then one number, and nothing between the two is lost.
+//! One watch serves both net-conf and leases, so that a single revision says where to resume.
 
 use std::time::Duration;
 
@@ -12,38 +12,38 @@ use tokio::time::timeout;
 
 use crate::lease::{Id, Record};
 use crate::network::net_conf_text;
-use crate::retry::Trouble;
+use crate::retry::Failures;
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
 use super::client::{Connected, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
 
-/// After this long without a word the server is asked for one: a stopped process keeps its connections open.
+/// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open.
 const IDLE: Duration = Duration::from_secs(5);
-/// A message of so many bytes may be a part of a larger one.
-const PERHAPS_DIVIDED: usize = 128 << 10;
+/// A message that is larger than this, in bytes, may be a fragment of a larger one.
+const PERHAPS_FRAGMENT: usize = 128 << 10;
 
-/// Up to where the store is known, and how it is told from another one.
+/// Where to resume the watch, and how to recognise the store.
 #[derive(Debug, Clone, Default)]
 struct Position {
     revision: i64,
     cluster: u64,
-    /// create and mod revision of config: history is another when they differ at the same revision. (A wiped etcd with the
-    /// same member names has the same cluster id.)
+    /// `create_revision` and `mod_revision` of net-conf. If they differ at the same revision, this is another store. (A wiped etcd
+    /// with the same member names has the same cluster id.)
     config: (i64, i64),
 }
 
 /// Why a watch ended.
 enum End {
-    /// Nobody listens.
+    /// Nobody receives the events any more.
     Closed,
-    /// Events may have been missed; `reset` = it is another store.
+    /// Events may have been missed, so everything must be read again. `reset` says that it is another store.
     Relist { reset: bool },
-    /// Resume after the last revision.
+    /// The watch can be resumed after the last revision.
     Broken { what: String, fault: Fault },
 }
 
-/// See [`crate::source::Source::watch`].
+/// Implements [`crate::source::Source::watch`].
 pub(super) async fn run(store: &EtcdStore, out: mpsc::Sender<Event>) {
     tokio::select! {
         () = out.closed() => {}
@@ -52,17 +52,17 @@ pub(super) async fn run(store: &EtcdStore, out: mpsc::Sender<Event>) {
 }
 
 async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
-    let mut trouble = Trouble::default();
+    let mut failures = Failures::default();
     let mut position: Option<Position> = None;
-    let (mut reset, mut again) = (false, false);
+    let (mut reset, mut was_listed) = (false, false);
     loop {
         let error = match &mut position {
             None => match list(store, out, reset).await {
                 Ok(Some(listed)) => {
-                    trouble.over();
-                    // The keeper begins by looking; whatever happened to our key before a later list was not told.
-                    if std::mem::replace(&mut again, true) {
-                        store.wake.notify_one();
+                    failures.reset();
+                    // A change of our key before a later list caused no event. The first time, the renewal reads the key anyway.
+                    if std::mem::replace(&mut was_listed, true) {
+                        store.key_changed.notify_one();
                     }
                     (position, reset) = (Some(listed), false);
                     continue;
@@ -70,7 +70,7 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                 Ok(None) => return,
                 Err(error) => error,
             },
-            Some(at) => match session(store, out, at, &mut trouble).await {
+            Some(at) => match session(store, out, at, &mut failures).await {
                 End::Closed => return,
                 End::Relist { reset: other } => {
                     (position, reset) = (None, other);
@@ -79,15 +79,15 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                 End::Broken { what, fault } => failure(&what, store.pool.url(), fault),
             },
         };
-        if !trouble.pause(&error, store.pool.len(), out).await {
+        if !failures.pause(&error, store.pool.len(), out).await {
             return;
         }
     }
 }
 
-/// The complete set, or nothing at all. `None` = nobody listens.
+/// Reads and reports all leases. Returns `None` if nobody receives the events any more.
 async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Result<Option<Position>, Error> {
-    let all = match store.listed.take() {
+    let all = match store.last_list.take() {
         Some(all) => all,
         None => store.read_all().await?,
     };
@@ -101,15 +101,15 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
     }
     if let Some(kv) = answer.kvs().first() {
         position.config = (kv.create_revision(), kv.mod_revision());
-        if !config(store, out, kv.value()).await {
+        if !report_config(store, out, kv.value()).await {
             return Ok(None);
         }
     }
     Ok(Some(position))
 }
 
-/// Reports net-conf when it is another than the one handed out. False = nobody listens.
-async fn config(store: &EtcdStore, out: &mpsc::Sender<Event>, value: &[u8]) -> bool {
+/// Reports net-conf if it differs from the one that was last returned. Returns false if nobody receives the events any more.
+async fn report_config(store: &EtcdStore, out: &mpsc::Sender<Event>, value: &[u8]) -> bool {
     let text = net_conf_text(value);
     let before = store.config_seen.borrow_mut().replace(text.clone());
     match before {
@@ -118,14 +118,14 @@ async fn config(store: &EtcdStore, out: &mpsc::Sender<Event>, value: &[u8]) -> b
     }
 }
 
-/// Opens the watch and follows it until it ends.
-async fn session(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position, trouble: &mut Trouble) -> End {
+/// Opens a watch on the endpoint in use, and follows it until it ends.
+async fn session(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position, failures: &mut Failures) -> End {
     let to = match store.pool.connect().await {
         Ok(to) => to,
         Err(fault) => return End::Broken { what: "connect".into(), fault },
     };
     let index = to.index;
-    let end = watch_on(store, out, (at, trouble), to).await;
+    let end = watch_on(store, out, (at, failures), to).await;
     if let End::Broken { .. } = end {
         store.pool.failed(index);
     }
@@ -135,11 +135,11 @@ async fn session(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position
 async fn watch_on(
     store: &EtcdStore,
     out: &mpsc::Sender<Event>,
-    (at, trouble): (&mut Position, &mut Trouble),
+    (at, failures): (&mut Position, &mut Failures),
     to: Connected,
 ) -> End {
-    // Before anything is believed of this server: is it the store that we know?
-    match other_store(store, &to, at).await {
+    // Before its events are used, check that this server belongs to the store that we know.
+    match is_other_store(store, &to, at).await {
         Ok(false) => {}
         Ok(true) => return End::Relist { reset: true },
         Err(end) => return end,
@@ -153,7 +153,7 @@ async fn watch_on(
         let message = match timeout(IDLE, stream.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return End::Broken { what, fault: Fault::Stream("the server closed the watch".into()) },
-            // It would be as large again; a list comes in smaller parts.
+            // A resumed watch would send the same message again. A list can be read in smaller pages.
             Ok(Err(error)) if message_too_large(&error) => return End::Relist { reset: false },
             Ok(Err(error)) => return End::Broken { what, fault: Fault::Etcd(error) },
             Err(_) => {
@@ -169,7 +169,7 @@ async fn watch_on(
         if message.canceled() {
             return canceled(&message, what, &to).await;
         }
-        trouble.over();
+        failures.reset();
         if !report(store, out, at, &message).await {
             return End::Closed;
         }
@@ -193,8 +193,9 @@ async fn canceled(message: &WatchResponse, what: String, to: &Connected) -> End 
     End::Broken { what, fault: Fault::Stream(format!("canceled by the server: {reason}")) }
 }
 
-/// Asks with a quorum read (a lagging member would look like a store gone backwards).
-async fn other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Result<bool, End> {
+/// Returns true if the server belongs to another store, or the store was replaced. This is a quorum read, because a member that lags
+/// behind would look like a store that was reset to an earlier revision.
+async fn is_other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Result<bool, End> {
     let key = store.keys.config();
     let answer = match limited(kv(&to.client).get(key.as_str(), None)).await {
         Ok(answer) => answer,
@@ -204,7 +205,7 @@ async fn other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Result
     if header.cluster_id() != at.cluster || header.revision() < at.revision {
         return Ok(true);
     }
-    // A config written after our revision is news that the watch will bring.
+    // If net-conf was written after our revision, the watch will report it.
     Ok(match answer.kvs().first() {
         Some(config) => {
             config.mod_revision() <= at.revision && (config.create_revision(), config.mod_revision()) != at.config
@@ -213,7 +214,7 @@ async fn other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Result
     })
 }
 
-/// A sign of life: answered by this member alone, so that 50,000 idle nodes do not cost etcd a quorum round each.
+/// Checks that the server is alive. This member answers alone, so that 50,000 idle nodes do not each cost etcd a quorum round.
 async fn probe(store: &EtcdStore, to: &Connected) -> Result<(), Fault> {
     let cheap = etcd_client::GetOptions::new().with_serializable().with_count_only();
     limited(kv(&to.client).get(store.keys.config(), Some(cheap))).await.map(|_| ())
@@ -221,32 +222,32 @@ async fn probe(store: &EtcdStore, to: &Connected) -> Result<(), Fault> {
 
 async fn open(store: &EtcdStore, to: &Connected, from: i64) -> Result<WatchStream, Fault> {
     let (_, end) = store.keys.leases();
-    // After a break etcd has everything since then in one answer, unless it may be divided.
+    // When a watch is resumed, etcd sends all missed events in one message, unless fragments are allowed.
     let options = WatchOptions::new().with_range(end).with_start_revision(from).with_progress_notify().with_fragment();
     let mut client = to.client.watch_client().max_decoding_message_size(MESSAGE_LIMIT);
     limited(client.watch(store.keys.config(), Some(options))).await
 }
 
-/// How far behind the last revision of this message the watch has to be resumed. etcd divides an answer of more than 512 KiB: what
-/// belongs to its last revision may then come with the next message only, and is told of twice rather than never.
-fn behind(message: &WatchResponse) -> i64 {
+/// Returns how far before the last revision of this message the watch must be resumed: 0 or 1. etcd splits an answer of more than
+/// 512 KiB, so the next message may contain more events of the same revision. It is better to report events twice than to miss them.
+fn revisions_to_repeat(message: &WatchResponse) -> i64 {
     let size = |kv: &etcd_client::KeyValue| kv.key().len() + kv.value().len() + 32;
     let bytes: usize = message.events().iter().filter_map(|event| event.kv()).map(size).sum();
-    i64::from(bytes > PERHAPS_DIVIDED)
+    i64::from(bytes > PERHAPS_FRAGMENT)
 }
 
-/// Hands one response on. False = nobody listens.
+/// Reports one message of the watch. Returns false if nobody receives the events any more.
 async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position, message: &WatchResponse) -> bool {
     let mut changes: Vec<Result<Record, Id>> = Vec::new();
     let mut net_conf = None;
-    let behind = behind(message);
+    let repeat = revisions_to_repeat(message);
     for event in message.events() {
         let Some(kv) = event.kv() else { continue };
-        at.revision = at.revision.max(kv.mod_revision() - behind);
+        at.revision = at.revision.max(kv.mod_revision() - repeat);
         let deleted = event.event_type() == EventType::Delete;
         if let Some(id) = store.keys.id(kv.key()) {
-            if store.kept.borrow().as_ref() == Some(&id) {
-                store.wake.notify_one();
+            if store.renewed_key.borrow().as_ref() == Some(&id) {
+                store.key_changed.notify_one();
             }
             match store.keys.stored(kv) {
                 Some(stored) if !deleted => changes.push(Ok(stored.record)),
@@ -261,7 +262,7 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
             }
         }
     }
-    // An answer without events is a progress notification: everything up to its revision was delivered.
+    // A message without events is a progress notification: all events up to its revision were delivered.
     if message.events().is_empty()
         && !message.created()
         && let Some(header) = message.header()
@@ -272,7 +273,7 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
         return false;
     }
     if let Some(value) = net_conf
-        && !config(store, out, &value).await
+        && !report_config(store, out, &value).await
     {
         return false;
     }

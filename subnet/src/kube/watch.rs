@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lease::{Id, Record};
-use crate::retry::Trouble;
+use crate::retry::Failures;
 use crate::source::{Event, random};
 
 use super::client::{ApiError, GONE, UNAUTHORIZED};
@@ -70,7 +70,7 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
         reset: false,
         last_word: None,
         check_history: false,
-        failures: Trouble::new(RETRY_MAX),
+        failures: Failures::new(RETRY_MAX),
     };
     loop {
         let began = Instant::now();
@@ -121,7 +121,7 @@ struct Watch<'a> {
     last_word: Option<Instant>,
     /// A request failed: check that the server still has the history that we know.
     check_history: bool,
-    failures: Trouble,
+    failures: Failures,
 }
 
 impl Watch<'_> {
@@ -206,14 +206,14 @@ impl Watch<'_> {
         let all = records.values().cloned().collect();
         self.records = records;
         self.version = Some(version);
-        self.failures.over();
+        self.failures.reset();
         let reset = std::mem::take(&mut self.reset);
         self.out.send(Event::Snapshot { records: all, reset }).await.map_err(|_| End::Closed)
     }
 
     /// Reports that the server lives, but not with each of a thousand updates.
     async fn server_lives(&mut self) -> Result<(), End> {
-        self.failures.over();
+        self.failures.reset();
         if self.last_word.is_some_and(|at| at.elapsed() < WORD_INTERVAL) {
             return Ok(());
         }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::Dirty;
 use super::claims::Slot;
-use crate::lease::Lease;
+use crate::lease::{Lease, Unreadable};
 
 /// What is known of one record.
 #[derive(Debug)]
 pub(super) enum Entry {
     Free,
-    Unread(Box<str>),
+    Unread(Unreadable),
     Read(Arc<Lease>, Verdict),
 }
 
@@ -38,17 +38,17 @@ impl Entry {
     /// Why it is not believed, and the lease when it could be read.
     pub(super) fn aside(&self) -> Option<(&str, Option<&Lease>)> {
         match self {
-            Entry::Unread(reason) => Some((reason, None)),
+            Entry::Unread(reason) => Some((reason.as_str(), None)),
             Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Covers(reason)) => Some((&reason.0, Some(lease))),
             Entry::Read(lease, Verdict::Beaten(Some(by))) => Some((&by.1.0, Some(lease))),
             Entry::Free | Entry::Read(..) => None,
         }
     }
 
-    pub(super) fn new(lease: Result<Lease, String>) -> Entry {
+    pub(super) fn new(lease: Result<Lease, Unreadable>) -> Entry {
         match lease {
             Ok(lease) => Entry::Read(Arc::new(lease), Verdict::Beaten(None)),
-            Err(reason) => Entry::Unread(reason.into()),
+            Err(reason) => Entry::Unread(reason),
         }
     }
 

@@ -59,7 +59,7 @@ async fn a_file_larger_than_the_memory_is_set_aside_unread() {
     assert_eq!(good.len(), 1);
     assert_eq!(good[0].id, lease.id);
     assert_eq!(bad.len(), 1, "a name of two lines is no lease's");
-    assert_eq!(bad[0].lease.as_ref().unwrap_err(), "value is not a lease: it is larger than 4096 bytes");
+    assert_eq!(bad[0].lease.as_ref().unwrap_err().as_str(), "value is not a lease: it is larger than 4096 bytes");
     sparse("config.json");
     let config = store.config().await.unwrap();
     assert!(weft_subnet::network::Network::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes"));
@@ -150,7 +150,7 @@ async fn what_is_no_regular_file_is_set_aside_with_its_reason() {
     let reason = |number: u8| {
         let id = format!("10.6.{number}.0-24");
         let record = records.iter().find(|record| *record.id == *id).unwrap_or_else(|| panic!("{id}: {records:?}"));
-        record.lease.clone().unwrap_err()
+        record.lease.clone().unwrap_err().to_string()
     };
     let rows = ["a FIFO", "a directory", "a socket", "Too many levels of symbolic links", "a device", "a FIFO"];
     for (number, what) in (1..).zip(rows) {

@@ -258,7 +258,7 @@ async fn values_larger_than_any_message_are_set_aside_and_the_others_read() {
     let read = |records: &[weft_subnet::lease::Record]| {
         let (good, bad): (Vec<_>, Vec<_>) = records.iter().partition(|record| record.lease.is_ok());
         assert!(
-            bad.iter().all(|record| record.lease.as_ref().unwrap_err().contains("larger than 4096 bytes")),
+            bad.iter().all(|record| record.lease.as_ref().unwrap_err().as_str().contains("larger than 4096 bytes")),
             "{bad:?}"
         );
         (good.len(), bad.len())

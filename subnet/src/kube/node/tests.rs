@@ -62,7 +62,7 @@ fn annotations_larger_than_any_lease_are_refused() {
     let huge = "x".repeat(200_000);
     for end in ["backend-type", "backend-data", "public-ip", "tunnel-ipv6"] {
         let node = node(&ours(&[managed, (end, &huge)]), r#""podCIDR":"10.5.1.0/24""#);
-        let reason = node.record(&prefix()).unwrap().lease.unwrap_err();
+        let reason = node.record(&prefix()).unwrap().lease.unwrap_err().to_string();
         let wanted = "node n1: annotations flannel.alpha.coreos.com/* are larger than 4096 bytes together";
         assert_eq!(reason, wanted, "{end}");
     }
@@ -96,7 +96,7 @@ fn values_that_cannot_be_read_are_named() {
     ];
     for (annotations, spec, wanted) in table {
         let record = node(&ours(annotations), spec).record(&prefix()).unwrap();
-        let reason = record.lease.unwrap_err();
+        let reason = record.lease.unwrap_err().to_string();
         assert!(reason.contains(wanted) && reason.contains("node n1"), "{reason}");
     }
     assert!(node(&ours(&[("kube-subnet-manager", "false")]), cidr).record(&prefix()).is_none());

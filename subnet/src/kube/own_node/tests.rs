@@ -305,7 +305,7 @@ async fn an_address_chosen_by_an_admin_leads_to_a_new_publication() {
     let lease_of = |node: FakeNode| store.record(&serde_json::from_value(node.json()).unwrap()).unwrap().lease;
     assert!(lease_of(FakeNode::new(1, 6)).is_ok());
     let asks = lease_of(FakeNode::new(1, 7).with("public-ip-overwrite", "198.51.100.7")).unwrap_err();
-    assert_eq!(asks, "node n1: the public address has to be published again");
+    assert_eq!(asks.as_str(), "node n1: the public address has to be published again");
     let other = FakeNode::new(2, 8).with("public-ip-overwrite", "198.51.100.7");
     assert!(lease_of(other).is_ok(), "an annotation of another Node concerns that node's agent");
 }

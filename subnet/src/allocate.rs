@@ -41,7 +41,7 @@ fn spans(network: &Network) -> impl Iterator<Item = Span> {
 /// called once a family). `None` when a family that is on has none left. `taken`: all subnets leased now, of any length, and
 /// whatever else must not lie in the chosen one.
 /// Costs a sort of `taken`.
-pub fn pick(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
+pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
     let mut picked = Subnets::default();
     for span in spans(network) {
         let free = candidates(span, taken);
@@ -91,7 +91,7 @@ pub fn fits(network: &Network, net: IpNet) -> bool {
 }
 
 /// True when this subnet has the right length, lies between SubnetMin and SubnetMax and has exactly the families that are on.
-pub fn compatible(network: &Network, subnets: &Subnets) -> bool {
+pub fn is_compatible(network: &Network, subnets: &Subnets) -> bool {
     let mut on = 0;
     let all = spans(network).all(|span| {
         on += 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeping the etcd lease of our key alive: no put, hence no event for the other nodes.
+//! Renews the etcd lease of our key. The key is not written, so other nodes get no event.
 //!
-//! The key is read again before each renewal: an operator, or a flannel that ran here, may have put it under another lease.
+//! The key is read before each renewal, because an operator, or a flannel that ran here, may have attached it to another etcd lease.
 
 use std::time::Duration;
 
@@ -10,25 +10,35 @@ use tokio::time::{Instant, sleep};
 
 use crate::evidence::Evidence;
 use crate::lease::Lease;
-use crate::retry::{chain, jitter};
+use crate::retry::{Backoff, Failures, jitter};
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
 
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// A lease of a few seconds (tests) must not turn into a busy loop.
+/// The shortest pause. Leases of a few seconds occur in tests, and must not cause a busy loop.
 const SHORTEST: Duration = Duration::from_millis(200);
 
+/// The result of one renewal of our key.
+enum Renewal {
+    /// The key is missing, belongs to another node, or its etcd lease has expired. Nothing was renewed.
+    NotOurs,
+    /// The key has no etcd lease and never expires: it is a reservation.
+    Permanent,
+    /// The key expires after this time, unless it is renewed again.
+    For(Duration),
+}
+
 impl EtcdStore {
-    /// Renews an etcd lease; what it has to live now, or `None` when it is gone.
+    /// Renews an etcd lease. Returns its new time to live, or `None` if the etcd lease does not exist any more.
     pub(super) async fn keep_alive_once(&self, id: i64) -> Result<Option<Duration>, Error> {
         let ttl = self
             .pool
             .call("keep the lease alive", |mut client| async move {
                 match client.lease_keep_alive(id).await {
                     Ok(_) => {}
-                    // How the client says that it expired.
+                    // The client reports an expired lease in this way.
                     Err(etcd_client::Error::LeaseKeepAliveError(_)) => return Ok(0),
                     Err(error) => return Err(error),
                 }
@@ -38,16 +48,16 @@ impl EtcdStore {
         Ok(u64::try_from(ttl).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs))
     }
 
-    /// Looks at the key and renews what it has. `Ok(None)`: nothing there is ours. Else how long it lives.
-    async fn renew(&self, lease: &Lease) -> Result<Option<Option<Duration>>, Error> {
-        let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(None) };
+    /// Reads our key and renews the etcd lease that it is attached to now.
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, Error> {
+        let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(Renewal::NotOurs) };
         if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(lease.subnets, &lease.attrs)) {
-            return Ok(None);
+            return Ok(Renewal::NotOurs);
         }
         if stored.etcd_lease == 0 {
-            return Ok(Some(None));
+            return Ok(Renewal::Permanent);
         }
-        Ok(self.keep_alive_once(stored.etcd_lease).await?.map(Some))
+        Ok(self.keep_alive_once(stored.etcd_lease).await?.map_or(Renewal::NotOurs, Renewal::For))
     }
 }
 
@@ -59,48 +69,37 @@ fn renew_in(ttl: Duration, margin: Duration) -> Duration {
     jitter(third.min(before_margin)).max(SHORTEST)
 }
 
-/// Returns when to try again after a renewal that failed. `left` is what the lease still has to live, where that is known. The
-/// tries come ever closer to its end, so that the keeper is never asleep when the lease ends.
+/// Returns when to try again after a renewal that failed. `left` is the remaining life of the lease, if it is known. The attempts come
+/// closer together towards the end of the lease, so that one of them always comes before it.
 fn retry_in(delay: Duration, left: Option<Duration>) -> Duration {
     let left = left.filter(|left| !left.is_zero());
     left.map_or(delay, |left| delay.min(left / 4)).max(SHORTEST)
 }
 
-/// See [`crate::source::Source::keep`].
+/// Implements [`crate::source::Source::keep`].
 pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Event>) {
-    *store.kept.borrow_mut() = Some(lease.id.clone());
-    let mut retry = RETRY_FIRST;
+    *store.renewed_key.borrow_mut() = Some(lease.id.clone());
+    let mut failures = Failures::with_backoff(Backoff::new(RETRY_FIRST, RETRY_MAX));
     let mut expires: Option<Instant> = None;
-    let mut said: Option<Instant> = None;
     loop {
-        let next = match store.renew(lease).await {
-            Ok(Some(ttl)) => {
-                (retry, said) = (RETRY_FIRST, None);
+        let pause = match store.renew(lease).await {
+            Ok(renewal) => {
+                failures.reset();
+                let ttl = if let Renewal::For(ttl) = renewal { Some(ttl) } else { None };
                 expires = ttl.map(|ttl| Instant::now() + ttl);
-                if out.send(Event::Kept(ttl)).await.is_err() {
+                if !matches!(renewal, Renewal::NotOurs) && out.send(Event::Kept(ttl)).await.is_err() {
                     return;
                 }
                 renew_in(ttl.unwrap_or(store.lease_ttl), store.renew_margin)
             }
-            Ok(None) => {
-                (retry, expires) = (RETRY_FIRST, None);
-                renew_in(store.lease_ttl, store.renew_margin)
-            }
             Err(error) => {
-                if said.is_none_or(|at| at.elapsed() >= RETRY_MAX) {
-                    said = Some(Instant::now());
-                    if out.send(Event::Trouble(chain(&error))).await.is_err() {
-                        return;
-                    }
-                }
-                let delay = jitter(retry);
-                retry = (retry * 2).min(RETRY_MAX);
+                let Some(delay) = failures.report(&error, 1, &out).await else { return };
                 retry_in(delay, expires.map(|at| at.saturating_duration_since(Instant::now())))
             }
         };
         tokio::select! {
-            () = sleep(next) => {}
-            () = store.wake.notified() => {}
+            () = sleep(pause) => {}
+            () = store.key_changed.notified() => {}
             () = out.closed() => return,
         }
     }
@@ -119,7 +118,7 @@ mod tests {
             (86_400, 3_600, 28_800),
             (86_400, 0, 28_800),
             (86_400, 80_000, 6_400),
-            // A margin that leaves nothing of the TTL does not count.
+            // A margin that leaves nothing of the TTL is ignored.
             (86_400, 86_400, 28_800),
             (60, 3_600, 20),
             (3, 0, 1),
@@ -133,16 +132,16 @@ mod tests {
     }
 
     #[test]
-    fn tries_come_ever_closer_to_the_end_of_the_lease() {
-        assert_eq!(retry_in(SECOND * 30, None), SECOND * 30, "it is not known when the lease ends");
+    fn attempts_come_closer_together_towards_the_end_of_the_lease() {
+        assert_eq!(retry_in(SECOND * 30, None), SECOND * 30, "the end of the lease is unknown");
         assert_eq!(retry_in(SECOND * 30, Some(SECOND * 3600)), SECOND * 30);
-        assert_eq!(retry_in(SECOND * 30, Some(Duration::ZERO)), SECOND * 30, "it has ended");
-        let (mut left, mut tries) = (SECOND * 60, 0);
+        assert_eq!(retry_in(SECOND * 30, Some(Duration::ZERO)), SECOND * 30, "the lease has ended");
+        let (mut left, mut attempts) = (SECOND * 60, 0);
         while left > SHORTEST {
             let wait = retry_in(RETRY_MAX, Some(left));
             assert!(wait <= (left / 4).max(SHORTEST), "{wait:?} of {left:?}");
-            (left, tries) = (left.saturating_sub(wait), tries + 1);
+            (left, attempts) = (left.saturating_sub(wait), attempts + 1);
         }
-        assert!((10..40).contains(&tries), "{tries} tries in the last minute");
+        assert!((10..40).contains(&attempts), "{attempts} attempts in the last minute");
     }
 }
