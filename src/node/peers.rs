@@ -93,7 +93,7 @@ impl<K: Kernel> Node<K> {
         }
         let Some(record) = self.churn.admit(record, now) else {
             // It is there, whatever it says.
-            self.hold.back(&id);
+            self.hold.cancel(&id);
             if self.plan.lines.due(&id, now) {
                 tracing::warn!(lease = %id, "lease changes too often: its last value is applied later");
             }
@@ -110,14 +110,14 @@ impl<K: Kernel> Node<K> {
             self.own_put(&record);
         }
         let now = Instant::now();
-        if self.hold.back(&record.id) && self.plan.lines.due(&record.id, now) {
+        if self.hold.cancel(&record.id) && self.plan.lines.due(&record.id, now) {
             tracing::info!(lease = %record.id, "held lease is back");
         }
         let id = record.id.clone();
         let mut changed = self.plan.put(record);
         // A lease that is there wins over one that is only held.
         while let Some(winner) = self.plan.peers().beaten_by(&id).cloned() {
-            if !self.hold.back(&winner) {
+            if !self.hold.cancel(&winner) {
                 break;
             }
             if self.plan.lines.due(&winner, now) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of a free subnet: pure, chance is an input (docs/flannel-formats.md, "Leases in etcd").
+//! Chooses a free subnet, as described in docs/flannel-formats.md, "Leases in etcd". Random numbers come from the caller.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::cidr::{Family, Subnets, address, bits, family, size};
 use crate::network::Network;
 
-/// Among how many free subnets chance decides, as in flannel.
+/// The number of free subnets among which one is chosen at random. It is the same in flannel.
 const CANDIDATES: usize = 100;
 
 /// One family's `SubnetMin`, `SubnetMax` and `SubnetLen`.
@@ -37,10 +37,11 @@ fn spans(network: &Network) -> impl Iterator<Item = Span> {
     v4.into_iter().chain(v6)
 }
 
-/// Up to 100 free subnets of each family between SubnetMin and SubnetMax, one of each chosen by `random` (any 64 bits,
-/// called once a family). `None` when a family that is on has none left. `taken`: all subnets leased now, of any length, and
-/// whatever else must not lie in the chosen one.
-/// Costs a sort of `taken`.
+/// Chooses a free subnet of each enabled family, among the first 100 between SubnetMin and SubnetMax. Returns `None` if an enabled family
+/// has none left.
+///
+/// `taken` contains all leased subnets, of any length, and all other networks that the chosen subnet must not overlap. It is copied and
+/// sorted. `random` returns any 64 bits, and is called once for each family.
 pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
     let mut picked = Subnets::default();
     for span in spans(network) {
@@ -55,7 +56,7 @@ pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> 
     Some(picked)
 }
 
-/// First addresses of free subnets, ascending.
+/// Returns the first addresses of free subnets in ascending order.
 fn candidates(span: Span, taken: &[Subnets]) -> Vec<u128> {
     let mut used: Vec<(u128, u128)> = taken
         .iter()
@@ -69,7 +70,7 @@ fn candidates(span: Span, taken: &[Subnets]) -> Vec<u128> {
     let mut at = span.first;
     let mut used = used.into_iter().peekable();
     while at <= span.last && free.len() < CANDIDATES {
-        // Sorted by first address: whatever ends before `at` (nested ones too) can be forgotten.
+        // The list is sorted by the first address, so everything that ends before `at` can be skipped, including nested subnets.
         while used.next_if(|(_, last)| *last < at).is_some() {}
         let next = match used.peek() {
             Some((first, last)) if *first <= at + (step - 1) => (*last - *last % step).checked_add(step),
@@ -78,19 +79,20 @@ fn candidates(span: Span, taken: &[Subnets]) -> Vec<u128> {
                 at.checked_add(step)
             }
         };
-        // The last subnet of the address space has none behind it.
+        // No subnet follows the last one of the address space.
         let Some(next) = next else { break };
         at = next;
     }
     free
 }
 
-/// True when this network has the length of a subnet and lies between SubnetMin and SubnetMax of its family.
+/// Returns true if this network has the length of a subnet and lies between SubnetMin and SubnetMax of its family.
 pub fn fits(network: &Network, net: IpNet) -> bool {
     spans(network).any(|span| span.family == family(&net) && span.fits(net))
 }
 
-/// True when this subnet has the right length, lies between SubnetMin and SubnetMax and has exactly the families that are on.
+/// Returns true if these subnets have exactly the enabled families, and each has the right length and lies between SubnetMin and
+/// SubnetMax.
 pub fn is_compatible(network: &Network, subnets: &Subnets) -> bool {
     let mut on = 0;
     let all = spans(network).all(|span| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a host itself occupies inside the cluster's Network: its addresses, and the networks that it is directly connected to.
-//! A lease over one of these would take the host's own traffic away, and a subnet there could not be used.
+//! The parts of the cluster's Network that the host itself uses: its addresses, and the networks that it is directly connected to. A
+//! lease that overlaps one of them would divert the host's own traffic, and a subnet there could not be used.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use ipnet::IpNet;
 
 use crate::cidr::{Subnets, family};
 
-/// Addresses and connected networks of a host, each with the name of its interface. Only what lies inside Network is kept.
+/// The addresses and connected networks of a host inside Network, each with the name of its interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Connected {
     places: BTreeSet<(IpNet, Arc<str>)>,
 }
 
 impl Connected {
-    /// `places` are addresses (as networks of one address) and connected networks. A network that holds the whole of Network
-    /// is left out: whoever puts Network inside a LAN wants subnets there. An address in it counts all the same.
+    /// Creates the set. `places` are connected networks, and addresses as networks of one address. A network that contains all of
+    /// Network is left out, because whoever chooses Network inside a LAN wants subnets there. Addresses in such a LAN still count.
     pub fn new(networks: &Subnets, places: impl IntoIterator<Item = (IpNet, Arc<str>)>) -> Connected {
         let inside = |net: &IpNet| networks.of(family(net)).is_some_and(|all| all.contains(net) && all != *net);
         let places = places.into_iter().map(|(net, link)| (net.trunc(), link));
         Connected { places: places.filter(|(net, _)| inside(net)).collect() }
     }
 
-    /// Without what belongs to this node's own part of the cluster: what lies in its own subnet (cni0 stands there; the uplink does
-    /// not), and these interfaces.
+    /// Returns the set without what belongs to the cluster on this node: everything inside its own subnet, such as cni0, except on the
+    /// uplink, and everything on the interfaces for which `is_own_link` returns true.
     pub fn without(&self, own: &Subnets, uplink: &str, is_own_link: impl Fn(&str) -> bool) -> Connected {
         let in_own = |net: &IpNet| own.of(family(net)).is_some_and(|own| own.contains(net));
         let ours = |(net, link): &&(IpNet, Arc<str>)| is_own_link(link) || (&**link != uplink && in_own(net));
@@ -33,13 +33,13 @@ impl Connected {
         Connected { places: rest.cloned().collect() }
     }
 
-    /// A place that shares an address with this network, with its interface. Costs one look-up for each shorter prefix length.
+    /// Returns an address or network that overlaps this network, and its interface. Makes one look-up for each shorter prefix length.
     pub fn overlapping(&self, net: IpNet) -> Option<(IpNet, &str)> {
         if self.places.is_empty() {
             return None;
         }
         let from = |net: IpNet| self.places.range((net, Arc::from(""))..).next();
-        // Ordered by address, then length: what comes next lies inside `net`, or nothing does.
+        // Networks are ordered by address, then by length. So if any network lies inside `net`, the next one does.
         let inside = from(net).filter(|(place, _)| net.contains(place));
         let around = || {
             (0..net.prefix_len()).find_map(|len| {
@@ -50,17 +50,17 @@ impl Connected {
         inside.or_else(around).map(|(place, link)| (*place, &**link))
     }
 
-    /// What is in one of the two and not in the other.
+    /// Returns what is in exactly one of the two sets.
     pub fn difference(&self, other: &Connected) -> Connected {
         Connected { places: self.places.symmetric_difference(&other.places).cloned().collect() }
     }
 
-    /// True when there is nothing inside Network.
+    /// Returns true if the host uses nothing inside Network.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Every place as a network.
+    /// Returns all of them as networks.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> {
         self.places.iter().map(|(net, _)| *net)
     }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_is_inside_around_or_equal() {
+    fn an_overlapping_network_may_be_smaller_larger_or_equal() {
         let all = places(&[("10.1.0.0/16", "lan0"), ("10.9.9.9/32", "lo"), ("fd00:0:0:7::/64", "lan0")]);
         let rows = [
             ("10.1.0.0/16", Some(("10.1.0.0/16", "lan0"))),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_only_what_is_inside_network_and_not_our_own() {
+    fn only_what_is_inside_network_and_not_our_own_counts() {
         let all = places(&[
             ("10.0.0.0/8", "lan0"),
             ("0.0.0.0/0", "lan0"),

@@ -76,7 +76,7 @@ impl Hold {
     }
 
     /// Cancels the held removal of a lease that has come back. Returns true if it was held.
-    pub fn back(&mut self, id: &Id) -> bool {
+    pub fn cancel(&mut self, id: &Id) -> bool {
         match self.due.remove_entry(id) {
             Some((id, at)) => self.queue.remove(&(at, id)),
             None => false,

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases from the store are input, not truth: every record is judged alone, and what may not be believed is set aside with its
-//! reason. Incremental: one change costs the logarithm of the number of peers.
+//! Decides which leases of the store are believed. A lease that is not believed is set aside with a reason. One change takes time that
+//! grows with the logarithm of the number of peers.
 //!
-//! Two questions decide. Is the lease possible at all (`judge.rs`: our Network, our subnet, our LAN, its addresses)? That depends
-//! on the lease and on us. If so, it has a claim (`claims.rs`), and claims are settled by age: a claim is believed when no older
-//! claim that is believed stands against it (their subnets overlap, or one has its public address in the other's subnet). A change
-//! re-judges younger claims that stand against the changed one, oldest first, and goes on only where a verdict turned.
-//! Invariant: between two calls every claim is settled, so the outcome depends on the set of records alone, never on the order
-//! in which they came.
+//! There are two questions. First, is the lease possible at all? The answer (`judge.rs`) depends only on the lease and on this node: our
+//! Network, our subnet, our LAN, our addresses. If it is possible, the lease has a claim to its subnets and addresses (`claims.rs`).
 //!
-//! A subnet that holds the public addresses of two other possible leases or more is set aside whatever its age: one lie, or one
-//! mistake, would cut all of them off.
+//! Second, does the claim hold against other claims? Two claims conflict if their subnets overlap, or if the subnet of one contains the
+//! public address of the other. A claim is believed if it conflicts with no older claim that is believed. After a change, the younger
+//! claims that conflict with the changed one are judged again, oldest first. If a verdict changes, the claims that conflict with that one
+//! follow. After each call every claim is settled, so the result depends only on the set of records, and never on the order in which
+//! they came.
 //!
-//! Where subnets are assigned (Kubernetes), a node chooses its public address but not its subnet. So that an old node cannot push
-//! a younger one aside by publishing an address in its subnet, age does not decide there: who has its public address in the
+//! A lease whose subnet contains the public addresses of two or more other possible leases is set aside, whatever its age. Otherwise one
+//! lie, or one mistake, would cut off all of those nodes.
+//!
+//! If subnets are assigned (Kubernetes), a node chooses its public address but not its subnet. There an old node could push a younger
+//! one aside by publishing an address inside its subnet. So in this case age does not count: a lease whose public address lies in the
 //! subnet of another lease is set aside.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,41 +29,42 @@ use crate::text::Shown;
 use claims::{Claim, Claims, Slot};
 use entry::{Entry, Reason, Verdict};
 
-mod around;
 mod claims;
 mod entry;
+mod host_networks;
 mod judge;
+mod pages;
 mod shared;
 
 pub use shared::Shared;
 
-/// Against what leases are judged.
+/// What this node is, as far as leases are judged by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Us {
-    /// Our Network: leases outside are set aside.
+    /// Our Network. Leases outside are set aside.
     pub networks: Subnets,
-    /// Our own lease's id in the store.
+    /// The id of our own lease.
     pub id: Option<Id>,
-    /// Our own subnet: leases that overlap it are set aside.
+    /// Our own subnet. Leases that overlap it are set aside.
     pub own: Subnets,
-    /// The addresses that we publish: leases that carry one are set aside.
+    /// The addresses that we publish. Leases that publish one of them are set aside.
     pub public: Vec<IpAddr>,
-    /// The addresses of our uplink, as far as we publish others: leases that carry one are set aside, too.
+    /// The addresses of our uplink, if we publish others. Leases that publish one of them are also set aside.
     pub uplink: Vec<IpAddr>,
-    /// Our other addresses and the networks that we are connected to: leases that overlap one are set aside.
+    /// Our other addresses, and the networks that we are connected to. Leases that overlap one of them are set aside.
     pub connected: Connected,
-    /// Subnets are assigned by someone else (Kubernetes): a node cannot choose which one it has.
+    /// True if subnets are assigned, as in Kubernetes, so that a node cannot choose its own.
     pub assigned: bool,
 }
 
-/// A change of what may be believed.
+/// A lease that is believed from now on, or no longer, or with another content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Which lease.
+    /// The id of the lease.
     pub id: Id,
-    /// Believed before.
+    /// The lease that was believed before.
     pub before: Option<Arc<Lease>>,
-    /// Believed now.
+    /// The lease that is believed now.
     pub after: Option<Arc<Lease>>,
 }
 
@@ -77,19 +80,19 @@ pub struct Peers {
     judged: u64,
 }
 
-/// Claims to be settled, oldest first.
-type Dirty = BTreeSet<(Age, Id, Slot)>;
+/// The claims to judge again, oldest first.
+type Queue = BTreeSet<(Age, Id, Slot)>;
 
-/// What was believed of each touched slot before this call.
+/// For each slot that this call has touched: the lease that was believed before.
 type Before = BTreeMap<Slot, (Id, Option<Arc<Lease>>)>;
 
 impl Peers {
-    /// An empty set.
+    /// Creates an empty set.
     pub fn new(us: Us) -> Peers {
         Peers { us, ..Peers::default() }
     }
 
-    /// We have another subnet, address or network now: judges all again. Changes are only made where a verdict turned.
+    /// Judges all leases again, because this node has another subnet, address or network. Returns the leases whose verdict has changed.
     pub fn judge_for(&mut self, us: Us) -> Vec<Change> {
         if us == self.us {
             return Vec::new();
@@ -97,11 +100,11 @@ impl Peers {
         let was: Vec<bool> = self.entries.iter().map(Entry::is_believed).collect();
         self.us = us;
         self.claims = Claims::default();
-        let (mut dirty, mut unused) = (Dirty::new(), Before::new());
+        let (mut queue, mut unused) = (Queue::new(), Before::new());
         for slot in 0..self.entries.len() {
-            self.enter(slot as Slot, &mut dirty);
+            self.judge_alone(slot as Slot, &mut queue);
         }
-        self.settle(dirty, &mut unused);
+        self.settle(queue, &mut unused);
         self.believed = self.entries.iter().filter(|entry| entry.is_believed()).count();
         let mut changes = Vec::new();
         for (entry, was) in self.entries.iter().zip(was) {
@@ -115,16 +118,16 @@ impl Peers {
         in_order(changes)
     }
 
-    /// A record was put. Our own id yields no change.
+    /// Adds or replaces a record. A record with our own id causes no change.
     pub fn put(&mut self, record: Record) -> Vec<Change> {
         let Record { id, lease } = record;
-        // The store's identity counts, whatever the lease says of itself.
+        // The id of the record counts, not the one in the lease.
         let lease = lease.map(|lease| Lease { id: id.clone(), subnets: lease.subnets.trunc(), ..lease });
-        let (mut dirty, mut before) = (Dirty::new(), Before::new());
+        let (mut queue, mut before) = (Queue::new(), Before::new());
         let slot = match self.slots.get(&id).copied() {
             Some(slot) => {
-                let Some(lease) = self.renewed(slot, lease, &mut before) else { return self.changes(before) };
-                self.leave(slot, &mut dirty, &mut before);
+                let Some(lease) = self.update_in_place(slot, lease, &mut before) else { return self.changes(before) };
+                self.withdraw_claim(slot, &mut queue, &mut before);
                 self.entries[slot as usize] = Entry::new(lease);
                 slot
             }
@@ -132,46 +135,42 @@ impl Peers {
                 if let Some(claim) = lease.as_ref().ok().and_then(|lease| self.unclaimed(lease)) {
                     return vec![self.believe(id, lease, &claim)];
                 }
-                let slot = self.place(Entry::new(lease));
+                let slot = self.store_entry(Entry::new(lease));
                 before.insert(slot, (id.clone(), None));
                 self.slots.insert(id, slot);
                 slot
             }
         };
-        self.enter(slot, &mut dirty);
-        self.settle(dirty, &mut before);
+        self.judge_alone(slot, &mut queue);
+        self.settle(queue, &mut before);
         self.changes(before)
     }
 
-    /// A record is gone. Leases that it had pushed aside may come back.
+    /// Removes a record. Leases that were set aside because of it may be believed again.
     pub fn remove(&mut self, id: &Id) -> Vec<Change> {
         let Some(slot) = self.slots.remove(id) else { return Vec::new() };
-        let (mut dirty, mut before) = (Dirty::new(), Before::new());
-        self.leave(slot, &mut dirty, &mut before);
+        let (mut queue, mut before) = (Queue::new(), Before::new());
+        self.withdraw_claim(slot, &mut queue, &mut before);
         self.entries[slot as usize] = Entry::Free;
-        self.settle(dirty, &mut before);
+        self.settle(queue, &mut before);
         let changes = self.changes(before);
         self.free.push(slot);
         changes
     }
 
-    /// Believed leases, by id.
+    /// Returns the believed leases, sorted by id.
     pub fn believed(&self) -> impl Iterator<Item = &Arc<Lease>> {
         let mut all: Vec<&Arc<Lease>> = self.entries.iter().filter_map(Entry::believed).collect();
         all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         all.into_iter()
     }
 
-    /// Iterates over the believed leases in no particular order. This is faster than [`Peers::believed`].
-    pub fn believed_unordered(&self) -> impl Iterator<Item = &Arc<Lease>> {
-        self.entries.iter().filter_map(Entry::believed)
-    }
-
-    /// Set aside, with the reason, by id: a lease that parsed is given along. Our own record never is, readable or not.
+    /// Returns the records that are set aside, sorted by id: the reason, and the lease if it is readable. Our own record is never among
+    /// them.
     pub fn set_aside(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
         let others = self.slots.iter().filter(|(id, _)| self.us.id.as_ref() != Some(*id));
         let aside = others.filter_map(|(id, slot)| {
-            let (reason, lease) = self.entries[*slot as usize].aside()?;
+            let (reason, lease) = self.entries[*slot as usize].set_aside()?;
             Some((id, reason, lease))
         });
         let mut all: Vec<_> = aside.collect();
@@ -179,13 +178,13 @@ impl Peers {
         all.into_iter()
     }
 
-    /// Why this record is set aside, if it is.
+    /// Returns why this record is set aside. Returns `None` if it is not.
     pub fn reason(&self, id: &Id) -> Option<&str> {
         let slot = self.slots.get(id).filter(|_| self.us.id.as_ref() != Some(id))?;
-        self.entries[*slot as usize].aside().map(|(reason, _)| reason)
+        self.entries[*slot as usize].set_aside().map(|(reason, _)| reason)
     }
 
-    /// The older lease that pushes this one aside, if one does.
+    /// Returns the id of the lease because of which this one is set aside.
     pub fn beaten_by(&self, id: &Id) -> Option<&Id> {
         let slot = self.entries[*self.slots.get(id)? as usize].beaten_by()?;
         match &self.entries[slot as usize] {
@@ -194,40 +193,40 @@ impl Peers {
         }
     }
 
-    /// One believed lease.
+    /// Returns a lease if it is believed.
     pub fn get(&self, id: &Id) -> Option<&Arc<Lease>> {
         self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
     }
 
-    /// All ids known, believed or not, our own left out, in no order.
+    /// Returns the ids of all records except our own, in no particular order.
     pub fn ids(&self) -> impl Iterator<Item = &Id> {
         self.slots.keys().filter(|id| self.us.id.as_ref() != Some(id))
     }
 
-    /// How many are believed.
+    /// Returns the number of believed leases.
     pub fn len(&self) -> usize {
         self.believed
     }
 
-    /// How many are set aside.
+    /// Returns the number of records that are set aside.
     pub fn set_aside_len(&self) -> usize {
         let own = self.us.id.as_ref().is_some_and(|id| self.slots.contains_key(id));
         self.slots.len() - self.believed - usize::from(own)
     }
 
-    /// How many verdicts were found so far, for tests of what a change costs.
+    /// Returns how many claims have been judged so far. Tests use this to measure the cost of a change.
     #[doc(hidden)]
     pub fn judged(&self) -> u64 {
         self.judged
     }
 
-    /// True when none is believed.
+    /// Returns true if no lease is believed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A free slot for an entry.
-    fn place(&mut self, entry: Entry) -> Slot {
+    /// Stores an entry in a free slot.
+    fn store_entry(&mut self, entry: Entry) -> Slot {
         if let Some(slot) = self.free.pop() {
             self.entries[slot as usize] = entry;
             return slot;
@@ -237,7 +236,8 @@ impl Peers {
         (self.entries.len() - 1) as Slot
     }
 
-    /// The short way for the usual new lease: what it claims, when it is possible and nobody else claims any of it.
+    /// Returns the claim of a new lease if it is possible and conflicts with no other claim. Then it can be believed at once. Most new
+    /// leases are of this kind.
     fn unclaimed(&self, lease: &Lease) -> Option<Claim> {
         let free = self.us.id.as_ref() != Some(&lease.id) && judge::impossible(&self.us, lease).is_none();
         let claim = judge::claim(&self.us, lease);
@@ -249,16 +249,16 @@ impl Peers {
         if let Entry::Read(_, verdict) = &mut entry {
             *verdict = Verdict::Believed;
         }
-        let slot = self.place(entry);
+        let slot = self.store_entry(entry);
         self.slots.insert(id.clone(), slot);
         self.claims.insert(claim, slot);
         self.believed += 1;
         Change { id, before: None, after: self.entries[slot as usize].believed().cloned() }
     }
 
-    /// The short way for the usual put: the lease is the same, or only what its owner says of itself changed, and its claim
-    /// stays as it is. Gives the record back when the long way is needed, `None` when nothing is left to do.
-    fn renewed(
+    /// Updates a lease whose claim stays the same. Returns `None` if that is done, and the new lease if it must be judged. Most changes of
+    /// a lease leave its claim as it is.
+    fn update_in_place(
         &mut self,
         slot: Slot,
         new: Result<Lease, Unreadable>,
@@ -273,7 +273,7 @@ impl Peers {
         let has_claim = entry.has_claim();
         let (Entry::Read(old, verdict), Ok(lease)) = (entry, &new) else { return Some(new) };
         let same_claim = old.age == lease.age && judge::claim(&self.us, old) == judge::claim(&self.us, lease);
-        // A family that is off here is no part of the claim, but it is shown.
+        // A family that is not enabled is not part of the claim, but it is shown to users.
         let same_claim = same_claim && old.subnets == lease.subnets;
         if !same_claim || !has_claim || judge::impossible(&self.us, lease).is_some() {
             return Some(new);
@@ -285,8 +285,8 @@ impl Peers {
         None
     }
 
-    /// Takes a slot's claim away; those that it had beaten must be settled again.
-    fn leave(&mut self, slot: Slot, dirty: &mut Dirty, before: &mut Before) {
+    /// Withdraws the claim of a slot, and queues the claims that were set aside because of it.
+    fn withdraw_claim(&mut self, slot: Slot, queue: &mut Queue, before: &mut Before) {
         let entry = &self.entries[slot as usize];
         let Entry::Read(lease, _) = entry else { return };
         before.insert(slot, (lease.id.clone(), entry.believed().cloned()));
@@ -295,24 +295,24 @@ impl Peers {
         }
         let (claim, believed) = (judge::claim(&self.us, lease), entry.is_believed());
         let gone = self.claims.remove(&claim, slot);
-        self.queue_turned(&gone, dirty);
-        let free = |other: Slot, dirty: &mut Dirty| {
+        self.queue_covering(&gone, queue);
+        let requeue = |other: Slot, queue: &mut Queue| {
             let entry = &self.entries[other as usize];
             if entry.beaten_by() == Some(slot) {
-                entry.queue(other, dirty);
+                entry.queue(other, queue);
             }
         };
         if believed {
             self.believed -= 1;
-            self.claims.rivals(&claim).for_each(|other| free(other, dirty));
+            self.claims.rivals(&claim).for_each(|other| requeue(other, queue));
         } else if self.us.assigned {
-            // These it had set aside without being believed itself.
-            self.claims.inside(&claim).for_each(|other| free(other, dirty));
+            // A claim with its public address in this subnet was set aside, although this claim was not believed.
+            self.claims.inside(&claim).for_each(|other| requeue(other, queue));
         }
     }
 
-    /// First judgement of a slot's entry; a possible lease gets its claim.
-    fn enter(&mut self, slot: Slot, dirty: &mut Dirty) {
+    /// Judges a lease by itself. If it is possible, it gets a claim, which is queued.
+    fn judge_alone(&mut self, slot: Slot, queue: &mut Queue) {
         let Entry::Read(lease, verdict) = &mut self.entries[slot as usize] else { return };
         if self.us.id.as_ref() == Some(&lease.id) {
             *verdict = Verdict::Own;
@@ -324,30 +324,31 @@ impl Peers {
         }
         *verdict = Verdict::Beaten(None);
         let claim = judge::claim(&self.us, lease);
-        dirty.insert((lease.age.clone(), lease.id.clone(), slot));
+        queue.insert((lease.age.clone(), lease.id.clone(), slot));
         let new = self.claims.insert(&claim, slot);
-        self.queue_turned(&new, dirty);
+        self.queue_covering(&new, queue);
         if self.us.assigned {
-            // Their public addresses lie in a subnet of another lease now, whether this one is believed or not.
+            // The public addresses of these leases now lie in the subnet of another lease. It does not matter whether that is believed.
             for other in self.claims.inside(&claim).filter(|other| *other != slot) {
-                self.entries[other as usize].queue(other, dirty);
+                self.entries[other as usize].queue(other, queue);
             }
         }
     }
 
-    /// These public addresses are new, or gone: subnets around them may cover several now, or no longer.
-    fn queue_turned(&self, addresses: &Subnets, dirty: &mut Dirty) {
+    /// Queues the claims whose subnets contain these public addresses, which are new or have gone. Such a subnet may now contain several
+    /// public addresses of others, or no longer.
+    fn queue_covering(&self, addresses: &Subnets, queue: &mut Queue) {
         if !self.us.assigned {
-            self.claims.turned_by(addresses).for_each(|other| self.entries[other as usize].queue(other, dirty));
+            self.claims.covering_any_of(addresses).for_each(|other| self.entries[other as usize].queue(other, queue));
         }
     }
 
-    /// Judges what is dirty, oldest first, and whatever turns because of it. A verdict depends on older claims alone, so none
-    /// is judged twice. (Whether it covers others' addresses depends on claims that are all there already.)
-    fn settle(&mut self, mut dirty: Dirty, before: &mut Before) {
-        while let Some((age, id, slot)) = dirty.pop_first() {
+    /// Judges the queued claims, oldest first, and those whose verdict changes because of them. A verdict depends only on older claims, so
+    /// no claim is judged twice. (Whether a subnet contains addresses of others depends on claims that have all been added already.)
+    fn settle(&mut self, mut queue: Queue, before: &mut Before) {
+        while let Some((age, id, slot)) = queue.pop_first() {
             let entry = &self.entries[slot as usize];
-            // It may have become impossible after it was put on the list.
+            // The lease may have become impossible after it was queued.
             let Entry::Read(lease, old) = entry else { continue };
             if !entry.has_claim() {
                 continue;
@@ -381,14 +382,14 @@ impl Peers {
                 let entry = &self.entries[other as usize];
                 let concerned = if now { entry.is_believed() } else { entry.beaten_by() == Some(slot) };
                 if concerned && other != slot {
-                    entry.queue(other, &mut dirty);
+                    entry.queue(other, &mut queue);
                 }
             }
         }
     }
 
-    /// The lease that beats this claim: an older one that is believed, or, where subnets are assigned, any in whose subnet it has
-    /// its public address.
+    /// Returns the lease because of which this claim does not hold: an older conflicting one that is believed. If subnets are assigned,
+    /// it is any lease whose subnet contains the public address of this claim.
     fn blocker(&self, asking: Slot, claim: &Claim, rank: (&Age, &Id)) -> Option<(Slot, &Arc<Lease>)> {
         let older = |slot: Slot| {
             let lease = self.entries[slot as usize].believed()?;
@@ -417,7 +418,7 @@ impl Peers {
     }
 }
 
-/// What is believed no longer comes first, so that a subnet is given up before it is taken; by id within.
+/// Sorts changes by id. Leases that are no longer believed come first, so that a subnet is given up before another lease takes it.
 fn in_order(mut changes: Vec<Change>) -> Vec<Change> {
     changes.sort_by(|a, b| (a.after.is_some(), &a.id).cmp(&(b.after.is_some(), &b.id)));
     changes

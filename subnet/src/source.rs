@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The store seam: one trait that etcd, the directory and Kubernetes implement, and one contract test suite run against each.
+//! The interface of a store. etcd, the directory and Kubernetes implement the trait [`Source`]. One suite of tests runs against each.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -20,21 +20,21 @@ use crate::network::Network;
 /// A future on the current thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// What a store can do; the contract suite and the agent read it.
+/// How a store differs from others, as far as the agent and the tests must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Leases end by themselves when their owner is silent.
+    /// A lease expires if its owner does not renew it.
     pub expires: bool,
-    /// Compare-and-swap holds between machines, not only between processes of one.
+    /// Compare-and-swap works between machines, not only between the processes of one machine.
     pub fenced: bool,
-    /// The subnet is assigned by someone else (Kubernetes pod CIDR); acquire waits for it.
+    /// Subnets are assigned, as pod CIDRs in Kubernetes. [`Source::acquire`] waits for that.
     pub assigned: bool,
 }
 
-/// Why a store said no.
+/// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store cannot be reached or answered with a fault; trying again may help.
+    /// The store cannot be reached, or its answer was an error. Another attempt may succeed.
     #[error("{what}")]
     Unavailable {
         /// Operation and object, e.g. `read /coreos.com/network/config from http://10.0.0.1:2379`.
@@ -43,66 +43,68 @@ pub enum Error {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
-    /// The store answered, and said no: only a change of our credentials, rights or settings helps, which the cause names.
+    /// The store refused the operation. Only other credentials, rights or settings help; the cause names them.
     #[error("{what}")]
     Refused {
         /// Operation and object, as above.
         what: String,
-        /// The store's word and the remedy.
+        /// The answer of the store, and the remedy.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Nothing is stored there (config missing, lease gone).
+    /// The object does not exist, such as net-conf or a lease.
     #[error("{0} does not exist")]
     Missing(String),
-    /// Another node owns the subnet now: a write was refused by its compare-and-swap.
+    /// Another node owns the subnet now.
     #[error("subnet {subnet} belongs to {owner} now")]
     Taken {
         /// The subnet.
         subnet: Subnets,
-        /// Public address of the owner, for people.
+        /// The public address of the owner, for messages.
         owner: String,
     },
-    /// No free subnet between SubnetMin and SubnetMax.
+    /// There is no free subnet between SubnetMin and SubnetMax.
     #[error("out of subnets: every subnet between {min} and {max} is leased, or holds addresses of nodes")]
     OutOfSubnets {
-        /// First.
+        /// SubnetMin of each enabled family.
         min: String,
-        /// Last.
+        /// SubnetMax of each enabled family.
         max: String,
     },
-    /// The request itself cannot be fulfilled by this store (say why and the remedy).
+    /// This store cannot do what was asked. The sentence says why, and names the remedy.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// What a node asks of its store.
+/// What a node wants from its store.
 #[derive(Debug, Clone)]
 pub struct Claim {
     /// The validated net-conf.
     pub network: Network,
-    /// What the lease shall say.
+    /// What the lease is to contain.
     pub attrs: Attrs,
-    /// The subnet that our pods use, as far as we know: taken again when it is free and compatible.
+    /// The subnet that our pods use, if it is known. It is taken again if it is free and net-conf allows it.
     pub previous: Option<Subnets>,
-    /// What the lease says that [`Source::own`] found, or that we held until now.
+    /// The content of the lease that [`Source::own`] found, or that was ours until now.
     pub was: Option<Attrs>,
-    /// This host's own addresses and networks: no subnet is chosen over them.
+    /// The host's own addresses and networks. No subnet is chosen that overlaps them.
     pub connected: Connected,
 }
 
-// Kubernetes alone assigns subnets, and chooses none.
+// A build with Kubernetes as its only store never chooses a subnet.
 #[cfg_attr(not(any(feature = "etcd", feature = "dir")), allow(dead_code))]
 impl Claim {
-    /// What tells our leases from those of others. The MAC that we are about to publish is that of our device, or of the lease that
-    /// was found to be ours: a lease with another one is another node's.
+    /// Returns what shows that a lease is ours. The MAC that we are about to publish is that of our device, or of the lease that was found
+    /// to be ours. So a lease with another MAC belongs to another node.
     pub(crate) fn evidence(&self) -> Evidence {
         let was = self.was.as_ref().unwrap_or(&self.attrs);
         Evidence { previous: self.previous, ..Evidence::of(Subnets::default(), was).or(&self.attrs) }
     }
 
-    /// The subnet to take: the previous one when it is free and compatible, else a free one by chance. It holds none of the
-    /// public addresses of `nodes`, which are the other leases: they would set ours aside, or we would cut those nodes off.
+    /// Chooses a subnet: the previous one if it is free and net-conf allows it, otherwise a random free one.
+    ///
+    /// The chosen subnet contains no public address of `nodes`, which are the other leases. Otherwise those nodes would set our lease aside,
+    /// or we would cut them off.
     pub(crate) fn choose<'a>(
         &self,
         mut taken: Vec<Subnets>,
@@ -115,7 +117,7 @@ impl Claim {
             IpNet::V4(v4) => Subnets { v4: Some(v4), v6: None },
             IpNet::V6(v6) => Subnets { v4: None, v6: Some(v6) },
         }));
-        // What reaches beyond our Network is set aside by every node: it takes nothing away from us.
+        // Every node sets a lease aside that is not inside Network. So such a lease does not take a subnet.
         taken.retain(|subnets| {
             subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))
         });
@@ -126,7 +128,7 @@ impl Claim {
         previous.or_else(|| allocate::choose(&self.network, &taken, &mut random)).ok_or_else(|| self.out_of_subnets())
     }
 
-    /// Names the range that is full.
+    /// Returns the error that names the range without a free subnet.
     fn out_of_subnets(&self) -> Error {
         let (v4, v6) = (self.network.v4.as_ref(), self.network.v6.as_ref());
         let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
@@ -137,84 +139,96 @@ impl Claim {
     }
 }
 
-/// Any 64 bits.
+/// Returns 64 random bits. They are not fit for cryptography.
 pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish()
 }
 
-/// The owner of a value that is no lease, for people.
+/// What messages name as the owner if the value is not a lease.
 pub(crate) const UNREADABLE: &str = "an unreadable value";
 
-/// What the watch of a store reports, in order.
+/// What the watch of a store reports. Events are in the order of the changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The complete set of records, at start and whenever events may have been missed. `reset` says that this is another
-    /// store than before (wiped and restored, another cluster id, revision went backwards).
+    /// All records. This is the first event, and comes again whenever changes may have been missed.
     Snapshot {
-        /// All of them, unparsable ones included.
+        /// All records, including unreadable ones.
         records: Vec<Record>,
-        /// Another store than before.
+        /// True if this is another store than before: it was wiped or restored, or its cluster id is different.
         reset: bool,
     },
-    /// These changed together (one watch response): `Ok` a record put, `Err` the id of one deleted.
+    /// Records that changed together: `Ok` for one that was written, `Err` with the id for one that was deleted.
     Changes(Vec<Result<Record, Id>>),
-    /// The net-conf changed: its raw JSON text.
+    /// The net-conf changed. This is its JSON text.
     Config(String),
-    /// The store answered or the watch showed a sign of life: resets "seconds since the last word".
+    /// The store answered, or the watch showed that it is alive.
     Word,
-    /// The store does not answer; said when it starts, and at most once a minute after.
+    /// The store does not answer. This is reported at once, and then at most once a minute.
     Trouble(String),
-    /// Our lease was kept alive and has now this many seconds to live; `None` does not expire (reservation, directory).
+    /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
     Kept(Option<Duration>),
 }
 
-/// A store of leases. All methods may be called again after an error; none blocks without a time limit except
-/// [`Source::watch`] (runs until dropped) and [`Source::acquire`] where [`Capabilities::assigned`] (waits for the assignment).
+/// A store of leases.
+///
+/// All methods may be called again after an error. All have a time limit, except [`Source::watch`] and [`Source::keep`], which run until
+/// they are dropped, and [`Source::acquire`] if subnets are assigned, which waits for the assignment.
 pub trait Source {
-    /// For people: `etcd http://127.0.0.1:2379 /coreos.com/network`, `dir /var/lib/weft`.
+    /// Returns the name of the store for messages, such as `etcd http://127.0.0.1:2379 /coreos.com/network` or `dir /var/lib/weft`.
     fn describe(&self) -> String;
-    /// What tells this store from others without asking it: two with the same words may be taken for one. `None`: its leases
-    /// need not be saved.
+    /// Returns a text that identifies the store, without asking it. Two stores with the same text count as one. `None` if the leases of
+    /// this store need not be saved.
     fn identity(&self) -> Local<'_, Option<String>> {
         Box::pin(async { None })
     }
-    /// What is wrong with how this node follows the store, although it does: one sentence with the remedy, for `weft status`.
+    /// Returns what is not as it should be although the store works: one sentence with the remedy, for `weft status`.
     fn remark(&self) -> Option<String> {
         None
     }
-    /// What it can do.
+    /// Returns how this store differs from others.
     fn capabilities(&self) -> Capabilities;
-    /// The raw JSON of net-conf. `Missing` when there is none.
+    /// Reads the JSON text of net-conf.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if there is none.
     fn config(&self) -> Local<'_, Result<String, Error>>;
-    /// The lease that is ours already, if any: asked before `advertise`, for the VTEP MAC. Where there are several, the one with the
-    /// best proof, see [`Evidence`].
+    /// Finds the lease that is ours already. If there are several, returns the one with the best [`Evidence`]. The agent calls this before
+    /// it acquires a lease, because the lease names the VTEP MAC to use.
     fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>>;
-    /// Takes a lease: one that is ours already, else the previous subnet, else a free one. Every write is fenced by what was read.
+    /// Acquires a lease: one that is ours already, or the previous subnet, or a free one. A write fails if what was read has changed.
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
-    /// Takes exactly this subnet (again): creates it when it is free, confirms or rewrites it when it is ours, else `Taken`. Used
-    /// when the own lease was deleted, or the store was wiped, and to publish changed attributes. `was` is what our lease said so
-    /// far: together with the subnet and the new attributes it is the evidence. Where subnets are assigned, what is assigned now is
-    /// taken, whatever it was.
+    /// Acquires exactly this subnet again: creates the lease if the subnet is free, and rewrites it if it is ours. If subnets are assigned,
+    /// the one that is assigned now is taken, whatever it was before.
+    ///
+    /// The agent calls this when its lease was deleted, when the store was wiped, and to publish changed attributes. `was` is the content of
+    /// our lease so far. It is the evidence, together with the subnet and the new attributes.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if the subnet belongs to another node.
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>>;
-    /// Gives our lease back: deletes it if it is still ours, else `Taken` or `Missing`.
+    /// Deletes our lease.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if it belongs to another node now, [`Error::Missing`] if it does not exist.
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>>;
-    /// All records, for `weft lease ls`.
+    /// Reads all records, for `weft lease ls`.
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>>;
-    /// Deletes any record by id, for `weft lease rm`.
+    /// Deletes a record of any node, for `weft lease rm`.
     fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>>;
-    /// Reports everything into `out`, beginning with a snapshot, and re-lists, re-opens and backs off by itself. Ends when `out` closes.
+    /// Reports all records and then all changes to `out`, until `out` is closed. After an error it waits, connects again, and reads all
+    /// records again if that is necessary.
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()>;
-    /// Keeps our lease alive until dropped: re-reads which store lease the key has now before each renewal. Reports `Event::Kept`.
-    /// A lease that is gone, or is another node's now, is not renewed: the watch shows that to the agent.
+    /// Renews our lease until the future is dropped, and reports [`Event::Kept`]. A lease that is gone or belongs to another node is not
+    /// renewed. The agent learns of that from the watch.
     fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
-    /// Public addresses (IPv4, IPv6) by which the store's admin chooses this node's interface: they count more than
-    /// `--public-ip`. Asked before the uplink is picked.
+    /// Returns the public addresses (IPv4, IPv6) that an administrator has set for this node in the store. They take precedence over
+    /// `--public-ip`. The agent calls this before it chooses the uplink.
     fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {
         Box::pin(async { Ok([None, None]) })
     }
-    /// Tells those who look at the store whether this node's network works; `fault` says why it does not. Writes nothing when
-    /// the store says the same already.
+    /// Publishes in the store whether this node's network works. `fault` says why it does not. Nothing is written if the store says the
+    /// same already.
     fn health<'a>(&'a self, _fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
         Box::pin(async { Ok(()) })
     }

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Text that others wrote (in the store, in an annotation, in a file), made fit for a log or a terminal.
+//! Makes text that others wrote safe to log or print.
 //!
-//! A peer may write what it likes: megabytes, escape sequences that rewrite the screen, line breaks that fake a log line. Every such
-//! text passes through here before it is kept, logged or printed.
+//! Text in the store, in an annotation or in a file may be anything: megabytes, escape sequences that change the screen, or line breaks
+//! that look like another log line. All such text passes through this module before it is kept, logged or printed.
 
 use std::fmt::{self, Write};
 
-/// The most characters of a foreign text that people ever see, the mark [`CUT`] included.
+/// The greatest number of characters of such a text that is shown, including the mark [`CUT`].
 pub const MOST: usize = 100;
 
-/// Stands at the end of a text that was longer.
+/// The mark at the end of a text that was cut.
 pub const CUT: &str = " [cut]";
 
-/// The most characters of a whole sentence that contains foreign texts, e.g. why a lease is set aside.
+/// The greatest number of characters of a whole sentence that quotes such texts, for example why a lease is set aside.
 pub const MOST_OF_A_SENTENCE: usize = 400;
 
-/// Displays a foreign text as [`shown`] returns it, without a string in between.
+/// Displays a text as [`shown`] returns it, without an allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<'a>(pub &'a str);
 
-/// A foreign text for people: at most [`MOST`] characters, [`CUT`] at its end if there were more. Control characters, line breaks
-/// and everything else that a terminal does not print as itself (also marks that change the direction of writing) appear as `\n` or
-/// `\u{1b}`. Quotes and backslashes stay, so that a text which was shown before does not change.
+/// Returns a text of others as it may be shown: at most [`MOST`] characters, which end with [`CUT`] if there were more. Control
+/// characters, line breaks, marks that change the direction of writing, and everything else that a terminal does not print as itself
+/// become escapes such as `\n` or `\u{1b}`. Quotes and backslashes stay as they are, so that a text that was shown before does not
+/// change.
 ///
 /// ```
 /// assert_eq!(weft_subnet::text::shown("vx\u{1b}[2Jlan"), r"vx\u{1b}[2Jlan");
@@ -30,8 +31,8 @@ pub fn shown(text: &str) -> String {
     Shown(text).to_string()
 }
 
-/// A sentence of ours that may quote foreign texts: as [`shown`], but up to [`MOST_OF_A_SENTENCE`] characters, so that the remedy at
-/// its end is still there. A second net for what was quoted whole.
+/// Returns a sentence of ours that may quote texts of others. It is treated as in [`shown`], but may have [`MOST_OF_A_SENTENCE`]
+/// characters, so that the remedy at its end remains. This also limits quotations that were not shortened before.
 pub fn sentence(text: &str) -> String {
     let mut sentence = String::new();
     // Writing to a string does not fail.
@@ -45,9 +46,9 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Reads no more than a few characters beyond `most`, however long the text is.
+/// Writes at most `most` characters. Reads only a few more than that, however long the text is.
 fn write_bounded(text: &str, most: usize, out: &mut impl Write) -> fmt::Result {
-    // How many bytes of the text there is room for when the mark has to follow them.
+    // The number of bytes of the text that leave room for the mark.
     let (mut room_beside_mark, mut width) = (0, 0);
     let mut fits = true;
     for c in text.chars() {
@@ -65,15 +66,15 @@ fn write_bounded(text: &str, most: usize, out: &mut impl Write) -> fmt::Result {
     if fits { Ok(()) } else { out.write_str(CUT) }
 }
 
-/// True for a character that a terminal prints as itself.
+/// Returns true for a character that a terminal prints as itself.
 pub fn is_printable(c: char) -> bool {
     let mut stands_for = escaped(c);
     stands_for.next() == Some(c) && stands_for.next().is_none()
 }
 
-/// The characters that stand for this one.
+/// Returns the characters that are shown for this one.
 fn escaped(c: char) -> impl Iterator<Item = char> {
-    // `escape_debug` knows what is printable; these three are, and it would escape them nevertheless.
+    // `escape_debug` knows what is printable. But it also escapes these three, which are.
     let (plain, other) = match c {
         '"' | '\'' | '\\' => (Some(c), None),
         _ => (None, Some(c.escape_debug())),

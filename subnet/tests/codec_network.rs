@@ -240,7 +240,7 @@ fn nets(texts: &[&str]) -> Vec<Subnets> {
 }
 
 #[test]
-fn pick_chooses_only_free_subnets() {
+fn only_free_subnets_are_chosen() {
     let conf = network(r#"{"Network":"10.5.0.0/21","SubnetLen":24,"SubnetMax":"10.5.4.0"}"#);
     let all = |taken: &[&str]| -> Vec<String> {
         let taken = nets(taken);
@@ -270,7 +270,7 @@ fn pick_chooses_only_free_subnets() {
 }
 
 #[test]
-fn pick_chooses_each_family_among_at_most_a_hundred_candidates() {
+fn each_family_is_chosen_among_at_most_a_hundred_candidates() {
     let conf = network(r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
     let mut calls = [99, 0].into_iter();
     let picked = choose(&conf, &[], &mut || calls.next().unwrap()).unwrap();
@@ -284,7 +284,7 @@ fn pick_chooses_each_family_among_at_most_a_hundred_candidates() {
 }
 
 #[test]
-fn pick_takes_less_than_quadratic_time() {
+fn to_choose_takes_less_than_quadratic_time() {
     let conf = network(r#"{"Network":"10.0.0.0/8"}"#);
     let taken: Vec<Subnets> = (1..65_535u32)
         .rev()
@@ -298,7 +298,7 @@ fn pick_takes_less_than_quadratic_time() {
 }
 
 #[test]
-fn compatible_accepts_exactly_what_pick_could_choose() {
+fn is_compatible_accepts_exactly_what_could_be_chosen() {
     let dual =
         network(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
     let single = network(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0"}"#);

@@ -51,11 +51,11 @@ macro_rules! contract {
 }
 
 contract!(
-    creates_and_takes_over,
+    creates_a_lease_and_takes_it_over_later,
     retakes_what_was_deleted,
     retakes_only_what_is_ours,
     releases_only_what_is_ours,
-    watch_tells_in_order,
-    bad_entries_stand_alone,
-    config_change_is_told,
+    changes_are_reported_in_order,
+    a_bad_entry_does_not_affect_others,
+    a_change_of_net_conf_is_reported,
 );

@@ -30,8 +30,8 @@ fn the_removal_of_all_leases_is_held_until_the_grace_time_ends() {
     assert_eq!(hold.held().cloned().collect::<Vec<_>>(), ids(0..49));
     assert_eq!(hold.next(), Some(t + GRACE));
     // Two nodes write their leases again.
-    assert!(hold.back(&id(7)) && hold.back(&id(8)));
-    assert!(!hold.back(&id(7)));
+    assert!(hold.cancel(&id(7)) && hold.cancel(&id(8)));
+    assert!(!hold.cancel(&id(7)));
     assert_eq!(hold.due(t + GRACE - ms(1)), ids(0..0));
     let due = hold.due(t + GRACE);
     assert_eq!(due.len(), 47);
@@ -114,7 +114,7 @@ fn removals_are_held_after_suspect_even_if_they_are_few() {
     let (mut hold, t) = (Hold::new(GRACE), Instant::now());
     hold.suspect(t);
     assert_eq!(hold.remove(ids(0..2), 2, t), ids(0..0), "removals after suspect must be held");
-    assert!(hold.back(&id(0)) && hold.back(&id(1)));
+    assert!(hold.cancel(&id(0)) && hold.cancel(&id(1)));
     assert_eq!(hold.remove(ids(0..1), 2, t + ms(4_000)), ids(0..1), "a removal 4 s later must not be held");
     let mut off = Hold::new(Duration::ZERO);
     off.suspect(t);
@@ -134,7 +134,7 @@ proptest! {
                 prop_assert!(asked.remove(&id) && alive.remove(&id));
             }
             if back {
-                prop_assert_eq!(hold.back(&id(from)), asked.remove(&id(from)));
+                prop_assert_eq!(hold.cancel(&id(from)), asked.remove(&id(from)));
                 alive.insert(id(from));
             } else {
                 let wanted: Vec<Id> = ids(from..from + count).into_iter().filter(|id| alive.contains(id)).collect();

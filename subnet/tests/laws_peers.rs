@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What may be believed: each reason to set a lease aside, and the laws that hold for any set of records in any order.
+//! Tests which leases are believed: each reason to set a lease aside, and properties of any set of records in any order.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
 
@@ -19,7 +19,7 @@ fn age(stamp: u64) -> Age {
     Age { stamp, ..Age::default() }
 }
 
-/// A lease whose id is its key.
+/// Returns a lease whose id is its key.
 fn lease(key: &str, ip: &str, stamp: u64) -> Lease {
     let public_ip = ip.parse().ok();
     let attrs = Attrs { public_ip, backend_type: "vxlan".into(), ..Attrs::default() };
@@ -40,7 +40,7 @@ fn us() -> Us {
     }
 }
 
-/// A node in a LAN inside Network, with an address of its own elsewhere in it, and one of its nodes' addresses there.
+/// Returns a node that is connected to a LAN inside Network, and has another address of its own inside Network.
 fn in_lan() -> Us {
     let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: None };
     let places = [("10.5.64.0/22", "lan0"), ("10.5.64.7/32", "lan0"), ("10.5.80.9/32", "lo"), ("10.0.0.0/8", "lan1")];
@@ -67,7 +67,7 @@ fn reason(peers: &Peers) -> String {
 }
 
 #[test]
-fn reasons_of_a_lease_alone() {
+fn each_reason_why_a_lease_is_impossible() {
     let v6 = |text: &str| text.parse::<Ipv6Addr>().ok();
     let with_v6 = |mut lease: Lease, ip: &str| {
         lease.attrs.public_ipv6 = v6(ip);
@@ -124,10 +124,10 @@ fn reasons_of_a_lease_alone() {
 }
 
 #[test]
-fn what_is_fine() {
+fn leases_that_are_believed() {
     for (us, good) in [
         (us(), lease("10.5.2.0-24", "192.168.0.2", 1)),
-        // Its address is in our LAN; its subnet is not.
+        // The address is in our LAN, but the subnet is not.
         (in_lan(), lease("10.5.2.0-24", "10.5.64.8", 1)),
         (us(), lease("10.5.2.0-24&fd01::-64", "192.168.0.2", 1)),
         (
@@ -149,7 +149,7 @@ fn what_is_fine() {
 }
 
 #[test]
-fn unread_records_come_and_go() {
+fn unreadable_records_are_set_aside_and_removed() {
     let mut peers = Peers::new(us());
     let good = lease("10.5.2.0-24", "192.168.0.2", 1);
     let bad = Record { id: good.id.clone(), lease: Err(Unreadable::new("value is not a lease")) };
@@ -165,7 +165,7 @@ fn unread_records_come_and_go() {
 }
 
 #[test]
-fn renewal_with_another_address_is_one_change() {
+fn a_new_address_of_a_lease_is_one_change() {
     let mut peers = Peers::new(us());
     let (old, new) = (lease("10.5.2.0-24", "192.168.0.2", 1), lease("10.5.2.0-24", "192.168.0.3", 1));
     peers.put(record(old.clone()));
@@ -178,12 +178,12 @@ fn renewal_with_another_address_is_one_change() {
 }
 
 #[test]
-fn our_own_lease_is_no_peer() {
+fn our_own_lease_is_not_a_peer() {
     let mut peers = Peers::new(us());
     let own = lease("10.5.1.0-24", "192.168.0.1", 1);
     assert_eq!(peers.put(record(own.clone())), []);
     assert_eq!((peers.len(), peers.ids().count(), peers.set_aside().count()), (0, 0, 0));
-    // We moved: what was ours is another's lease now.
+    // We have another subnet now, so our former lease belongs to a peer.
     let moved =
         Us { id: Some("10.5.9.0-24".into()), own: Subnets::from_key("10.5.9.0-24").unwrap(), public: vec![], ..us() };
     assert_eq!(peers.judge_for(moved), [Change { id: own.id.clone(), before: None, after: Some(own.clone().into()) }]);
@@ -198,7 +198,7 @@ fn the_older_lease_keeps_the_subnet() {
     peers.put(record(lease("10.5.4.0-22", "192.168.0.9", 5)));
     assert_eq!(peers.put(record(lease("10.5.5.0-24", "192.168.0.2", 7))), []);
     assert_eq!(reason(&peers), "overlaps 10.5.4.0/22 of the older lease 10.5.4.0-22");
-    // An older one inside pushes the big one aside, which lets the other in: a set-aside lease blocks nobody.
+    // An older lease inside the large one sets it aside. A lease that is set aside blocks no other, so the third one is believed.
     let changes = peers.put(record(lease("10.5.6.0-24", "192.168.0.3", 3)));
     let seen: Vec<_> = changes.iter().map(|c| (&*c.id, c.before.is_some(), c.after.is_some())).collect();
     assert_eq!(seen, [("10.5.4.0-22", true, false), ("10.5.5.0-24", false, true), ("10.5.6.0-24", false, true)]);
@@ -207,17 +207,16 @@ fn the_older_lease_keeps_the_subnet() {
     let seen: Vec<_> = changes.iter().map(|c| (&*c.id, c.after.is_some())).collect();
     assert_eq!(seen, [("10.5.5.0-24", false), ("10.5.6.0-24", false), ("10.5.4.0-22", true)]);
     assert_eq!(ids(&peers), ["10.5.4.0-22"]);
-    // Same age: the id decides.
+    // If the age is the same, the id decides.
     peers.put(record(lease("10.5.4.0-23", "192.168.0.4", 5)));
     assert_eq!(ids(&peers), ["10.5.4.0-22"]);
-    // Deleted and created anew under the same id: younger now.
+    // A lease that was deleted and created again under the same id is younger.
     peers.put(record(lease("10.5.4.0-22", "192.168.0.9", 20)));
     assert_eq!(ids(&peers), ["10.5.4.0-23"]);
 }
 
-/// Of a subnet and a public address inside it, the older lease is believed.
 #[test]
-fn a_subnet_over_the_public_address_of_another_node() {
+fn of_a_subnet_and_a_public_address_inside_it_the_older_lease_is_believed() {
     let node = || record(lease("10.5.2.0-24", "10.5.64.2", 5));
     let over_it = |stamp| record(lease("10.5.64.0-22", "192.168.0.9", stamp));
     let mut peers = Peers::new(us());
@@ -225,7 +224,7 @@ fn a_subnet_over_the_public_address_of_another_node() {
     assert_eq!(peers.put(over_it(9)), []);
     assert_eq!(reason(&peers), "subnet 10.5.64.0/22 contains PublicIP 10.5.64.2 of the older lease 10.5.2.0-24");
     assert_eq!(ids(&peers), ["10.5.2.0-24"]);
-    // An older lease has the addresses, and nobody can take them away by publishing one of them.
+    // The older lease has the subnet. Nobody can take it away by publishing an address inside it.
     peers.put(over_it(1));
     assert_eq!(reason(&peers), "PublicIP 10.5.64.2 lies inside 10.5.64.0/22 of the older lease 10.5.64.0-22");
     assert_eq!(ids(&peers), ["10.5.64.0-22"]);
@@ -236,14 +235,14 @@ fn a_subnet_over_the_public_address_of_another_node() {
     assert_eq!((ids(&peers), peers.set_aside().count()), (vec!["10.5.2.0-24"], 0));
 }
 
-/// One old lease over the LAN of many nodes is set aside; one public address in an old lease's subnet takes nothing away.
+/// An old lease that overlaps the LAN of many nodes is set aside. A single public address inside its subnet has no such effect.
 #[test]
-fn a_subnet_over_the_public_addresses_of_two_others_loses_whatever_its_age() {
+fn a_subnet_that_contains_public_addresses_of_two_others_is_set_aside_at_any_age() {
     let mut peers = Peers::new(us());
     let node = |n: u8, ip: &str| record(lease(&format!("10.5.{n}.0-24"), ip, 5 + u64::from(n)));
     peers.put(record(lease("10.5.64.0-22", "10.5.65.9", 1)));
     peers.put(node(2, "10.5.64.2"));
-    // The same address again, the address of the lease itself, and one elsewhere.
+    // These do not count: the same address again, the address of the lease itself, and an address outside.
     for (n, ip) in [(3, "10.5.64.2"), (4, "10.5.65.9"), (5, "192.168.0.5")] {
         peers.put(node(n, ip));
     }
@@ -258,9 +257,9 @@ fn a_subnet_over_the_public_addresses_of_two_others_loses_whatever_its_age() {
     assert_eq!(ids(&peers), ["10.5.5.0-24", "10.5.64.0-22"]);
 }
 
-/// Of many leases over one LAN only those are judged again that an address may turn.
+/// Of many leases that overlap one LAN, only those are judged again whose verdict an address may change.
 #[test]
-fn many_subnets_over_many_public_addresses_cost_no_product() {
+fn many_subnets_that_contain_many_public_addresses_do_not_cost_quadratic_time() {
     let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: "fd00::/32".parse().ok() };
     let mut peers = Peers::new(Us { networks, ..Us::default() });
     let over_all = |n: u32| {
@@ -281,9 +280,9 @@ fn many_subnets_over_many_public_addresses_cost_no_product() {
     assert!(judged < 20_000, "{judged} verdicts for 2,000 leases");
 }
 
-/// A node of a Kubernetes cluster chooses its public address, not its subnet: an old one pushes nobody aside.
+/// In Kubernetes, a node chooses its public address but not its subnet. So an old node must not be able to set a younger one aside.
 #[test]
-fn where_subnets_are_assigned_a_public_address_takes_no_subnet_away() {
+fn if_subnets_are_assigned_a_public_address_does_not_set_a_subnet_aside() {
     let mut peers = Peers::new(Us { assigned: true, ..us() });
     peers.put(record(lease("10.5.2.0-24", "192.168.0.2", 5)));
     let hostile = |ip| record(Lease { subnets: Subnets::from_key("10.5.3.0-24").unwrap(), ..lease("old", ip, 1) });
@@ -299,15 +298,15 @@ fn where_subnets_are_assigned_a_public_address_takes_no_subnet_away() {
 }
 
 #[test]
-fn one_public_address_of_several_leases_is_found() {
+fn a_public_address_that_several_leases_publish_is_found() {
     let mut peers = Peers::new(Us { uplink: vec!["10.9.0.1".parse().unwrap()], ..us() });
     for (key, ip) in [("10.5.2.0-24", "192.168.0.2"), ("10.5.3.0-24", "192.168.0.3"), ("10.5.4.0-24", "192.168.0.2")] {
         peers.put(record(lease(key, ip, 1)));
     }
     peers.put(record(lease("10.5.5.0-24", "192.168.0.1", 1)));
-    // The address of an uplink that is not published is not said to be published twice.
+    // The address of an uplink that we do not publish does not count.
     peers.put(record(lease("10.5.6.0-24", "10.9.0.1", 1)));
-    // Set aside: it takes part in nothing.
+    // A lease that is set aside does not count.
     peers.put(record(lease("10.5.3.0-25", "192.168.0.3", 2)));
     let shared: Vec<_> =
         peers.shared().iter().map(|s| (s.ip.to_string(), s.count, s.leases[1].id.to_string())).collect();
@@ -321,7 +320,7 @@ fn one_public_address_of_several_leases_is_found() {
 }
 
 #[test]
-fn a_dual_stack_lease_stands_or_falls_as_a_whole() {
+fn a_dual_stack_lease_is_believed_or_set_aside_as_a_whole() {
     let mut peers = Peers::new(dual());
     peers.put(record(lease("10.5.2.0-24&fd00:0:0:2::-64", "192.168.0.2", 1)));
     assert_eq!(peers.put(record(lease("10.5.3.0-24&fd00:0:0:2::-64", "192.168.0.3", 2))), []);
@@ -337,12 +336,12 @@ fn many(n: u32) -> impl Iterator<Item = Lease> {
     })
 }
 
-/// As many as a big cluster has; a walk over all leases for each put would take minutes.
+/// This is the size of a large cluster. If each change read all leases, this test would take minutes.
 #[test]
-fn fifty_thousand() {
+fn a_change_among_fifty_thousand_leases_judges_few() {
     let us = Us { networks: Subnets { v4: "10.0.0.0/8".parse().ok(), v6: None }, ..Us::default() };
     let mut peers = Peers::new(us);
-    // One bogus lease over everything, younger than most, must not make each event slow either.
+    // A false lease that overlaps everything, and is younger than most, must not make each event slow.
     peers.put(record(lease("10.0.0.0-8", "192.168.0.9", 40_000)));
     for lease in many(50_000) {
         peers.put(record(lease));
@@ -358,9 +357,9 @@ fn fifty_thousand() {
     assert_eq!(peers.len(), 1);
 }
 
-/// Many nodes in a LAN inside Network, some of which share an address: each event looks at a few leases, not at all.
+/// There are many nodes in a LAN inside Network, and some share an address. Each event must read only a few leases.
 #[test]
-fn twenty_thousand_public_addresses_inside_network() {
+fn a_change_among_twenty_thousand_public_addresses_inside_network_judges_few() {
     for assigned in [false, true] {
         let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: None };
         let mut peers = Peers::new(Us { networks, assigned, ..Us::default() });
@@ -371,19 +370,18 @@ fn twenty_thousand_public_addresses_inside_network() {
             peers.put(with(n, lease));
         }
         assert_eq!((peers.len(), peers.shared().len()), (20_000, 4_000));
-        // Over the whole LAN, younger than all of them.
+        // This lease overlaps the whole LAN and is younger than all others.
         peers.put(record(lease("10.240.0.0-12", "192.168.0.9", 1_000_000)));
         for (n, lease) in (0..20_000).zip(many(20_000)) {
             peers.put(with(n + 1, lease));
         }
-        // Nothing assigns such a subnet; where it stands all the same, its owner has it.
+        // Nobody assigns such a subnet. If it exists, its owner has it.
         assert_eq!(peers.len(), if assigned { 1 } else { 20_000 });
     }
 }
 
-/// Services and bridges come and go on every host.
 #[test]
-fn an_address_of_this_host_judges_those_leases_alone_that_it_concerns() {
+fn a_new_address_of_this_host_judges_only_the_leases_that_it_overlaps() {
     let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: None };
     let mut peers = Peers::new(Us { networks, ..Us::default() });
     many(5000).for_each(|lease| drop(peers.put(record(lease))));
@@ -406,7 +404,7 @@ enum Step {
     Remove(Id),
 }
 
-/// Few ids, few ages, few prefixes of many lengths: everything collides.
+/// Generates records with few ids, few ages, and few prefixes of many lengths, so that many of them conflict.
 fn any_record() -> impl Strategy<Value = Record> {
     let v4 =
         (0u32..64, 20u8..=28).prop_map(|(n, len)| Ipv4Net::new((0x0a05_0000 + n * 64).into(), len).unwrap().trunc());
@@ -418,7 +416,7 @@ fn any_record() -> impl Strategy<Value = Record> {
         if ip == 11 {
             return Record { id, lease: Err(Unreadable::new("unread")) };
         }
-        // The second half lies inside Network, in the subnets of others.
+        // Half of the addresses lie inside Network, in the subnets of others.
         let public_ip =
             Some(if ip < 12 { Ipv4Addr::from(0xc0a8_0000 + ip) } else { Ipv4Addr::from(0x0a05_0000 + ip * 128) });
         let attrs = Attrs { public_ip, ..Attrs::default() };
@@ -438,7 +436,7 @@ fn any_us() -> impl Strategy<Value = Us> {
     (0u8..3, 0u32..64, 0u8..12, any::<bool>(), 0u32..200, any::<bool>()).prop_map(
         |(id, own, ip, dual, lan, assigned)| {
             let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd00::/60".parse().ok().filter(|_| dual) };
-            // Mostly behind the subnets of leases.
+            // Most of these addresses lie inside the subnets of leases.
             let lan = Ipv4Net::new((0x0a05_0000 + lan * 64).into(), 27).unwrap();
             Us {
                 networks,
@@ -453,29 +451,29 @@ fn any_us() -> impl Strategy<Value = Us> {
     )
 }
 
-/// What a lease claims on this node: the families that are on.
+/// Returns the subnets of a lease in the enabled families.
 fn claimed(us: &Us, lease: &Lease) -> Subnets {
     let (v4, v6) = (us.networks.v4.is_some(), us.networks.v6.is_some());
     Subnets { v4: lease.subnets.v4.filter(|_| v4), v6: lease.subnets.v6.filter(|_| v6) }
 }
 
-/// True when the first has its public address in the subnet of the second.
+/// Returns true if the public address of the first lease lies in the subnet of the second.
 fn stands_in(us: &Us, one: &Lease, other: &Lease) -> bool {
     let v4 = one.attrs.public_ip.filter(|_| us.networks.v4.is_some());
     one.id != other.id && v4.zip(claimed(us, other).v4).is_some_and(|(ip, net)| net.contains(&ip))
 }
 
-/// True when this lease's subnet holds two public addresses or more that are those of others, and not its own.
+/// Returns true if the subnet of this lease contains two or more public addresses of other leases.
 fn covers_others(us: &Us, lease: &Lease, leases: &[&Lease]) -> bool {
     let others = leases.iter().filter(|other| stands_in(us, other, lease)).filter_map(|other| other.attrs.public_ip);
     let addresses: BTreeSet<Ipv4Addr> = others.filter(|ip| lease.attrs.public_ip != Some(*ip)).collect();
     addresses.len() > 1
 }
 
-/// The definition, as simple as it can be said: possible leases whose subnet does not hold the public addresses of several others,
-/// oldest first, each taken if nothing taken overlaps it, and no public address of the two lies in the subnet of the other. Where
-/// subnets are assigned, a public address in the subnet of any possible lease is set aside instead. What is possible is asked of a set
-/// that holds this record alone.
+/// The simplest definition of the leases that are believed. The possible leases whose subnet does not contain public addresses of several
+/// others are taken in the order of their age. Each is believed if it conflicts with none that was believed before. If subnets are
+/// assigned, a lease whose public address lies in the subnet of any possible lease is set aside instead. Whether a lease is possible is
+/// found with a set that contains only this lease.
 fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
     let possible = |record: &&Record| {
         let mut alone = Peers::new(us.clone());
@@ -506,7 +504,7 @@ fn believed(peers: &Peers) -> BTreeMap<Id, Lease> {
     peers.believed().map(|lease| (lease.id.clone(), Lease::clone(lease))).collect()
 }
 
-/// A follower that knows nothing but the changes.
+/// Applies changes to what was believed before.
 fn follow(known: &mut BTreeMap<Id, Lease>, changes: Vec<Change>) {
     for change in changes {
         assert_ne!(change.before, change.after, "a change that is none");
@@ -521,9 +519,9 @@ fn follow(known: &mut BTreeMap<Id, Lease>, changes: Vec<Change>) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// After every step: as the model says, and as the changes said; believed leases never overlap.
+    /// After every step the believed leases are those of the model and those that the changes add up to, and they never overlap.
     #[test]
-    fn every_step_ends_as_defined(
+    fn after_every_step_the_result_is_that_of_the_model(
         first in any_us(), second in any_us(), steps in proptest::collection::vec(any_step(), 1..40), switch in 0usize..40,
         moves in proptest::collection::btree_map(0usize..40, any_us(), 0..4),
     ) {
@@ -536,7 +534,7 @@ proptest! {
                 follow(&mut known, peers.judge_for(us.clone()));
             }
             if let Some(other) = moves.get(&at) {
-                // Only what this host is connected to is another.
+                // Only the networks that this host is connected to have changed.
                 us.connected = Connected::new(&us.networks, other.connected.iter().map(|net| (net, Arc::from("lan1"))));
                 follow(&mut known, peers.connect(us.connected.clone()));
             }
@@ -565,9 +563,9 @@ proptest! {
         }
     }
 
-    /// Any order of the same records ends in the same set.
+    /// Any order of the same records leads to the same believed leases.
     #[test]
-    fn order_free(
+    fn the_result_does_not_depend_on_the_order(
         us in any_us(),
         (records, shuffled) in proptest::collection::btree_map(0u8..12, any_record(), 0..12).prop_flat_map(|records| {
             let records: Vec<Record> = records.into_iter().map(|(n, r)| {
@@ -587,9 +585,9 @@ proptest! {
         prop_assert_eq!(all(records), all(shuffled));
     }
 
-    /// Put, then remove, is nothing: the set and what the changes add up to.
+    /// After a record was added and removed, the believed leases and the sum of the changes are as before.
     #[test]
-    fn put_then_remove_is_nothing(us in any_us(), records in proptest::collection::vec(any_record(), 0..12), new in any_record()) {
+    fn to_put_and_remove_a_record_changes_nothing(us in any_us(), records in proptest::collection::vec(any_record(), 0..12), new in any_record()) {
         let mut peers = Peers::new(us);
         for record in records.into_iter().filter(|r| r.id != new.id) {
             peers.put(record);

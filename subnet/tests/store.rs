@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The stores: one contract, run against each, and what is etcd's alone.
+//! Tests of the stores: those that all stores must pass, and those of etcd and the directory alone.
 
 // The exemption of tests in .clippy.toml does not reach their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -67,20 +67,21 @@ macro_rules! contract {
 }
 
 contract!(
-    creates_and_takes_over,
-    previous_is_taken_again,
-    runs_out_of_subnets,
-    no_subnet_over_addresses_of_nodes,
-    incompatible_lease_is_deleted,
-    racers_get_distinct_subnets,
-    dual_stack_racers_share_neither_half,
+    creates_a_lease_and_takes_it_over_later,
+    the_previous_subnet_is_taken_again,
+    reports_that_there_is_no_free_subnet,
+    no_subnet_contains_addresses_of_nodes,
+    an_incompatible_lease_is_deleted,
+    nodes_that_start_together_get_distinct_subnets,
+    dual_stack_nodes_that_start_together_share_no_subnet,
     retakes_what_was_deleted,
     retakes_only_what_is_ours,
-    only_an_equal_lease_keeps_us_out,
+    a_lease_with_another_address_is_not_retaken,
+    only_a_lease_of_the_same_length_keeps_us_out,
     releases_only_what_is_ours,
-    one_address_of_two_nodes,
+    two_nodes_with_one_address_keep_their_own_leases,
     a_renumbered_node_keeps_its_lease,
-    watch_tells_in_order,
-    bad_entries_stand_alone,
-    config_change_is_told,
+    changes_are_reported_in_order,
+    a_bad_entry_does_not_affect_others,
+    a_change_of_net_conf_is_reported,
 );

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who claims which subnets and public addresses. CIDRs are nested or disjoint, so what overlaps a prefix is its ancestors (one
-//! look-up for each length in use) and its descendants (one range).
+//! An index of which lease claims which subnets and public addresses. Two prefixes are nested or disjoint. So the prefixes that overlap a
+//! given one are its ancestors (one look-up for each length in use) and its descendants (one range).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -11,10 +11,10 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cidr::Subnets;
 
-/// Place of a record in the set; 32 bits keep the index small.
+/// The place of a record in the set. It has 32 bits to keep the index small.
 pub(super) type Slot = u32;
 
-/// What one lease claims, in the families that are on.
+/// What one lease claims, in the enabled families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
     /// Its subnets.
@@ -24,7 +24,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Why the lease of this claim gives way to the lease of the other one; `whose` names that one.
+    /// Returns why this lease is set aside because of the other one, which `whose` names.
     pub(super) fn gives_way(&self, other: &Claim, whose: &str) -> String {
         let (mine, theirs) = (&self.subnets, &other.subnets);
         let inside = |subnets: &Subnets, public: &Subnets| {
@@ -49,7 +49,7 @@ fn alone(net: IpNet) -> Subnets {
     }
 }
 
-/// Name of the lease's member that holds such an address.
+/// Returns the name of the member of a lease that contains such an address.
 fn member(ip: &IpNet) -> &'static str {
     match ip {
         IpNet::V4(_) => "PublicIP",
@@ -57,8 +57,8 @@ fn member(ip: &IpNet) -> &'static str {
     }
 }
 
-/// All claims. Two of them cannot both hold when their subnets overlap, or when one has its public address in the other's subnet:
-/// the packets to that node would be sent to the other one.
+/// All claims. Two claims conflict if their subnets overlap, or if the subnet of one contains the public address of the other, because
+/// then packets for one node would be sent to the other.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     subnets: Index,
@@ -66,7 +66,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Returns the public addresses that nobody else claims.
+    /// Adds a claim. Returns its public addresses that no other lease claims.
     pub(super) fn insert(&mut self, claim: &Claim, slot: Slot) -> Subnets {
         let new = self.unclaimed(&claim.public);
         self.subnets.insert(&claim.subnets, slot);
@@ -74,7 +74,7 @@ impl Claims {
         new
     }
 
-    /// Returns the public addresses that nobody claims any more.
+    /// Removes a claim. Returns its public addresses that no lease claims any more.
     pub(super) fn remove(&mut self, claim: &Claim, slot: Slot) -> Subnets {
         self.subnets.remove(&claim.subnets, slot);
         self.publics.remove(&claim.public, slot);
@@ -88,7 +88,7 @@ impl Claims {
         }
     }
 
-    /// A subnet of this claim that holds two public addresses of other leases or more. An address that this claim has itself does not
+    /// Returns a subnet of this claim that contains two or more public addresses of other leases. The address of this claim itself does not
     /// count.
     pub(super) fn covering(&self, claim: &Claim) -> Option<IpNet> {
         let (subnets, own) = (&claim.subnets, &claim.public);
@@ -100,49 +100,50 @@ impl Claims {
         v4.map(IpNet::V4).or_else(|| v6().map(IpNet::V6))
     }
 
-    /// Whose subnets may have come to cover others, or ceased to, when these public addresses appeared or went. Where so many others
-    /// remain that this one decides nothing, nobody.
-    pub(super) fn turned_by(&self, addresses: &Subnets) -> impl Iterator<Item = Slot> {
+    /// Returns the leases whose verdict may change because these public addresses were added or removed: their subnets contain one of them,
+    /// and only few other public addresses.
+    pub(super) fn covering_any_of(&self, addresses: &Subnets) -> impl Iterator<Item = Slot> {
         let v4 = addresses.v4.into_iter().flat_map(|ip| self.subnets.v4.around(ip, &self.publics.v4));
         v4.chain(addresses.v6.into_iter().flat_map(|ip| self.subnets.v6.around(ip, &self.publics.v6)))
     }
 
-    /// Whose subnets share an address with this claim's. Like all that follow, it may name the asking one, and others twice.
+    /// Returns the leases whose subnets overlap those of this claim. The result of this and the following functions may include the lease of
+    /// the claim itself, and may contain a lease twice.
     pub(super) fn overlapping(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.subnets.overlapping(&claim.subnets)
     }
 
-    /// Whose subnets hold this claim's public address.
+    /// Returns the leases whose subnets contain the public address of this claim.
     pub(super) fn around(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.subnets.overlapping(&claim.public)
     }
 
-    /// Whose public address lies in this claim's subnets.
+    /// Returns the leases whose public address lies in the subnets of this claim.
     pub(super) fn inside(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&claim.subnets)
     }
 
-    /// Whose subnets share an address with this network.
+    /// Returns the leases whose subnets overlap this network.
     pub(super) fn over(&self, net: IpNet) -> impl Iterator<Item = Slot> {
         self.subnets.overlapping(&alone(net))
     }
 
-    /// Whose public address lies in this network.
+    /// Returns the leases whose public address lies in this network.
     pub(super) fn published_in(&self, net: IpNet) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&alone(net))
     }
 
-    /// Whose claim cannot hold together with this one.
+    /// Returns the leases whose claims conflict with this one.
     pub(super) fn rivals(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.overlapping(claim).chain(self.around(claim)).chain(self.inside(claim))
     }
 
-    /// Who has the same public address.
+    /// Returns the leases with the same public address.
     pub(super) fn sharing(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&claim.public)
     }
 
-    /// Every public address with whose it is, by address.
+    /// Returns every public address with its lease, sorted by address.
     pub(super) fn publics(&self) -> impl Iterator<Item = (IpAddr, Slot)> {
         let v4 = self.publics.v4.set.iter().map(|(net, slot)| (IpAddr::V4(net.addr()), *slot));
         v4.chain(self.publics.v6.set.iter().map(|(net, slot)| (IpAddr::V6(net.addr()), *slot)))
@@ -181,12 +182,12 @@ impl Index {
     }
 }
 
-/// A prefix, ordered by address, then length.
+/// A prefix. Prefixes are ordered by address, then by length.
 trait Prefix: Copy + Ord + Debug {
     fn len(self) -> u8;
-    /// The prefix of this shorter length that holds it.
+    /// Returns the prefix of this shorter length that contains it.
     fn ancestor(self, len: u8) -> Self;
-    /// The greatest prefix inside, in the order of prefixes.
+    /// Returns the last prefix inside it, in the order of prefixes.
     fn last(self) -> Self;
 }
 
@@ -217,7 +218,7 @@ impl Prefix for Ipv6Net {
 #[derive(Debug)]
 struct Prefixes<P> {
     set: BTreeSet<(P, Slot)>,
-    /// How many claims there are of each length: a cluster uses one or two of the 33 or 129.
+    /// The number of claims of each length. A cluster uses one or two of the 33 or 129 lengths.
     lengths: BTreeMap<u8, usize>,
 }
 
@@ -227,11 +228,12 @@ impl<P> Default for Prefixes<P> {
     }
 }
 
-/// With so many public addresses in a subnet one more or less decides nothing: two of them, the owner's own, and this one.
+/// If a subnet contains this many public addresses, one more or less cannot change the verdict: two of other leases, that of the owner,
+/// and the one in question.
 const DECIDED: usize = 4;
 
 impl<P: Prefix> Prefixes<P> {
-    /// Every prefix inside this one, once, however many have it.
+    /// Returns every prefix inside this one, each once.
     fn distinct(&self, net: P) -> impl Iterator<Item = P> {
         let next = move |after: Bound<(P, Slot)>| {
             self.set.range((after, Bound::Included((net.last(), Slot::MAX)))).next().map(|(found, _)| *found)
@@ -240,7 +242,8 @@ impl<P: Prefix> Prefixes<P> {
         std::iter::successors(first, move |found| next(Bound::Excluded((*found, Slot::MAX))))
     }
 
-    /// Who has a prefix around this address, unless it holds so many public addresses that this one decides nothing.
+    /// Returns the leases with a prefix around this address. Prefixes with so many public addresses that this one does not matter are
+    /// left out.
     fn around(&self, ip: P, publics: &Prefixes<P>) -> impl Iterator<Item = Slot> {
         let ancestors = self.lengths.keys().map(move |len| ip.ancestor(*len));
         let open = ancestors.filter(|net| publics.distinct(*net).nth(DECIDED - 1).is_none());

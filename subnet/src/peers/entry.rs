@@ -1,42 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One record and what was judged of it.
+//! A record and the verdict on it.
 
 use std::sync::Arc;
 
-use super::Dirty;
+use super::Queue;
 use super::claims::Slot;
 use crate::lease::{Lease, Unreadable};
 
-/// What is known of one record.
+/// What a slot contains.
 #[derive(Debug)]
 pub(super) enum Entry {
+    /// Nothing.
     Free,
+    /// A record that is not a lease.
     Unread(Unreadable),
+    /// A lease.
     Read(Arc<Lease>, Verdict),
 }
 
-/// Whether a lease is believed.
+/// Whether a lease is believed, or why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is our own lease.
     Own,
-    /// Not possible: has no claim.
+    /// The lease is not possible. It has no claim.
     Impossible(Box<Reason>),
-    /// Has a claim that this older one beats; `None` only while it waits for its judgement.
+    /// The claim conflicts with that of this slot, which is believed. `None` while the claim waits to be judged.
     Beaten(Option<Box<(Slot, Reason)>>),
-    /// Has a claim that covers the public addresses of several others.
+    /// The subnet contains public addresses of several other leases.
     Covers(Box<Reason>),
-    /// Has a claim, and no older one that is believed overlaps it.
+    /// The claim conflicts with no older one that is believed.
     Believed,
 }
 
-/// In a box of its own: few leases need one, and each of them has room for it.
+/// The reason of a verdict. It is in a box of its own, because few leases need one and each entry has room for the pointer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reason(pub(super) Box<str>);
 
 impl Entry {
-    /// Why it is not believed, and the lease when it could be read.
-    pub(super) fn aside(&self) -> Option<(&str, Option<&Lease>)> {
+    /// Returns why the record is set aside, and the lease if it is readable.
+    pub(super) fn set_aside(&self) -> Option<(&str, Option<&Lease>)> {
         match self {
             Entry::Unread(reason) => Some((reason.as_str(), None)),
             Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Covers(reason)) => Some((&reason.0, Some(lease))),
@@ -52,7 +55,7 @@ impl Entry {
         }
     }
 
-    /// Whether it has a place among the claims, believed or not.
+    /// Returns true if the lease has a claim, whether it is believed or not.
     pub(super) fn has_claim(&self) -> bool {
         matches!(self, Entry::Read(_, Verdict::Beaten(_) | Verdict::Covers(_) | Verdict::Believed))
     }
@@ -75,9 +78,9 @@ impl Entry {
         }
     }
 
-    pub(super) fn queue(&self, slot: Slot, dirty: &mut Dirty) {
+    pub(super) fn queue(&self, slot: Slot, queue: &mut Queue) {
         if let Entry::Read(lease, _) = self {
-            dirty.insert((lease.age.clone(), lease.id.clone(), slot));
+            queue.insert((lease.age.clone(), lease.id.clone(), slot));
         }
     }
 }
@@ -85,7 +88,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn small() {
+    fn an_entry_stays_small() {
         assert_eq!(size_of::<super::Entry>(), 24);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Public addresses that more than one lease carries. That takes nothing away from others, but one of the nodes cannot be reached,
-//! so people must hear of it.
+//! Finds public addresses that several leases publish. This does no harm to other nodes, but one of the two nodes cannot be reached, so
+//! it is reported.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,29 +9,29 @@ use super::claims::Slot;
 use super::{Peers, judge};
 use crate::lease::Lease;
 
-/// How many leases on one address are named.
+/// How many leases with the same address are named.
 const NAMED: usize = 3;
 
-/// A public address that several believed leases carry.
+/// A public address that several believed leases publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shared<'a> {
     /// The address.
     pub ip: IpAddr,
-    /// How many leases carry it.
+    /// The number of leases that publish it.
     pub count: usize,
     /// The first of them.
     pub leases: Vec<&'a Lease>,
 }
 
 impl Peers {
-    /// Another believed lease with a public address of this one. Costs the logarithm of the number of peers.
+    /// Returns another believed lease with the same public address. Takes time that grows with the logarithm of the number of peers.
     pub fn sharing(&self, lease: &Lease) -> Option<&Arc<Lease>> {
         let (own, claim) = (self.slots.get(&lease.id), judge::claim(&self.us, lease));
         let mut others = self.claims.sharing(&claim).filter(|slot| Some(slot) != own);
         others.find_map(|slot| self.entries[slot as usize].believed())
     }
 
-    /// Every public address that several believed leases carry. Walks over all leases.
+    /// Returns every public address that several believed leases publish. Reads all leases.
     pub fn shared(&self) -> Vec<Shared<'_>> {
         let mut all: Vec<Shared<'_>> = Vec::new();
         let mut last: Option<Shared<'_>> = None;
@@ -51,7 +51,7 @@ impl Peers {
         all
     }
 
-    /// Leases of others that carry a public address of our own, with that address, by id. Walks over all leases.
+    /// Returns the leases of other nodes that publish one of our public addresses, with that address, sorted by id. Reads all leases.
     pub fn naming_us(&self) -> impl Iterator<Item = (IpAddr, &Lease)> {
         self.set_aside().filter_map(|(_, _, lease)| {
             let mut public = judge::claim(&self.us, lease?).public.iter().map(|net| net.addr());

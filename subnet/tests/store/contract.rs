@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every store owes the agent.
+//! The tests that every store must pass.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use weft_subnet::lease::{Id, Lease};
 use weft_subnet::network::{Network, Range};
 use weft_subnet::source::{Claim, Error, Event, Source};
 
-/// A store to be opened many times, and a way behind its back.
+/// A store that can be opened several times, and that can be changed from outside.
 pub trait Place {
-    /// As the node that [`claim`] of this number is.
+    /// Opens the store as the node that is described by [`claim`] with this number.
     fn open_for(&self, last: u8) -> Box<dyn Source>;
 
     fn open(&self) -> Box<dyn Source> {
         self.open_for(1)
     }
 
-    /// Writes as a foreign hand would; `name` is `config` or `subnets/<key>`.
+    /// Writes a value without the store. `name` is `config` or `subnets/<key>`.
     async fn put(&self, name: &str, value: &str);
 }
 
@@ -39,7 +39,7 @@ pub fn network(len: u8, max: &str) -> Network {
     }
 }
 
-/// What the node of this number publishes; the first one's MAC ends with 44.
+/// Returns what the node with this number publishes. The MAC of node 1 ends with 44.
 pub fn attrs(last: u8) -> Attrs {
     let data = format!(r#"{{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:{:02x}"}}"#, last.wrapping_add(0x43));
     Attrs {
@@ -55,7 +55,7 @@ pub fn claim(last: u8) -> Claim {
     Claim { network, attrs: attrs(last), previous: None, was: None, connected }
 }
 
-/// What the node of this number knows after a boot: its address alone.
+/// Returns what the node with this number knows after a boot: only its address.
 pub fn booted(last: u8) -> Evidence {
     Evidence { public: vec![(attrs(last).public_ip, None)], ..Evidence::default() }
 }
@@ -64,7 +64,7 @@ pub fn subnet(text: &str) -> Subnets {
     Subnets { v4: Some(text.parse().unwrap()), v6: None }
 }
 
-/// The next event that is news.
+/// Returns the next event that reports a change.
 pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
     loop {
         match tokio::time::timeout(Duration::from_secs(20), events.recv()).await.expect("an event within 20 s") {
@@ -75,7 +75,7 @@ pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
     }
 }
 
-/// Runs a body beside a watch.
+/// Runs `body` while the store is watched.
 pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnOnce(mpsc::Receiver<Event>) -> F) {
     let (out, events) = mpsc::channel(64);
     tokio::select! {
@@ -84,7 +84,7 @@ pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnO
     }
 }
 
-pub async fn creates_and_takes_over(kind: &impl Place) {
+pub async fn creates_a_lease_and_takes_it_over_later(kind: &impl Place) {
     let store = kind.open();
     assert!(store.own(&booted(1)).await.unwrap().is_none());
     let first = store.acquire(&claim(1)).await.unwrap();
@@ -100,7 +100,7 @@ pub async fn creates_and_takes_over(kind: &impl Place) {
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
-pub async fn previous_is_taken_again(kind: &impl Place) {
+pub async fn the_previous_subnet_is_taken_again(kind: &impl Place) {
     let store = kind.open();
     let wanted = subnet("10.5.77.0/24");
     let mine = store.acquire(&Claim { previous: Some(wanted), ..claim(1) }).await.unwrap();
@@ -111,7 +111,7 @@ pub async fn previous_is_taken_again(kind: &impl Place) {
     assert_eq!(unfit.subnets.v4.unwrap().prefix_len(), 24);
 }
 
-pub async fn runs_out_of_subnets(kind: &impl Place) {
+pub async fn reports_that_there_is_no_free_subnet(kind: &impl Place) {
     let store = kind.open();
     let small = |last| Claim { network: network(24, "10.5.2.0"), ..claim(last) };
     store.acquire(&small(1)).await.unwrap();
@@ -123,8 +123,8 @@ pub async fn runs_out_of_subnets(kind: &impl Place) {
     );
 }
 
-/// A subnet over the LAN, or over the address of another node, would be set aside by the others or cut them off.
-pub async fn no_subnet_over_addresses_of_nodes(kind: &impl Place) {
+/// If a subnet contains the LAN or the address of another node, other nodes set it aside, or are cut off by it.
+pub async fn no_subnet_contains_addresses_of_nodes(kind: &impl Place) {
     let store = kind.open();
     let network = network(24, "10.5.4.0");
     let lan = [("10.5.1.0/24".parse().unwrap(), "lan0".into())];
@@ -133,7 +133,8 @@ pub async fn no_subnet_over_addresses_of_nodes(kind: &impl Place) {
         let attrs = Attrs { public_ip: ip.parse().ok(), ..attrs(last) };
         Claim { attrs, network: network.clone(), previous, was: None, connected: connected.clone() }
     };
-    // Its own address lies in the second of four, the LAN is the first: it takes the fourth, and a later node the third.
+    // Of four subnets, the first is the LAN and the second contains the address of this node. It takes the fourth. A later node takes
+    // the third.
     let own = store.acquire(&with(1, "10.5.2.9", Some(subnet("10.5.4.0/24")))).await.unwrap();
     assert_eq!(own.subnets, subnet("10.5.4.0/24"));
     let second = store.acquire(&with(2, "192.0.2.2", Some(subnet("10.5.1.0/24")))).await.unwrap();
@@ -142,7 +143,7 @@ pub async fn no_subnet_over_addresses_of_nodes(kind: &impl Place) {
     assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
 }
 
-pub async fn incompatible_lease_is_deleted(kind: &impl Place) {
+pub async fn an_incompatible_lease_is_deleted(kind: &impl Place) {
     let store = kind.open();
     let old = store.acquire(&claim(1)).await.unwrap();
     let longer = Claim { network: network(26, "10.5.255.0"), ..claim(1) };
@@ -153,9 +154,9 @@ pub async fn incompatible_lease_is_deleted(kind: &impl Place) {
     assert_ne!(old.subnets, new.subnets);
 }
 
-pub async fn racers_get_distinct_subnets(kind: &impl Place) {
+pub async fn nodes_that_start_together_get_distinct_subnets(kind: &impl Place) {
     let tasks = tokio::task::LocalSet::new();
-    // 24 subnets for 20 nodes: collisions are certain.
+    // There are 24 subnets for 20 nodes, so collisions are certain.
     let racers: Vec<_> = (1..=20)
         .map(|last| {
             let store = kind.open();
@@ -172,7 +173,7 @@ pub async fn racers_get_distinct_subnets(kind: &impl Place) {
     assert_eq!(kind.open().list().await.unwrap().len(), 20);
 }
 
-pub async fn dual_stack_racers_share_neither_half(kind: &impl Place) {
+pub async fn dual_stack_nodes_that_start_together_share_no_subnet(kind: &impl Place) {
     let net = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
     let tasks = tokio::task::LocalSet::new();
@@ -206,17 +207,20 @@ pub async fn retakes_only_what_is_ours(kind: &impl Place) {
     let moved = store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
     assert_eq!(moved.attrs, attrs(7));
     assert_eq!(moved.age, lease.age, "a rewrite does not make it younger");
-    if store.capabilities().assigned {
-        // The identity is the node's name, not its address.
-        return;
-    }
+}
+
+/// A lease that another address was published for belongs to another node. (In Kubernetes it belongs to the node with its name.)
+pub async fn a_lease_with_another_address_is_not_retaken(kind: &impl Place) {
+    let store = kind.open();
+    let lease = store.acquire(&claim(1)).await.unwrap();
+    store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
     let error = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Taken { owner, .. } if owner == "192.0.2.7"), "{error}");
 }
 
-/// Our lease is gone. A stray record over a whole range is set aside by every node, so it does not keep us from our subnet; a lease
-/// of another node that shares one half of ours does.
-pub async fn only_an_equal_lease_keeps_us_out(kind: &impl Place) {
+/// Our lease is gone. A record of a larger subnet does not keep us from ours, because every node sets it aside. A lease of another node
+/// that shares one half of ours does.
+pub async fn only_a_lease_of_the_same_length_keeps_us_out(kind: &impl Place) {
     let store = kind.open();
     kind.put("subnets/10.5.0.0-16", &attrs(9).to_wire()).await;
     kind.put("subnets/10.5.7.0-26", &attrs(8).to_wire()).await;
@@ -243,12 +247,9 @@ pub async fn releases_only_what_is_ours(kind: &impl Place) {
     assert!(store.list().await.unwrap().is_empty());
 }
 
-/// Two nodes publish one address: each keeps its own lease over restarts in any order, whatever is asked for it.
-pub async fn one_address_of_two_nodes(kind: &impl Place) {
+/// If two nodes publish the same address, each keeps its own lease over restarts in any order.
+pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place) {
     let store = kind.open();
-    if store.capabilities().assigned {
-        return;
-    }
     let of = |last: u8| Claim { attrs: Attrs { public_ip: attrs(1).public_ip, ..attrs(last) }, ..claim(last) };
     let first = store.acquire(&of(1)).await.unwrap();
     let second = kind.open_for(2).acquire(&of(2)).await.unwrap();
@@ -260,14 +261,14 @@ pub async fn one_address_of_two_nodes(kind: &impl Place) {
         assert_eq!(store.acquire(&claim).await.unwrap(), *lease);
         assert_eq!(store.retake(&lease.subnets, &lease.attrs, &claim.attrs).await.unwrap(), *lease);
     }
-    // What is the other one's is neither rewritten nor given back.
+    // The lease of the other node is neither rewritten nor released.
     let error = store.retake(&first.subnets, &second.attrs, &second.attrs).await.unwrap_err();
     let words =
         format!("subnet {} belongs to another node that publishes our address 192.0.2.1, too, now", first.subnets);
     assert_eq!(error.to_string(), words);
     let theirs = Lease { attrs: second.attrs.clone(), ..first.clone() };
     assert!(matches!(store.release(&theirs).await, Err(Error::Taken { .. })));
-    // A boot takes away what tells the two apart.
+    // After a boot, nothing distinguishes the two nodes.
     let booted = Evidence { public: vec![(attrs(1).public_ip, None)], ..Evidence::default() };
     assert_eq!(store.own(&booted).await.unwrap(), None, "it may be either one's");
     store.remove(&second.id).await.unwrap();
@@ -276,7 +277,7 @@ pub async fn one_address_of_two_nodes(kind: &impl Place) {
     assert_eq!(store.list().await.unwrap().len(), 2);
 }
 
-/// The address of a node changed while its agent was away.
+/// The address of a node changed while its agent was not running.
 pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
     let store = kind.open();
     let lease = store.acquire(&claim(1)).await.unwrap();
@@ -287,7 +288,7 @@ pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
-pub async fn watch_tells_in_order(kind: &impl Place) {
+pub async fn changes_are_reported_in_order(kind: &impl Place) {
     let (store, other) = (kind.open(), kind.open());
     let first = other.acquire(&claim(1)).await.unwrap();
     watching(&*store, |mut events| async move {
@@ -302,8 +303,8 @@ pub async fn watch_tells_in_order(kind: &impl Place) {
         let gone = |id: &Id| Event::Changes(vec![Err(id.clone())]);
         assert_eq!(next(&mut events).await, gone(&second.id));
         other.remove(&first.id).await.unwrap();
-        // A directory may tell once more that the second one went: its host had no inotify instance, and got one back between that
-        // removal and the look that noticed it. The order of what is new stays.
+        // The directory store may report the removal of the second lease twice, if its host had no inotify instance and got one between
+        // the removal and the reading that noticed it. The order of new changes is the same.
         let mut last = next(&mut events).await;
         if last == gone(&second.id) {
             last = next(&mut events).await;
@@ -313,14 +314,14 @@ pub async fn watch_tells_in_order(kind: &impl Place) {
     .await;
 }
 
-pub async fn bad_entries_stand_alone(kind: &impl Place) {
+pub async fn a_bad_entry_does_not_affect_others(kind: &impl Place) {
     let store = kind.open();
     let good = store.acquire(&claim(1)).await.unwrap();
     kind.put("subnets/garbage", "{}").await;
     kind.put("subnets/10.5.200.0-24", "no json").await;
     watching(&*store, |mut events| async move {
         let Event::Snapshot { mut records, .. } = next(&mut events).await else { panic!("a snapshot comes first") };
-        // An API server lists from a cache that may lag behind the last write: the watch brings what is missing.
+        // An API server answers lists from a cache that may lag behind the last write. The watch reports what is missing.
         while records.len() < 3 {
             let Event::Changes(changes) = next(&mut events).await else { panic!("the missing records") };
             records.extend(changes.into_iter().filter_map(Result::ok));
@@ -334,7 +335,7 @@ pub async fn bad_entries_stand_alone(kind: &impl Place) {
     assert_ne!(other.subnets, subnet("10.5.200.0/24"));
 }
 
-pub async fn config_change_is_told(kind: &impl Place) {
+pub async fn a_change_of_net_conf_is_reported(kind: &impl Place) {
     let store = kind.open();
     assert!(matches!(store.config().await, Err(Error::Missing(_))));
     kind.put("config", r#"{"Network":"10.5.0.0/16"}"#).await;
@@ -343,7 +344,7 @@ pub async fn config_change_is_told(kind: &impl Place) {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         kind.put("config", r#"{"Network":"10.6.0.0/16"}"#).await;
         loop {
-            // A plain write of a file may be seen half-way.
+            // A file may be read while it is being written.
             match next(&mut events).await {
                 Event::Config(text) if text.is_empty() => {}
                 event => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is the directory's alone: the file's bytes, a directory that goes and comes back.
+//! What only the directory store does: the exact bytes of a file, and a directory that vanishes and returns.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -15,11 +15,12 @@ use weft_subnet::source::{Claim, Error, Event, Source};
 
 use super::contract::{attrs, claim, next, subnet};
 
-/// Long enough for a busy machine; shorter than the store's own limit for work that hangs, and than its slow poll.
+/// The time limit of a step. It is long enough for a busy machine, and shorter than the limit of the store for work that hangs and than
+/// the interval at which it reads all files.
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::test]
-async fn file_is_the_wire_value_and_its_age() {
+async fn a_file_contains_the_value_of_etcd_and_its_age() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("made/by/us");
     let store = DirStore::new(path.clone());
@@ -33,7 +34,7 @@ async fn file_is_the_wire_value_and_its_age() {
 }
 
 #[tokio::test]
-async fn hidden_and_foreign_files_are_not_leases() {
+async fn hidden_and_unrelated_files_are_not_leases() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     let lease = store.acquire(&claim(1)).await.unwrap();
@@ -46,11 +47,11 @@ async fn hidden_and_foreign_files_are_not_leases() {
 }
 
 #[tokio::test]
-async fn a_file_larger_than_the_memory_is_set_aside_unread() {
+async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     let lease = store.acquire(&claim(1)).await.unwrap();
-    // Holes take no space on the disk; who reads them whole takes a terabyte of memory.
+    // The file is sparse and takes no space on the disk. To read all of it would take a terabyte of memory.
     let sparse = |name: &str| fs::File::create(dir.path().join(name)).unwrap().set_len(1 << 40).unwrap();
     sparse("subnets/10.5.200.0-24.json");
     sparse("subnets/two\nlines.json");
@@ -65,14 +66,14 @@ async fn a_file_larger_than_the_memory_is_set_aside_unread() {
     assert!(weft_subnet::network::Network::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes"));
 }
 
-/// The watch may see two writes as one: then the file is as it was reported last, but our own write between them is lost.
+/// The watch may see two writes as one. Then the file is as it was reported last, but our own write between them is lost.
 #[tokio::test]
-async fn what_replaces_our_own_write_is_told_though_it_was_told_before() {
+async fn a_value_that_replaces_our_own_write_is_reported_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     let lease = store.acquire(&claim(1)).await.unwrap();
     let file = dir.path().join("subnets").join(format!("{}.json", lease.id));
-    // Another address, and our MAC.
+    // This lease has another address, and our MAC.
     let theirs = weft_subnet::attrs::Attrs { public_ip: attrs(9).public_ip, ..attrs(1) };
     let overwrite = || {
         let aside = dir.path().join("aside");
@@ -88,7 +89,7 @@ async fn what_replaces_our_own_write_is_told_though_it_was_told_before() {
                     Event::Changes(changes) => {
                         return changes.into_iter().filter_map(Result::ok).next_back().unwrap().lease.unwrap();
                     }
-                    // The first one: it is overwritten only now.
+                    // This is the first event. The file is overwritten only now.
                     Event::Snapshot { .. } => overwrite(),
                     event => panic!("{event:?}"),
                 }
@@ -106,7 +107,7 @@ async fn what_replaces_our_own_write_is_told_though_it_was_told_before() {
 }
 
 #[tokio::test]
-async fn vanished_directory_is_followed_and_not_made_again() {
+async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_returns() {
     let dir = tempfile::tempdir().unwrap();
     let (path, away) = (dir.path().join("store"), dir.path().join("away"));
     let store = DirStore::new(path.clone());
@@ -133,9 +134,9 @@ async fn vanished_directory_is_followed_and_not_made_again() {
     }
 }
 
-/// Everything that may stand in the place of a lease file and is none. Reading a FIFO would wait for a writer without end.
+/// Everything that may have the name of a lease file but is not a regular file. To read a FIFO would wait for a writer forever.
 #[tokio::test]
-async fn what_is_no_regular_file_is_set_aside_with_its_reason() {
+async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     let lease = store.acquire(&claim(1)).await.unwrap();
@@ -158,7 +159,7 @@ async fn what_is_no_regular_file_is_set_aside_with_its_reason() {
         assert!(reason(number).contains(&file(number).display().to_string()), "{}", reason(number));
     }
     assert_eq!(records.iter().filter(|record| record.lease.is_ok()).count(), 1, "the lease beside them is read");
-    // Written and taken back all the same, and the FIFO's name is nobody's.
+    // Leases can still be written, and a FIFO can be removed by its id.
     let again = timeout(LIMIT, store.retake(&lease.subnets, &attrs(1), &attrs(2))).await.unwrap().unwrap();
     assert_eq!(again.attrs, attrs(2));
     timeout(LIMIT, store.remove("10.6.1.0-24")).await.unwrap().unwrap();
@@ -166,7 +167,7 @@ async fn what_is_no_regular_file_is_set_aside_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_fifo_as_net_conf_or_lock_is_named_and_blocks_nobody() {
+async fn a_fifo_as_net_conf_or_lock_is_an_error_and_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     store.acquire(&claim(1)).await.unwrap();
@@ -184,11 +185,11 @@ async fn a_fifo_as_net_conf_or_lock_is_named_and_blocks_nobody() {
     store.acquire(&claim(2)).await.unwrap();
 }
 
-/// Where nobody has a free inotify instance: in a user namespace of its own, whose limit is its own.
+/// Runs in a user namespace with its own limit of inotify instances.
 #[test]
-fn without_an_inotify_instance_the_directory_is_looked_at_all_the_same() {
+fn without_an_inotify_instance_the_directory_is_polled() {
     if std::env::var_os(LIMITED).is_none() {
-        let this = "dir::without_an_inotify_instance_the_directory_is_looked_at_all_the_same";
+        let this = "dir::without_an_inotify_instance_the_directory_is_polled";
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
         let out = unshare.args(["--exact", this, "--nocapture"]).env(LIMITED, "1").output().unwrap();
@@ -205,7 +206,7 @@ fn without_an_inotify_instance_the_directory_is_looked_at_all_the_same() {
     runtime.block_on(limited());
 }
 
-/// Tells the test above that it runs in its own user namespace.
+/// The variable that tells the test above that it runs in its own user namespace.
 const LIMITED: &str = "WEFT_TEST_LIMITED";
 
 fn instances(free: u32) {
@@ -225,7 +226,7 @@ async fn limited() {
         let remark = store.remark().expect("a remark for status");
         assert!(remark.contains("fs.inotify.max_user_instances") && remark.contains("every second"), "{remark}");
         for number in [2, 3] {
-            // As sync tools write: the second right after the first was seen.
+            // Tools that synchronise files write in this way: the second file right after the first one was noticed.
             let aside = dir.path().join("aside");
             fs::write(&aside, attrs(number).to_wire()).unwrap();
             fs::rename(&aside, file(&format!("10.5.{number}.0-24.json"))).unwrap();
@@ -263,7 +264,7 @@ async fn limited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_reads_the_files_it_names_and_the_slow_poll_all() {
+async fn an_event_names_the_file_to_read_and_all_files_are_read_every_30_s() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into());
     let file = |name: &str| dir.path().join("subnets").join(name);
@@ -273,14 +274,14 @@ async fn an_event_reads_the_files_it_names_and_the_slow_poll_all() {
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
-        // While it is open nobody is told that it changed, as with a file that another machine wrote.
+        // inotify reports a write when the file is closed. Until then this is like a file that another machine wrote.
         let quiet = OpenOptions::new().write(true).open(file("10.5.2.0-24.json")).unwrap();
         quiet.write_all_at(attrs(4).to_wire().as_bytes(), 0).unwrap();
         fs::write(file("10.5.1.0-24.json"), attrs(3).to_wire()).unwrap();
         let begin = Instant::now();
-        assert_eq!(changed(&mut events).await, ["10.5.1.0-24"], "the file that was named");
-        assert_eq!(changed(&mut events).await, ["10.5.2.0-24"], "everything");
-        assert!(begin.elapsed() >= Duration::from_secs(20), "{:?} is no slow poll", begin.elapsed());
+        assert_eq!(changed(&mut events).await, ["10.5.1.0-24"], "an event must lead to the file that it names");
+        assert_eq!(changed(&mut events).await, ["10.5.2.0-24"], "all files must be read after 30 s");
+        assert!(begin.elapsed() >= Duration::from_secs(20), "all files must not be read after {:?}", begin.elapsed());
         drop(quiet);
     };
     tokio::select! {
@@ -289,7 +290,7 @@ async fn an_event_reads_the_files_it_names_and_the_slow_poll_all() {
     }
 }
 
-/// The ids that come next, however long that takes.
+/// Returns the ids of the next changes.
 async fn changed(events: &mut mpsc::Receiver<Event>) -> Vec<String> {
     loop {
         match events.recv().await.unwrap() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every call of the etcd store, when the first endpoint refuses, hangs or is silent, and when it goes away in the middle of its work.
+//! Tests every call of the etcd store while the first endpoint refuses connections, hangs or is silent, or fails during the call.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use weft_subnet::source::{Claim, Error, Event, Source};
 use super::contract::{attrs, booted, claim, network, next, subnet};
 use super::server::{PREFIX, Server, free_port, options};
 
-/// Reminder of a busy machine; nothing but the awaited answer ends the wait.
+/// The time limit of a wait on a busy machine. Only the expected answer ends the wait earlier.
 const LIMIT: Duration = Duration::from_secs(60);
 const CALLS: [&str; 9] = ["config", "own", "acquire", "retake", "release", "list", "remove", "keep", "watch"];
 
@@ -25,7 +25,7 @@ fn claim_of(last: u8) -> Claim {
     Claim { previous: Some(subnet(&format!("10.5.{last}.0/24"))), ..claim(last) }
 }
 
-/// One call to a new store, whose first endpoint is this one. `last` names a node that no other call has to do with.
+/// Makes one call with a new store, whose first endpoint is `bad`. `last` is the number of a node that no other call uses.
 async fn call(what: &str, bad: String, live: &Server, last: u8) {
     let (direct, claim) = (live.store(), claim_of(last));
     let store = EtcdStore::new(options(vec![bad, live.url()])).unwrap();
@@ -74,7 +74,7 @@ async fn call(what: &str, bad: String, live: &Server, last: u8) {
     }
 }
 
-/// Other calls change other leases at the same time.
+/// Waits until this lease is reported as deleted. Other calls change other leases at the same time.
 async fn gone(events: &mut mpsc::Receiver<Event>, id: &weft_subnet::lease::Id) {
     loop {
         if let Event::Changes(changes) = next(events).await
@@ -91,7 +91,7 @@ async fn with_config() -> Server {
     live
 }
 
-/// Accepts connections and says nothing, or hangs up at once.
+/// Starts an endpoint that accepts connections, and then is silent or closes them at once.
 async fn endpoint(silent: bool) -> (String, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -109,7 +109,7 @@ async fn endpoint(silent: bool) -> (String, JoinSet<()>) {
 }
 
 #[tokio::test]
-async fn every_call_goes_to_the_next_endpoint() {
+async fn every_call_is_tried_on_the_next_endpoint() {
     let live = with_config().await;
     let ((silent, _silent), (rude, _rude)) = (endpoint(true).await, endpoint(false).await);
     let dead = format!("http://127.0.0.1:{}", free_port());
@@ -122,7 +122,7 @@ async fn every_call_goes_to_the_next_endpoint() {
     futures_util::future::join_all(calls).await;
 }
 
-/// An endpoint that passes everything on to etcd until it is dropped: then its connections break and it refuses new ones.
+/// Starts an endpoint that forwards everything to etcd until it is dropped. Then its connections break, and it refuses new ones.
 async fn relay(port: u16) -> (String, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -140,12 +140,12 @@ async fn relay(port: u16) -> (String, JoinSet<()>) {
     (url, tasks)
 }
 
-/// When a [`breaking`] endpoint breaks.
+/// The moment at which a [`breaking`] endpoint fails.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Break {
-    /// A request came and was not passed on.
+    /// A request has arrived and was not forwarded.
     Request,
-    /// The request was passed on and carried out, and its answer is lost.
+    /// The request was forwarded and carried out, but its answer is lost.
     Answer,
 }
 
@@ -153,7 +153,7 @@ const PREFACE: usize = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 /// The type of the frame with which a request or an answer begins.
 const HEADERS: u8 = 1;
 
-/// One frame of HTTP/2. `None`: the connection ended.
+/// Reads one frame of HTTP/2. Returns `None` if the connection has ended.
 async fn frame(from: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {
     let mut head = [0; 9];
     from.read_exact(&mut head).await.ok()?;
@@ -164,8 +164,8 @@ async fn frame(from: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {
     Some(frame)
 }
 
-/// An endpoint that passes everything on to etcd until it breaks at this call (the first one is 1): its connections end and it
-/// refuses new ones. Also gives back whether it broke.
+/// Starts an endpoint that forwards everything to etcd until call number `at`, which begins with 1. Then its connections end, and it
+/// refuses new ones. Also returns a flag that says whether this has happened.
 async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<Cell<bool>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -182,7 +182,7 @@ async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<
                 if from.read_exact(&mut preface).await.is_err() || to.write_all(&preface).await.is_err() {
                     continue;
                 }
-                // All calls use one connection, one after the other.
+                // All calls use the same connection, one after the other.
                 let requests = async {
                     while let Some(frame) = frame(&mut from).await {
                         if frame[3] == HEADERS {
@@ -221,13 +221,13 @@ async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<
     (url, tasks, broke)
 }
 
-/// The life of a lease, whose first endpoint breaks at one call. Returns whether it came to that.
+/// Makes all calls of the life of a lease. The first endpoint fails at call number `at`. Returns false if there are fewer calls.
 async fn life(live: &Server, at: usize, how: Break) -> bool {
     let (url, _tasks, broke) = breaking(live.port, at, how).await;
     let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
     assert!(store.config().await.unwrap().contains("10.5.0.0/16"));
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
-    // The list is that of the call before: an etcd lease, the key, and a look at what was created meanwhile.
+    // The list of the previous call is used. What follows is to grant an etcd lease, write the key, and read what was created meanwhile.
     let lease = store.acquire(&claim_of(1)).await.unwrap();
     assert_eq!(Some(lease.subnets), claim_of(1).previous);
     let (out, mut events) = mpsc::channel(8);
@@ -239,12 +239,12 @@ async fn life(live: &Server, at: usize, how: Break) -> bool {
     let lease = store.retake(&lease.subnets, &attrs(1), &changed).await.unwrap();
     assert_eq!(lease.attrs, changed);
     assert_eq!(store.list().await.unwrap().len(), 1);
-    // A start with another length of subnets deletes the record, and takes another one.
+    // A start with another subnet length deletes the record and creates another one.
     let longer = Claim { network: network(26, "10.5.255.0"), was: Some(changed), ..claim(1) };
     let lease = store.acquire(&longer).await.unwrap();
     assert_eq!(live.store().list().await.unwrap().len(), 1, "one lease, whatever was tried twice");
     match store.release(&lease).await {
-        // Where the answer is lost, the next try finds that the record is gone.
+        // If the answer is lost, the next attempt finds that the record is gone.
         Err(Error::Missing(_)) if how == Break::Answer && broke.get() => {}
         done => done.unwrap(),
     }
@@ -259,7 +259,7 @@ async fn life(live: &Server, at: usize, how: Break) -> bool {
 }
 
 #[tokio::test]
-async fn an_endpoint_dies_at_any_call() {
+async fn an_endpoint_may_fail_at_any_call() {
     let live = with_config().await;
     let body = async {
         for how in [Break::Request, Break::Answer] {
@@ -273,9 +273,9 @@ async fn an_endpoint_dies_at_any_call() {
     LocalSet::new().run_until(body).await;
 }
 
-/// Renewals and the watch go on through the next endpoint, and the lease does not end meanwhile.
+/// Renewals and the watch continue on the next endpoint, and the lease does not expire.
 #[tokio::test]
-async fn an_endpoint_dies_under_the_keeper_and_the_watch() {
+async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
     let live = with_config().await;
     let (url, tasks) = relay(live.port).await;
     let mut short = options(vec![url, live.url()]);
@@ -288,7 +288,7 @@ async fn an_endpoint_dies_under_the_keeper_and_the_watch() {
         assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         drop(tasks);
-        // Each renewal follows a third of the time after the last one: five of them take longer than the lease lives.
+        // Each renewal follows a third of the TTL after the last one, so five of them take longer than the TTL.
         for _ in 0..5 {
             while !matches!(timeout(LIMIT, keeps.recv()).await.unwrap(), Some(Event::Kept(Some(_)))) {}
         }

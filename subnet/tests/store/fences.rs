@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the etcd store must not touch: records that changed since they were read, records of other nodes, and the etcd leases to
-//! which keys are attached.
+//! What the etcd store must not change: records that changed since they were read, records of other nodes, and the etcd leases that keys
+//! are attached to.
 //!
-//! A store keeps the list that [`Source::own`] read for the next call. So a test can let the world change between a list and the
-//! write that follows from it.
+//! The store uses the list that [`Source::own`] has read for the next call. So a test can change keys between a list and the write that
+//! follows from it.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn dual(v4: &str, v6: &str) -> Subnets {
     Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() }
 }
 
-/// A claim in a network of both families, with this subnet from before.
+/// Returns a claim in a dual-stack network, with this previous subnet.
 fn dual_claim(last: u8, previous: Subnets) -> Claim {
     let mut claim = Claim { previous: Some(previous), ..claim(last) };
     let network = "fd00:12::/48".parse().unwrap();
@@ -36,7 +36,7 @@ fn dual_claim(last: u8, previous: Subnets) -> Claim {
     claim
 }
 
-/// The value of this key, as the node that is named by `last` writes it, and its etcd lease.
+/// Returns the value of this key and its etcd lease.
 async fn stored(client: &mut Client, id: &str) -> Option<(String, i64)> {
     let answer = client.get(key(id), None).await.unwrap();
     answer.kvs().first().map(|kv| (kv.value_str().unwrap().to_owned(), kv.lease()))
@@ -53,7 +53,7 @@ async fn a_rewrite_leaves_the_key_attached_to_its_etcd_lease() {
     let lease = store.acquire(&claim(1)).await.unwrap();
     let (_, attached) = stored(&mut client, &lease.id).await.unwrap();
     assert_ne!(attached, 0, "a lease that ends by itself");
-    // An answer to a change of what we publish, and a start that publishes something else.
+    // The node publishes a change, and then starts again and publishes something else.
     let moved = attrs(7);
     store.retake(&lease.subnets, &attrs(1), &moved).await.unwrap();
     assert_eq!(stored(&mut client, &lease.id).await, Some((moved.to_wire(), attached)));
@@ -63,9 +63,9 @@ async fn a_rewrite_leaves_the_key_attached_to_its_etcd_lease() {
     assert_eq!(leases(&mut client).await, [attached], "and no other etcd lease is made");
 }
 
-/// Our record came second in a race, and the agent died before it could delete it.
+/// Our record came second in a race, and the agent ended before it could delete it.
 #[tokio::test]
-async fn a_younger_record_over_the_addresses_of_another_node_is_given_up() {
+async fn our_younger_record_is_deleted_if_an_older_one_overlaps_it() {
     let server = Server::start().await;
     let (store, mut client) = (server.store(), server.client().await);
     let (theirs, ours) = ("10.5.1.0-24&fd00:12:0:1::-64", "10.5.1.0-24&fd00:12:0:2::-64");
@@ -75,14 +75,14 @@ async fn a_younger_record_over_the_addresses_of_another_node_is_given_up() {
     assert!(!lease.subnets.overlaps(&Subnets::from_key(theirs).unwrap()), "{}", lease.subnets);
     assert_eq!(stored(&mut client, ours).await, None, "our old record is gone");
     assert_eq!(stored(&mut client, theirs).await, Some((attrs(2).to_wire(), 0)));
-    // The older one of two keeps its record, and so does one beside a record over a whole range.
+    // The older of two overlapping records is kept, and so is one that a record of a larger subnet overlaps.
     let younger = format!("{}&fd00:12:0:fe::-64", lease.subnets.to_key().split('&').next().unwrap());
     client.put(key(&younger), attrs(3).to_wire(), None).await.unwrap();
     let again = store.acquire(&dual_claim(1, lease.subnets)).await.unwrap();
     assert_eq!(again.subnets, lease.subnets);
 }
 
-/// Our record does not fit any more and is to be deleted; meanwhile another node got its subnet.
+/// Our record does not fit net-conf any more and must be deleted. Meanwhile another node got its subnet.
 #[tokio::test]
 async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
     let server = Server::start().await;
@@ -110,9 +110,9 @@ async fn a_record_that_changed_since_it_was_read_is_not_rewritten() {
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
 }
 
-/// Another node wrote our key and left it attached to our etcd lease. To renew that would keep the other one's record alive for ever.
+/// Another node wrote our key and left it attached to our etcd lease. If we renewed that lease, the record would never expire.
 #[tokio::test]
-async fn the_keeper_does_not_renew_another_nodes_lease() {
+async fn the_lease_of_another_node_is_not_renewed() {
     let server = Server::start().await;
     let mut short = options(vec![server.url()]);
     short.lease_ttl = Duration::from_secs(2);
@@ -125,14 +125,14 @@ async fn the_keeper_does_not_renew_another_nodes_lease() {
         async move {
             assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
             let body = async {
-                // Renewed for longer than it lives: the keeper works.
+                // The lease was renewed for longer than its TTL.
                 for _ in 0..8 {
                     assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
                 }
                 let same = PutOptions::new().with_ignore_lease();
                 client.put(key(&own.id), attrs(9).to_wire(), Some(same)).await.unwrap();
                 assert!(matches!(next(&mut events).await, Event::Changes(_)));
-                // The keeper is there, and lets it end. One renewal may have been under way.
+                // The task that renews runs, and lets the lease expire. One renewal may have been under way.
                 let renewed = async {
                     for _ in 0..10 {
                         keeps.recv().await;
@@ -152,7 +152,7 @@ async fn the_keeper_does_not_renew_another_nodes_lease() {
     .await;
 }
 
-/// Each way on which an etcd lease is granted and then not used: it would stay for a day.
+/// Tests each case in which an etcd lease is granted and then not used. It would otherwise remain for a day.
 #[tokio::test]
 async fn an_etcd_lease_that_is_not_used_is_revoked() {
     let server = Server::start().await;
@@ -163,7 +163,7 @@ async fn an_etcd_lease_that_is_not_used_is_revoked() {
     let error = store.acquire(&Claim { network: network(24, "10.5.1.0"), ..claim(1) }).await.unwrap_err();
     assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
     assert!(leases(&mut client).await.is_empty(), "the one of the first attempt is revoked");
-    // A lease that overlaps ours is created between the list and the write: ours is taken back, and its etcd lease used again.
+    // A lease that overlaps ours is created between the list and the write. Ours is deleted, and its etcd lease is used again.
     let store = server.store();
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
     client.put(key("10.5.2.0-24&fd00:12:0:1::-64"), attrs(2).to_wire(), None).await.unwrap();

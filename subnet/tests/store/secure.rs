@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TLS, client certificates, users; and what is said when flags do not fit.
+//! TLS, client certificates and users, and the errors for flags that do not fit together.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +22,7 @@ fn openssl(dir: &Path, command: &str) {
 
 const EC: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
 
-/// A CA, a certificate for 127.0.0.1, and one for a client.
+/// Creates a CA, a certificate for 127.0.0.1, and one for a client.
 fn certificates(dir: &Path) {
     std::fs::write(dir.join("san"), "subjectAltName=IP:127.0.0.1\n").unwrap();
     authority(dir, "ca");
@@ -35,7 +35,7 @@ fn authority(dir: &Path, ca: &str) {
     openssl(dir, &format!("req -x509 {EC} -keyout {ca}.key -out {ca}.pem -days 2 -subj /CN={ca}"));
 }
 
-/// NAME.key and NAME.pem, signed by this CA.
+/// Creates NAME.key and NAME.pem, signed by this CA.
 fn certificate(dir: &Path, name: &str, ca: &str) {
     openssl(dir, &format!("req {EC} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
     let sign = format!("-CA {ca}.pem -CAkey {ca}.key -CAcreateserial -days 2 -extfile san");
@@ -56,7 +56,7 @@ fn with_ca(server: &Server) -> EtcdOptions {
     EtcdOptions { ca_file: Some(server.dir.path().join("ca.pem")), ..options(vec![server.url()]) }
 }
 
-/// Until the server is up.
+/// Acquires a lease, and waits for the server if it is not up yet.
 async fn acquire(store: &EtcdStore) -> Result<(), Error> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -68,7 +68,7 @@ async fn acquire(store: &EtcdStore) -> Result<(), Error> {
 }
 
 #[tokio::test]
-async fn ca_alone_is_tls() {
+async fn a_ca_alone_enables_tls() {
     let server = tls_server(&[]);
     acquire(&EtcdStore::new(with_ca(&server)).unwrap()).await.unwrap();
     let stranger = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ async fn ca_alone_is_tls() {
 }
 
 #[tokio::test]
-async fn client_certificate_is_shown() {
+async fn a_client_certificate_is_presented() {
     let server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
     let file = |name: &str| Some(server.dir.path().join(name));
     let with = EtcdOptions { cert_file: file("client.pem"), key_file: file("client.key"), ..with_ca(&server) };
@@ -93,7 +93,7 @@ fn with_client(server: &Server) -> EtcdOptions {
     EtcdOptions { cert_file: file("client.pem"), key_file: file("client.key"), ..with_ca(server) }
 }
 
-/// Until the store answers.
+/// Waits until the store answers.
 async fn answers(store: &EtcdStore, what: &str) {
     let until = Instant::now() + Duration::from_secs(20);
     while let Err(error) = store.list().await {
@@ -111,7 +111,7 @@ async fn rotated_certificates_are_used_without_a_restart() {
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
-        // Another CA, another server, another client: nothing of before is believed by anyone.
+        // CA, server and client have new certificates. Neither side accepts the old ones any more.
         server.end();
         certificates(server.dir.path());
         server.again();
@@ -130,9 +130,9 @@ async fn rotated_certificates_are_used_without_a_restart() {
     }
 }
 
-/// The operator brings the new files first, and etcd follows later; and the files come one after the other.
+/// The files are replaced one after the other, and before those of etcd.
 #[tokio::test]
-async fn a_rotation_half_way_disturbs_no_connection() {
+async fn an_incomplete_rotation_does_not_affect_the_connection() {
     let mut server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "trusted.pem"]);
     let dir = server.dir.path().to_owned();
     std::fs::copy(dir.join("ca.pem"), dir.join("trusted.pem")).unwrap();
@@ -142,20 +142,20 @@ async fn a_rotation_half_way_disturbs_no_connection() {
     answers(&store, "the start").await;
     authority(&dir, "next");
     certificate(&dir, "new", "next");
-    // Half a file, then the new certificate beside the old key.
+    // First there is half a file, then the new certificate with the old key.
     let new = std::fs::read(dir.join("new.pem")).unwrap();
     for half in [&new[..new.len() / 2], &new] {
         std::fs::write(dir.join("client.pem"), half).unwrap();
         store.list().await.expect("the connection that works is not touched");
-        // etcd restarts in the middle: what fitted together last is shown to it.
+        // etcd restarts in between. The last valid files are presented to it.
         server.end();
         server.again();
         answers(&store, "a new connection half way").await;
     }
-    // Complete, but etcd does not know that CA yet.
+    // The files are complete, but etcd does not know that CA yet.
     std::fs::copy(dir.join("new.key"), dir.join("client.key")).unwrap();
     store.list().await.expect("the connection that works is not touched");
-    // Now it knows no other.
+    // Now etcd accepts no other CA.
     std::fs::copy(dir.join("next.pem"), dir.join("trusted.pem")).unwrap();
     server.end();
     server.again();
@@ -185,7 +185,7 @@ async fn user_logs_in_again_after_a_restart() {
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
-        // Tokens live in the server's memory.
+        // The server keeps tokens in memory.
         server.end();
         server.again();
         let until = Instant::now() + Duration::from_secs(10);
@@ -203,7 +203,7 @@ async fn user_logs_in_again_after_a_restart() {
 }
 
 #[test]
-fn bad_flags_are_named() {
+fn errors_name_the_flag_that_is_wrong() {
     let base = || options(vec!["https://127.0.0.1:1".into()]);
     let refusal = |options| match EtcdStore::new(options) {
         Err(Error::Invalid(text)) => text,

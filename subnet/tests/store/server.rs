@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A private etcd on free loopback ports, ended on drop.
+//! A private etcd on free loopback ports. It is ended when it is dropped.
 
 use std::net::TcpListener;
 use std::path::Path;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses and routes of this host come and go all the time (service addresses, bridges of containers). Only leases that such a
-//! change concerns are looked at.
+//! Judges leases again after the host's addresses or routes have changed. They change often, for example with service addresses and
+//! container bridges. So only the leases that overlap a change are judged.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use ipnet::IpNet;
 
 use super::claims::Slot;
 use super::entry::{Entry, Verdict};
-use super::{Before, Change, Dirty, Peers, judge};
+use super::{Before, Change, Peers, Queue, judge};
 use crate::connected::Connected;
 use crate::lease::Lease;
 
 impl Peers {
-    /// The host has other addresses or connected networks now: judges those leases again whose subnets overlap what came or went.
-    /// Ends as [`Peers::judge_for`] would.
+    /// Sets the host's addresses and connected networks. Judges the leases again whose subnets overlap something that was added or
+    /// removed. The result is the same as that of [`Peers::judge_for`].
     pub fn connect(&mut self, connected: Connected) -> Vec<Change> {
         let difference = self.us.connected.difference(&connected);
         if difference.is_empty() {
@@ -23,23 +23,23 @@ impl Peers {
         }
         let mut concerned: BTreeSet<Slot> = difference.iter().flat_map(|net| self.claims.over(net)).collect();
         for (slot, entry) in self.entries.iter().enumerate() {
-            // These have no place among the claims. A glance at each of them is cheap.
+            // Impossible leases have no claim by which they could be found. To check each of them is cheap.
             let Entry::Read(lease, Verdict::Impossible(_)) = entry else { continue };
             if judge::enabled(&self.us, &lease.subnets).iter().any(|net| difference.overlapping(net).is_some()) {
                 concerned.insert(slot as Slot);
             }
         }
         self.us.connected = connected;
-        let (mut dirty, mut before) = (Dirty::new(), Before::new());
+        let (mut queue, mut before) = (Queue::new(), Before::new());
         for slot in concerned {
-            self.leave(slot, &mut dirty, &mut before);
-            self.enter(slot, &mut dirty);
+            self.withdraw_claim(slot, &mut queue, &mut before);
+            self.judge_alone(slot, &mut queue);
         }
-        self.settle(dirty, &mut before);
+        self.settle(queue, &mut before);
         self.changes(before)
     }
 
-    /// Believed leases with a public address in this network, in no order; one may come twice.
+    /// Returns the believed leases with a public address in this network, in no particular order. A lease may occur twice.
     pub fn published_in(&self, net: IpNet) -> impl Iterator<Item = &Arc<Lease>> {
         self.claims.published_in(net).filter_map(|slot| self.entries[slot as usize].believed())
     }
