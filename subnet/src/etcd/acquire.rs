@@ -37,7 +37,7 @@ type Granted = Option<i64>;
 /// The outcome of one attempt to write our key.
 enum Attempt {
     /// The key is ours, with this content.
-    Won(Stored),
+    Won(Box<Stored>),
     /// Another node was faster: the keys are not as they were read. They must be read again.
     Lost,
 }
@@ -140,7 +140,7 @@ impl EtcdStore {
             let lease = attempt.lease().cloned();
             if let (Attempt::Won(own), Some(lease)) = (attempt, lease) {
                 if is_start {
-                    all.replace(own);
+                    all.replace(*own);
                     self.last_list.set(all);
                 }
                 return Ok(lease);
@@ -217,7 +217,7 @@ impl EtcdStore {
             _ => None,
         });
         let none = || Error::Unavailable { what: format!("{what}: etcd does not return what it wrote"), source: None };
-        read.map(Attempt::Won).ok_or_else(none)
+        read.map(|stored| Attempt::Won(Box::new(stored))).ok_or_else(none)
     }
 
     /// Writes our value to a key that is ours. Nothing is written if the key has this value already.
@@ -230,7 +230,7 @@ impl EtcdStore {
         }
         let is_alive = own.etcd_lease == 0 || self.keep_alive_once(own.etcd_lease).await?.is_some();
         if is_alive && own.lease().is_some_and(|lease| lease.attrs == *attrs) {
-            return Ok(Attempt::Won(own.clone()));
+            return Ok(Attempt::Won(Box::new(own.clone())));
         }
         let options = if is_alive {
             PutOptions::new().with_ignore_lease()
