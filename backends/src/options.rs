@@ -2,49 +2,15 @@
 //! The members of the `Backend` object in net-conf, read as Go reads them: names in any case, the last of several wins, `null`
 //! is absent, unknown names are ignored. A known name with an impossible value is refused with the remedy.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use weft_subnet::text::{Shown, shown};
 
 use crate::backend::BadOption;
 
-/// A JSON object as it was written: order and duplicates kept, because Go lets the last spelling of a name win.
-#[derive(Debug, Default)]
-pub struct Members(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members, D::Error> {
-        struct Object;
-        impl<'de> Visitor<'de> for Object {
-            type Value = Members;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
-            }
-        }
-        deserializer.deserialize_map(Object)
-    }
-}
-
-impl Members {
-    /// The last member of this name that is not `null`, in any case.
-    pub fn get(&self, name: &str) -> Option<&Value> {
-        let same = |(key, value): &&(String, Value)| key.eq_ignore_ascii_case(name) && !value.is_null();
-        self.0.iter().rev().find(same).map(|(_, value)| value)
-    }
-}
+/// The members of a JSON object.
+pub type Members = weft_subnet::json::Members<Value>;
 
 /// The options of one backend.
 #[derive(Debug)]

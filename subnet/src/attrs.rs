@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::network::members::Members;
+use crate::json::Members;
 use crate::text;
 
 /// The largest value of a lease, bytes; in Kubernetes the annotations that make up a lease together. flannel's longest value (vxlan

@@ -12,6 +12,7 @@ pub mod connected;
 pub mod env;
 pub mod evidence;
 pub mod hold;
+pub mod json;
 pub mod lease;
 pub mod network;
 pub mod peers;

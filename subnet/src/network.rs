@@ -6,9 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cidr::{Family, Subnets, address, bits, size};
-use members::Members;
-
-pub(crate) mod members;
+use crate::json::Members;
 
 /// A validated net-conf.
 #[derive(Debug, Clone, PartialEq, Eq)]

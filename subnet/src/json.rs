@@ -4,25 +4,42 @@
 //! flannel uses for the net-conf and for lease values.
 
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::text::{Shown, shown};
 
-/// The members of an object in the order of the text. The values are not parsed yet.
-pub(crate) struct Members(Vec<(String, Box<RawValue>)>);
+/// The members of an object in the order of the text, including those with equal names. By default the values are not parsed yet.
+#[derive(Debug)]
+pub struct Members<V = Box<RawValue>>(Vec<(String, V)>);
 
-struct Collect;
+impl<V> Default for Members<V> {
+    fn default() -> Members<V> {
+        Members(Vec::new())
+    }
+}
 
-impl<'de> Visitor<'de> for Collect {
-    type Value = Members;
+impl<V> Members<V> {
+    /// Returns the last member of this name, in any case, whose value is accepted.
+    fn last(&self, name: &str, is_accepted: impl Fn(&V) -> bool) -> Option<&V> {
+        let wanted = |(key, value): &&(String, V)| key.eq_ignore_ascii_case(name) && is_accepted(value);
+        self.0.iter().rev().find(wanted).map(|(_, value)| value)
+    }
+}
+
+struct Collect<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for Collect<V> {
+    type Value = Members<V>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON object")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Members, M::Error> {
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Members<V>, M::Error> {
         let mut members = Vec::new();
         while let Some(entry) = map.next_entry()? {
             members.push(entry);
@@ -31,16 +48,23 @@ impl<'de> Visitor<'de> for Collect {
     }
 }
 
-impl<'de> serde::Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members, D::Error> {
-        deserializer.deserialize_map(Collect)
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Members<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Members<V>, D::Error> {
+        deserializer.deserialize_map(Collect(PhantomData))
+    }
+}
+
+impl Members<Value> {
+    /// Returns the last value of this name that is not `null`.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.last(name, |value| !value.is_null())
     }
 }
 
 impl Members {
     /// Returns the raw text of a member, which may be `null`.
     pub(crate) fn raw(&self, name: &str) -> Option<&str> {
-        self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.get())
+        self.last(name, |_| true).map(|value| value.get())
     }
 
     /// Parses a member's value. The error names the member.
