@@ -33,7 +33,6 @@ mod claims;
 mod entry;
 mod host_networks;
 mod judge;
-mod pages;
 mod settle;
 mod shared;
 
@@ -164,6 +163,11 @@ impl Peers {
         let mut all: Vec<&Arc<Lease>> = self.entries.iter().filter_map(Entry::believed).collect();
         all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         all.into_iter()
+    }
+
+    /// Iterates over the believed leases in no particular order. This is faster than [`Peers::believed`].
+    pub fn believed_unordered(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        self.entries.iter().filter_map(Entry::believed)
     }
 
     /// Returns the records that are set aside, sorted by id: the reason, and the lease if it is readable. Our own record is never among
