@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
+use weft_backends::backend::TYPES;
 use weft_backends::owner::PROTOCOL;
 use weft_subnet::dir::DirStore;
 use weft_subnet::etcd::EtcdStore;
@@ -26,7 +27,7 @@ use crate::instance::{self, Instance};
 use crate::kernel::linux::{LinuxKernel, LinuxOptions};
 use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
 use crate::kernel::{Kernel, Monitor, Notice};
-use crate::lease::acquire::{self, EarlierRun, StartContext, Waiting};
+use crate::lease::acquire::{self, EarlierRun, SecretFiles, StartContext, Waiting};
 use crate::lease::keep::{Answer, Keeper};
 use crate::log::Reminder;
 use crate::node::{Node, Verdict, World};
@@ -49,7 +50,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     Ok(match store {
         Store::Etcd(options) => Box::new(EtcdStore::new(options.clone()).context("etcd store")?),
-        Store::Dir(path) => Box::new(DirStore::new(path.clone())),
+        Store::Dir(path) => Box::new(DirStore::new(path.clone(), TYPES)),
         #[cfg(feature = "kube")]
         Store::Kube(options) => {
             Box::new(weft_subnet::kube::KubeStore::new((**options).clone()).context("kubernetes store")?)
@@ -126,7 +127,8 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
         let guard = options.rules.guard;
         let memory = EarlierRun::new(saved_file.clone());
-        let place = StartContext { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory };
+        let secrets = SecretFiles::new(options.state_dir.as_deref());
+        let place = StartContext { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory, secrets };
         let starting = acquire::start(place, Waiting::new(&mut notify, readiness.clone(), &condition));
         let mut starting = pin!(starting);
         loop {

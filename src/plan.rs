@@ -17,6 +17,7 @@ use std::sync::Arc;
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
+use weft_backends::identity::Identities;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
@@ -273,6 +274,11 @@ impl Plan {
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let attrs = self.backend.advertise(host)?;
         Ok(if self.guard.is_some() { guard::with_tunnel_addresses(attrs, host) } else { attrs })
+    }
+
+    /// The identities of our devices after our lease was found to say this.
+    pub fn identities_after(&self, lease: &Attrs) -> Identities {
+        self.backend.follow(&self.host.identities, lease)
     }
 
     /// Returns the rules that tell entries of ours from those of other programs. `marked` are the devices with our mark.

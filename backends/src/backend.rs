@@ -2,12 +2,14 @@
 //! What a backend decides, and the register of backends. A new backend is one file and one line in [`REGISTER`].
 
 use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
 use crate::host::Host;
+use crate::identity::{Found, Identities};
 use crate::options::Options;
 use crate::state::State;
 use crate::{host_gw, ipip, vxlan};
@@ -63,6 +65,27 @@ pub trait Backend {
     fn remark(&self, _host: &Host) -> Option<String> {
         None
     }
+    /// What an earlier run of this agent left of the identities of our devices: it shows which lease is ours. Nothing that another
+    /// program or another agent made counts.
+    ///
+    /// # Errors
+    /// When it is there and cannot be read: then nobody knows which lease is ours.
+    fn standing_identities(&self, _found: &Found<'_>) -> Result<PublicIdentities, Skip> {
+        Ok(PublicIdentities::default())
+    }
+    /// The identities that our devices have from now on: those that were kept, else new ones. `lease` is our lease, if one was found
+    /// in the store or saved. Called once at the start; what must be kept in a file is written here.
+    ///
+    /// # Errors
+    /// When what is kept cannot be read or written.
+    fn identities(&self, _found: &Found<'_>, _lease: Option<&Attrs>) -> Result<Identities, Skip> {
+        Ok(Identities::default())
+    }
+    /// The identities after our own lease was found to say this. A backend whose device follows the lease (vxlan) returns those of the
+    /// lease, as far as it names any. One whose lease follows a file returns `now`, and the lease is written again.
+    fn follow(&self, now: &Identities, _lease: &Attrs) -> Identities {
+        now.clone()
+    }
     /// What our lease will say; known before the device exists. Fails when the host cannot serve this backend
     /// (host-gw with a PublicIP that is not the interface's).
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip>;
@@ -72,12 +95,44 @@ pub trait Backend {
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
 }
 
-/// Makes a backend from its options.
-type Make = fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>;
+/// A type of backend: what is known of it without a network, and how a backend of this type is made. Each backend's file has one.
+pub struct BackendType {
+    /// `Backend.Type` in net-conf.
+    pub kind: &'static str,
+    /// `BackendType` of its leases; empty where they have none.
+    pub lease_type: &'static str,
+    /// Makes a backend from its options.
+    pub make: fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>,
+    /// The identities that a lease of this type names; one that no device can have counts as none.
+    pub identities: fn(&Attrs) -> PublicIdentities,
+    /// What a Node says for a lease of this type.
+    pub annotations: fn(&Attrs) -> Annotations,
+}
 
-/// The register: every backend with its type in net-conf. A new backend is one file and one line here.
-const REGISTER: &[(&str, Make)] =
-    &[(vxlan::KIND, vxlan::make), (host_gw::KIND, host_gw::make), (ipip::KIND, ipip::make)];
+impl BackendType {
+    /// A type whose leases bear its name, have no identity, and publish the data of the families that have any.
+    pub(crate) const fn new(
+        kind: &'static str,
+        make: fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>,
+    ) -> BackendType {
+        let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
+        BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data }
+    }
+}
+
+/// The register of all backends. A new backend is one file and one line here.
+const REGISTER: &[BackendType] = &[vxlan::TYPE, host_gw::TYPE, ipip::TYPE];
+
+/// What the stores must know of the registered types.
+pub const TYPES: BackendTypes = BackendTypes {
+    identities: |attrs| of_lease(attrs).map(|known| (known.identities)(attrs)).unwrap_or_default(),
+    annotations: |attrs| of_lease(attrs).map(|known| (known.annotations)(attrs)).unwrap_or_default(),
+};
+
+/// The type that this lease is of.
+fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
+    REGISTER.iter().find(|known| known.lease_type == attrs.backend_type)
+}
 
 /// Backend types of flannel that weft knows by name only.
 const NOT_YET: &[&str] =
@@ -85,7 +140,7 @@ const NOT_YET: &[&str] =
 
 /// What to choose instead of a type that is refused.
 fn supported() -> String {
-    let kinds: Vec<&str> = REGISTER.iter().map(|(kind, _)| *kind).collect();
+    let kinds: Vec<&str> = REGISTER.iter().map(|known| known.kind).collect();
     format!("supported: {}", kinds.join(", "))
 }
 
@@ -99,8 +154,8 @@ pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
 /// Where the type is not our network's own, every peer's plan brings the device that it stands on.
 pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     let options = Options::parse(options)?;
-    if let Some((_, make)) = REGISTER.iter().find(|(known, _)| *known == kind) {
-        return make(&options, network);
+    if let Some(known) = REGISTER.iter().find(|known| known.kind == kind) {
+        return (known.make)(&options, network);
     }
     let supported = supported();
     Err(BadOption(match kind {

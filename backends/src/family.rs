@@ -8,7 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, family};
 
 use crate::host::Host;
-use crate::state::{Key, Mac, Name, Route, State, Value};
+use crate::state::{Key, Name, Route, State, Value};
 
 /// Name of the lease's member that carries the public address.
 pub fn public_member(family: Family) -> &'static str {
@@ -63,14 +63,6 @@ pub fn publish(attrs: &mut Attrs, address: IpAddr) {
     match address {
         IpAddr::V4(v4) => attrs.public_ip = Some(v4),
         IpAddr::V6(v6) => attrs.public_ipv6 = Some(v6),
-    }
-}
-
-/// MAC of our vxlan device of this family.
-pub fn vtep_mac(host: &Host, family: Family) -> Mac {
-    match family {
-        Family::V4 => host.vtep_mac_v4,
-        Family::V6 => host.vtep_mac_v6,
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a backend may know of its machine: a value, taken by the shell, the same in tests.
+//! What a backend knows of its machine: a value that the agent makes, and that tests make alike.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use weft_subnet::cidr::Family;
 use weft_subnet::connected::Connected;
 
-use crate::state::{Mac, Name};
+use crate::identity::Identities;
+use crate::state::Name;
 
 /// The external interface: what carries the traffic between nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +43,9 @@ pub struct Host {
     pub public_v4: Option<Ipv4Addr>,
     /// What we publish as PublicIPv6.
     pub public_v6: Option<Ipv6Addr>,
-    /// MAC of the vxlan device of each family; chosen once by the shell.
-    pub vtep_mac_v4: Mac,
-    /// See `vtep_mac_v4`.
-    pub vtep_mac_v6: Mac,
-    /// Who is on the link.
+    /// The identities of our devices, as our network's backend chose them.
+    pub identities: Identities,
+    /// Which addresses are on a link of this host.
     pub routes: OnLink,
     /// Its addresses and networks inside Network: no peer may have a subnet over them.
     pub connected: Connected,

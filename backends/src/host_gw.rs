@@ -3,11 +3,12 @@
 //! Behaviour: docs/flannel-formats.md, "Backends".
 
 use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 
-use crate::backend::{Backend, BadOption, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
 use crate::family::{label, public, public_member, publish, published, route};
 use crate::host::Host;
 use crate::options::Options;
@@ -43,8 +44,11 @@ impl HostGw {
     }
 }
 
-/// For the register.
-pub(crate) fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+/// host-gw in the register. Its leases have no data, and say so for both families.
+pub(crate) const TYPE: BackendType =
+    BackendType { annotations: |_| Annotations::without_data(true, true), ..BackendType::new(KIND, make) };
+
+fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(HostGw::new(network)))
 }
 

@@ -7,11 +7,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 
-use crate::backend::{Backend, BadOption, Planned, Skip, of_kind};
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, of_kind};
 use crate::family::{host_address, route};
 use crate::host::Host;
 use crate::link::{Difference, Link, LinkKind, Outer};
@@ -114,8 +115,11 @@ impl Ipip {
     }
 }
 
-/// For the register.
-pub(crate) fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+/// ipip in the register. Its leases have no data, and concern IPv4 alone.
+pub(crate) const TYPE: BackendType =
+    BackendType { annotations: |_| Annotations::without_data(true, false), ..BackendType::new(KIND, make) };
+
+fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Ipip::new(options, network)?))
 }
 

@@ -8,6 +8,7 @@ pub mod entries;
 pub mod family;
 pub mod host;
 pub mod host_gw;
+pub mod identity;
 pub mod index;
 pub mod ipip;
 pub mod link;

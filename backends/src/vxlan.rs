@@ -3,20 +3,21 @@
 //! Behaviour and wire format: docs/flannel-formats.md, "Leases in etcd" and "Backends", except that an IPv6 underlay costs 70 bytes.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
-use crate::backend::{Backend, BadOption, Planned, Skip, families, of_kind};
-use crate::family::{
-    data, data_member, host_address, label, public, public_member, publish, published, route, vtep_mac,
-};
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
+use crate::family::{data, data_member, host_address, label, public, public_member, publish, published, route};
 use crate::host::Host;
+use crate::identity::{Found, Identities, Identity, StandingLink};
 use crate::link::{Difference, Link, LinkKind, Outer};
 use crate::options::{Members, Options};
 use crate::overhead;
@@ -152,9 +153,16 @@ impl Vxlan {
             gbp: self.gbp,
             learning: self.learning,
         });
-        let mac = Some(vtep_mac(host, family));
-        let link = Link { kind, mtu: self.mtu(host, family), mac, up: true };
+        let link = Link { kind, mtu: self.mtu(host, family), mac: vtep_mac(host, family), up: true };
         Some(State::from([(Key::Link(name), Value::link(link)), (Key::Addr(name, host_address(subnet)), Value::Addr)]))
+    }
+
+    /// The MACs of our devices, as far as they stand and are wanted.
+    fn standing_macs(&self, found: &Found<'_>, wanted: impl Fn(&StandingLink) -> bool) -> [Option<Mac>; 2] {
+        [Family::V4, Family::V6].map(|family| {
+            let name = self.families.contains(&family).then(|| device_name(self.vni, family).ok())??;
+            found.link(name).filter(|link| wanted(link))?.mac
+        })
     }
 
     fn half(&self, host: &Host, own: &Lease, peer: &Lease, family: Family) -> Option<Result<State, Skip>> {
@@ -176,7 +184,7 @@ impl Vxlan {
         let to = public(attrs, family)
             .ok_or_else(|| format!("the lease has no {}, which vxlan needs", public_member(family)))?;
         let data = self.data(attrs, family)?;
-        if data.mac == vtep_mac(host, family) {
+        if vtep_mac(host, family) == Some(data.mac) {
             return Err(format!("VtepMAC {} in {} is our own: two nodes share it", data.mac, data_member(family)));
         }
         if self.direct_routing
@@ -244,13 +252,82 @@ fn device_name(vni: u32, family: Family) -> Result<Name, String> {
     Name::new(&name).ok_or_else(|| format!("VNI {vni} makes the device name {name} longer than 15 bytes"))
 }
 
-/// Six bytes of two hexadecimal digits, with colons or hyphens, or three groups of four with dots (Go's net.ParseMAC).
-pub fn parse_mac(text: &str) -> Option<Mac> {
-    weft_subnet::evidence::parse_mac(text).map(Mac)
+/// The identity of a vxlan device. The kernel keeps it, as the device's address. Peers learn it from our lease, so a device that is
+/// made again gets the MAC that the lease names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VtepMac(pub Mac);
+
+impl Identity for VtepMac {
+    fn public(&self) -> PublicIdentity {
+        PublicIdentity::new(self.0)
+    }
+
+    fn name(&self) -> &'static str {
+        "VtepMAC"
+    }
+
+    fn remedy(&self) -> &'static str {
+        "delete flannel's device and restart the agent"
+    }
 }
 
-/// For the register.
-pub(crate) fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+impl VtepMac {
+    /// The identities of two devices with these MACs.
+    pub fn both(v4: Mac, v6: Mac) -> Identities {
+        let identity = |mac| Some(Arc::new(VtepMac(mac)) as Arc<dyn Identity>);
+        Identities::new(identity(v4), identity(v6))
+    }
+
+    /// A random unicast, locally administered address.
+    fn random(found: &Found<'_>) -> io::Result<VtepMac> {
+        let mut mac = [0; 6];
+        (found.random)(&mut mac)?;
+        mac[0] = (mac[0] & 0xfc) | 0x02;
+        Ok(VtepMac(Mac(mac)))
+    }
+}
+
+/// MAC of our vxlan device of this family. There is none where the network's own backend is another one: then peers bring the device,
+/// nobody is told its MAC, and the kernel chooses it.
+fn vtep_mac(host: &Host, family: Family) -> Option<Mac> {
+    host.identities.of(family)?.of::<VtepMac>().map(|identity| identity.0)
+}
+
+/// The MACs that a lease names, of the IPv4 device and of the IPv6 device; one that no device can have counts as none.
+fn lease_macs(attrs: &Attrs) -> [Option<Mac>; 2] {
+    let mac = |data: &Option<Box<str>>| {
+        let members: Members = serde_json::from_str(data.as_deref()?).ok()?;
+        let mac = parse_mac(members.get("VtepMAC")?.as_str()?)?;
+        (mac != Mac([0; 6]) && mac.0[0] & 1 == 0).then_some(mac)
+    };
+    [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
+}
+
+/// A MAC in any notation that Go's net.ParseMAC reads: `02:00:00:00:00:01`, `02-00-00-00-00-01` or `0200.0000.0001`.
+pub fn parse_mac(text: &str) -> Option<Mac> {
+    let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
+    let width = match separator {
+        ':' | '-' => 2,
+        '.' => 4,
+        _ => return None,
+    };
+    let groups: Vec<&str> = text.split(separator).collect();
+    let is_group = |group: &&str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
+    if groups.len() * width != 12 || !groups.iter().all(is_group) {
+        return None;
+    }
+    let number = u64::from_str_radix(&groups.concat(), 16).ok()?;
+    let [_, _, mac @ ..] = number.to_be_bytes();
+    Some(Mac(mac))
+}
+
+/// vxlan in the register.
+pub(crate) const TYPE: BackendType = BackendType {
+    identities: |attrs| lease_macs(attrs).map(|mac| mac.map(PublicIdentity::new)),
+    ..BackendType::new(KIND, make)
+};
+
+fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Vxlan::new(options, network)?))
 }
 
@@ -272,6 +349,32 @@ impl Backend for Vxlan {
         ))
     }
 
+    fn standing_identities(&self, found: &Found<'_>) -> Result<PublicIdentities, Skip> {
+        let macs = self.standing_macs(found, |link| link.ours);
+        Ok(macs.map(|mac| mac.map(PublicIdentity::new)))
+    }
+
+    /// The lease counts first, then a device that stands, also flannel's: peers know these MACs.
+    fn identities(&self, found: &Found<'_>, lease: Option<&Attrs>) -> Result<Identities, Skip> {
+        let standing = self.standing_macs(found, |_| true);
+        let leased = lease.map(lease_macs).unwrap_or_default();
+        let mac = |at: usize| match leased[at].or(standing[at]) {
+            Some(mac) => Ok(mac),
+            None => VtepMac::random(found).map(|random| random.0),
+        };
+        let failed = |error: io::Error| Skip(format!("choose a MAC for the vxlan device: {error}"));
+        Ok(VtepMac::both(mac(0).map_err(failed)?, mac(1).map_err(failed)?))
+    }
+
+    fn follow(&self, now: &Identities, lease: &Attrs) -> Identities {
+        let [v4, v6] = lease_macs(lease);
+        let or_now = |mac: Option<Mac>, family| {
+            let now = || now.of(family).and_then(|now| now.of::<VtepMac>()).copied();
+            mac.map(VtepMac).or_else(now).map(|mac| Arc::new(mac) as Arc<dyn Identity>)
+        };
+        Identities::new(or_now(v4, Family::V4), or_now(v6, Family::V6))
+    }
+
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
         for family in self.families.iter().copied() {
@@ -280,7 +383,10 @@ impl Backend for Vxlan {
                 return Err(Skip(format!("{name} has no {label} address, which vxlan needs for its {label} device")));
             };
             publish(&mut attrs, published(host, family).unwrap_or(local));
-            let data = format!("{{\"VNI\":{},\"VtepMAC\":\"{}\"}}", self.vni, vtep_mac(host, family)).into_boxed_str();
+            let Some(mac) = vtep_mac(host, family) else {
+                return Err(Skip(format!("no MAC was chosen for the {} vxlan device", label(family))));
+            };
+            let data = format!("{{\"VNI\":{},\"VtepMAC\":\"{mac}\"}}", self.vni).into_boxed_str();
             match family {
                 Family::V4 => attrs.backend_data = Some(data),
                 Family::V6 => attrs.backend_v6_data = Some(data),

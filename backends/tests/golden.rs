@@ -16,6 +16,7 @@ use weft_backends::diff::{Op, diff};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::index::{Index, OWN};
 use weft_backends::state::{Mac, Name, Observed};
+use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::lease::{Age, Id, Lease};
@@ -71,8 +72,7 @@ fn host(case: &Case) -> Host {
         uplink: Uplink { name: Name::new("eth0").unwrap(), mtu, v4, v6 },
         public_v4: public_v4.or(v4),
         public_v6: v6,
-        vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
-        vtep_mac_v6: Mac([2, 0, 0, 0, 6, 1]),
+        identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
         connected: Default::default(),
     }

@@ -10,6 +10,7 @@ use weft_backends::backend::make_kind;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::masq::Test;
 use weft_backends::state::{Key, Mac, Name};
+use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
@@ -35,8 +36,7 @@ fn host() -> Host {
         uplink: Uplink { name, mtu: 1500, v4: Some(address), v6: None },
         public_v4: Some(address),
         public_v6: None,
-        vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
-        vtep_mac_v6: Mac([2, 0, 0, 0, 6, 1]),
+        identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
         routes: OnLink::new([("192.168.64.0/24".parse().unwrap(), 0, Reach::Link(name))]),
         connected: Default::default(),
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use weft_backends::backend::TYPES;
 use weft_backends::masq::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
@@ -91,6 +92,7 @@ pub(super) fn store(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
         password: some(flags.etcd_password),
         lease_ttl: flags.etcd_lease_ttl,
         renew_margin: Duration::from_secs(flags.subnet_lease_renew_margin.unsigned_abs() * 60),
+        types: TYPES,
     }))
 }
 
@@ -146,6 +148,7 @@ fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
         prefix: kube.kube_annotation_prefix,
         net_config: PathBuf::from(kube.net_config_path),
         set_condition: kube.set_node_network_unavailable,
+        types: TYPES,
     })))
 }
 

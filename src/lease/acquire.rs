@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From nothing to a lease: config, uplink, own lease, acquire. Whatever is missing is waited for and said once a minute.
+//! The start of the agent, until it has a lease: it reads net-conf, chooses the uplink, finds the own lease and acquires it. Whatever
+//! is missing is waited for, and logged once a minute.
 
+mod found;
 mod resume;
 
 use std::collections::BTreeSet;
@@ -9,24 +11,23 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use weft_backends::backend::{self, Backend};
+use weft_backends::backend::{self, Backend, TYPES};
 use weft_backends::host::Host;
-use weft_backends::state::{Key, Mac, Value};
-use weft_backends::vxlan::VxlanLink;
+use weft_backends::identity::{Identities, Secrets};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::Saved;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
-use weft_subnet::evidence::{self, Evidence, Macs};
+use weft_subnet::evidence::{self, Evidence};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::Network;
 use weft_subnet::retry::jitter;
-use weft_subnet::source::{Claim, Error, Source, random};
+use weft_subnet::source::{Claim, Error, Source};
 use weft_subnet::text::sentence;
 
 use crate::files;
 use crate::firewall::guard;
-use crate::kernel::{Creator, Kernel, Machine};
+use crate::kernel::{Kernel, Machine};
 use crate::log::{Reminder, chain};
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
@@ -37,14 +38,12 @@ use crate::plan::foreign_networks;
 use crate::subnet_file::{self, Author};
 use crate::uplink::{self, Before, Ground, Picked};
 
+pub use found::SecretFiles;
 pub use resume::EarlierRun;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// All nodes of a site start at once after a power cut: while the store is away they ask it ever more rarely, and not together.
 const STORE_AGAIN: Duration = Duration::from_secs(4);
-
-/// A backend is asked for its devices before their MACs are known.
-const NO_MACS: (Mac, Mac) = (Mac([0; 6]), Mac([0; 6]));
 
 /// What a node starts from.
 pub struct Started {
@@ -82,6 +81,8 @@ pub struct StartContext<'a, K> {
     pub guard: bool,
     /// What an earlier run saved.
     pub memory: EarlierRun,
+    /// Where backends keep their secrets.
+    pub secrets: SecretFiles,
 }
 
 /// What a start lacks, in a sentence.
@@ -212,14 +213,11 @@ async fn lease<K: Kernel>(
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
     let evidence = Evidence {
-        identity: None,
         previous,
-        // Whatever else bears the name of our device says nothing about our lease.
-        macs: device_macs((backend, network), &host(&picked, &machine, network, NO_MACS), &machine, |creator| {
-            creator == Creator::ThisAgent
-        }),
+        identities: found::standing(backend, &machine, &place.secrets).map_err(Lack::Own)?,
         public: vec![public],
         beside: ground.beside(picked.uplink.name),
+        ..Evidence::none(TYPES)
     };
     let mine = place.store.own(&evidence).await.map_err(|error| lack("own lease: ", &error))?;
     if let Some(lease) = &mine {
@@ -227,7 +225,7 @@ async fn lease<K: Kernel>(
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
         picked = pick(&choice, &ground.after(before)).map_err(Lack::Own)?;
     }
-    let host = host_with(&picked, &machine, (backend, network), mine.as_ref());
+    let host = host_with(&picked, &machine, (backend, network), (&place.secrets, mine.as_ref())).map_err(Lack::Own)?;
     let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.0))?;
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
@@ -241,14 +239,15 @@ async fn lease<K: Kernel>(
     Ok((host, own, choice, chosen))
 }
 
-/// The facts of this machine; its VTEP MACs are those of the lease, else of the devices that there are, else new ones.
-fn host_with(picked: &Picked, machine: &Machine, what: (&dyn Backend, &Network), lease: Option<&Lease>) -> Host {
-    let mut host = host(picked, machine, what.1, NO_MACS);
-    let existing = device_macs(what, &host, machine, |creator| creator != Creator::AnotherAgent);
-    let stored = lease.map(|lease| evidence::macs(&lease.attrs)).unwrap_or_default();
-    let mac = |at: usize| stored[at].or(existing[at]).map_or_else(random_mac, Mac);
-    (host.vtep_mac_v4, host.vtep_mac_v6) = (mac(0), mac(1));
-    host
+/// The facts of this machine, with the identities that the backend chooses. The error is a sentence.
+fn host_with(
+    picked: &Picked,
+    machine: &Machine,
+    (backend, network): (&dyn Backend, &Network),
+    (secrets, lease): (&dyn Secrets, Option<&Lease>),
+) -> Result<Host, String> {
+    let identities = found::identities(backend, machine, secrets, lease.map(|lease| &lease.attrs))?;
+    Ok(host(picked, machine, network, identities))
 }
 
 /// What the uplink of this network is chosen from; `own` is the subnet of our pods, as far as it is known.
@@ -262,41 +261,15 @@ pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, String
 }
 
 /// The facts that backends plan with.
-pub fn host(picked: &Picked, machine: &Machine, network: &Network, macs: (Mac, Mac)) -> Host {
+pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: Identities) -> Host {
     Host {
         uplink: picked.uplink.clone(),
         public_v4: picked.public_v4,
         public_v6: picked.public_v6,
-        vtep_mac_v4: macs.0,
-        vtep_mac_v6: macs.1,
+        identities,
         routes: pass::on_link(machine),
         connected: pass::connected(machine, &network.networks),
     }
-}
-
-/// The MACs that the backend's devices have now, where they exist and are of a kind that is wanted.
-fn device_macs(
-    (backend, network): (&dyn Backend, &Network),
-    host: &Host,
-    machine: &Machine,
-    wanted: impl Fn(Creator) -> bool,
-) -> Macs {
-    let own = Lease { id: "".into(), subnets: network.networks, attrs: Attrs::default(), age: Age::default() };
-    let mut macs = [None, None];
-    for (key, value) in backend.device(host, &own) {
-        let (Key::Link(name), Value::Link(link)) = (key, value) else { continue };
-        let Some(VxlanLink { local, .. }) = link.kind.of() else { continue };
-        let there =
-            machine.links.iter().find(|link| link.name == name && wanted(link.creator)).and_then(|link| link.mac);
-        macs[usize::from(local.is_ipv6())] = there.map(|mac| mac.0);
-    }
-    macs
-}
-
-/// A random unicast, locally administered address.
-fn random_mac() -> Mac {
-    let [_, _, a, b, c, d, e, f] = random().to_be_bytes();
-    Mac([(a & 0xfc) | 0x02, b, c, d, e, f])
 }
 
 /// The kernel could not be read: not a fault of ours, tried again at the next look.

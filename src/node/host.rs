@@ -112,7 +112,7 @@ impl<K: Kernel> Node<K> {
         };
         self.host_problem = None;
         let now = self.plan.host();
-        let host = acquire::host(&picked, &machine, self.plan.network(), (now.vtep_mac_v4, now.vtep_mac_v6));
+        let host = acquire::host(&picked, &machine, self.plan.network(), now.identities.clone());
         let host = self.plan.without_own_networks(host);
         if host == *now {
             return false;

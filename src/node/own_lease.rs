@@ -4,9 +4,9 @@
 
 use std::time::Instant;
 
-use weft_backends::state::Mac;
+use weft_backends::backend::TYPES;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::evidence::{self, Evidence};
+use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Claim;
 
@@ -99,7 +99,8 @@ impl<K: Kernel> Node<K> {
     pub(super) fn own_put(&mut self, record: &Record) {
         let own = self.plan.own();
         let assigned = self.world.store.capabilities().assigned;
-        let evidence = Evidence { identity: assigned.then(|| own.id.clone()), ..Evidence::of(own.subnets, &own.attrs) };
+        let evidence =
+            Evidence { id: assigned.then(|| own.id.clone()), ..Evidence::of(TYPES, own.subnets, &own.attrs) };
         let Ok(lease) = &record.lease else {
             self.overwritten("an unreadable value");
             return self.retake();
@@ -111,7 +112,6 @@ impl<K: Kernel> Node<K> {
         if ours && !as_held && !echo {
             self.overwritten(&lease.attrs.owner());
         }
-        let own = self.plan.own();
         if self.keeper.busy() {
             self.look_again |= !echo;
             return;
@@ -121,11 +121,9 @@ impl<K: Kernel> Node<K> {
             (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
             return;
         }
-        let (now, new) = (evidence::macs(&own.attrs), evidence::macs(&lease.attrs));
-        let readable = new[0].is_some() == now[0].is_some() && new[1].is_some() == now[1].is_some();
-        // Only a store that knows its nodes says that this is still our lease: elsewhere another MAC is another node's.
-        if ours && readable && new != now {
-            tracing::warn!("the VTEP MAC in our own lease was changed: the device follows it");
+        // Only a store that knows its nodes says that this is still our lease. Elsewhere, another identity is another node's.
+        if ours && self.device_follows(lease) {
+            tracing::warn!("the identity of our device (VtepMAC) was changed in our own lease: the device follows it");
             self.rebase(lease.clone());
             self.next_audit = Instant::now();
             // Whatever else was changed is ours to say.
@@ -134,6 +132,13 @@ impl<K: Kernel> Node<K> {
             // Another owner, or other parameters: the store decides by compare-and-swap.
             self.retake();
         }
+    }
+
+    /// True when our lease names other identities than before, and the backend's devices get those of the lease.
+    fn device_follows(&self, lease: &Lease) -> bool {
+        let (now, new) = ((TYPES.identities)(&self.plan.own().attrs), (TYPES.identities)(&lease.attrs));
+        let readable = now.iter().zip(&new).all(|(now, new)| now.is_some() == new.is_some());
+        readable && new != now && self.plan.identities_after(&lease.attrs) != self.plan.host().identities
     }
 
     /// Somebody else wrote our record. If that happens again and again, it is written back ever more rarely.
@@ -221,9 +226,7 @@ impl<K: Kernel> Node<K> {
     /// The lease says something else than the plan was made with: plan again.
     fn rebase(&mut self, own: Lease) {
         let mut host = self.plan.host().clone();
-        let [v4, v6] = evidence::macs(&own.attrs);
-        host.vtep_mac_v4 = v4.map_or(host.vtep_mac_v4, Mac);
-        host.vtep_mac_v6 = v6.map_or(host.vtep_mac_v6, Mac);
+        host.identities = self.plan.identities_after(&own.attrs);
         // The text was parsed before: it cannot fail now.
         if let Ok((network, backend)) = acquire::parse(&self.config) {
             self.plan.rebase(network, backend, host, own);

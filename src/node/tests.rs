@@ -11,6 +11,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Seen, Value};
+use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;
@@ -208,7 +209,7 @@ impl Bench {
         let ground = acquire::ground(&there, &network, Subnets::default());
         let picked = acquire::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
-        let host = acquire::host(&picked, &there, &network, (mac, mac));
+        let host = acquire::host(&picked, &there, &network, VtepMac::both(mac, mac));
         let started = Started {
             network,
             config: config.into(),

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use weft_subnet::evidence::macs;
+use weft_backends::backend::TYPES;
 use weft_subnet::lease::Lease;
 use weft_subnet::text::Shown;
 
@@ -16,7 +16,7 @@ const NAMED: usize = 5;
 /// What is claimed twice, as sentences. Walks over all leases.
 pub fn problems(plan: &Plan) -> Vec<String> {
     let mut all = cut(plan.peers().naming_us().map(|(ip, lease)| our_address(plan, ip, lease)).collect());
-    all.extend(cut(our_mac(plan)));
+    all.extend(cut(our_identity(plan)));
     all.extend(cut(clashes(plan)));
     all.extend(cut(shared(plan)));
     all
@@ -53,23 +53,20 @@ fn our_address(plan: &Plan, ip: IpAddr, lease: &Lease) -> String {
     )
 }
 
-fn our_mac(plan: &Plan) -> Vec<String> {
-    let host = plan.host();
-    let same = |lease: &&Lease| {
-        let [v4, v6] = macs(&lease.attrs);
-        v4 == Some(host.vtep_mac_v4.0) || v6 == Some(host.vtep_mac_v6.0)
-    };
+fn our_identity(plan: &Plan) -> Vec<String> {
     let text = |lease: &Lease| {
-        format!(
-            "two nodes have one VtepMAC: this node, with lease {} (subnet {}), and {}; others send the traffic of both to one of \
-             them. On the machine that is a copy delete flannel's device and restart the agent, or remove the lease that no node holds \
-             (weft lease rm)",
+        let shared = plan.host().identities.shared_with(&(TYPES.identities)(&lease.attrs))?;
+        Some(format!(
+            "two nodes have one {}: this node, with lease {} (subnet {}), and {}; others send the traffic of both to one of \
+             them. On the machine that is a copy {}, or remove the lease that no node holds (weft lease rm)",
+            shared.name(),
             plan.own().id,
             plan.own().subnets,
-            named(lease)
-        )
+            named(lease),
+            shared.remedy()
+        ))
     };
-    plan.skipped_leases().filter(same).map(text).collect()
+    plan.skipped_leases().filter_map(text).collect()
 }
 
 fn clashes(plan: &Plan) -> Vec<String> {

@@ -8,6 +8,7 @@ use weft_backends::backend::make;
 use weft_backends::host::{Host, OnLink, Uplink};
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Mac, Route};
+use weft_backends::vxlan::VtepMac;
 use weft_subnet::connected::Connected;
 use weft_subnet::network::Network;
 
@@ -28,8 +29,8 @@ fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
     let uplink = Uplink { name: name("eth0"), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let (public_v4, routes) = (uplink.v4, OnLink::default());
-    let (vtep_mac_v4, vtep_mac_v6, connected) = (mac, mac, Connected::default());
-    let host = Host { uplink, public_v4, public_v6: None, vtep_mac_v4, vtep_mac_v6, routes, connected };
+    let (identities, connected) = (VtepMac::both(mac, mac), Connected::default());
+    let host = Host { uplink, public_v4, public_v6: None, identities, routes, connected };
     let backend = make(&network).unwrap();
     let kernel = FakeKernel::new(Machine::default(), PROTOCOL);
     (Plan::new(network, backend, host, lease(1, 1)), Passer::new(kernel.clone()), kernel)

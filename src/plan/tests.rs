@@ -4,6 +4,7 @@
 use weft_backends::backend::make;
 use weft_backends::host::{OnLink, Uplink};
 use weft_backends::state::Mac;
+use weft_backends::vxlan::VtepMac;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
 
@@ -32,8 +33,7 @@ fn plan() -> Plan {
         public_v4: uplink.v4,
         uplink,
         public_v6: None,
-        vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
-        vtep_mac_v6: Mac([2, 0, 0, 0, 0, 1]),
+        identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 1])),
         routes: OnLink::default(),
         connected: Connected::default(),
     };

@@ -20,6 +20,7 @@ use tokio::time::sleep;
 
 use crate::allocate;
 use crate::attrs::Attrs;
+use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
@@ -34,6 +35,7 @@ const KEEP_EVERY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct DirStore {
     files: Arc<Files>,
+    types: BackendTypes,
     /// The net-conf that was last returned. The watch reports a different one.
     config_seen: RefCell<Option<String>>,
     /// Records that this store wrote since the watch last reported them.
@@ -50,9 +52,9 @@ fn now() -> u64 {
 
 impl DirStore {
     /// Creates the store in this directory. If the directory is missing, it is created (0755) at the first use.
-    pub fn new(path: PathBuf) -> DirStore {
+    pub fn new(path: PathBuf, types: BackendTypes) -> DirStore {
         let (config_seen, wrote) = (RefCell::default(), RefCell::default());
-        DirStore { files: Arc::new(Files::new(path)), config_seen, wrote, polled: Cell::default() }
+        DirStore { files: Arc::new(Files::new(path)), types, config_seen, wrote, polled: Cell::default() }
     }
 
     /// Records that the directory is watched with inotify (`None`), or why it is polled. A change is logged.
@@ -99,9 +101,9 @@ fn find_own(files: &Files, evidence: &Evidence) -> Result<Option<Lease>, Error> 
     Ok(evidence.ours(leases).first().copied().cloned())
 }
 
-fn acquire(files: &Files, claim: &Claim) -> Result<Lease, Error> {
+fn acquire(files: &Files, claim: &Claim, evidence: &Evidence) -> Result<Lease, Error> {
     let records = files.scan()?;
-    let ours = claim.evidence().ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
+    let ours = evidence.ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
     if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&claim.network, &own.subnets)) {
         return rewrite(files, own, &claim.attrs);
     }
@@ -124,9 +126,8 @@ fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
     files.replace(&own.id, attrs, created)
 }
 
-fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
+fn retake(files: &Files, subnets: &Subnets, evidence: &Evidence, attrs: &Attrs) -> Result<Lease, Error> {
     let id = subnets.to_key();
-    let evidence = Evidence::of(*subnets, was).or(attrs);
     match files.read(&id).map(|record| record.lease) {
         Some(Ok(own)) if evidence.proves(&own) => rewrite(files, &own, attrs),
         Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(&other) }),
@@ -148,10 +149,10 @@ fn retake(files: &Files, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Resul
     }
 }
 
-fn release(files: &Files, lease: &Lease) -> Result<(), Error> {
+fn release(files: &Files, lease: &Lease, evidence: &Evidence) -> Result<(), Error> {
     match files.read(&lease.id).map(|record| record.lease) {
         None => Err(files.missing(&lease.id)),
-        Some(Ok(own)) if Evidence::of(lease.subnets, &lease.attrs).proves(&own) => files.delete(&lease.id),
+        Some(Ok(own)) if evidence.proves(&own) => files.delete(&lease.id),
         Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),
         Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: UNREADABLE.to_owned() }),
     }
@@ -185,18 +186,19 @@ impl Source for DirStore {
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
-        let claim = claim.clone();
-        Box::pin(self.write(move |files| acquire(files, &claim)))
+        let (claim, evidence) = (claim.clone(), claim.evidence(self.types));
+        Box::pin(self.write(move |files| acquire(files, &claim, &evidence)))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
-        let (subnets, was, attrs) = (*subnets, was.clone(), attrs.clone());
-        Box::pin(self.write(move |files| retake(files, &subnets, &was, &attrs)))
+        let evidence = Evidence::of(self.types, *subnets, was).or(attrs);
+        let (subnets, attrs) = (*subnets, attrs.clone());
+        Box::pin(self.write(move |files| retake(files, &subnets, &evidence, &attrs)))
     }
 
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
-        let lease = lease.clone();
-        Box::pin(self.locked(move |files| release(files, &lease)))
+        let (lease, evidence) = (lease.clone(), Evidence::of(self.types, lease.subnets, &lease.attrs));
+        Box::pin(self.locked(move |files| release(files, &lease, &evidence)))
     }
 
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
 use crate::attrs::Attrs;
+use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
@@ -47,12 +48,15 @@ pub struct EtcdOptions {
     pub lease_ttl: Duration,
     /// `--subnet-lease-renew-margin`: the lease is renewed at the latest this long before it expires.
     pub renew_margin: Duration,
+    /// What leases mean.
+    pub types: BackendTypes,
 }
 
 /// Leases in etcd.
 pub struct EtcdStore {
     pool: Pool,
     keys: Keys,
+    types: BackendTypes,
     lease_ttl: Duration,
     renew_margin: Duration,
     /// The net-conf that was last returned. The watch reports a different one.
@@ -73,6 +77,7 @@ impl EtcdStore {
         let (lease_ttl, renew_margin) = (options.lease_ttl, options.renew_margin);
         Ok(EtcdStore {
             keys: Keys::new(&options.prefix),
+            types: options.types,
             pool: Pool::new(options)?,
             lease_ttl,
             renew_margin,

@@ -1,49 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which lease in the store is ours? One pure answer for every store, see docs/adr/004-which-lease-is-ours.md.
+//! Decides which lease in the store is ours. All stores use this one pure function; docs/adr/004-which-lease-is-ours.md has the reasons.
 //!
-//! A store of flannel's does not know nodes, only public addresses, and an address can wander, be copied or be given twice. So a
-//! node shows what else it knows: the subnet that its pods use now, and the MAC of its tunnel device. An address alone counts only
-//! where nothing contradicts it.
+//! A lease in flannel's format does not name its node. It names a public address, and an address can move to another machine, be copied,
+//! or be given to two machines. So a node also compares the subnet that its pods use now, and the identity of its tunnel device (with
+//! vxlan, the VTEP MAC). The address alone counts only where nothing contradicts it.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::attrs::Attrs;
+use crate::backend_types::{BackendTypes, PublicIdentities};
 use crate::cidr::Subnets;
 use crate::lease::{Id, Lease};
-
-/// The VTEP MACs of a node, IPv4 and IPv6, where it has them.
-pub type Macs = [Option<[u8; 6]>; 2];
 
 /// The public addresses of a node, IPv4 and IPv6.
 pub type Public = (Option<Ipv4Addr>, Option<Ipv6Addr>);
 
 /// What this node knows about itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Evidence {
+    /// Reads the identities out of leases.
+    pub types: BackendTypes,
     /// The id of our record, where the store itself knows its nodes (Kubernetes).
-    pub identity: Option<Id>,
-    /// The subnet that our pods use: that of subnet.env, or of the lease that we hold.
+    pub id: Option<Id>,
+    /// The subnet that our pods use: the one in subnet.env, or in the lease that we hold.
     pub previous: Option<Subnets>,
-    /// The MACs of our tunnel devices.
-    pub macs: Macs,
-    /// The addresses under which we publish ourselves, or did until now.
+    /// The public identities of our tunnel devices.
+    pub identities: PublicIdentities,
+    /// The addresses that we publish, or published until now.
     pub public: Vec<Public>,
-    /// The other addresses of our uplink, which we may have published before. They count together with the subnet only: one of
-    /// them may be a VIP.
+    /// The other addresses of our uplink, which we may have published before. They count only together with the subnet, because one
+    /// of them may be a VIP.
     pub beside: Vec<Public>,
 }
 
-/// Why a lease is ours; the first is the best.
+/// Why a lease is ours. The first one is the strongest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Proof {
     /// The store names our node.
-    Identity,
-    /// It grants the subnet that our pods use and names the MAC of our device. Its address may be an old one.
-    SubnetAndMac,
-    /// It grants the subnet that our pods use and names an address of ours; its MAC cannot be compared.
+    Id,
+    /// It grants the subnet that our pods use and names the identity of our device. Its address may be an old one.
+    SubnetAndIdentity,
+    /// It grants the subnet that our pods use and names an address of ours. There is no identity to compare.
     SubnetAndAddress,
-    /// It names our address and the MAC of our device.
-    AddressAndMac,
+    /// It names our address and the identity of our device.
+    AddressAndIdentity,
     /// It names our address, and no agent has written it: somebody reserves this subnet for us.
     Reservation,
     /// It names our address, and we know nothing else: the machine was booted, or it is new.
@@ -51,25 +51,31 @@ pub enum Proof {
 }
 
 impl Evidence {
-    /// What the holder of this lease knows.
-    pub fn of(subnets: Subnets, attrs: &Attrs) -> Evidence {
-        let (macs, public) = (macs(attrs), vec![public(attrs)]);
-        Evidence { identity: None, previous: Some(subnets), macs, public, beside: Vec::new() }
+    /// A node that knows nothing about itself.
+    pub fn none(types: BackendTypes) -> Evidence {
+        let (id, previous, identities) = (None, None, PublicIdentities::default());
+        Evidence { types, id, previous, identities, public: Vec::new(), beside: Vec::new() }
     }
 
-    /// The same after a change of what is published.
+    /// What the holder of this lease knows.
+    pub fn of(types: BackendTypes, subnets: Subnets, attrs: &Attrs) -> Evidence {
+        let (identities, public) = ((types.identities)(attrs), vec![public(attrs)]);
+        Evidence { previous: Some(subnets), identities, public, ..Evidence::none(types) }
+    }
+
+    /// The same evidence, with what this node is about to publish. An identity that is known already counts before the new one.
     #[must_use]
     pub fn or(mut self, attrs: &Attrs) -> Evidence {
-        let new = macs(attrs);
-        self.macs = [self.macs[0].or(new[0]), self.macs[1].or(new[1])];
+        let new = (self.types.identities)(attrs);
+        self.identities.iter_mut().zip(new).for_each(|(known, new)| *known = known.take().or(new));
         self.public.push(public(attrs));
         self
     }
 
-    /// Why this lease is ours; `None`: it is not.
+    /// Returns why this lease is ours, and `None` if it is not.
     pub fn proof(&self, lease: &Lease) -> Option<Proof> {
-        if let Some(id) = &self.identity {
-            return (*id == lease.id).then_some(Proof::Identity);
+        if let Some(id) = &self.id {
+            return (*id == lease.id).then_some(Proof::Id);
         }
         let names = |ours: &[Public]| ours.iter().any(|ours| same_node(*ours, public(&lease.attrs)));
         let named = names(&self.public);
@@ -77,11 +83,11 @@ impl Evidence {
         if !named && subnet != Some(true) {
             return None;
         }
-        match (subnet, self.mac(lease), named) {
+        match (subnet, self.same_device(lease), named) {
             (_, Some(false), _) => None,
-            (Some(true), Some(true), _) => Some(Proof::SubnetAndMac),
+            (Some(true), Some(true), _) => Some(Proof::SubnetAndIdentity),
             (Some(true), None, named) => (named || names(&self.beside)).then_some(Proof::SubnetAndAddress),
-            (_, Some(true), true) => Some(Proof::AddressAndMac),
+            (_, Some(true), true) => Some(Proof::AddressAndIdentity),
             // Every agent writes a type.
             (_, None, true) if lease.attrs.backend_type.is_empty() => Some(Proof::Reservation),
             (None, None, true) => Some(Proof::Address),
@@ -94,7 +100,7 @@ impl Evidence {
         self.proof(lease).is_some()
     }
 
-    /// Who holds this lease, which is not ours, for people.
+    /// Describes for a person who holds this lease, which is not ours.
     pub fn owner(&self, lease: &Lease) -> String {
         let owner = lease.attrs.owner();
         if self.public.iter().any(|ours| same_node(*ours, public(&lease.attrs))) {
@@ -103,8 +109,8 @@ impl Evidence {
         owner
     }
 
-    /// Those that are ours, the best proof first, then the oldest. Where nothing but an address speaks for several, at most one of
-    /// them can be ours, and nobody knows which: none is.
+    /// The leases that are ours: the strongest proof first, and the older one of two with the same proof. Where our address is the only
+    /// proof for several leases, at most one of them can be ours and nobody knows which, so none is returned.
     pub fn ours<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> Vec<&'a Lease> {
         let mut ours: Vec<(Proof, &Lease)> = leases.filter_map(|lease| Some((self.proof(lease)?, lease))).collect();
         if ours.iter().filter(|(proof, _)| *proof == Proof::Address).count() > 1 {
@@ -114,10 +120,11 @@ impl Evidence {
         ours.into_iter().map(|(_, lease)| lease).collect()
     }
 
-    /// Whether the lease names the MACs of our devices; `None`: there is nothing to compare.
-    fn mac(&self, lease: &Lease) -> Option<bool> {
-        let theirs = macs(&lease.attrs);
-        let pairs = self.macs.iter().zip(theirs).filter_map(|(ours, theirs)| Some(((*ours)?, theirs?)));
+    /// Whether the lease names the identities of our devices. `None` means that there is nothing to compare.
+    fn same_device(&self, lease: &Lease) -> Option<bool> {
+        let theirs = (self.types.identities)(&lease.attrs);
+        let pairs =
+            self.identities.iter().zip(&theirs).filter_map(|(ours, theirs)| Some((ours.as_ref()?, theirs.as_ref()?)));
         pairs.map(|(ours, theirs)| ours == theirs).reduce(|one, other| one && other)
     }
 }
@@ -127,41 +134,13 @@ pub fn public(attrs: &Attrs) -> Public {
     (attrs.public_ip, attrs.public_ipv6)
 }
 
-/// By IPv4 where there is one, else by IPv6.
+/// Compares by IPv4 where either has an IPv4 address, else by IPv6.
 fn same_node(one: Public, other: Public) -> bool {
     match (one.0, other.0) {
         (Some(one), Some(other)) => one == other,
         (None, None) => one.1.is_some() && one.1 == other.1,
         _ => false,
     }
-}
-
-/// The VTEP MACs that a lease states; one that no device can have counts as none.
-pub fn macs(attrs: &Attrs) -> Macs {
-    let mac = |data: &Option<Box<str>>| {
-        let data: serde_json::Value = serde_json::from_str(data.as_deref()?).ok()?;
-        let mac = parse_mac(data.get("VtepMAC")?.as_str()?)?;
-        (mac != [0; 6] && mac[0] & 1 == 0).then_some(mac)
-    };
-    [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
-}
-
-/// A MAC in any of the notations that Go reads: `02:00:..`, `02-00-..`, `0200.0000.0001`.
-pub fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
-    let width = match separator {
-        ':' | '-' => 2,
-        '.' => 4,
-        _ => return None,
-    };
-    let groups: Vec<&str> = text.split(separator).collect();
-    let whole = |group: &&str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
-    if groups.len() * width != 12 || !groups.iter().all(whole) {
-        return None;
-    }
-    let number = u64::from_str_radix(&groups.concat(), 16).ok()?;
-    let [_, _, mac @ ..] = number.to_be_bytes();
-    Some(mac)
 }
 
 #[cfg(test)]

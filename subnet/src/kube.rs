@@ -26,6 +26,7 @@ use tokio::sync::{OnceCell, mpsc};
 use tokio::time::{Instant, sleep};
 
 use crate::attrs::Attrs;
+use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
@@ -77,6 +78,8 @@ pub struct KubeOptions {
     pub net_config: PathBuf,
     /// `--set-node-network-unavailable`: report [`Source::health`] as the condition NetworkUnavailable.
     pub set_condition: bool,
+    /// What leases mean, and what a Node says for them.
+    pub types: BackendTypes,
 }
 
 /// What our Node publishes.
@@ -92,6 +95,7 @@ pub struct KubeStore {
     prefix: Prefix,
     who: Who,
     writes_condition: bool,
+    types: BackendTypes,
     own_name: OnceCell<String>,
     /// `None` before a lease is acquired.
     publication: RefCell<Option<Publication>>,
@@ -117,6 +121,7 @@ impl KubeStore {
             prefix: Prefix::new(&options.prefix)?,
             who: options.who,
             writes_condition: options.set_condition,
+            types: options.types,
             own_name: OnceCell::new(),
             publication: RefCell::new(None),
             own_version: RefCell::new(String::new()),
@@ -153,7 +158,7 @@ impl KubeStore {
         {
             self.warn_of_unreadable(node);
             // The agent publishes its lease again if it cannot be read. The new one has the address that the admin chose.
-            if publish::overwritten(&publication.attrs, node, &self.prefix) {
+            if publish::overwritten(&publication.attrs, self.types, node, &self.prefix) {
                 let reason = format!("node {}: the public address has to be published again", record.id);
                 record.lease = Err(Unreadable::new(reason));
             }

@@ -6,6 +6,7 @@
 
 pub mod allocate;
 pub mod attrs;
+pub mod backend_types;
 pub mod cache;
 pub mod cidr;
 pub mod connected;

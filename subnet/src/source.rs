@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::allocate;
 use crate::attrs::Attrs;
+use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::connected::Connected;
 use crate::evidence::Evidence;
@@ -94,11 +95,11 @@ pub struct Claim {
 // A build with Kubernetes as its only store never chooses a subnet.
 #[cfg_attr(not(any(feature = "etcd", feature = "dir")), allow(dead_code))]
 impl Claim {
-    /// Returns what shows that a lease is ours. The MAC that we are about to publish is that of our device, or of the lease that was found
-    /// to be ours. So a lease with another MAC belongs to another node.
-    pub(crate) fn evidence(&self) -> Evidence {
+    /// Returns what shows that a lease is ours. The identity that we are about to publish is that of our device, or of the lease that
+    /// was found to be ours. So a lease with another identity belongs to another node.
+    pub(crate) fn evidence(&self, types: BackendTypes) -> Evidence {
         let was = self.was.as_ref().unwrap_or(&self.attrs);
-        Evidence { previous: self.previous, ..Evidence::of(Subnets::default(), was).or(&self.attrs) }
+        Evidence { previous: self.previous, ..Evidence::of(types, Subnets::default(), was).or(&self.attrs) }
     }
 
     /// Chooses a subnet: the previous one if it is free and net-conf allows it, otherwise a random free one.

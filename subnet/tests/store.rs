@@ -21,6 +21,7 @@ mod server;
 
 use contract::Place;
 use server::{PREFIX, Server};
+use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::source::Source;
 
@@ -44,7 +45,7 @@ impl Kind {
 impl Place for Kind {
     fn open_for(&self, _last: u8) -> Box<dyn Source> {
         match self {
-            Kind::Dir(dir) => Box::new(DirStore::new(dir.path().into())),
+            Kind::Dir(dir) => Box::new(DirStore::new(dir.path().into(), TYPES)),
             Kind::Etcd(server) => Box::new(server.store()),
         }
     }

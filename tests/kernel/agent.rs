@@ -103,7 +103,7 @@ fn with_agent(resync: Duration, test: impl FnOnce(&Agent) + Send) {
             let running = scope.spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 let Store::Dir(store) = options.store.clone() else { unreachable!() };
-                let store = Rc::new(DirStore::new(store));
+                let store = Rc::new(DirStore::new(store, weft_backends::backend::TYPES));
                 let end = async { drop(stopped.await) };
                 let agent = weft::agent::serve(options, store, kernel(true), Controlled(received), end);
                 LocalSet::new().block_on(&runtime, agent).unwrap();

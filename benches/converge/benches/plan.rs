@@ -14,6 +14,7 @@ use weft_backends::diff::Op;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Mac, Name, Observed, Seen};
+use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease, Record};
@@ -59,8 +60,7 @@ fn empty(kind: &str) -> Plan {
         uplink: Uplink { name, mtu: 1500, v4: Some(address), v6: None },
         public_v4: Some(address),
         public_v6: None,
-        vtep_mac_v4: Mac([2, 0, 0, 0, 0, 1]),
-        vtep_mac_v6: Mac([2, 0, 0, 0, 0, 2]),
+        identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])),
         routes: OnLink::new([(on_link, 0, Reach::Link(name))]),
         connected: Default::default(),
     };

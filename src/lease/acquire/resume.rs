@@ -157,7 +157,7 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
     }
     let (author, _) = found(place.subnet_file, &network);
     let (own, chosen) = (head.own, head.chosen);
-    let host = host_with(&picked, &machine, (&*backend, &network), Some(&own));
+    let host = host_with(&picked, &machine, (&*backend, &network), (&place.secrets, Some(&own)))?;
     Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None })
 }
 
@@ -165,6 +165,7 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
 mod tests {
     use std::path::Path;
 
+    use weft_backends::backend::TYPES;
     use weft_backends::host::Reach;
     use weft_backends::state::Name;
     use weft_subnet::attrs::Attrs;
@@ -174,6 +175,7 @@ mod tests {
     use super::*;
     use crate::kernel::fake::FakeKernel;
     use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+    use crate::lease::acquire::SecretFiles;
     use crate::options::UplinkChoice;
 
     const DAY: u64 = 24 * 3600;
@@ -244,11 +246,18 @@ mod tests {
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, String> {
         let dir = tempfile::tempdir().unwrap();
-        let (store, mut kernel) = (DirStore::new(dir.path().into()), FakeKernel::new(machine(addrs), 90));
-        let (choice, memory) = (UplinkChoice::default(), EarlierRun::default());
+        let (store, mut kernel) = (DirStore::new(dir.path().into(), TYPES), FakeKernel::new(machine(addrs), 90));
+        let (choice, memory, secrets) = (UplinkChoice::default(), EarlierRun::default(), SecretFiles::default());
         let subnet_file = Path::new("/nonexistent/subnet.env");
-        let mut place =
-            StartContext { store: &store, kernel: &mut kernel, choice: &choice, subnet_file, guard: false, memory };
+        let mut place = StartContext {
+            store: &store,
+            kernel: &mut kernel,
+            choice: &choice,
+            subnet_file,
+            guard: false,
+            memory,
+            secrets,
+        };
         fit(&mut place, config, head)
     }
 

@@ -14,7 +14,7 @@ use weft_subnet::source::{Capabilities, Event, Local};
 
 use super::*;
 use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, LinkInfo, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, RouteInfo};
 use crate::saved::SavedFile;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#;
@@ -166,6 +166,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         subnet_file: &subnet_file,
         guard: false,
         memory: EarlierRun::new(Some(saved_file)),
+        secrets: SecretFiles::default(),
     };
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
     let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));

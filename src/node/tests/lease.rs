@@ -39,7 +39,8 @@ async fn a_lease_with_our_address_and_another_mac_is_another_nodes() {
         *bench.store.taken.borrow_mut() = true;
         bench.node.stored(put(own("192.168.0.1", OTHER))).await;
         assert!(bench.asked(1).await, "the store decides");
-        assert_eq!(bench.node.plan.host().vtep_mac_v4.0[5], 1, "the device does not follow");
+        let [mac, _] = bench.node.plan.host().identities.public();
+        assert_eq!(mac.unwrap().to_string(), "02:00:00:00:00:01", "the device does not follow");
         assert_eq!(bench.answer().await, Verdict::Stay);
         assert!(bench.node.lost.is_some());
         let (at, ttl) = bench.node.ttl.unwrap();

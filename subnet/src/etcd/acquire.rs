@@ -152,7 +152,7 @@ impl EtcdStore {
 
     /// Makes one attempt: confirms a lease that is ours, or deletes those that cannot be used and creates a new one.
     async fn acquire_once(&self, claim: &Claim, all: &All, granted: &mut Granted) -> Result<Attempt, Error> {
-        let evidence = claim.evidence();
+        let evidence = claim.evidence(self.types);
         let leases = Leases::new(claim, all, &evidence);
         if let Some(own) = leases.usable() {
             return self.rewrite(own, &claim.attrs, granted).await;
@@ -292,7 +292,7 @@ impl EtcdStore {
         granted: &mut Granted,
     ) -> Result<Lease, Error> {
         let id = subnets.to_key();
-        let evidence = Evidence::of(*subnets, was).or(attrs);
+        let evidence = Evidence::of(self.types, *subnets, was).or(attrs);
         let mut backoff = backoff();
         for _ in 0..ATTEMPTS {
             let attempt = match self.read_one(&id).await? {
@@ -330,7 +330,7 @@ impl EtcdStore {
     }
 
     pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
-        let evidence = Evidence::of(lease.subnets, &lease.attrs);
+        let evidence = Evidence::of(self.types, lease.subnets, &lease.attrs);
         let mut backoff = backoff();
         for _ in 0..ATTEMPTS {
             let Some(stored) = self.read_one(&lease.id).await?.0 else {

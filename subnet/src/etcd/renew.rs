@@ -51,7 +51,7 @@ impl EtcdStore {
     /// Reads our key and renews the etcd lease that it is attached to now.
     async fn renew(&self, lease: &Lease) -> Result<Renewal, Error> {
         let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(Renewal::NotOurs) };
-        if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(lease.subnets, &lease.attrs)) {
+        if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(self.types, lease.subnets, &lease.attrs)) {
             return Ok(Renewal::NotOurs);
         }
         if stored.etcd_lease == 0 {

@@ -2,9 +2,10 @@
 //! The table of docs/adr/004-which-lease-is-ours.md, row by row.
 
 use super::*;
+use crate::backend_types::{FOR_TESTS, PublicIdentity};
 use crate::lease::Age;
 
-const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const OURS: &str = "02:00:00:00:00:01";
 
 /// A lease as a row of the table describes it: its subnet, its address and its MAC are ours (`=`), others (`x`), or not there (`-`).
 fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
@@ -23,28 +24,27 @@ fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
 /// We publish 192.0.2.1.
 fn evidence(subnet_env: bool, device: bool) -> Evidence {
     Evidence {
-        identity: None,
         previous: subnet_env.then(|| Subnets::from_key("10.5.1.0-24").unwrap()),
-        macs: [device.then_some(OURS), None],
+        identities: [device.then(|| PublicIdentity::new(OURS)), None],
         public: vec![(Some([192, 0, 2, 1].into()), None)],
-        beside: Vec::new(),
+        ..Evidence::none(FOR_TESTS)
     }
 }
 
 #[test]
 fn every_row_of_the_table() {
-    use Proof::{Address, AddressAndMac, SubnetAndAddress, SubnetAndMac};
+    use Proof::{Address, AddressAndIdentity, SubnetAndAddress, SubnetAndIdentity};
     // What we know: subnet.env, a device. What the lease says: subnet, address, MAC. Is it ours?
     type Row = (bool, bool, &'static str, &'static str, &'static str, Option<Proof>);
     let table: [Row; 24] = [
         // The agent starts again on a machine that went on.
-        (true, true, "=", "=", "=", Some(SubnetAndMac)),
-        (true, true, "=", "x", "=", Some(SubnetAndMac)),
+        (true, true, "=", "=", "=", Some(SubnetAndIdentity)),
+        (true, true, "=", "x", "=", Some(SubnetAndIdentity)),
         (true, true, "=", "=", "x", None),
         (true, true, "=", "x", "x", None),
         (true, true, "=", "=", "-", Some(SubnetAndAddress)),
         (true, true, "=", "x", "-", None),
-        (true, true, "x", "=", "=", Some(AddressAndMac)),
+        (true, true, "x", "=", "=", Some(AddressAndIdentity)),
         (true, true, "x", "=", "x", None),
         (true, true, "x", "=", "-", None),
         (true, true, "x", "x", "=", None),
@@ -56,7 +56,7 @@ fn every_row_of_the_table() {
         (true, false, "x", "=", "=", None),
         (true, false, "x", "=", "-", None),
         // subnet.env was removed, the device is there.
-        (false, true, "x", "=", "=", Some(AddressAndMac)),
+        (false, true, "x", "=", "=", Some(AddressAndIdentity)),
         (false, true, "x", "=", "x", None),
         (false, true, "x", "=", "-", Some(Address)),
         (false, true, "x", "x", "=", None),
@@ -101,25 +101,25 @@ fn another_address_of_our_uplink_counts_with_the_subnet_alone() {
 
 #[test]
 fn a_store_that_knows_its_nodes_is_believed() {
-    let ours = Evidence { identity: Some("10.5.2.0-24".into()), ..evidence(true, true) };
-    assert_eq!(ours.proof(&lease("x", "x", "x")), Some(Proof::Identity), "whatever else the lease says");
+    let ours = Evidence { id: Some("10.5.2.0-24".into()), ..evidence(true, true) };
+    assert_eq!(ours.proof(&lease("x", "x", "x")), Some(Proof::Id), "whatever else the lease says");
     assert_eq!(ours.proof(&lease("=", "=", "=")), None, "whatever else the lease says");
 }
 
 #[test]
-fn dual_stack_needs_both_macs() {
+fn dual_stack_needs_both_identities() {
     let mut ours = evidence(true, true);
-    ours.macs[1] = Some([2, 0, 0, 0, 0, 6]);
+    ours.identities[1] = Some(PublicIdentity::new("02:00:00:00:00:06"));
     let with_v6 = |last: u8| {
         let mut lease = lease("=", "x", "=");
         lease.attrs.backend_v6_data = Some(format!(r#"{{"VtepMAC":"02:00:00:00:00:0{last}"}}"#).into());
         lease
     };
-    assert_eq!(ours.proof(&with_v6(6)), Some(Proof::SubnetAndMac));
+    assert_eq!(ours.proof(&with_v6(6)), Some(Proof::SubnetAndIdentity));
     assert_eq!(ours.proof(&with_v6(7)), None);
-    assert_eq!(ours.proof(&lease("=", "x", "=")), Some(Proof::SubnetAndMac), "one half alone can be compared");
+    assert_eq!(ours.proof(&lease("=", "x", "=")), Some(Proof::SubnetAndIdentity), "one half alone can be compared");
     let only_v6 =
-        |last| Evidence { public: vec![(None, Some([0, 0, 0, 0, 0, 0, 0, last].into()))], ..Evidence::default() };
+        |last| Evidence { public: vec![(None, Some([0, 0, 0, 0, 0, 0, 0, last].into()))], ..Evidence::none(FOR_TESTS) };
     let mut lease = lease("x", "x", "-");
     (lease.attrs.public_ip, lease.attrs.public_ipv6) = (None, Some([0, 0, 0, 0, 0, 0, 0, 1].into()));
     assert_eq!((only_v6(1).proof(&lease), only_v6(2).proof(&lease)), (Some(Proof::Address), None));
@@ -148,15 +148,4 @@ fn of_several_the_best_proof_counts_and_an_address_alone_cannot_choose() {
         "two nodes have one address: we must not take the other one's"
     );
     assert_eq!(ids(&evidence(false, false), &all[..1]), ["10.5.7.0-24"]);
-}
-
-#[test]
-fn macs_that_no_device_can_have_prove_nothing() {
-    for bad in ["00:00:00:00:00:00", "01:00:00:00:00:01", "no MAC", ""] {
-        let data = format!(r#"{{"VtepMAC":"{bad}"}}"#);
-        assert_eq!(macs(&Attrs { backend_data: Some(data.into()), ..Attrs::default() }), [None, None], "{bad}");
-    }
-    for bad in ["null", "[]", "{", r#"{"VtepMAC":7}"#] {
-        assert_eq!(macs(&Attrs { backend_data: Some(bad.into()), ..Attrs::default() }), [None, None], "{bad}");
-    }
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{Access, KubeOptions, KubeStore, Who};
+use crate::backend_types::FOR_TESTS;
 
 /// How long a test waits for anything. It only ends tests that hang.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -241,6 +242,7 @@ impl Fake {
             prefix: PREFIX.to_owned(),
             net_config: self.net_conf(),
             set_condition: true,
+            types: FOR_TESTS,
         };
         KubeStore::new(options).unwrap()
     }

@@ -152,9 +152,9 @@ impl KubeStore {
         }
     }
 
-    /// Returns the lease of the Node with our name. The name is proof enough ([`crate::evidence::Proof::Identity`]).
+    /// Returns the lease of the Node with our name. The name is proof enough ([`crate::evidence::Proof::Id`]).
     ///
-    /// The agent needs the VTEP MAC in it. So if there is no pod CIDR yet, or another annotation cannot be read, the lease has what the
+    /// The agent needs the identity of our device in it. So if there is no pod CIDR yet, or another annotation cannot be read, the lease has what the
     /// backend published and nothing else.
     pub(super) async fn find_own(&self) -> Result<Option<Lease>, Error> {
         let node = self.read_own().await?;
@@ -231,7 +231,7 @@ impl KubeStore {
         check_pod_cidrs(&name, &node.subnets().map_err(unreadable)?, network)?;
         for tried in 1..=TRIES {
             self.warn_of_unreadable(&node);
-            let changes = publish::changes(attrs, &node, &self.prefix);
+            let changes = publish::changes(attrs, self.types, &node, &self.prefix);
             if changes.is_empty() {
                 let lease = node.lease(&self.prefix).map_err(|error| Error::Invalid(error.to_string()))?;
                 return Ok(within_network(lease, network));
@@ -291,7 +291,7 @@ impl KubeStore {
                 let subnet = node.subnets().unwrap_or_default();
                 let lease = node.lease(&self.prefix).map(|lease| with_families_of(lease, &ours.subnets));
                 match lease {
-                    Ok(lease) if Evidence::of(ours.subnets, &ours.attrs).proves(&lease) => {}
+                    Ok(lease) if Evidence::of(self.types, ours.subnets, &ours.attrs).proves(&lease) => {}
                     Ok(lease) => return Err(Error::Taken { subnet, owner: lease.attrs.owner() }),
                     Err(_) => return Err(Error::Taken { subnet, owner: UNREADABLE.to_owned() }),
                 }

@@ -8,6 +8,7 @@ use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
+use weft_backends::backend::TYPES;
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
 use weft_subnet::source::{Error, Source};
 
@@ -251,6 +252,7 @@ fn store(cluster: &Cluster, last: u8, token: &str, prefix: &str) -> (KubeStore, 
         prefix: prefix.to_owned(),
         net_config: dir.path().join("net-conf.json"),
         set_condition: true,
+        types: TYPES,
     };
     (KubeStore::new(options).unwrap(), dir)
 }

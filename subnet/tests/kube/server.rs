@@ -19,6 +19,7 @@ use http::{Method, Request};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
+use weft_backends::backend::TYPES;
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
 
 /// The version that tools/kube-binaries builds.
@@ -293,6 +294,7 @@ impl Cluster {
             prefix: format!("{}.weft.test", self.name),
             net_config: self.conf.path().join("net-conf.json"),
             set_condition: true,
+            types: TYPES,
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use weft_backends::backend::TYPES;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
@@ -57,7 +58,7 @@ pub fn claim(last: u8) -> Claim {
 
 /// Returns what the node with this number knows after a boot: only its address.
 pub fn booted(last: u8) -> Evidence {
-    Evidence { public: vec![(attrs(last).public_ip, None)], ..Evidence::default() }
+    Evidence { public: vec![(attrs(last).public_ip, None)], ..Evidence::none(TYPES) }
 }
 
 pub fn subnet(text: &str) -> Subnets {
@@ -257,7 +258,7 @@ pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place)
     let restarted = |lease: &Lease, last| Claim { previous: Some(lease.subnets), ..of(last) };
     for (lease, last) in [(&second, 2), (&first, 1), (&second, 2)] {
         let claim = restarted(lease, last);
-        assert_eq!(store.own(&Evidence::of(lease.subnets, &lease.attrs)).await.unwrap().as_ref(), Some(lease));
+        assert_eq!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().as_ref(), Some(lease));
         assert_eq!(store.acquire(&claim).await.unwrap(), *lease);
         assert_eq!(store.retake(&lease.subnets, &lease.attrs, &claim.attrs).await.unwrap(), *lease);
     }
@@ -269,7 +270,7 @@ pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place)
     let theirs = Lease { attrs: second.attrs.clone(), ..first.clone() };
     assert!(matches!(store.release(&theirs).await, Err(Error::Taken { .. })));
     // After a boot, nothing distinguishes the two nodes.
-    let booted = Evidence { public: vec![(attrs(1).public_ip, None)], ..Evidence::default() };
+    let booted = Evidence { public: vec![(attrs(1).public_ip, None)], ..Evidence::none(TYPES) };
     assert_eq!(store.own(&booted).await.unwrap(), None, "it may be either one's");
     store.remove(&second.id).await.unwrap();
     let again = kind.open().acquire(&restarted(&second, 2)).await.unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
+use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Claim, Error, Event, Source};
@@ -23,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 async fn a_file_contains_the_value_of_etcd_and_its_age() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("made/by/us");
-    let store = DirStore::new(path.clone());
+    let store = DirStore::new(path.clone(), TYPES);
     let lease = store.acquire(&Claim { previous: Some(subnet("10.5.52.0/24")), ..claim(3) }).await.unwrap();
     let file = path.join("subnets/10.5.52.0-24.json");
     let wire = attrs(3).to_wire();
@@ -36,7 +37,7 @@ async fn a_file_contains_the_value_of_etcd_and_its_age() {
 #[tokio::test]
 async fn hidden_and_unrelated_files_are_not_leases() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     let lease = store.acquire(&claim(1)).await.unwrap();
     for name in [".10.5.9.0-24.json", "10.5.9.0-24.json~", "README"] {
         fs::write(dir.path().join("subnets").join(name), "{}").unwrap();
@@ -49,7 +50,7 @@ async fn hidden_and_unrelated_files_are_not_leases() {
 #[tokio::test]
 async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     let lease = store.acquire(&claim(1)).await.unwrap();
     // The file is sparse and takes no space on the disk. To read all of it would take a terabyte of memory.
     let sparse = |name: &str| fs::File::create(dir.path().join(name)).unwrap().set_len(1 << 40).unwrap();
@@ -70,7 +71,7 @@ async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
 #[tokio::test]
 async fn a_value_that_replaces_our_own_write_is_reported_again() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     let lease = store.acquire(&claim(1)).await.unwrap();
     let file = dir.path().join("subnets").join(format!("{}.json", lease.id));
     // This lease has another address, and our MAC.
@@ -110,7 +111,7 @@ async fn a_value_that_replaces_our_own_write_is_reported_again() {
 async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_returns() {
     let dir = tempfile::tempdir().unwrap();
     let (path, away) = (dir.path().join("store"), dir.path().join("away"));
-    let store = DirStore::new(path.clone());
+    let store = DirStore::new(path.clone(), TYPES);
     let lease = store.acquire(&claim(1)).await.unwrap();
     let (out, mut events) = mpsc::channel(64);
     let body = async {
@@ -138,7 +139,7 @@ async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_r
 #[tokio::test]
 async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     let lease = store.acquire(&claim(1)).await.unwrap();
     let file = |number: u8| dir.path().join(format!("subnets/10.6.{number}.0-24.json"));
     nix::unistd::mkfifo(&file(1), Mode::S_IRWXU).unwrap();
@@ -169,7 +170,7 @@ async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
 #[tokio::test]
 async fn a_fifo_as_net_conf_or_lock_is_an_error_and_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     store.acquire(&claim(1)).await.unwrap();
     for (name, what) in [("config.json", "read"), (".lock", "open")] {
         let path = dir.path().join(name);
@@ -216,7 +217,7 @@ fn instances(free: u32) {
 async fn limited() {
     instances(0);
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     store.acquire(&claim(1)).await.unwrap();
     let file = |name: &str| dir.path().join("subnets").join(name);
     let (out, mut events) = mpsc::channel(64);
@@ -266,7 +267,7 @@ async fn limited() {
 #[tokio::test(start_paused = true)]
 async fn an_event_names_the_file_to_read_and_all_files_are_read_every_30_s() {
     let dir = tempfile::tempdir().unwrap();
-    let store = DirStore::new(dir.path().into());
+    let store = DirStore::new(dir.path().into(), TYPES);
     let file = |name: &str| dir.path().join("subnets").join(name);
     fs::create_dir(dir.path().join("subnets")).unwrap();
     fs::write(file("10.5.1.0-24.json"), attrs(1).to_wire()).unwrap();

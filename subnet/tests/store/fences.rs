@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use etcd_client::{Client, PutOptions};
 use tokio::sync::mpsc;
+use weft_backends::backend::TYPES;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::evidence::Evidence;
@@ -88,7 +89,7 @@ async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
     let server = Server::start().await;
     let (store, mut client) = (server.store(), server.client().await);
     let lease = store.acquire(&claim(1)).await.unwrap();
-    assert!(store.own(&Evidence::of(lease.subnets, &lease.attrs)).await.unwrap().is_some());
+    assert!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().is_some());
     client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
     let longer = Claim { network: network(26, "10.5.255.0"), ..claim(1) };
     let new = store.acquire(&longer).await.unwrap();
@@ -102,7 +103,7 @@ async fn a_record_that_changed_since_it_was_read_is_not_rewritten() {
     let server = Server::start().await;
     let (store, mut client) = (server.store(), server.client().await);
     let lease = store.acquire(&claim(1)).await.unwrap();
-    assert!(store.own(&Evidence::of(lease.subnets, &lease.attrs)).await.unwrap().is_some());
+    assert!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().is_some());
     client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
     let changed = Claim { attrs: weft_subnet::attrs::Attrs { backend_type: "host-gw".into(), ..attrs(1) }, ..claim(1) };
     let new = store.acquire(&Claim { was: Some(attrs(1)), ..changed }).await.unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use etcd_client::Client;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use weft_backends::backend::TYPES;
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 
 pub const PREFIX: &str = "/coreos.com/network";
@@ -138,5 +139,6 @@ pub fn options(endpoints: Vec<String>) -> EtcdOptions {
         password: None,
         lease_ttl: Duration::from_secs(86_400),
         renew_margin: Duration::from_secs(3_600),
+        types: TYPES,
     }
 }

@@ -2,6 +2,7 @@
 //! What is published, to the byte, and that nothing is when nothing differs.
 
 use super::*;
+use crate::backend_types::FOR_TESTS;
 
 const P: &str = "flannel.alpha.coreos.com/";
 
@@ -38,8 +39,8 @@ fn applied(before: &Value, changes: Changes) -> Value {
 }
 
 fn said(attrs: &Attrs, before: &Value) -> Value {
-    let after = applied(before, changes(attrs, &node(before), &prefix()));
-    assert!(changes(attrs, &node(&after), &prefix()).is_empty(), "a second time there is nothing to write");
+    let after = applied(before, changes(attrs, FOR_TESTS, &node(before), &prefix()));
+    assert!(changes(attrs, FOR_TESTS, &node(&after), &prefix()).is_empty(), "a second time there is nothing to write");
     after
 }
 
@@ -86,10 +87,10 @@ fn the_admins_address_is_published() {
     let after = said(&attrs, &before);
     assert_eq!(after[format!("{P}public-ip")], "198.51.100.7");
     assert_eq!(after[format!("{P}public-ipv6")], "2001:db8::7");
-    assert!(!overwritten(&attrs, &node(&after), &prefix()));
+    assert!(!overwritten(&attrs, FOR_TESTS, &node(&after), &prefix()));
     let mut gone = after.clone();
     gone.as_object_mut().unwrap().remove(&format!("{P}public-ip-overwrite"));
-    assert!(overwritten(&attrs, &node(&gone), &prefix()));
+    assert!(overwritten(&attrs, FOR_TESTS, &node(&gone), &prefix()));
     let bad = said(&attrs, &json!({ format!("{P}public-ip-overwrite"): "here" }));
     assert_eq!(bad[format!("{P}public-ip")], "192.0.2.1", "what nobody can read does not silence the node");
 }

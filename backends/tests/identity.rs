@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The identities that leases name, and how those of our devices follow our own lease.
+
+// Helpers outside test functions panic like the tests themselves.
+#![allow(clippy::unwrap_used)]
+
+use weft_backends::backend::{TYPES, make};
+use weft_backends::identity::Identities;
+use weft_backends::state::Mac;
+use weft_backends::vxlan::VtepMac;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::Annotations;
+use weft_subnet::network::Network;
+
+fn attrs(kind: &str, data: Option<&str>, v6_data: Option<&str>) -> Attrs {
+    let (backend_data, backend_v6_data) = (data.map(Into::into), v6_data.map(Into::into));
+    Attrs { backend_type: kind.into(), backend_data, backend_v6_data, ..Attrs::default() }
+}
+
+fn named(attrs: &Attrs) -> [Option<String>; 2] {
+    (TYPES.identities)(attrs).map(|identity| identity.map(|identity| identity.to_string()))
+}
+
+#[test]
+fn a_vxlan_lease_names_a_mac_in_any_notation() {
+    let both =
+        attrs("vxlan", Some(r#"{"VNI":1,"VtepMAC":"0E-00-00-00-00-01"}"#), Some(r#"{"vtepmac":"0e00.0000.0006"}"#));
+    assert_eq!(named(&both), [Some("0e:00:00:00:00:01".to_owned()), Some("0e:00:00:00:00:06".to_owned())]);
+}
+
+#[test]
+fn macs_that_no_device_can_have_identify_nothing() {
+    for bad in ["00:00:00:00:00:00", "01:00:00:00:00:01", "no MAC", ""] {
+        let data = format!(r#"{{"VtepMAC":"{bad}"}}"#);
+        assert_eq!(named(&attrs("vxlan", Some(&data), None)), [None, None], "{bad}");
+    }
+    for bad in ["null", "[]", "{", r#"{"VtepMAC":7}"#] {
+        assert_eq!(named(&attrs("vxlan", Some(bad), None)), [None, None], "{bad}");
+    }
+}
+
+#[test]
+fn what_looks_like_a_mac_in_a_lease_of_another_type_identifies_nothing() {
+    let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#;
+    for kind in ["host-gw", "ipip", "wireguard", ""] {
+        assert_eq!(named(&attrs(kind, Some(data), None)), [None, None], "{kind}");
+    }
+}
+
+#[test]
+fn vxlan_devices_follow_the_lease_as_far_as_it_names_macs() {
+    let network =
+        |kind: &str| Network::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#)).unwrap();
+    let mac = |last| Mac([2, 0, 0, 0, 0, last]);
+    let now = VtepMac::both(mac(1), mac(6));
+    let lease = attrs("vxlan", Some(r#"{"VtepMAC":"02:00:00:00:00:09"}"#), Some("{}"));
+    assert_eq!(make(&network("vxlan")).unwrap().follow(&now, &lease), VtepMac::both(mac(9), mac(6)));
+    assert_eq!(make(&network("host-gw")).unwrap().follow(&Identities::default(), &lease), Identities::default());
+}
+
+#[test]
+fn each_type_says_what_a_node_publishes_for_its_leases() {
+    let of = |kind, data, v6_data| (TYPES.annotations)(&attrs(kind, data, v6_data));
+    let said = |data: Option<&str>, data_v6: Option<&str>| Annotations {
+        data: data.map(str::to_owned),
+        data_v6: data_v6.map(str::to_owned),
+    };
+    assert_eq!(of("vxlan", Some("{}"), None), said(Some("{}"), None));
+    assert_eq!(of("vxlan", None, Some("[]")), said(None, Some("[]")));
+    assert_eq!(of("host-gw", None, None), said(Some("null"), Some("null")));
+    assert_eq!(of("ipip", None, None), said(Some("null"), None));
+}

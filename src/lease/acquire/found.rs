@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a backend chooses its identities from: the devices of this host, files for secrets, and random bytes.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use weft_backends::backend::Backend;
+use weft_backends::identity::{Found, Identities, Secrets, StandingLink};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::PublicIdentities;
+
+use crate::files;
+use crate::kernel::{Creator, Machine};
+
+/// No key is larger, bytes: whoever put another file in its place must not fill our memory.
+const MOST_OF_A_SECRET: u64 = 4096;
+
+/// Secrets in files that only root can read.
+#[derive(Debug, Clone, Default)]
+pub struct SecretFiles(Option<PathBuf>);
+
+impl SecretFiles {
+    /// With the directory of `--state-dir`, if there is one.
+    pub fn new(state_dir: Option<&Path>) -> SecretFiles {
+        SecretFiles(state_dir.map(Path::to_path_buf))
+    }
+}
+
+impl Secrets for SecretFiles {
+    fn directory(&self) -> Option<&Path> {
+        self.0.as_deref()
+    }
+
+    fn read(&self, file: &Path) -> io::Result<Option<Vec<u8>>> {
+        let opened = match File::open(file) {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut content = Vec::new();
+        opened.take(MOST_OF_A_SECRET + 1).read_to_end(&mut content)?;
+        if content.len() as u64 > MOST_OF_A_SECRET {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is larger than any key"));
+        }
+        Ok(Some(content))
+    }
+
+    fn create(&self, file: &Path, content: &[u8]) -> io::Result<()> {
+        files::make_directory(file)?;
+        let directory = file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Made with 0600. It gets its name only when it is complete, and never in the place of another file.
+        let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory)?;
+        aside.write_all(content)?;
+        aside.as_file().set_permissions(Permissions::from_mode(0o600))?;
+        aside.as_file().sync_all()?;
+        aside.persist_noclobber(file).map_err(|failed| failed.error)?;
+        fs::File::open(directory)?.sync_all()
+    }
+}
+
+/// The devices of this host that may be ours, those of other weft agents left out.
+fn standing_links(machine: &Machine) -> Vec<StandingLink> {
+    let ours = machine.links.iter().filter(|link| link.creator != Creator::AnotherAgent);
+    ours.map(|link| StandingLink { name: link.name, mac: link.mac, ours: link.creator == Creator::ThisAgent }).collect()
+}
+
+fn with_found<T>(machine: &Machine, secrets: &dyn Secrets, use_it: impl FnOnce(&Found<'_>) -> T) -> T {
+    let random = |buffer: &mut [u8]| getrandom::fill(buffer).map_err(io::Error::other);
+    use_it(&Found { links: &standing_links(machine), secrets, random: &random })
+}
+
+/// What an earlier run left of this backend's identities. The error is a sentence.
+pub(super) fn standing(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+) -> Result<PublicIdentities, String> {
+    with_found(machine, secrets, |found| backend.standing_identities(found)).map_err(|skip| skip.0)
+}
+
+/// The identities of this backend from now on; `lease` is ours. The error is a sentence.
+pub(super) fn identities(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+    lease: Option<&Attrs>,
+) -> Result<Identities, String> {
+    with_found(machine, secrets, |found| backend.identities(found, lease)).map_err(|skip| skip.0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a store must know about the types of backends. The stores know no type by name: each backend says itself what its leases
+//! mean, and the register of backends (the crate weft-backends) hands that in as a [`BackendTypes`].
+
+use std::fmt;
+
+use crate::attrs::Attrs;
+
+/// The public part of the identity of a device: a VTEP MAC, or a public key. Leases carry it, and two devices never have the same one.
+/// It is a text that only its backend can read; everybody else compares it. One identity has one text, whatever notation a lease uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicIdentity(Box<str>);
+
+impl PublicIdentity {
+    /// The identity with this text.
+    pub fn new(text: impl fmt::Display) -> PublicIdentity {
+        PublicIdentity(text.to_string().into_boxed_str())
+    }
+}
+
+impl fmt::Display for PublicIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The public identities of a node's devices, of IPv4 and of IPv6; `None` where there is no device, or one without an identity.
+pub type PublicIdentities = [Option<PublicIdentity>; 2];
+
+/// What a lease puts into the annotations of a Node besides its type (docs/flannel-formats.md, "Nodes in Kubernetes"). A family
+/// whose text is `None` is not published at all, neither its data nor its address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Annotations {
+    /// `backend-data`, which goes with `public-ip`.
+    pub data: Option<String>,
+    /// `backend-v6-data`, which goes with `public-ipv6`.
+    pub data_v6: Option<String>,
+}
+
+impl Annotations {
+    /// The data of each family that has any.
+    pub fn of_data(attrs: &Attrs) -> Annotations {
+        let text = |data: &Option<Box<str>>| data.as_deref().map(str::to_owned);
+        Annotations { data: text(&attrs.backend_data), data_v6: text(&attrs.backend_v6_data) }
+    }
+
+    /// The text `null` for these families, as a backend without data publishes them.
+    pub fn without_data(v4: bool, v6: bool) -> Annotations {
+        let null = |wanted: bool| wanted.then(|| "null".to_owned());
+        Annotations { data: null(v4), data_v6: null(v6) }
+    }
+}
+
+/// What backends say about the leases of their types. Each function looks at [`Attrs::backend_type`] first.
+#[derive(Debug, Clone, Copy)]
+pub struct BackendTypes {
+    /// The identities of the devices of whoever published this lease, as far as the lease names any that can be.
+    pub identities: fn(&Attrs) -> PublicIdentities,
+    /// What a Node says for this lease.
+    pub annotations: fn(&Attrs) -> Annotations,
+}
+
+/// Stands for the register of backends in the tests of this crate: a lease is identified by its member VtepMAC.
+#[cfg(test)]
+pub(crate) const FOR_TESTS: BackendTypes = BackendTypes {
+    identities: |attrs| {
+        let mac = |data: &Option<Box<str>>| {
+            let data: serde_json::Value = serde_json::from_str(data.as_deref()?).ok()?;
+            data.get("VtepMAC")?.as_str().map(PublicIdentity::new)
+        };
+        [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
+    },
+    annotations: |attrs| match attrs.backend_type.as_str() {
+        "vxlan" => Annotations::of_data(attrs),
+        kind => Annotations::without_data(true, kind == "host-gw"),
+    },
+};
