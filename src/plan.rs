@@ -124,7 +124,10 @@ impl Plan {
 
     /// Adds these fences. This must be called before the first [`Plan::put`].
     pub fn with_fences(mut self, fences: Fences) -> Plan {
-        self.fence = Fence::new(fences);
+        self.fence = Fence::new(fences, &*self.backend);
+        if let Some(left_out) = self.fence.left_out() {
+            tracing::warn!("{left_out}");
+        }
         self.plan_fence();
         self
     }
@@ -147,7 +150,8 @@ impl Plan {
 
     /// Describes what flags or net-conf ask for, but this node does not do.
     pub fn problems(&self) -> Vec<String> {
-        self.fence.problem().into_iter().chain(self.remark.clone()).collect()
+        let fence = self.fence.left_out().into_iter().chain(self.fence.problem());
+        fence.chain(self.remark.clone()).collect()
     }
 
     /// Plans everything again for another network, backend, host or own lease. A full pass is necessary afterwards.
@@ -162,7 +166,7 @@ impl Plan {
         self.guard.iter_mut().for_each(Roster::forget_all);
         self.waiting.clear();
         self.blocked.clear();
-        self.fence.clear();
+        self.fence.clear(&*self.backend);
         // The reasons stay, so that they are not logged again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
@@ -274,6 +278,11 @@ impl Plan {
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let attrs = self.backend.advertise(host)?;
         Ok(if self.guard.is_some() { guard::with_tunnel_addresses(attrs, host) } else { attrs })
+    }
+
+    /// True when weft makes the routes to the peers; else something else does, and a route that stands may be its.
+    pub fn makes_routes(&self) -> bool {
+        self.backend.makes_routes()
     }
 
     /// The identities of our devices after our lease was found to say this.

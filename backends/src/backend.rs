@@ -12,7 +12,6 @@ use crate::host::Host;
 use crate::identity::{Found, Identities};
 use crate::options::Options;
 use crate::state::State;
-use crate::{host_gw, ipip, vxlan};
 
 /// Why a lease is set aside by a backend, as a sentence for people: names the field and its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +57,12 @@ pub trait Backend {
     /// the backend of theirs.
     fn serves(&self, backend_type: &str) -> bool {
         backend_type == self.kind()
+    }
+    /// False where something else makes the routes to the peers, such as the route table of a cloud or BGP. No lease gets an entry then.
+    /// `--fail-closed` is left out, because the way to the peers may be the default route, and no route that stands is taken for
+    /// flannel's, because somebody else's may look the same.
+    fn makes_routes(&self) -> bool {
+        true
     }
     /// Bytes that a pod may send in one packet of this family over this backend.
     fn mtu(&self, host: &Host, family: Family) -> u32;
@@ -120,8 +125,13 @@ impl BackendType {
     }
 }
 
-/// The register of all backends. A new backend is one file and one line here.
-const REGISTER: &[BackendType] = &[vxlan::TYPE, host_gw::TYPE, ipip::TYPE];
+/// The register of all backends. A new backend is one file, with its `mod` line in `lib.rs`, and one line here.
+#[rustfmt::skip]
+const REGISTER: &[BackendType] = &[
+    crate::vxlan::TYPE,
+    crate::host_gw::TYPE,
+    crate::ipip::TYPE,
+];
 
 /// What the stores must know of the registered types.
 pub const TYPES: BackendTypes = BackendTypes {
@@ -134,9 +144,16 @@ fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
     REGISTER.iter().find(|known| known.lease_type == attrs.backend_type)
 }
 
-/// Backend types of flannel that weft knows by name only.
-const NOT_YET: &[&str] =
-    &["udp", "wireguard", "ipsec", "extension", "alloc", "tencent-vpc", "ali-vpc", "aws-vpc", "gce"];
+/// True when the leases of this type bear its name. Where they have no type, a lease without one may also be a reservation that a
+/// person wrote, or that of another type without a name.
+pub fn names_its_leases(kind: &str) -> bool {
+    REGISTER.iter().all(|known| known.kind != kind || !known.lease_type.is_empty())
+}
+
+/// Types of flannel that weft has not yet.
+const NOT_YET: &[&str] = &["udp", "wireguard", "extension", "alloc"];
+/// Types of flannel that write the routes of a cloud. Most of them are gone from flannel, too.
+const CLOUDS: &[&str] = &["tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
 
 /// What to choose instead of a type that is refused.
 fn supported() -> String {
@@ -144,25 +161,58 @@ fn supported() -> String {
     format!("supported: {}", kinds.join(", "))
 }
 
-/// The backend of this type with the options of `Backend` in net-conf (raw JSON, keys case-insensitive).
-/// Errors name the unknown type or option.
+/// Why a type that is not in the register is refused, with what to use instead.
+fn refused(kind: &str) -> BadOption {
+    let (supported, has) = (supported(), |kind: &str| REGISTER.iter().any(|known| known.kind == kind));
+    BadOption(match kind {
+        "" => format!("no backend type is given (Backend.Type in net-conf); {supported}"),
+        "ipsec" if has("wireguard") => "backend type ipsec is not supported by weft: use wireguard".to_owned(),
+        "ipsec" => format!("backend type ipsec is not supported by weft, which does not encrypt yet; {supported}"),
+        _ if CLOUDS.contains(&kind) && has("alloc") => {
+            format!(
+                "backend type {kind} is not supported by weft: use alloc, and let a controller of the cloud make the routes"
+            )
+        }
+        _ if CLOUDS.contains(&kind) || NOT_YET.contains(&kind) => {
+            format!("backend type {kind} is not supported by weft yet; {supported}")
+        }
+        _ => format!("unknown backend type \"{}\"; {supported}", Shown(kind)),
+    })
+}
+
+/// The backend that net-conf names, with its options (`Backend` in net-conf: raw JSON, keys in any case).
+///
+/// # Errors
+/// When the type is unknown, or an option is bad: the error names it.
 pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     make_kind(&network.backend_type, &network.backend, network)
 }
 
-/// The backend of a peer's type with that type's defaults (mixed clusters); `{}` as options.
-/// Where the type is not our network's own, every peer's plan brings the device that it stands on.
+/// The backend of this type with these options.
+///
+/// # Errors
+/// As [`make`].
 pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     let options = Options::parse(options)?;
-    if let Some(known) = REGISTER.iter().find(|known| known.kind == kind) {
-        return (known.make)(&options, network);
+    let known = REGISTER.iter().find(|known| known.kind == kind).ok_or_else(|| refused(kind))?;
+    (known.make)(&options, network)
+}
+
+/// The backend of the type that a peer's lease names, with that type's defaults (mixed clusters). Where the type is not our network's
+/// own, every peer's plan brings the device that it stands on.
+///
+/// # Errors
+/// When no lease can have this type, or weft cannot reach its nodes.
+pub fn make_for_lease(lease_type: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    if lease_type.is_empty() {
+        return Err(BadOption(
+            "the lease has no BackendType, as those of udp, of alloc, and of a removed cloud backend such as tencent-vpc, aws-vpc \
+             or gce: this node does not reach it"
+                .to_owned(),
+        ));
     }
-    let supported = supported();
-    Err(BadOption(match kind {
-        "" => format!("no backend type is given (Backend.Type in net-conf, BackendType in a lease); {supported}"),
-        _ if NOT_YET.contains(&kind) => format!("backend type {kind} is not supported by weft yet; {supported}"),
-        _ => format!("unknown backend type \"{}\"; {supported}", Shown(kind)),
-    }))
+    let known = REGISTER.iter().find(|known| known.lease_type == lease_type).ok_or_else(|| refused(lease_type))?;
+    (known.make)(&Options::parse("{}")?, network)
 }
 
 /// The families that are on in this network.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use weft_backends::backend::{Backend, make, make_kind};
+use weft_backends::backend::{Backend, make, make_for_lease};
 use weft_backends::diff::{Op, diff};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::index::{Index, OWN};
@@ -115,7 +115,7 @@ fn render(case: &Case) -> String {
         let backend = if kind == own_backend.kind() {
             &own_backend
         } else {
-            match make_kind(&kind, "{}", &network) {
+            match make_for_lease(&kind, &network) {
                 Ok(backend) => others.entry(kind).or_insert(backend),
                 Err(refused) => {
                     writeln!(text, "skip {key}: {refused}").unwrap();

@@ -6,7 +6,7 @@
 
 use std::net::Ipv4Addr;
 
-use weft_backends::backend::make_kind;
+use weft_backends::backend::{make_for_lease, make_kind};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::masq::Test;
 use weft_backends::state::{Key, Mac, Name};
@@ -122,4 +122,27 @@ fn a_route_shows_its_metric_unless_it_is_the_familys_default() {
     assert_eq!(route("10.5.1.0/24", 0), "route 10.5.1.0/24");
     assert_eq!(route("10.5.1.0/24", 7), "route 10.5.1.0/24 metric 7");
     assert_eq!(route("fd00:5::/64", 1024), "route fd00:5::/64");
+}
+
+#[test]
+fn a_lease_without_a_type_is_set_aside_with_the_types_that_it_may_be_of() {
+    let said = make_for_lease("", &network()).err().unwrap().to_string();
+    for kind in ["udp", "alloc", "tencent-vpc", "aws-vpc", "gce"] {
+        assert!(said.contains(kind), "{said}");
+    }
+    for kind in KINDS {
+        assert_eq!(make_for_lease(kind, &network()).unwrap().kind(), kind);
+    }
+}
+
+#[test]
+fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
+    let said = |kind: &str| make_kind(kind, "{}", &network()).err().unwrap().to_string();
+    for kind in ["ipsec", "tencent-vpc", "aws-vpc", "gce", "ali-vpc", "udp", "extension"] {
+        let said = said(kind);
+        assert!(said.starts_with(&format!("backend type {kind} is not supported by weft")), "{said}");
+        assert!(said.contains("use ") || said.contains("supported: vxlan"), "{said}");
+    }
+    assert!(said("").starts_with("no backend type is given (Backend.Type in net-conf)"));
+    assert!(said("carrier\u{1b}pigeon").starts_with("unknown backend type \"carrier"));
 }

@@ -213,6 +213,7 @@ async fn lease<K: Kernel>(
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
     let evidence = Evidence {
+        reservations: backend::names_its_leases(backend.kind()),
         previous,
         identities: found::standing(backend, &machine, &place.secrets).map_err(Lack::Own)?,
         public: vec![public],

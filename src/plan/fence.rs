@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 
+use weft_backends::backend::Backend;
 use weft_backends::index::Changed;
 use weft_backends::state::{self, Key, State, Value};
 use weft_subnet::attrs::Attrs;
@@ -30,7 +31,12 @@ type Rank = (Age, Id);
 /// The fences, and the exceptions from them.
 #[derive(Debug, Default)]
 pub(super) struct Fence {
+    /// What the flags ask for.
+    asked: Fences,
+    /// What the backend allows of it.
     wanted: Fences,
+    /// The name of the backend, if it makes no routes and `--fail-closed` is therefore left out.
+    without_routes: Option<&'static str>,
     /// Leases with addresses inside Network that are exceptions. Usually there are none.
     excepted: BTreeMap<Rank, Vec<IpAddr>>,
     /// Leases with addresses inside Network that are no exceptions, because there are too many.
@@ -43,12 +49,15 @@ pub(super) struct Fence {
 type Exceptions = (Rank, Vec<IpAddr>);
 
 impl Fence {
-    pub(super) fn new(wanted: Fences) -> Fence {
-        Fence { wanted, ..Fence::default() }
+    pub(super) fn new(asked: Fences, backend: &dyn Backend) -> Fence {
+        let without_routes = (asked.fail_closed && !backend.makes_routes()).then(|| backend.kind());
+        let wanted = Fences { fail_closed: asked.fail_closed && without_routes.is_none(), ..asked };
+        Fence { asked, wanted, without_routes, ..Fence::default() }
     }
 
-    pub(super) fn clear(&mut self) {
-        *self = Fence::new(self.wanted);
+    /// Forgets all leases. The backend may be another one than before.
+    pub(super) fn clear(&mut self, backend: &dyn Backend) {
+        *self = Fence::new(self.asked, backend);
     }
 
     /// Sets which addresses of this lease are inside Network. Without addresses the lease needs no exceptions. Returns the leases whose
@@ -103,6 +112,15 @@ impl Fence {
             }
         }
         state
+    }
+
+    /// Says why `--fail-closed` is left out, if it is.
+    pub(super) fn left_out(&self) -> Option<String> {
+        let kind = self.without_routes?;
+        Some(format!(
+            "--fail-closed is left out: the backend {kind} makes no routes, so packets to other nodes' pods may need the default route, \
+              which --fail-closed does not let them take; --fail-closed=false says the same without this message"
+        ))
     }
 
     /// Describes which exceptions are missing.
@@ -177,8 +195,13 @@ impl fmt::Display for FenceText {
 mod tests {
     use super::*;
 
+    fn backend() -> Box<dyn Backend> {
+        let conf = r#"{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan"}}"#;
+        weft_backends::backend::make(&weft_subnet::network::Network::parse(conf).unwrap()).unwrap()
+    }
+
     fn closed() -> Fence {
-        Fence::new(Fences { fail_closed: true, blackhole: false })
+        Fence::new(Fences { fail_closed: true, blackhole: false }, &*backend())
     }
 
     fn age(stamp: u64) -> Age {
@@ -211,7 +234,7 @@ mod tests {
         let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: "fd00::/48".parse().ok() };
         let own = Subnets { v4: "10.1.2.0/24".parse().ok(), v6: "fd00:0:0:1::/64".parse().ok() };
         let text = |fail_closed, blackhole| {
-            let state = Fence::new(Fences { fail_closed, blackhole }).state(&networks, &own);
+            let state = Fence::new(Fences { fail_closed, blackhole }, &*backend()).state(&networks, &own);
             state.iter().map(|(_, value)| value.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(text(false, false), [""; 0]);
@@ -251,7 +274,7 @@ mod tests {
 
     #[test]
     fn without_fail_closed_there_are_no_exceptions() {
-        let mut fence = Fence::new(Fences { fail_closed: false, blackhole: true });
+        let mut fence = Fence::new(Fences { fail_closed: false, blackhole: true }, &*backend());
         assert_eq!(fence.set(&"a".into(), &age(1), vec![ip(1)]), []);
     }
 }

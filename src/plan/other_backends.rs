@@ -15,7 +15,7 @@ impl Others {
     /// The backend of a peer's type. A type that does not exist fails anew each time: that costs little, and keeps nothing.
     pub(super) fn of(&mut self, kind: &str, network: &Network) -> Result<&dyn Backend, BadOption> {
         if !self.0.contains_key(kind) {
-            let made = backend::make_kind(kind, "{}", network)?;
+            let made = backend::make_for_lease(kind, network)?;
             self.0.insert(made.kind(), made);
         }
         self.made(kind).ok_or_else(|| BadOption(format!("backend type {} has another name", Shown(kind))))

@@ -10,6 +10,8 @@ use weft_subnet::connected::Connected;
 
 use super::*;
 
+mod no_routes;
+
 pub(crate) fn lease(third: u8, vni: u32) -> Lease {
     let attrs = Attrs {
         public_ip: Some([192, 168, 0, third].into()),

@@ -20,6 +20,8 @@ pub type Public = (Option<Ipv4Addr>, Option<Ipv6Addr>);
 pub struct Evidence {
     /// Reads the identities out of leases.
     pub types: BackendTypes,
+    /// A lease without a type was written by a person, as a reservation. Not so where the leases of our own backend have no type.
+    pub reservations: bool,
     /// The id of our record, where the store itself knows its nodes (Kubernetes).
     pub id: Option<Id>,
     /// The subnet that our pods use: the one in subnet.env, or in the lease that we hold.
@@ -54,13 +56,14 @@ impl Evidence {
     /// A node that knows nothing about itself.
     pub fn none(types: BackendTypes) -> Evidence {
         let (id, previous, identities) = (None, None, PublicIdentities::default());
-        Evidence { types, id, previous, identities, public: Vec::new(), beside: Vec::new() }
+        Evidence { types, reservations: true, id, previous, identities, public: Vec::new(), beside: Vec::new() }
     }
 
     /// What the holder of this lease knows.
     pub fn of(types: BackendTypes, subnets: Subnets, attrs: &Attrs) -> Evidence {
         let (identities, public) = ((types.identities)(attrs), vec![public(attrs)]);
-        Evidence { previous: Some(subnets), identities, public, ..Evidence::none(types) }
+        let reservations = !attrs.backend_type.is_empty();
+        Evidence { reservations, previous: Some(subnets), identities, public, ..Evidence::none(types) }
     }
 
     /// The same evidence, with what this node is about to publish. An identity that is known already counts before the new one.
@@ -68,6 +71,7 @@ impl Evidence {
     pub fn or(mut self, attrs: &Attrs) -> Evidence {
         let new = (self.types.identities)(attrs);
         self.identities.iter_mut().zip(new).for_each(|(known, new)| *known = known.take().or(new));
+        self.reservations &= !attrs.backend_type.is_empty();
         self.public.push(public(attrs));
         self
     }
@@ -88,8 +92,7 @@ impl Evidence {
             (Some(true), Some(true), _) => Some(Proof::SubnetAndIdentity),
             (Some(true), None, named) => (named || names(&self.beside)).then_some(Proof::SubnetAndAddress),
             (_, Some(true), true) => Some(Proof::AddressAndIdentity),
-            // Every agent writes a type.
-            (_, None, true) if lease.attrs.backend_type.is_empty() => Some(Proof::Reservation),
+            (_, None, true) if self.reservations && lease.attrs.backend_type.is_empty() => Some(Proof::Reservation),
             (None, None, true) => Some(Proof::Address),
             (_, _, _) => None,
         }

@@ -86,6 +86,21 @@ fn a_reservation_is_for_the_address_that_it_names() {
     }
 }
 
+/// With alloc no lease has a type: one that another node with our address holds is not reserved for us.
+#[test]
+fn without_types_in_leases_there_are_no_reservations() {
+    let mut theirs = lease("x", "=", "-");
+    theirs.attrs.backend_type.clear();
+    let ours = Evidence { reservations: false, ..evidence(true, false) };
+    assert_eq!(ours.proof(&theirs), None, "our pods are in another subnet");
+    let booted = Evidence { reservations: false, ..evidence(false, false) };
+    assert_eq!(booted.proof(&theirs), Some(Proof::Address));
+    let holder = Evidence::of(FOR_TESTS, theirs.subnets, &theirs.attrs);
+    assert_eq!(holder.proof(&theirs), Some(Proof::SubnetAndAddress));
+    let moved = named(theirs, "10.5.9.0-24", 1);
+    assert_eq!(holder.proof(&moved), None);
+}
+
 #[test]
 fn another_address_of_our_uplink_counts_with_the_subnet_alone() {
     let beside = |subnet_env, device| Evidence {

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A backend that makes no routes: what the plan leaves out because of it, and what it shows all the same.
+
+use weft_backends::backend::Planned;
+use weft_backends::state::{Route, State};
+
+use super::*;
+use crate::pass::takeover::Takeover;
+use crate::subnet_file::Author;
+
+struct NoRoutes(&'static str);
+
+impl Backend for NoRoutes {
+    fn kind(&self) -> &'static str {
+        self.0
+    }
+    fn serves(&self, _: &str) -> bool {
+        true
+    }
+    fn makes_routes(&self) -> bool {
+        false
+    }
+    fn mtu(&self, host: &Host, _: Family) -> u32 {
+        host.uplink.mtu
+    }
+    fn advertise(&self, _: &Host) -> Result<Attrs, Skip> {
+        Ok(Attrs::default())
+    }
+    fn device(&self, _: &Host, _: &Lease) -> State {
+        State::new()
+    }
+    fn plan(&self, _: &Host, _: &Lease, _: &Lease) -> Planned {
+        Planned::default()
+    }
+}
+
+fn without_routes() -> Plan {
+    let Plan { network, host, own, .. } = plan();
+    Plan::new(network, Box::new(NoRoutes("none")), host, own)
+}
+
+#[test]
+fn fail_closed_is_left_out_with_its_reason_and_the_blackhole_is_not() {
+    let fences = Fences { fail_closed: true, blackhole: true };
+    let mut plan = without_routes().with_fences(fences);
+    let fence =
+        |plan: &Plan| plan.fence_keys().iter().map(|key| plan.desired(key).unwrap().to_string()).collect::<Vec<_>>();
+    assert_eq!(fence(&plan), ["blackhole 10.5.1.0/24"]);
+    let [problem] = &plan.problems()[..] else { panic!("{:?}", plan.problems()) };
+    assert!(problem.starts_with("--fail-closed is left out: the backend none makes no routes"), "{problem}");
+    // A node whose address lies inside Network needs no exception.
+    let mut inside = lease(2, 1);
+    inside.attrs.public_ip = Some([10, 5, 2, 2].into());
+    assert_eq!(plan.put(Record { id: inside.id.clone(), lease: Ok(inside) }), []);
+    // Another backend needs the fence again, and that node is an exception then.
+    let Plan { network, backend, host, own, .. } = self::plan();
+    plan.rebase(network, backend, host, own);
+    assert_eq!(fence(&plan), ["unreachable 10.5.0.0/16, blackhole 10.5.1.0/24", ""]);
+    assert_eq!(plan.problems(), [""; 0]);
+    assert_eq!(without_routes().with_fences(Fences { fail_closed: false, blackhole: true }).problems(), [""; 0]);
+}
+
+#[test]
+fn peers_of_any_type_are_believed_and_have_no_entries_and_no_fault() {
+    let mut plan = without_routes();
+    for (third, kind) in [(2, "vxlan"), (3, "host-gw"), (4, ""), (5, "carrier-pigeon")] {
+        let mut lease = lease(third, 1);
+        lease.attrs.backend_type = kind.into();
+        assert_eq!(plan.put(Record { id: lease.id.clone(), lease: Ok(lease) }), [], "{kind}");
+    }
+    assert_eq!((plan.peers().len(), plan.set_aside_count(), plan.peers_of_other_backends().count()), (4, 0, 0));
+    assert_eq!((plan.mtu(), plan.devices().count()), (1500, 0));
+    let mut outside = lease(6, 1);
+    outside.subnets = Subnets::from_key("10.6.6.0-24").unwrap();
+    plan.put(Record { id: outside.id.clone(), lease: Ok(outside) });
+    assert_eq!((plan.peers().len(), plan.set_aside_count()), (4, 1), "they are judged all the same");
+}
+
+/// flannel's host-gw and an administrator write the same routes.
+#[test]
+fn no_route_is_taken_for_flannels() {
+    let (eth0, via) = (Name::new("eth0").unwrap(), IpAddr::from([192, 168, 0, 9]));
+    let key = Key::Route("10.5.9.0/24".parse().unwrap(), 0);
+    let value = Value::Route(Route::Unicast { via, dev: eth0, onlink: false });
+    let seen = Seen { value, protocol: 3, mark: false };
+    let observed = Observed::from([(key, seen.clone())]);
+    let on_link = weft_backends::host::Reach::Link(eth0);
+    for (makes_routes, mut plan) in [(true, plan()), (false, without_routes())] {
+        plan.host.routes = OnLink::new([("192.168.0.0/24".parse().unwrap(), 0, on_link)]);
+        for author in [Author::Another, Author::Unknown] {
+            let mut takeover = Takeover::new(author);
+            takeover.update(&observed, &plan);
+            assert_eq!(takeover.contains(&key, &seen), makes_routes, "{author:?}");
+        }
+    }
+}
