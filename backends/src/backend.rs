@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a backend decides, and the register of backends. A new backend is one file and one line in [`REGISTER`].
 
+use std::error::Error;
+use std::sync::Arc;
+
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities};
 use weft_subnet::cidr::Family;
@@ -13,15 +16,107 @@ use crate::identity::{Found, Identities};
 use crate::options::Options;
 use crate::state::State;
 
-/// Why a lease is set aside by a backend, as a sentence for people: names the field and its content.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Skip(pub String);
+/// Why a backend cannot reach one family of a lease, or cannot do its work on this host. Each backend has an enum of its own reasons,
+/// and this is any of them. As text it is a sentence for people, which names the field and its content.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(transparent)]
+pub struct Skip(Arc<dyn Error + Send + Sync>);
 
-/// Why a net-conf `Backend` object is refused: names the option and the remedy.
+impl Skip {
+    /// This reason.
+    pub fn new(reason: impl Error + Send + Sync + 'static) -> Skip {
+        Skip(Arc::new(reason))
+    }
+}
+
+impl PartialEq for Skip {
+    /// Reasons are equal when people read the same.
+    fn eq(&self, other: &Skip) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Skip {}
+
+/// Why a `Backend` object of net-conf is refused: names the option and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct BadOption(pub String);
+pub enum BadOption {
+    /// It is no JSON object.
+    #[error("Backend in net-conf cannot be read ({0}): write it as a JSON object")]
+    NoObject(String),
+    /// An option is no number, or out of its range.
+    #[error("Backend.{name} in net-conf is {value}: give a whole number from {low} to {high}, without quotes")]
+    NoNumber {
+        /// The option.
+        name: String,
+        /// What net-conf says.
+        value: String,
+        /// The smallest number.
+        low: u32,
+        /// The largest number.
+        high: u32,
+    },
+    /// An option is neither true nor false.
+    #[error("Backend.{name} in net-conf is {value}: give true or false, without quotes")]
+    NoTruthValue {
+        /// The option.
+        name: String,
+        /// What net-conf says.
+        value: String,
+    },
+    /// There is no backend of this type.
+    #[error(transparent)]
+    Type(#[from] BadType),
+    /// A backend refuses its options for a reason of its own.
+    #[error(transparent)]
+    Backend(#[from] Skip),
+}
+
+/// Why a type of backend is refused, with what to use instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadType {
+    /// net-conf names none.
+    #[error("no backend type is given (Backend.Type in net-conf); supported: {0}")]
+    NotGiven(String),
+    /// flannel has it, and weft has another one for the same purpose.
+    #[error("backend type {kind} is not supported by weft: {instead}")]
+    Replaced {
+        /// The type.
+        kind: String,
+        /// What to use.
+        instead: &'static str,
+    },
+    /// flannel has it, and weft has nothing like it.
+    #[error("backend type {kind} is not supported by weft yet; supported: {supported}")]
+    NotYet {
+        /// The type.
+        kind: String,
+        /// The types that weft has.
+        supported: String,
+    },
+    /// Nobody has it.
+    #[error("unknown backend type \"{kind}\"; supported: {supported}")]
+    Unknown {
+        /// The type, shortened.
+        kind: String,
+        /// The types that weft has.
+        supported: String,
+    },
+    /// A lease has no type.
+    #[error(
+        "the lease has no BackendType, as those of udp, of alloc, and of a removed cloud backend such as tencent-vpc, aws-vpc or gce: \
+         this node does not reach it"
+    )]
+    LeaseWithout,
+}
+
+/// A lease has another type than the backend that is asked for it.
+#[derive(Debug, thiserror::Error)]
+#[error("BackendType is \"{given}\", not {wanted:?}")]
+struct OtherType {
+    given: String,
+    wanted: &'static str,
+}
 
 /// The plan for one remote lease: each family stands alone, so a bad half harms the other one not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,8 +130,8 @@ pub struct Planned {
 
 impl Planned {
     /// Nothing can be planned.
-    pub(crate) fn none(reason: String) -> Planned {
-        Planned { state: State::new(), skipped: vec![Skip(reason)] }
+    pub(crate) fn none(reason: Skip) -> Planned {
+        Planned { state: State::new(), skipped: vec![reason] }
     }
 
     /// Adds the plan of one family.
@@ -150,34 +245,32 @@ pub fn names_its_leases(kind: &str) -> bool {
     REGISTER.iter().all(|known| known.kind != kind || !known.lease_type.is_empty())
 }
 
-/// Types of flannel that weft has not yet.
-const NOT_YET: &[&str] = &["udp", "wireguard", "extension", "alloc"];
-/// Types of flannel that write the routes of a cloud. Most of them are gone from flannel, too.
-const CLOUDS: &[&str] = &["tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
+/// Types of flannel that weft does not have yet.
+const NOT_YET: &[&str] =
+    &["udp", "wireguard", "ipsec", "extension", "alloc", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
 
-/// What to choose instead of a type that is refused.
-fn supported() -> String {
-    let kinds: Vec<&str> = REGISTER.iter().map(|known| known.kind).collect();
-    format!("supported: {}", kinds.join(", "))
-}
+/// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
+const REPLACED: &[(&str, &str, &str)] = &[
+    ("ipsec", "wireguard", "use wireguard"),
+    ("tencent-vpc", "alloc", FOR_CLOUDS),
+    ("aws-vpc", "alloc", FOR_CLOUDS),
+    ("gce", "alloc", FOR_CLOUDS),
+    ("ali-vpc", "alloc", FOR_CLOUDS),
+];
+const FOR_CLOUDS: &str = "use alloc, and let a controller of the cloud make the routes";
 
-/// Why a type that is not in the register is refused, with what to use instead.
-fn refused(kind: &str) -> BadOption {
-    let (supported, has) = (supported(), |kind: &str| REGISTER.iter().any(|known| known.kind == kind));
-    BadOption(match kind {
-        "" => format!("no backend type is given (Backend.Type in net-conf); {supported}"),
-        "ipsec" if has("wireguard") => "backend type ipsec is not supported by weft: use wireguard".to_owned(),
-        "ipsec" => format!("backend type ipsec is not supported by weft, which does not encrypt yet; {supported}"),
-        _ if CLOUDS.contains(&kind) && has("alloc") => {
-            format!(
-                "backend type {kind} is not supported by weft: use alloc, and let a controller of the cloud make the routes"
-            )
-        }
-        _ if CLOUDS.contains(&kind) || NOT_YET.contains(&kind) => {
-            format!("backend type {kind} is not supported by weft yet; {supported}")
-        }
-        _ => format!("unknown backend type \"{}\"; {supported}", Shown(kind)),
-    })
+/// Why a type that is not in the register is refused.
+fn refused(kind: &str) -> BadType {
+    let supported = REGISTER.iter().map(|known| known.kind).collect::<Vec<_>>().join(", ");
+    let is_registered = |other: &str| REGISTER.iter().any(|known| known.kind == other);
+    if let Some((kind, _, instead)) = REPLACED.iter().find(|(old, new, _)| *old == kind && is_registered(new)) {
+        return BadType::Replaced { kind: (*kind).to_owned(), instead };
+    }
+    match kind {
+        "" => BadType::NotGiven(supported),
+        _ if NOT_YET.contains(&kind) => BadType::NotYet { kind: kind.to_owned(), supported },
+        _ => BadType::Unknown { kind: Shown(kind).to_string(), supported },
+    }
 }
 
 /// The backend that net-conf names, with its options (`Backend` in net-conf: raw JSON, keys in any case).
@@ -205,11 +298,7 @@ pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn
 /// When no lease can have this type, or weft cannot reach its nodes.
 pub fn make_for_lease(lease_type: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     if lease_type.is_empty() {
-        return Err(BadOption(
-            "the lease has no BackendType, as those of udp, of alloc, and of a removed cloud backend such as tencent-vpc, aws-vpc \
-             or gce: this node does not reach it"
-                .to_owned(),
-        ));
+        return Err(BadType::LeaseWithout.into());
     }
     let known = REGISTER.iter().find(|known| known.lease_type == lease_type).ok_or_else(|| refused(lease_type))?;
     (known.make)(&Options::parse("{}")?, network)
@@ -221,9 +310,10 @@ pub(crate) fn families(network: &Network) -> Vec<Family> {
 }
 
 /// The lease must be of this type: its data mean something else otherwise.
-pub(crate) fn of_kind(kind: &str, peer: &Lease) -> Result<(), String> {
+pub(crate) fn of_kind(kind: &'static str, peer: &Lease) -> Result<(), Skip> {
     if peer.attrs.backend_type == kind {
         return Ok(());
     }
-    Err(format!("BackendType is \"{}\", not {kind:?}", Shown(&peer.attrs.backend_type)))
+    let given = Shown(&peer.attrs.backend_type).to_string();
+    Err(Skip::new(OtherType { given, wanted: kind }))
 }

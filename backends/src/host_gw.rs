@@ -2,6 +2,9 @@
 //! host-gw: the peer itself is the gateway of its subnet. No device, no overhead; all nodes must share a link.
 //! Behaviour: docs/flannel-formats.md, "Backends".
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
@@ -12,10 +15,28 @@ use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, o
 use crate::family::{label, public, public_member, publish, published, route};
 use crate::host::Host;
 use crate::options::Options;
-use crate::state::State;
+use crate::state::{Name, State};
 
 /// Its type, in net-conf and in leases.
 pub(crate) const KIND: &str = "host-gw";
+
+/// Why host-gw does not reach a peer, or cannot run on this host.
+#[derive(Debug, thiserror::Error)]
+enum HostGwError {
+    #[error("{subnet}: the lease has no {member}, which host-gw needs as gateway")]
+    NoGateway { subnet: IpNet, member: &'static str },
+    #[error(
+        "{0} is not on a link of this node: host-gw needs all nodes on one link (vxlan with DirectRouting does not)"
+    )]
+    NotOnLink(IpAddr),
+    #[error("{uplink} has no {family} address, which host-gw needs as gateway")]
+    NoAddress { uplink: Name, family: &'static str },
+    #[error(
+        "{member} {ours} is not the address of {uplink} ({address}): peers cannot use it as gateway; \
+         choose the interface that has it (--iface), or another backend (vxlan)"
+    )]
+    OtherAddress { member: &'static str, ours: IpAddr, uplink: Name, address: IpAddr },
+}
 
 /// The host-gw backend. It has no options.
 #[derive(Debug)]
@@ -33,12 +54,10 @@ impl HostGw {
         let subnet = peer.subnets.of(family)?;
         let Some(via) = public(&peer.attrs, family) else {
             let member = public_member(family);
-            return Some(Err(Skip(format!("{subnet}: the lease has no {member}, which host-gw needs as gateway"))));
+            return Some(Err(Skip::new(HostGwError::NoGateway { subnet, member })));
         };
         let Some(dev) = host.routes.on_link(via) else {
-            return Some(Err(Skip(format!(
-                "{via} is not on a link of this node: host-gw needs all nodes on one link (vxlan with DirectRouting does not)"
-            ))));
+            return Some(Err(Skip::new(HostGwError::NotOnLink(via))));
         };
         Some(Ok(route(subnet, via, dev, false)))
     }
@@ -64,17 +83,14 @@ impl Backend for HostGw {
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
         for family in self.families.iter().copied() {
-            let name = host.uplink.name;
+            let uplink = host.uplink.name;
             let Some(address) = host.uplink.address(family) else {
-                return Err(Skip(format!("{name} has no {} address, which host-gw needs as gateway", label(family))));
+                return Err(Skip::new(HostGwError::NoAddress { uplink, family: label(family) }));
             };
             match published(host, family) {
                 Some(ours) if ours != address => {
                     let member = public_member(family);
-                    return Err(Skip(format!(
-                        "{member} {ours} is not the address of {name} ({address}): peers cannot use it as gateway; \
-                         choose the interface that has it (--iface), or another backend (vxlan)"
-                    )));
+                    return Err(Skip::new(HostGwError::OtherAddress { member, ours, uplink, address }));
                 }
                 _ => publish(&mut attrs, address),
             }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
@@ -67,6 +68,23 @@ impl LinkKind for IpipLink {
     }
 }
 
+/// Why ipip does not reach a peer, or cannot run here.
+#[derive(Debug, thiserror::Error)]
+enum IpipError {
+    #[error("backend type ipip carries IPv4 only: use vxlan or host-gw for IPv6")]
+    WithoutIpv4,
+    #[error("{DEVICE} is no interface name")]
+    Name,
+    #[error("{0}: the lease has no PublicIP, which ipip needs")]
+    NoPublic(IpNet),
+    #[error("{subnet}: this node has no IPv4 address on {uplink} for ipip")]
+    NoLocal { subnet: IpNet, uplink: Name },
+    #[error("{0} has no IPv4 address, which ipip needs")]
+    NoAddress(Name),
+    #[error("{0}: ipip carries IPv4 only")]
+    Ipv6Subnet(IpNet),
+}
+
 /// The ipip backend.
 #[derive(Debug)]
 pub struct Ipip {
@@ -82,9 +100,9 @@ impl Ipip {
     /// Reads the options. Fails in a network without IPv4.
     pub fn new(options: &Options, network: &Network) -> Result<Ipip, BadOption> {
         if network.networks.v4.is_none() {
-            return Err(BadOption("backend type ipip carries IPv4 only: use vxlan or host-gw for IPv6".to_owned()));
+            return Err(Skip::new(IpipError::WithoutIpv4).into());
         }
-        let device = Name::new(DEVICE).ok_or_else(|| BadOption(format!("{DEVICE} is no interface name")))?;
+        let device = Name::new(DEVICE).ok_or_else(|| Skip::new(IpipError::Name))?;
         Ok(Ipip {
             direct_routing: options.flag("DirectRouting")?,
             own: network.backend_type == KIND,
@@ -96,7 +114,7 @@ impl Ipip {
     fn half(&self, host: &Host, own: &Lease, peer: &Lease) -> Option<Result<State, Skip>> {
         let subnet = peer.subnets.of(Family::V4)?;
         let Some(via) = peer.attrs.public_ip.map(IpAddr::V4) else {
-            return Some(Err(Skip(format!("{subnet}: the lease has no PublicIP, which ipip needs"))));
+            return Some(Err(Skip::new(IpipError::NoPublic(subnet))));
         };
         if self.direct_routing
             && let Some(dev) = host.routes.on_link(via)
@@ -104,10 +122,7 @@ impl Ipip {
             return Some(Ok(route(subnet, via, dev, false)));
         }
         if host.uplink.v4.is_none() || own.subnets.v4.is_none() {
-            return Some(Err(Skip(format!(
-                "{subnet}: this node has no IPv4 address on {} for ipip",
-                host.uplink.name
-            ))));
+            return Some(Err(Skip::new(IpipError::NoLocal { subnet, uplink: host.uplink.name })));
         }
         let mut state = if self.own { State::new() } else { self.device(host, own) };
         state.extend(route(subnet, via, self.device, true));
@@ -134,7 +149,7 @@ impl Backend for Ipip {
 
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         if host.uplink.v4.is_none() {
-            return Err(Skip(format!("{} has no IPv4 address, which ipip needs", host.uplink.name)));
+            return Err(Skip::new(IpipError::NoAddress(host.uplink.name)));
         }
         let public_ip = host.public_v4.or(host.uplink.v4);
         Ok(Attrs { public_ip, backend_type: KIND.to_owned(), ..Attrs::default() })
@@ -159,7 +174,7 @@ impl Backend for Ipip {
             planned.take(half);
         }
         if let Some(subnet) = peer.subnets.of(Family::V6).filter(|_| self.has_v6) {
-            planned.take(Err(Skip(format!("{subnet}: ipip carries IPv4 only"))));
+            planned.take(Err(Skip::new(IpipError::Ipv6Subnet(subnet))));
         }
         planned
     }

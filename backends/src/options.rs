@@ -5,7 +5,7 @@
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
-use weft_subnet::text::{Shown, shown};
+use weft_subnet::text::shown;
 
 use crate::backend::BadOption;
 
@@ -22,9 +22,8 @@ impl Options {
         if raw.trim().is_empty() {
             return Ok(Options(Members::default()));
         }
-        let members = serde_json::from_str(raw)
-            .map_err(|e| shown(&e.to_string()))
-            .map_err(|e| BadOption(format!("Backend in net-conf cannot be read ({e}): write it as a JSON object")))?;
+        let members =
+            serde_json::from_str(raw).map_err(|e: serde_json::Error| BadOption::NoObject(shown(&e.to_string())))?;
         Ok(Options(members))
     }
 
@@ -34,20 +33,16 @@ impl Options {
         let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
         number.filter(|n| range.contains(n)).ok_or_else(|| {
             let (low, high) = range.into_inner();
-            BadOption(format!(
-                "Backend.{name} in net-conf is {}: give a whole number from {low} to {high}, without quotes",
-                Shown(&value.to_string())
-            ))
+            BadOption::NoNumber { name: name.to_owned(), value: shown(&value.to_string()), low, high }
         })
     }
 
     /// A truth value, false when the option is absent.
     pub fn flag(&self, name: &str) -> Result<bool, BadOption> {
         let Some(value) = self.0.get(name) else { return Ok(false) };
-        value.as_bool().ok_or_else(|| {
-            let value = shown(&value.to_string());
-            BadOption(format!("Backend.{name} in net-conf is {value}: give true or false, without quotes"))
-        })
+        value
+            .as_bool()
+            .ok_or_else(|| BadOption::NoTruthValue { name: name.to_owned(), value: shown(&value.to_string()) })
     }
 }
 
@@ -69,11 +64,11 @@ mod tests {
     fn refusals_name_the_option_and_the_remedy() {
         let options = Options::parse(r#"{"VNI":"1","Port":65536,"MTU":-1,"GBP":1,"Learning":1.5}"#).unwrap();
         for name in ["VNI", "Port", "MTU", "Learning"] {
-            let said = options.number(name, 0..=65535, 0).unwrap_err().0;
+            let said = options.number(name, 0..=65535, 0).unwrap_err().to_string();
             assert!(said.contains(&format!("Backend.{name} ")) && said.contains("from 0 to 65535"), "{said}");
         }
-        let said = options.flag("GBP").unwrap_err().0;
+        let said = options.flag("GBP").unwrap_err().to_string();
         assert!(said.contains("Backend.GBP") && said.contains("true or false"), "{said}");
-        assert!(Options::parse("[]").unwrap_err().0.contains("JSON object"));
+        assert!(Options::parse("[]").unwrap_err().to_string().contains("JSON object"));
     }
 }

@@ -7,12 +7,13 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
-use weft_subnet::text::Shown;
+use weft_subnet::text::shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
 use crate::family::{data, data_member, host_address, label, public, public_member, publish, published, route};
@@ -100,6 +101,62 @@ impl LinkKind for VxlanLink {
     }
 }
 
+/// Why vxlan cannot run with these options, or on this host.
+#[derive(Debug, thiserror::Error)]
+enum VxlanError {
+    #[error("Backend.MTU in net-conf is {0}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's")]
+    SmallMtu(u32),
+    #[error("Backend.VNI in net-conf: {0}; give a smaller one")]
+    OwnVni(LongName),
+    #[error("{uplink} has no {family} address, which vxlan needs for its {family} device")]
+    NoAddress { uplink: Name, family: &'static str },
+    #[error("no MAC was chosen for the {0} vxlan device")]
+    NoMac(&'static str),
+    #[error("choose a MAC for the vxlan device: {0}")]
+    Random(io::Error),
+}
+
+/// A name of a device that Linux does not take.
+#[derive(Debug, thiserror::Error)]
+#[error("VNI {vni} makes the device name {name} longer than 15 bytes")]
+struct LongName {
+    vni: u32,
+    name: String,
+}
+
+/// Why vxlan does not reach one subnet of a peer.
+#[derive(Debug, thiserror::Error)]
+#[error("{subnet}: {reason}")]
+struct NotReached {
+    subnet: IpNet,
+    reason: LeaseFault,
+}
+
+/// What is wrong with the lease of a peer, or with it on this node.
+#[derive(Debug, thiserror::Error)]
+enum LeaseFault {
+    #[error("the lease has no {0}, which vxlan needs")]
+    Missing(&'static str),
+    #[error("{member} is not a JSON object ({error})")]
+    NoObject { member: &'static str, error: String },
+    #[error("VNI {vni} in {member} is not a number of 24 bits")]
+    BadVni { vni: String, member: &'static str },
+    #[error("{member}: {long}")]
+    LongName { member: &'static str, long: LongName },
+    #[error("{0} has no VtepMAC")]
+    NoMac(&'static str),
+    #[error("VtepMAC {mac} in {member} is not an Ethernet address")]
+    BadMac { mac: String, member: &'static str },
+    #[error("VtepMAC {mac} in {member} is zero")]
+    ZeroMac { mac: Mac, member: &'static str },
+    #[error("VtepMAC {mac} in {member} is a multicast address")]
+    MulticastMac { mac: Mac, member: &'static str },
+    #[error("VtepMAC {mac} in {member} is our own: two nodes share it")]
+    OurMac { mac: Mac, member: &'static str },
+    #[error("this node has no {family} address on {uplink}, or no {family} subnet")]
+    NoLocal { family: &'static str, uplink: Name },
+}
+
 /// `BackendData`.
 struct Data {
     vni: u32,
@@ -116,9 +173,7 @@ impl Vxlan {
         let mtu = match options.number("MTU", 0..=65535, 0)? {
             0 => None,
             mtu if mtu < MIN_MTU => {
-                return Err(BadOption(format!(
-                    "Backend.MTU in net-conf is {mtu}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's"
-                )));
+                return Err(Skip::new(VxlanError::SmallMtu(mtu)).into());
             }
             mtu => Some(mtu),
         };
@@ -134,8 +189,7 @@ impl Vxlan {
             own: (network.backend_type == KIND).then_some(vni),
         };
         for family in vxlan.families.iter().copied() {
-            device_name(vxlan.vni, family)
-                .map_err(|reason| BadOption(format!("Backend.VNI in net-conf: {reason}; give a smaller one")))?;
+            device_name(vxlan.vni, family).map_err(|long| Skip::new(VxlanError::OwnVni(long)))?;
         }
         Ok(vxlan)
     }
@@ -167,7 +221,8 @@ impl Vxlan {
 
     fn half(&self, host: &Host, own: &Lease, peer: &Lease, family: Family) -> Option<Result<State, Skip>> {
         let subnet = peer.subnets.of(family)?;
-        let result = self.reach(host, own, &peer.attrs, family).map_err(|reason| Skip(format!("{subnet}: {reason}")));
+        let result =
+            self.reach(host, own, &peer.attrs, family).map_err(|reason| Skip::new(NotReached { subnet, reason }));
         Some(result.map(|how| match how {
             How::Direct { via, dev } => route(subnet, via, dev, false),
             How::Tunnel { to, data, dev, mut device } => {
@@ -180,56 +235,53 @@ impl Vxlan {
         }))
     }
 
-    fn reach(&self, host: &Host, own: &Lease, attrs: &Attrs, family: Family) -> Result<How, String> {
-        let to = public(attrs, family)
-            .ok_or_else(|| format!("the lease has no {}, which vxlan needs", public_member(family)))?;
+    fn reach(&self, host: &Host, own: &Lease, attrs: &Attrs, family: Family) -> Result<How, LeaseFault> {
+        let to = public(attrs, family).ok_or(LeaseFault::Missing(public_member(family)))?;
         let data = self.data(attrs, family)?;
         if vtep_mac(host, family) == Some(data.mac) {
-            return Err(format!("VtepMAC {} in {} is our own: two nodes share it", data.mac, data_member(family)));
+            return Err(LeaseFault::OurMac { mac: data.mac, member: data_member(family) });
         }
         if self.direct_routing
             && let Some(dev) = host.routes.on_link(to)
         {
             return Ok(How::Direct { via: to, dev });
         }
-        let dev = device_name(data.vni, family).map_err(|reason| format!("{}: {reason}", data_member(family)))?;
+        let dev =
+            device_name(data.vni, family).map_err(|long| LeaseFault::LongName { member: data_member(family), long })?;
         let device = if self.own == Some(data.vni) {
             (host.uplink.address(family).is_some() && own.subnets.of(family).is_some()).then(State::new)
         } else {
             self.tunnel(host, own, data.vni, family)
         };
-        let device = device.ok_or_else(|| {
-            let label = label(family);
-            format!("this node has no {label} address on {}, or no {label} subnet", host.uplink.name)
-        })?;
+        let device = device.ok_or(LeaseFault::NoLocal { family: label(family), uplink: host.uplink.name })?;
         Ok(How::Tunnel { to, data, dev, device })
     }
 
     /// Reads `BackendData` of one family, names in any case, as Go does. flannel ignores a peer's VNI, and early
     /// versions wrote none: then it is ours.
-    fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, String> {
+    fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
         let member = data_member(family);
-        let raw = data(attrs, family).ok_or_else(|| format!("the lease has no {member}, which vxlan needs"))?;
+        let raw = data(attrs, family).ok_or(LeaseFault::Missing(member))?;
         let members: Members = serde_json::from_str(raw)
-            .map_err(|e| format!("{member} is not a JSON object ({})", Shown(&e.to_string())))?;
+            .map_err(|e: serde_json::Error| LeaseFault::NoObject { member, error: shown(&e.to_string()) })?;
         let vni = match members.get("VNI") {
             None => self.vni,
             Some(vni) => vni
                 .as_u64()
                 .and_then(|n| u32::try_from(n).ok())
                 .filter(|n| *n <= MAX_VNI)
-                .ok_or_else(|| format!("VNI {} in {member} is not a number of 24 bits", Shown(&vni.to_string())))?,
+                .ok_or_else(|| LeaseFault::BadVni { vni: shown(&vni.to_string()), member })?,
         };
-        let mac = members.get("VtepMAC").ok_or_else(|| format!("{member} has no VtepMAC"))?;
+        let mac = members.get("VtepMAC").ok_or(LeaseFault::NoMac(member))?;
         let mac = mac
             .as_str()
             .and_then(parse_mac)
-            .ok_or_else(|| format!("VtepMAC {} in {member} is not an Ethernet address", Shown(&mac.to_string())))?;
+            .ok_or_else(|| LeaseFault::BadMac { mac: shown(&mac.to_string()), member })?;
         if mac == Mac([0; 6]) {
-            return Err(format!("VtepMAC {mac} in {member} is zero"));
+            return Err(LeaseFault::ZeroMac { mac, member });
         }
         if mac.0[0] & 1 == 1 {
-            return Err(format!("VtepMAC {mac} in {member} is a multicast address"));
+            return Err(LeaseFault::MulticastMac { mac, member });
         }
         Ok(Data { vni, mac })
     }
@@ -244,12 +296,12 @@ enum How {
 }
 
 /// flannel's names. A VNI of eight digits (five with IPv6) makes a name that Linux does not take: flannel fails there, too.
-fn device_name(vni: u32, family: Family) -> Result<Name, String> {
+fn device_name(vni: u32, family: Family) -> Result<Name, LongName> {
     let name = match family {
         Family::V4 => format!("flannel.{vni}"),
         Family::V6 => format!("flannel-v6.{vni}"),
     };
-    Name::new(&name).ok_or_else(|| format!("VNI {vni} makes the device name {name} longer than 15 bytes"))
+    Name::new(&name).ok_or(LongName { vni, name })
 }
 
 /// The identity of a vxlan device. The kernel keeps it, as the device's address. Peers learn it from our lease, so a device that is
@@ -362,7 +414,7 @@ impl Backend for Vxlan {
             Some(mac) => Ok(mac),
             None => VtepMac::random(found).map(|random| random.0),
         };
-        let failed = |error: io::Error| Skip(format!("choose a MAC for the vxlan device: {error}"));
+        let failed = |error: io::Error| Skip::new(VxlanError::Random(error));
         Ok(VtepMac::both(mac(0).map_err(failed)?, mac(1).map_err(failed)?))
     }
 
@@ -379,12 +431,12 @@ impl Backend for Vxlan {
         let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
         for family in self.families.iter().copied() {
             let Some(local) = host.uplink.address(family) else {
-                let (name, label) = (host.uplink.name, label(family));
-                return Err(Skip(format!("{name} has no {label} address, which vxlan needs for its {label} device")));
+                let uplink = host.uplink.name;
+                return Err(Skip::new(VxlanError::NoAddress { uplink, family: label(family) }));
             };
             publish(&mut attrs, published(host, family).unwrap_or(local));
             let Some(mac) = vtep_mac(host, family) else {
-                return Err(Skip(format!("no MAC was chosen for the {} vxlan device", label(family))));
+                return Err(Skip::new(VxlanError::NoMac(label(family))));
             };
             let data = format!("{{\"VNI\":{},\"VtepMAC\":\"{mac}\"}}", self.vni).into_boxed_str();
             match family {

@@ -112,7 +112,7 @@ fn render(case: &Case) -> String {
     for (stamp, (key, value)) in (1..).zip(&case.peers) {
         let peer = lease(key, value.get(), stamp);
         let kind = peer.attrs.backend_type.clone();
-        let backend = if kind == own_backend.kind() {
+        let backend = if own_backend.serves(&kind) {
             &own_backend
         } else {
             match make_for_lease(&kind, &network) {

@@ -69,7 +69,7 @@ fn each_backend_plans_for_leases_of_its_own_type_alone() {
                 continue;
             }
             assert!(planned.state.is_empty(), "{kind} plans for {other}: {planned:?}");
-            let reasons: Vec<&str> = planned.skipped.iter().map(|skip| skip.0.as_str()).collect();
+            let reasons: Vec<String> = planned.skipped.iter().map(ToString::to_string).collect();
             assert_eq!(reasons, [format!("BackendType is {other:?}, not {kind:?}")]);
         }
     }
@@ -110,7 +110,10 @@ fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
     for (backend, name) in [(&own_backend, "our own VNI"), (&backend, "another's type")] {
         let planned = backend.plan(&host, &own, &peer);
         let [reason] = &planned.skipped[..] else { panic!("{name}: {planned:?}") };
-        assert!(reason.0.ends_with("this node has no IPv6 address on eth0, or no IPv6 subnet"), "{name}: {reason}");
+        assert!(
+            reason.to_string().ends_with("this node has no IPv6 address on eth0, or no IPv6 subnet"),
+            "{name}: {reason}"
+        );
     }
     own.subnets.v6 = Some("fd00:5:0:1::/64".parse().unwrap());
     assert!(own_backend.plan(&host, &own, &peer).skipped.is_empty());

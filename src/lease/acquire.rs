@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use weft_backends::backend::{self, Backend, TYPES};
+use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
 use weft_backends::host::Host;
 use weft_backends::identity::{Identities, Secrets};
 use weft_subnet::attrs::Attrs;
@@ -20,7 +20,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence};
 use weft_subnet::lease::{Age, Lease};
-use weft_subnet::network::Network;
+use weft_subnet::network::{BadNetwork, Network};
 use weft_subnet::retry::jitter;
 use weft_subnet::source::{Claim, Error, Source};
 use weft_subnet::text::sentence;
@@ -163,7 +163,7 @@ pub async fn start<K: Kernel>(mut place: StartContext<'_, K>, mut waiting: Waiti
 
 async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, Lack> {
     let config = place.store.config().await.map_err(|error| Lack::of("net-conf: ", &error, None))?;
-    let (network, backend) = parse(&config).map_err(Lack::Own)?;
+    let (network, backend) = parse(&config).map_err(|error| Lack::Own(error.to_string()))?;
     let (author, previous) = found(place.subnet_file, &network);
     let (host, own, uplink, chosen) = lease(place, &network, &*backend, (previous, &config)).await?;
     Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None })
@@ -176,12 +176,25 @@ fn found(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
     (if subnets.is_some() { subnet_file::author(subnet_file) } else { Author::Weft }, subnets)
 }
 
-/// Reads net-conf and makes its backend; the error is a sentence.
-pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), String> {
-    // In etcd every node may write it, and the reason quotes it.
-    let named = |bad: &dyn std::fmt::Display| sentence(&format!("net-conf: {bad}"));
-    let network = Network::parse(text).map_err(|bad| named(&bad))?;
-    let backend = backend::make(&network).map_err(|bad| named(&bad))?;
+/// Why net-conf cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfError {
+    /// It describes no network.
+    // In etcd every node may write it, and the reason quotes it: so it is cut to the length of a sentence.
+    #[error("{}", sentence(&format!("net-conf: {_0}")))]
+    Network(#[from] BadNetwork),
+    /// It names no backend that weft has, or a bad option.
+    #[error("{}", sentence(&format!("net-conf: {_0}")))]
+    Backend(#[from] BadOption),
+}
+
+/// Reads net-conf and makes its backend.
+///
+/// # Errors
+/// When net-conf is wrong, naming the key.
+pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), ConfError> {
+    let network = Network::parse(text)?;
+    let backend = backend::make(&network)?;
     Ok((network, backend))
 }
 
@@ -209,13 +222,13 @@ async fn lease<K: Kernel>(
     let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
     let before = place.memory.uplink(&choice);
     let ground = ground(&machine, network, previous.unwrap_or_default()).after(before.clone());
-    let mut picked = pick(&choice, &ground).map_err(Lack::Own)?;
+    let mut picked = uplink::pick(&choice, &ground).map_err(|error| Lack::Own(chain(&error)))?;
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
     let evidence = Evidence {
         reservations: backend::names_its_leases(backend.kind()),
         previous,
-        identities: found::standing(backend, &machine, &place.secrets).map_err(Lack::Own)?,
+        identities: found::standing(backend, &machine, &place.secrets).map_err(|skip| Lack::Own(skip.to_string()))?,
         public: vec![public],
         beside: ground.beside(picked.uplink.name),
         ..Evidence::none(TYPES)
@@ -224,10 +237,11 @@ async fn lease<K: Kernel>(
     if let Some(lease) = &mine {
         // What was published so far stays, where the choice leaves it to us.
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
-        picked = pick(&choice, &ground.after(before)).map_err(Lack::Own)?;
+        picked = uplink::pick(&choice, &ground.after(before)).map_err(|error| Lack::Own(chain(&error)))?;
     }
-    let host = host_with(&picked, &machine, (backend, network), (&place.secrets, mine.as_ref())).map_err(Lack::Own)?;
-    let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.0))?;
+    let host = host_with(&picked, &machine, (backend, network), (&place.secrets, mine.as_ref()))
+        .map_err(|skip| Lack::Own(skip.to_string()))?;
+    let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.to_string()))?;
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
     }
@@ -240,13 +254,13 @@ async fn lease<K: Kernel>(
     Ok((host, own, choice, chosen))
 }
 
-/// The facts of this machine, with the identities that the backend chooses. The error is a sentence.
+/// The facts of this machine, with the identities that the backend chooses.
 fn host_with(
     picked: &Picked,
     machine: &Machine,
     (backend, network): (&dyn Backend, &Network),
     (secrets, lease): (&dyn Secrets, Option<&Lease>),
-) -> Result<Host, String> {
+) -> Result<Host, Skip> {
     let identities = found::identities(backend, machine, secrets, lease.map(|lease| &lease.attrs))?;
     Ok(host(picked, machine, network, identities))
 }
@@ -254,11 +268,6 @@ fn host_with(
 /// What the uplink of this network is chosen from; `own` is the subnet of our pods, as far as it is known.
 pub fn ground<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Ground<'a> {
     Ground::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
-}
-
-/// The uplink; the error is a sentence.
-pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, String> {
-    uplink::pick(choice, ground).map_err(|error| chain(&error))
 }
 
 /// The facts that backends plan with.

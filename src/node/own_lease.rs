@@ -199,7 +199,7 @@ impl<K: Kernel> Node<K> {
             Ok(_) => {}
             Err(skip) => {
                 tracing::error!("{skip}");
-                self.host_problem = Some(skip.0);
+                self.host_problem = Some(skip.to_string());
             }
         }
     }

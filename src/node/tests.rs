@@ -207,7 +207,7 @@ impl Bench {
         let (network, backend) = acquire::parse(config).unwrap();
         let there = machine("192.168.0.1");
         let ground = acquire::ground(&there, &network, Subnets::default());
-        let picked = acquire::pick(&options.uplink, &ground).unwrap();
+        let picked = crate::uplink::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
         let host = acquire::host(&picked, &there, &network, VtepMac::both(mac, mac));
         let started = Started {

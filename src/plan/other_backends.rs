@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use weft_backends::backend::{self, Backend, BadOption};
 use weft_subnet::network::Network;
-use weft_subnet::text::Shown;
 
 /// The backends that peers needed so far, by their own names: what a peer calls a type is not kept.
 #[derive(Default)]
@@ -14,11 +13,16 @@ pub(super) struct Others(BTreeMap<&'static str, Box<dyn Backend>>);
 impl Others {
     /// The backend of a peer's type. A type that does not exist fails anew each time: that costs little, and keeps nothing.
     pub(super) fn of(&mut self, kind: &str, network: &Network) -> Result<&dyn Backend, BadOption> {
-        if !self.0.contains_key(kind) {
-            let made = backend::make_for_lease(kind, network)?;
-            self.0.insert(made.kind(), made);
-        }
-        self.made(kind).ok_or_else(|| BadOption(format!("backend type {} has another name", Shown(kind))))
+        let known = match self.0.keys().find(|known| **known == kind) {
+            Some(known) => *known,
+            None => {
+                let made = backend::make_for_lease(kind, network)?;
+                let kind = made.kind();
+                self.0.insert(kind, made);
+                kind
+            }
+        };
+        Ok(&*self.0[known])
     }
 
     /// The backend of this type if a peer needed it.
@@ -41,7 +45,7 @@ mod tests {
         let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
         let mut others = Others::default();
         for n in 0..1000 {
-            let reason = others.of(&format!("type {n} {}", "x".repeat(1000)), &network).err().unwrap().0;
+            let reason = others.of(&format!("type {n} {}", "x".repeat(1000)), &network).err().unwrap().to_string();
             assert!(reason.starts_with("unknown backend type \"type ") && reason.len() < 200, "{reason}");
         }
         assert_eq!(others.of("vxlan", &network).unwrap().kind(), "vxlan");

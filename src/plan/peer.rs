@@ -107,11 +107,11 @@ impl Plan {
         let backend = if own_kind { Ok(&*self.backend) } else { self.others.of(kind, &self.network) };
         let Planned { mut state, skipped } = match backend {
             Ok(backend) => backend.plan(&self.host, &self.own, lease),
-            Err(bad) => return (State::new(), vec![bad.0]),
+            Err(bad) => return (State::new(), vec![bad.to_string()]),
         };
         let problems = self.remove_unwanted_devices(lease, &mut state);
         let mut reasons: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        reasons.extend(skipped.into_iter().map(|skip| skip.0));
+        reasons.extend(skipped.iter().map(ToString::to_string));
         (state, reasons)
     }
 

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use weft_backends::backend::Backend;
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::identity::{Found, Identities, Secrets, StandingLink};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::PublicIdentities;
@@ -71,23 +71,23 @@ fn with_found<T>(machine: &Machine, secrets: &dyn Secrets, use_it: impl FnOnce(&
     use_it(&Found { links: &standing_links(machine), secrets, random: &random })
 }
 
-/// What an earlier run left of this backend's identities. The error is a sentence.
+/// What an earlier run left of this backend's identities.
 pub(super) fn standing(
     backend: &dyn Backend,
     machine: &Machine,
     secrets: &dyn Secrets,
-) -> Result<PublicIdentities, String> {
-    with_found(machine, secrets, |found| backend.standing_identities(found)).map_err(|skip| skip.0)
+) -> Result<PublicIdentities, Skip> {
+    with_found(machine, secrets, |found| backend.standing_identities(found))
 }
 
-/// The identities of this backend from now on; `lease` is ours. The error is a sentence.
+/// The identities of this backend from now on; `lease` is ours.
 pub(super) fn identities(
     backend: &dyn Backend,
     machine: &Machine,
     secrets: &dyn Secrets,
     lease: Option<&Attrs>,
-) -> Result<Identities, String> {
-    with_found(machine, secrets, |found| backend.identities(found, lease)).map_err(|skip| skip.0)
+) -> Result<Identities, Skip> {
+    with_found(machine, secrets, |found| backend.identities(found, lease))
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 //! A start from what was saved, while the store is away. What was saved counts only for this network, this node and the addresses
 //! that it had, and only for a time: afterwards another node may have our subnet, or a peer's.
 
+use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use weft_backends::backend::Skip;
 use weft_backends::state::Name;
 use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
@@ -11,12 +13,13 @@ use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::source::Capabilities;
 
-use super::{StartContext, Started, found, ground, host_with, parse, pick, unreadable, with_chosen};
+use super::{ConfError, StartContext, Started, found, ground, host_with, parse, unreadable, with_chosen};
 use crate::kernel::Kernel;
+use crate::log::chain;
 use crate::log::text::date;
 use crate::options::UplinkChoice;
 use crate::saved::SavedFile;
-use crate::uplink::{self, Before, Used};
+use crate::uplink::{self, Before, PickError, Used};
 
 /// So long after the store was last heard its leases are believed, in seconds: the time that a lease in etcd lives. A peer that is
 /// silent for longer has lost its subnet there. In Kubernetes no lease ends by time; a Node that is gone for a day may be deleted,
@@ -107,58 +110,75 @@ pub(super) fn from_saved<K: Kernel>(place: &mut StartContext<'_, K>, config: Opt
     match fit(place, config, head) {
         Ok(started) => Some(Started { saved: place.memory.saved.take(), ..started }),
         Err(reason) => {
-            place.memory.useless(reason);
+            place.memory.useless(reason.to_string());
             None
         }
     }
 }
 
-/// Whether what was saved may still be true; the error is a sentence. `expires`: the store's leases end by time.
-fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), String> {
+/// Why what was saved is not used.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("they were saved on {saved}, but the clock says {now}: their age cannot be known", saved = date(*saved), now = date(*now))]
+    FromTheFuture { saved: u64, now: u64 },
+    #[error("the store was last heard on {}, more than {} h ago", date(*.0), MOST_AGE / 3600)]
+    Old(u64),
+    #[error("our lease of {own} ended on {}, and another node may have that subnet", date(*end))]
+    Ended { own: Subnets, end: u64 },
+    #[error("an older weft saved them, which did not write down when our lease of {0} ends")]
+    NoEnd(Subnets),
+    #[error(transparent)]
+    NetConf(#[from] ConfError),
+    #[error("they are of {} with {}, net-conf says {} with {}", then.0, then.1, now.0, now.1)]
+    AnotherNetwork { then: (Subnets, String), now: (Subnets, String) },
+    #[error("{}", unreadable(.0))]
+    Machine(#[from] io::Error),
+    #[error("{}", chain(.0))]
+    Uplink(#[from] PickError),
+    #[error("this node had other addresses then, not those of {0}")]
+    OtherAddresses(Name),
+    #[error(transparent)]
+    Identity(#[from] Skip),
+}
+
+/// Whether what was saved may still be true. `expires`: the store's leases end by time.
+fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
     let own = head.own.subnets;
     if now + SLACK < head.saved {
-        let (now, saved) = (date(now), date(head.saved));
-        return Err(format!("they were saved on {saved}, but the clock says {now}: their age cannot be known"));
+        return Err(Unusable::FromTheFuture { saved: head.saved, now });
     }
     if head.saved + MOST_AGE < now {
-        let saved = date(head.saved);
-        return Err(format!("the store was last heard on {saved}, more than {} h ago", MOST_AGE / 3600));
+        return Err(Unusable::Old(head.saved));
     }
     match head.expires {
-        Expiry::At(end) if expires && end <= now + SLACK => {
-            Err(format!("our lease of {own} ended on {}, and another node may have that subnet", date(end)))
-        }
-        Expiry::Unknown if expires => {
-            Err(format!("an older weft saved them, which did not write down when our lease of {own} ends"))
-        }
+        Expiry::At(end) if expires && end <= now + SLACK => Err(Unusable::Ended { own, end }),
+        Expiry::Unknown if expires => Err(Unusable::NoEnd(own)),
         _ => Ok(()),
     }
 }
 
 /// All but the peers, when it is about this node as it is now.
-fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, String> {
+fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, Unusable> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     fresh(&head, place.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
     let (network, backend) = parse(&config)?;
-    let then = Network::parse(&head.config).map_err(|bad| format!("net-conf: {bad}"))?;
+    let then = Network::parse(&head.config).map_err(ConfError::from)?;
     if (then.networks, &then.backend_type) != (network.networks, &network.backend_type) {
-        return Err(format!(
-            "they are of {} with {}, net-conf says {} with {}",
-            then.networks, then.backend_type, network.networks, network.backend_type
-        ));
+        let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
+        return Err(Unusable::AnotherNetwork { then, now });
     }
-    let uplink = with_chosen(place.choice, head.chosen);
-    let machine = place.kernel.machine().map_err(|error| unreadable(&error))?;
-    let ground = ground(&machine, &network, head.own.subnets).after(before(&head, &uplink));
-    let picked = pick(&uplink, &ground)?;
+    let choice = with_chosen(place.choice, head.chosen);
+    let machine = place.kernel.machine()?;
+    let ground = ground(&machine, &network, head.own.subnets).after(before(&head, &choice));
+    let picked = uplink::pick(&choice, &ground)?;
     if (picked.public_v4, picked.public_v6) != head.public {
-        return Err(format!("this node had other addresses then, not those of {}", picked.uplink.name));
+        return Err(Unusable::OtherAddresses(picked.uplink.name));
     }
     let (author, _) = found(place.subnet_file, &network);
     let (own, chosen) = (head.own, head.chosen);
     let host = host_with(&picked, &machine, (&*backend, &network), (&place.secrets, Some(&own)))?;
-    Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None })
+    Ok(Started { network, config, backend, host, own, author, uplink: choice, chosen, saved: None })
 }
 
 #[cfg(test)]
@@ -210,7 +230,7 @@ mod tests {
             (Expiry::Never, false, 0, Some("but the clock says 1970-01-01 00:00 UTC")),
         ];
         for (expires, of_store, now, wanted) in table {
-            let got = fresh(&head(expires), of_store, now);
+            let got = fresh(&head(expires), of_store, now).map_err(|unusable| unusable.to_string());
             match wanted {
                 None => assert_eq!(got, Ok(()), "{expires:?} {of_store} {now}"),
                 Some(words) => assert!(got.as_ref().is_err_and(|text| text.contains(words)), "{now}: {got:?}"),
@@ -244,7 +264,7 @@ mod tests {
         Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes }
     }
 
-    fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, String> {
+    fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {
         let dir = tempfile::tempdir().unwrap();
         let (store, mut kernel) = (DirStore::new(dir.path().into(), TYPES), FakeKernel::new(machine(addrs), 90));
         let (choice, memory, secrets) = (UplinkChoice::default(), EarlierRun::default(), SecretFiles::default());
@@ -280,7 +300,7 @@ mod tests {
             (ours, Some(&small), None),
         ];
         for (addrs, config, wanted) in table {
-            let got = fits(addrs, config, just_now()).map(|started| started.config);
+            let got = fits(addrs, config, just_now()).map(|started| started.config).map_err(|error| error.to_string());
             match wanted {
                 None => assert_eq!(got.as_deref(), Ok(config.unwrap())),
                 Some(words) => assert!(got.as_ref().is_err_and(|said| said.contains(words)), "{words}: {got:?}"),
