@@ -70,6 +70,17 @@ fn backends_publish_what_flannel_publishes() {
     assert!(ipip.get(format!("{P}public-ipv6")).is_none());
 }
 
+/// As flannel's udp and alloc do: the annotation of the type is there and empty.
+#[test]
+fn a_lease_without_a_type_publishes_an_empty_type_and_no_data() {
+    let attrs = Attrs { public_ipv6: None, ..attrs("", None, None) };
+    let wanted = json!({
+        format!("{P}backend-data"): "null", format!("{P}backend-type"): "",
+        format!("{P}kube-subnet-manager"): "true", format!("{P}public-ip"): "192.0.2.1",
+    });
+    assert_eq!(said(&attrs, &json!({})), wanted);
+}
+
 #[test]
 fn the_source_of_tunnel_packets_is_said_and_taken_back() {
     let attrs = attrs("host-gw", None, None);
