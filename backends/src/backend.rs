@@ -195,6 +195,9 @@ pub trait Backend {
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
 }
 
+/// Makes a backend from its options, for this network.
+pub type Make = fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>;
+
 /// A type of backend: what is known of it without a network, and how a backend of this type is made. Each backend's file has one.
 pub struct BackendType {
     /// `Backend.Type` in net-conf.
@@ -202,7 +205,7 @@ pub struct BackendType {
     /// `BackendType` of its leases; empty where they have none.
     pub lease_type: &'static str,
     /// Makes a backend from its options.
-    pub make: fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>,
+    pub make: Make,
     /// The identities that a lease of this type names; one that no device can have counts as none.
     pub identities: fn(&Attrs) -> PublicIdentities,
     /// What a Node says for a lease of this type.
@@ -211,10 +214,7 @@ pub struct BackendType {
 
 impl BackendType {
     /// A type whose leases bear its name, have no identity, and publish the data of the families that have any.
-    pub(crate) const fn new(
-        kind: &'static str,
-        make: fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>,
-    ) -> BackendType {
+    pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
         let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
         BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data }
     }

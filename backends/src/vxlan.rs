@@ -2,12 +2,14 @@
 //! vxlan: Ethernet over UDP, one device per family and VNI; per peer a neighbour, a forwarding entry and a route.
 //! Behaviour and wire format: docs/flannel-formats.md, "Leases in etcd" and "Backends", except that an IPv6 underlay costs 70 bytes.
 
+mod error;
+mod mac;
+
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
 use weft_subnet::cidr::Family;
@@ -23,6 +25,9 @@ use crate::link::{Difference, Link, LinkKind, Outer};
 use crate::options::{Members, Options};
 use crate::overhead;
 use crate::state::{Key, Mac, Name, State, Value};
+use error::{LeaseFault, LongName, NotReached, VxlanError};
+pub use mac::{VtepMac, parse_mac};
+use mac::{lease_macs, vtep_mac};
 
 /// Its type, in net-conf and in leases.
 pub(crate) const KIND: &str = "vxlan";
@@ -99,62 +104,6 @@ impl LinkKind for VxlanLink {
     fn is_equal(&self, other: &dyn LinkKind) -> bool {
         other.of() == Some(self)
     }
-}
-
-/// Why vxlan cannot run with these options, or on this host.
-#[derive(Debug, thiserror::Error)]
-enum VxlanError {
-    #[error("Backend.MTU in net-conf is {0}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's")]
-    SmallMtu(u32),
-    #[error("Backend.VNI in net-conf: {0}; give a smaller one")]
-    OwnVni(LongName),
-    #[error("{uplink} has no {family} address, which vxlan needs for its {family} device")]
-    NoAddress { uplink: Name, family: &'static str },
-    #[error("no MAC was chosen for the {0} vxlan device")]
-    NoMac(&'static str),
-    #[error("choose a MAC for the vxlan device: {0}")]
-    Random(io::Error),
-}
-
-/// A name of a device that Linux does not take.
-#[derive(Debug, thiserror::Error)]
-#[error("VNI {vni} makes the device name {name} longer than 15 bytes")]
-struct LongName {
-    vni: u32,
-    name: String,
-}
-
-/// Why vxlan does not reach one subnet of a peer.
-#[derive(Debug, thiserror::Error)]
-#[error("{subnet}: {reason}")]
-struct NotReached {
-    subnet: IpNet,
-    reason: LeaseFault,
-}
-
-/// What is wrong with the lease of a peer, or with it on this node.
-#[derive(Debug, thiserror::Error)]
-enum LeaseFault {
-    #[error("the lease has no {0}, which vxlan needs")]
-    Missing(&'static str),
-    #[error("{member} is not a JSON object ({error})")]
-    NoObject { member: &'static str, error: String },
-    #[error("VNI {vni} in {member} is not a number of 24 bits")]
-    BadVni { vni: String, member: &'static str },
-    #[error("{member}: {long}")]
-    LongName { member: &'static str, long: LongName },
-    #[error("{0} has no VtepMAC")]
-    NoMac(&'static str),
-    #[error("VtepMAC {mac} in {member} is not an Ethernet address")]
-    BadMac { mac: String, member: &'static str },
-    #[error("VtepMAC {mac} in {member} is zero")]
-    ZeroMac { mac: Mac, member: &'static str },
-    #[error("VtepMAC {mac} in {member} is a multicast address")]
-    MulticastMac { mac: Mac, member: &'static str },
-    #[error("VtepMAC {mac} in {member} is our own: two nodes share it")]
-    OurMac { mac: Mac, member: &'static str },
-    #[error("this node has no {family} address on {uplink}, or no {family} subnet")]
-    NoLocal { family: &'static str, uplink: Name },
 }
 
 /// `BackendData`.
@@ -304,75 +253,6 @@ fn device_name(vni: u32, family: Family) -> Result<Name, LongName> {
     Name::new(&name).ok_or(LongName { vni, name })
 }
 
-/// The identity of a vxlan device. The kernel keeps it, as the device's address. Peers learn it from our lease, so a device that is
-/// made again gets the MAC that the lease names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VtepMac(pub Mac);
-
-impl Identity for VtepMac {
-    fn public(&self) -> PublicIdentity {
-        PublicIdentity::new(self.0)
-    }
-
-    fn name(&self) -> &'static str {
-        "VtepMAC"
-    }
-
-    fn remedy(&self) -> &'static str {
-        "delete flannel's device and restart the agent"
-    }
-}
-
-impl VtepMac {
-    /// The identities of two devices with these MACs.
-    pub fn both(v4: Mac, v6: Mac) -> Identities {
-        let identity = |mac| Some(Arc::new(VtepMac(mac)) as Arc<dyn Identity>);
-        Identities::new(identity(v4), identity(v6))
-    }
-
-    /// A random unicast, locally administered address.
-    fn random(found: &Found<'_>) -> io::Result<VtepMac> {
-        let mut mac = [0; 6];
-        (found.random)(&mut mac)?;
-        mac[0] = (mac[0] & 0xfc) | 0x02;
-        Ok(VtepMac(Mac(mac)))
-    }
-}
-
-/// MAC of our vxlan device of this family. There is none where the network's own backend is another one: then peers bring the device,
-/// nobody is told its MAC, and the kernel chooses it.
-fn vtep_mac(host: &Host, family: Family) -> Option<Mac> {
-    host.identities.of(family)?.of::<VtepMac>().map(|identity| identity.0)
-}
-
-/// The MACs that a lease names, of the IPv4 device and of the IPv6 device; one that no device can have counts as none.
-fn lease_macs(attrs: &Attrs) -> [Option<Mac>; 2] {
-    let mac = |data: &Option<Box<str>>| {
-        let members: Members = serde_json::from_str(data.as_deref()?).ok()?;
-        let mac = parse_mac(members.get("VtepMAC")?.as_str()?)?;
-        (mac != Mac([0; 6]) && mac.0[0] & 1 == 0).then_some(mac)
-    };
-    [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
-}
-
-/// A MAC in any notation that Go's net.ParseMAC reads: `02:00:00:00:00:01`, `02-00-00-00-00-01` or `0200.0000.0001`.
-pub fn parse_mac(text: &str) -> Option<Mac> {
-    let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
-    let width = match separator {
-        ':' | '-' => 2,
-        '.' => 4,
-        _ => return None,
-    };
-    let groups: Vec<&str> = text.split(separator).collect();
-    let is_group = |group: &&str| group.len() == width && group.bytes().all(|b| b.is_ascii_hexdigit());
-    if groups.len() * width != 12 || !groups.iter().all(is_group) {
-        return None;
-    }
-    let number = u64::from_str_radix(&groups.concat(), 16).ok()?;
-    let [_, _, mac @ ..] = number.to_be_bytes();
-    Some(Mac(mac))
-}
-
 /// vxlan in the register.
 pub(crate) const TYPE: BackendType = BackendType {
     identities: |attrs| lease_macs(attrs).map(|mac| mac.map(PublicIdentity::new)),
@@ -464,26 +344,7 @@ impl Backend for Vxlan {
 
 #[cfg(test)]
 mod tests {
-    use super::{Family, Mac, device_name, parse_mac};
-
-    #[test]
-    fn macs_as_go_reads_them() {
-        let mac = Mac([0xc6, 0xd2, 0x32, 0x6f, 0x8f, 0x44]);
-        for text in ["c6:d2:32:6f:8f:44", "C6-D2-32-6F-8F-44", "c6d2.326f.8f44"] {
-            assert_eq!(parse_mac(text), Some(mac), "{text}");
-        }
-        for text in [
-            "",
-            "c6d2326f8f44",
-            "c6:d2:32:6f:8f",
-            "c6:d2:32:6f:8f:4",
-            "c6:d2-32:6f:8f:44",
-            "c6:d2:32:6f:8f:44:00:01",
-            "+6:d2:32:6f:8f:44",
-        ] {
-            assert_eq!(parse_mac(text), None, "{text}");
-        }
-    }
+    use super::{Family, device_name};
 
     #[test]
     fn names_fit_fifteen_bytes() {

@@ -37,7 +37,7 @@ struct Keyed;
 impl Keyed {
     fn read(found: &Found<'_>) -> Result<Option<Vec<u8>>, Skip> {
         let directory = found.secrets.directory().ok_or_else(|| Skip::new(io::Error::other("give --state-dir")))?;
-        found.secrets.read(&directory.join("key")).map_err(|error| Skip::new(error))
+        found.secrets.read(&directory.join("key")).map_err(Skip::new)
     }
 }
 
@@ -58,7 +58,7 @@ impl Backend for Keyed {
                 let mut key = vec![0; 32];
                 let file = found.secrets.directory().unwrap_or(Path::new("")).join("key");
                 let made = (found.random)(&mut key).and_then(|()| found.secrets.create(&file, &key));
-                made.map_err(|error| Skip::new(error))?;
+                made.map_err(Skip::new)?;
                 key
             }
         };
