@@ -9,6 +9,8 @@
     reason = "helpers of tests; clippy exempts only the tests themselves"
 )]
 
+#[path = "faults/alloc.rs"]
+mod alloc;
 #[path = "faults/claims.rs"]
 mod claims;
 #[path = "faults/conflist.rs"]

@@ -226,6 +226,7 @@ const REGISTER: &[BackendType] = &[
     crate::vxlan::TYPE,
     crate::host_gw::TYPE,
     crate::ipip::TYPE,
+    crate::alloc::TYPE,
 ];
 
 /// What the stores must know of the registered types.

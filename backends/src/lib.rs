@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pure plans: host facts and leases in, kernel entries out. No I/O, no clock, no randomness; the manifest enforces it.
 
+pub mod alloc;
 pub mod backend;
 mod devices;
 pub mod diff;

@@ -146,6 +146,10 @@ fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
         assert!(said.starts_with(&format!("backend type {kind} is not supported by weft")), "{said}");
         assert!(said.contains("use ") || said.contains("supported: vxlan"), "{said}");
     }
+    assert_eq!(
+        said("aws-vpc"),
+        "backend type aws-vpc is not supported by weft: use alloc, and let a controller of the cloud make the routes"
+    );
     assert!(said("").starts_with("no backend type is given (Backend.Type in net-conf)"));
     assert!(said("carrier\u{1b}pigeon").starts_with("unknown backend type \"carrier"));
 }

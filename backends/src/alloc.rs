@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! alloc: the node gets its subnet, and something else makes the routes, such as the route table of a cloud or BGP. There is no device and
+//! there are no entries for peers. Behaviour: docs/flannel-formats.md, "Backends".
+
+use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::Annotations;
+use weft_subnet::cidr::Family;
+use weft_subnet::lease::Lease;
+use weft_subnet::network::Network;
+
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families};
+use crate::family::{label, publish, published};
+use crate::host::Host;
+use crate::options::Options;
+use crate::state::{Name, State};
+
+/// alloc in the register. Its leases have neither a type nor data.
+pub(crate) const TYPE: BackendType = BackendType {
+    lease_type: "",
+    annotations: |_| Annotations::without_data(true, true),
+    ..BackendType::new("alloc", make)
+};
+
+/// There is nothing to publish for a family that is on.
+#[derive(Debug, thiserror::Error)]
+#[error("{uplink} has no {family} address, which alloc needs to publish")]
+struct NoAddress {
+    uplink: Name,
+    family: &'static str,
+}
+
+/// The alloc backend. It has no options.
+#[derive(Debug)]
+struct Alloc {
+    families: Vec<Family>,
+}
+
+fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Alloc { families: families(network) }))
+}
+
+impl Backend for Alloc {
+    fn kind(&self) -> &'static str {
+        TYPE.kind
+    }
+
+    /// Nothing is planned for any peer, so the type of its lease does not matter.
+    fn serves(&self, _backend_type: &str) -> bool {
+        true
+    }
+
+    fn makes_routes(&self) -> bool {
+        false
+    }
+
+    fn mtu(&self, host: &Host, _family: Family) -> u32 {
+        host.uplink.mtu
+    }
+
+    fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        let mut attrs = Attrs::default();
+        for family in self.families.iter().copied() {
+            let Some(address) = published(host, family).or(host.uplink.address(family)) else {
+                return Err(Skip::new(NoAddress { uplink: host.uplink.name, family: label(family) }));
+            };
+            publish(&mut attrs, address);
+        }
+        Ok(attrs)
+    }
+
+    fn device(&self, _host: &Host, _own: &Lease) -> State {
+        State::new()
+    }
+
+    fn plan(&self, _host: &Host, _own: &Lease, _peer: &Lease) -> Planned {
+        Planned::default()
+    }
+}
