@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent: wires store, kernel and reporting together, and runs the loop. Every event only says where to look again;
-//! [`crate::node`] looks.
+//! The agent: connects the store, the kernel and the reports, and runs the loop. An event only says what may have changed.
+//! [`crate::node`] compares, and decides what to do.
 
 use std::future::Future;
 use std::path::Path;
@@ -28,23 +28,24 @@ use crate::kernel::linux::{LinuxKernel, LinuxOptions};
 use crate::kernel::monitor::{LinuxMonitor, MonitorOptions};
 use crate::kernel::{Kernel, Monitor, Notice};
 use crate::lease::acquire::{self, EarlierRun, SecretFiles, StartContext, Waiting};
-use crate::lease::keep::{Answer, Keeper};
+use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::log::Reminder;
-use crate::node::{Node, Verdict, World};
+use crate::node::{NextStep, Node, NodeContext};
 use crate::observe::health::{self, Readiness};
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
-use crate::observe::socket::{self, Admin};
+use crate::observe::report::{self, Reporter};
+use crate::observe::socket::{self, AgentSocket};
 use crate::observe::systemd::Notify;
 use crate::options::{Options, Store};
 use crate::pass::Passer;
 use crate::pass::old_routes;
 use crate::saved::{SavedFile, Saver};
 
-/// Events of the store that may wait while a pass runs.
-const QUEUE: usize = 1024;
-/// The longest sleep of the loop: clocks of status and watchdog are read at least so often.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// Number of events of the store that may wait while a pass runs.
+const MAX_QUEUED_EVENTS: usize = 1024;
+/// Longest time for which the loop sleeps.
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// Opens the store that the options name.
 pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
@@ -58,7 +59,8 @@ pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     })
 }
 
-/// Opens a store for a command that is no agent: a directory must be there, for a typing error must not make one.
+/// Opens the store for a command. Unlike the agent, a command does not create the directory of a store, because a typing
+/// error in its path would create an empty one.
 pub fn open_existing_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     if let Store::Dir(path) = store {
         anyhow::ensure!(path.is_dir(), "--store dir:{0}: {0} is no directory", path.display());
@@ -66,7 +68,7 @@ pub fn open_existing_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
     open_store(store)
 }
 
-/// Opens the kernel of this network namespace, with nexthop objects. The instance is named after the subnet file.
+/// Opens the kernel of this network namespace, with nexthop objects. The path of the subnet file names the instance.
 pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
     LinuxKernel::open(kernel_options(subnet_file, true)).context("open netlink (are you root?)")
 }
@@ -76,7 +78,10 @@ fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
     LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: format!("weft {}", subnet_file.display()) }
 }
 
-/// Runs the agent until `shutdown`. Returns an error only when it cannot begin at all (options, netlink, socket taken).
+/// Runs the agent until `shutdown`.
+///
+/// # Errors
+/// The agent cannot start: the store's options are wrong, netlink cannot be opened, or the socket is in use.
 pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
     let store: Rc<dyn Source> = Rc::from(open_store(&options.store)?);
     let kernel_options = kernel_options(&options.subnet_file, options.nexthop_objects);
@@ -88,11 +93,11 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow
     LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
 }
 
-/// The agent with its store, kernel and monitor handed in, so that a test can put its own in their place. Must run inside a
-/// [`LocalSet`]. Ends when `shutdown` does.
+/// Runs the agent with this store, kernel and monitor until `shutdown`. Tests pass their own. This must run in a
+/// [`LocalSet`].
 ///
 /// # Errors
-/// The socket of `options` cannot be bound.
+/// The socket of `options` is in use or cannot be created.
 pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     options: Options,
     store: Rc<dyn Source>,
@@ -102,26 +107,26 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
 ) -> anyhow::Result<ExitCode> {
     let mut shutdown = pin!(shutdown);
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-    let admin = Admin::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
-    let (requests, mut asked) = mpsc::channel(16);
+    let socket = AgentSocket::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
+    let (requests, mut received_requests) = mpsc::channel(16);
     let mut helpers = tokio::task::JoinSet::new();
     if let Some(address) = options.health {
         helpers.spawn_local(health::serve(address, readiness.clone(), metrics.clone()));
     }
     let ready = readiness.clone();
-    helpers.spawn_local(async move { admin.serve(requests, ready).await });
-    let mut notify = Notify::new();
+    helpers.spawn_local(async move { socket.serve(requests, ready).await });
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
+    let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify: Notify::new(), condition };
     let identity = tokio::select! {
-        // The API server may be away, and then this answer takes its time.
+        // If the API server does not answer, this takes long.
         () = &mut shutdown => return Ok(ended_early()),
         identity = store.identity() => identity,
     };
     let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, identity);
-    // Programs are asked while the lease is waited for.
+    // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = firewall::choice::Survey::begin(options.rules.firewall);
     let started = {
         let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
@@ -129,38 +134,40 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
         let memory = EarlierRun::new(saved_file.clone());
         let secrets = SecretFiles::new(options.state_dir.as_deref());
         let place = StartContext { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory, secrets };
-        let starting = acquire::start(place, Waiting::new(&mut notify, readiness.clone(), &condition));
+        let starting =
+            acquire::start(place, Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition));
         let mut starting = pin!(starting);
         loop {
             tokio::select! {
                 () = &mut shutdown => return Ok(ended_early()),
                 started = &mut starting => break started,
-                Some(request) = asked.recv() => answer_early(request, &*store, &readiness),
+                Some(request) = received_requests.recv() => answer_early(request, &*store, &readiness),
             }
         }
     };
-    let (events, received) = mpsc::channel(QUEUE);
-    let (keeper, answers) = Keeper::new(store.clone(), events.clone());
+    let (events, received) = mpsc::channel(MAX_QUEUED_EVENTS);
+    let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let rules = firewall::Task {
+    let task = firewall::Task {
         instance: Instance::new(&options.subnet_file),
         choice: options.rules.firewall,
         resync: options.rules.resync,
         survey,
     };
     let (handle, port) = Handle::new();
-    let ruled = handle.state.clone();
+    let rules = handle.state.clone();
     let nftables = started.network.nftables;
-    helpers.spawn_local(async move { rules.run(nftables, port).await });
-    // The store's admin may have chosen another uplink than the flags.
+    helpers.spawn_local(async move { task.run(nftables, port).await });
+    // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let saver = Saver::new(saved_file);
     let conflist = Conflist::new(options.cni.clone(), &options.subnet_file);
-    let world = World { options, store, readiness, metrics, notify, condition, saver, conflist };
-    let mut node = Node::new(world, Passer::new(kernel), keeper, started);
-    node.carry(handle);
-    turn(node, monitor, Inputs { received, answers, asked, ruled }, shutdown).await
+    let context = NodeContext { options, store, reporter, saver, conflist };
+    let mut node = Node::new(context, Passer::new(kernel), lease_tasks, started);
+    node.attach_rules(handle);
+    let inputs = Inputs { events: received, answers, requests: received_requests, rules };
+    run_loop(node, monitor, inputs, shutdown).await
 }
 
 fn ended_early() -> ExitCode {
@@ -168,69 +175,69 @@ fn ended_early() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What reaches the loop from other tasks.
+/// What other tasks send to the loop.
 struct Inputs {
-    received: mpsc::Receiver<Event>,
-    answers: mpsc::UnboundedReceiver<Answer>,
-    asked: mpsc::Receiver<socket::Request>,
-    ruled: watch::Receiver<firewall::reconciler::State>,
+    events: mpsc::Receiver<Event>,
+    answers: mpsc::UnboundedReceiver<LeaseAnswer>,
+    requests: mpsc::Receiver<socket::Request>,
+    rules: watch::Receiver<firewall::reconciler::State>,
 }
 
-/// The loop: dirty, tick or shutdown, then a pass.
-async fn turn<K: Kernel, M: Monitor>(
+/// The loop: waits for an event, hands it to the node, and shows the node's state.
+async fn run_loop<K: Kernel, M: Monitor>(
     mut node: Node<K>,
     mut monitor: M,
     mut inputs: Inputs,
     mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<ExitCode> {
-    let mut file = FileWatch::new(node.subnet_file());
-    let mut conf = node.world.conflist.source().map(FileWatch::new);
-    let mut deaf = Reminder::default();
-    // The watch begins with the list that brought us our lease: what it says belongs to the first look.
+    let mut subnet_file = FileWatch::new(node.subnet_file());
+    let mut conflist_source = node.conflist_source().map(FileWatch::new);
+    let mut log_limit = Reminder::default();
+    // The watch begins with the list that was read for our lease. The first pass uses it, so the watch must get a chance to send it.
     tokio::task::yield_now().await;
-    node.begin(waiting(&mut inputs.received)).await;
+    node.start(queued(&mut inputs.events)).await;
     node.report();
     loop {
-        let wake = node.next_wake().unwrap_or_else(|| Instant::now() + LONGEST);
+        let wake = node.next_wake().unwrap_or_else(|| Instant::now() + MAX_SLEEP);
         tokio::select! {
             () = &mut shutdown => {
                 node.stopping();
                 return Ok(ExitCode::SUCCESS);
             }
             notices = monitor.next() => match notices {
-                Ok(notices) => node.noticed(notices).await,
+                Ok(notices) => node.kernel_changed(notices).await,
                 Err(error) => {
-                    if deaf.due(&error.to_string(), Instant::now()) {
+                    if log_limit.due(&error.to_string(), Instant::now()) {
                         tracing::error!("read the netlink monitor: {error}: everything is looked at instead");
                     }
                     tokio::time::sleep(Duration::from_millis(100)).await;
-                    node.noticed(vec![Notice::Lost]).await;
+                    node.kernel_changed(vec![Notice::Lost]).await;
                 }
             },
-            Some(event) = inputs.received.recv() => {
+            Some(event) = inputs.events.recv() => {
                 let mut events = vec![event];
-                events.extend(waiting(&mut inputs.received));
-                node.stored(events).await;
+                events.extend(queued(&mut inputs.events));
+                node.store_changed(events).await;
             }
-            Some(answer) = inputs.answers.recv() => if node.answered(answer).await == Verdict::Exit {
+            Some(answer) = inputs.answers.recv() => if node.lease_answered(answer).await == NextStep::Exit {
                 return Ok(ExitCode::FAILURE);
             },
-            Some(request) = inputs.asked.recv() => node.answer(request),
-            Ok(()) = inputs.ruled.changed() => node.ruled(),
-            () = file.changed() => node.publish_env(),
-            () = changed(&mut conf) => node.world.conflist.look_again(),
+            Some(request) = inputs.requests.recv() => node.answer(request),
+            Ok(()) = inputs.rules.changed() => node.rules_changed(),
+            () = subnet_file.changed() => node.write_subnet_file(),
+            () = changed(&mut conflist_source) => node.conflist_source_changed(),
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,
         }
         node.report();
     }
 }
 
-/// Events that are there already.
-fn waiting(received: &mut mpsc::Receiver<Event>) -> Vec<Event> {
-    std::iter::from_fn(|| received.try_recv().ok()).collect()
+/// Returns the events that are in the queue now.
+fn queued(events: &mut mpsc::Receiver<Event>) -> Vec<Event> {
+    std::iter::from_fn(|| events.try_recv().ok()).collect()
 }
 
-/// The file changed; never, where there is none to watch.
+/// Waits until the file changes. Without a file this waits for ever.
 async fn changed(file: &mut Option<FileWatch>) {
     match file {
         Some(file) => file.changed().await,
@@ -238,16 +245,10 @@ async fn changed(file: &mut Option<FileWatch>) {
     }
 }
 
-/// Before there is a lease, status says what is known.
+/// Answers `weft status` before the agent has a lease.
 fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readiness) {
     let socket::Request::Status(reply) = request;
-    let status = crate::observe::status::Status {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        node: crate::observe::report::node_name(),
-        problems: readiness.reasons(),
-        store: store.describe(),
-        ..Default::default()
-    };
+    let status = report::starting(store.describe(), readiness.reasons());
     // The client may be gone already.
     drop(reply.send(status));
 }

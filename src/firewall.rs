@@ -4,7 +4,8 @@
 //! What the rules say is decided in [`weft_backends::masq`]. Here they are written: [`choice`] chooses nftables or iptables,
 //! [`reconciler`] keeps the rules in place, and [`other_programs`] deals with what other programs' rules do to ours.
 //!
-//! Invariant: nothing here imports the rest of the agent (kernel, plan, options). The agent imports this module.
+//! Invariant: nothing here imports the rest of the agent (kernel, plan, options). The agent imports this module. A test in
+//! `src/layers.rs` checks this.
 
 pub mod carrier;
 pub mod choice;
@@ -85,30 +86,4 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::Firewall
     }
     note(Iptables::new(instance).remove().await);
     if errors.is_empty() { Ok(removed) } else { Err(errors) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::{Path, PathBuf};
-
-    fn sources(dir: &Path) -> Vec<PathBuf> {
-        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
-    }
-
-    #[test]
-    fn the_firewall_imports_only_modules_below_it() {
-        const BELOW: [&str; 5] = ["firewall", "instance", "running", "async_socket", "log"];
-        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let mut files = sources(&src.join("firewall"));
-        files.push(src.join("firewall.rs"));
-        for file in files {
-            let text = fs::read_to_string(&file).unwrap();
-            for path in text.lines().filter_map(|line| line.trim_start().strip_prefix("use crate::")) {
-                let module = path.split([':', ';']).next().unwrap();
-                assert!(BELOW.contains(&module), "{}: crate::{module}", file.display());
-            }
-        }
-    }
 }

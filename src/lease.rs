@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lease of this node: how it is acquired at the start, kept while the agent runs, and handled by hand.
+//! The lease of this node: how it is acquired at the start, renewed while the agent runs, and handled by commands.
 
 pub mod acquire;
 pub mod admin;
 pub mod contest;
-pub mod keep;
+pub mod tasks;

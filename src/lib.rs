@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The weft agent as a library, so that tests and benches drive the same parts as the binary.
+//! The weft agent as a library, so that tests and benches use the same parts as the binary.
 
 pub mod agent;
 pub mod async_socket;
@@ -11,6 +11,8 @@ pub mod files;
 pub mod firewall;
 pub mod instance;
 pub mod kernel;
+#[cfg(test)]
+mod layers;
 pub mod lease;
 pub mod log;
 pub mod node;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! weft: parse, log, runtime, one call, exit code.
+//! The program: reads the command line, starts the log and the runtime, and runs one task.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Context;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -35,7 +35,7 @@ static HEAP: weft_heap::Heap = weft_heap::Heap;
 fn main() -> ExitCode {
     let task = match cli::parse() {
         Ok(task) => task,
-        Err(exit) if exit.help => return show(&format!("{}\n", exit.text)),
+        Err(exit) if exit.help => return print(&format!("{}\n", exit.text)),
         Err(exit) => {
             eprintln!("weft: {}", exit.text);
             return ExitCode::from(exit.code);
@@ -63,42 +63,40 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         }
         Task::Status { socket, json, rules } => {
             let answer = socket::ask_status(&socket).await?;
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-            let now = u64::try_from(now).unwrap_or(u64::MAX);
             let text = match (json, rules) {
                 (true, false) => serde_json::to_string_pretty(&answer)? + "\n",
                 (true, true) => serde_json::to_string_pretty(&answer.rules)? + "\n",
-                (false, false) => status::table::render(&answer, now),
+                (false, false) => status::table::render(&answer, status::now_ms()),
                 (false, true) => status::table::rules(&answer),
             };
-            Ok(show(&text))
+            Ok(print(&text))
         }
-        Task::Cleanup(task) => clean(&task).await,
+        Task::Cleanup(task) => cleanup(&task).await,
         Task::InstallCni(InstallFlags { from, bin_dir, agent }) => {
             let mut done = install_cni::install(&from, &bin_dir)?;
-            // A convenience: the node has its network without.
+            // Pods do not need the program `weft`, so a failure to install it is not an error.
             match agent.map(|agent| install_cni::agent(&agent, &bin_dir)).transpose() {
                 Ok(copied) => done.extend(copied),
                 Err(error) => eprintln!("weft: {error:#}; `weft` was not installed beside the plugin"),
             }
             let word = |written| if written { "written" } else { "was there already" };
             let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
-            Ok(show(&lines.collect::<String>()))
+            Ok(print(&lines.collect::<String>()))
         }
         Task::Release(task) => release(task).await,
         Task::LeaseList(store) => {
             let records = agent::open_existing_store(&store)?.list().await.context("list leases")?;
-            Ok(show(&admin::render(&records)))
+            Ok(print(&admin::render(&records)))
         }
         Task::LeaseRemove(store, id) => {
             agent::open_existing_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
-            Ok(show(&printable(&format!("removed {id}\n"))))
+            Ok(print(&printable(&format!("removed {id}\n"))))
         }
         Task::Version { flag: true } => {
             eprintln!("{version}");
             Ok(ExitCode::SUCCESS)
         }
-        Task::Version { flag: false } => Ok(show(&format!("{version}\n"))),
+        Task::Version { flag: false } => Ok(print(&format!("{version}\n"))),
         Task::DoctorPods(sources, fix) => doctor_pods(&sources, fix),
         Task::Lab(args) => weft_lab::main(args, shutdown()?).await,
     }
@@ -106,21 +104,24 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
 
 fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<ExitCode> {
     let report = weft_doctor::examine(sources).context("examine pods")?;
-    let shown = show(&printable(&report.render(sources)));
+    let printed = print(&printable(&report.render(sources)));
     let mut left = report.leaks().count();
     if fix {
         let done = weft_doctor::fix(&report, sources);
         left = done.iter().filter(|done| done.is_err()).count();
         done.iter().for_each(|done| match done {
-            Ok(text) => drop(show(&printable(&format!("{text}\n")))),
+            Ok(text) => drop(print(&printable(&format!("{text}\n")))),
             Err(error) => eprintln!("weft: {}", printable(&error.to_string())),
         });
     }
-    Ok(if left == 0 { shown } else { ExitCode::from(cli::FAILURE) })
+    Ok(if left == 0 { printed } else { ExitCode::from(cli::FAILURE) })
 }
 
-/// Fails while the agent of this subnet file runs; those of others, which may go on.
-fn others(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Running>> {
+/// Returns the agents of other subnet files that run.
+///
+/// # Errors
+/// The agent of this subnet file runs. `why` says what it would do.
+fn other_agents(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Running>> {
     if socket::answers(socket) {
         anyhow::bail!("an agent answers on {}: stop it first, {why}", socket.display());
     }
@@ -131,13 +132,13 @@ fn others(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Ru
     Ok(agents)
 }
 
-async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
-    let others = others(&task.socket, &task.subnet_file, "it would write everything again")?;
+async fn cleanup(task: &CleanupTask) -> anyhow::Result<ExitCode> {
+    let others = other_agents(&task.socket, &task.subnet_file, "it would write everything again")?;
     let env = files::read_text(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let networks = env.map(|env| env.networks).unwrap_or_default();
     if let Some(other) = others.first() {
         let (file, other) = (task.subnet_file.display(), &other.what);
-        // Without a Network every route of weft would go.
+        // Without a network, the routes of all agents would be removed.
         if networks == Subnets::default() {
             anyhow::bail!(
                 "{file} names no network, so the routes of {other} cannot be told from those to remove: stop it first"
@@ -170,12 +171,12 @@ async fn clean(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
     let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
     let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
-    let shown = show(&format!("removed {} entries{also}\n", report.removed));
-    Ok(if report.failed.is_empty() { shown } else { ExitCode::from(cli::FAILURE) })
+    let printed = print(&format!("removed {} entries{also}\n", report.removed));
+    Ok(if report.failed.is_empty() { printed } else { ExitCode::from(cli::FAILURE) })
 }
 
 async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
-    others(&task.socket, &task.subnet_file, "it would take the lease again")?;
+    other_agents(&task.socket, &task.subnet_file, "it would take the lease again")?;
     let file = task.subnet_file.display();
     let text = files::read_text(&task.subnet_file)
         .with_context(|| format!("read {file}, which says what our subnet is (else: weft lease rm)"))?;
@@ -184,21 +185,21 @@ async fn release(task: ReleaseTask) -> anyhow::Result<ExitCode> {
     let ours: Vec<IpAddr> = machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public).collect();
     let source = agent::open_existing_store(&task.store)?;
     let subnets = admin::release(source.as_ref(), &env.subnets, &ours).await?;
-    // A start while the store is away must not go on from it.
+    // A start without the store must not use this lease again.
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         eprintln!("weft: remove the saved peers: {error}");
     }
-    Ok(show(&format!("released {subnets}\n")))
+    Ok(print(&format!("released {subnets}\n")))
 }
 
-/// Ends with the first SIGTERM or SIGINT. A second one ends the process at once, from inside the signal handler: a disk that hangs
-/// may keep the only thread in a system call, so that nothing else could act on it.
+/// Returns a future that ends with the first SIGTERM or SIGINT. The second signal ends the process at once, in the signal
+/// handler, because a disk that hangs may keep the only thread in a system call.
 fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
     let mut term = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut int = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let asked = Arc::new(AtomicBool::new(false));
     for number in [SIGTERM, SIGINT] {
-        // Handlers run in this order, so the first signal finds the flag unset.
+        // Handlers run in this order, so the flag is still unset at the first signal.
         flag::register_conditional_shutdown(number, i32::from(cli::FAILURE), asked.clone())
             .and_then(|_| flag::register(number, asked.clone()))
             .context("listen for a second signal")?;
@@ -208,8 +209,8 @@ fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Prints; a reader that went away (`| head`) is no failure.
-fn show(text: &str) -> ExitCode {
+/// Prints to standard output. It is not a failure if the reader has closed it, as `head` does.
+fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::from(cli::FAILURE),
         _ => ExitCode::SUCCESS,

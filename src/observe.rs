@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What others see of the agent: readiness, `weft status`, metrics, systemd's status and the condition of the Kubernetes Node.
 
-pub mod claims;
 pub mod health;
 pub mod metrics;
 pub mod node_condition;

@@ -2,6 +2,7 @@
 //! The desired state of this node, kept up to date lease by lease. Leases and facts of the host go in, and changes of entries come out.
 //! There are no effects.
 
+pub mod claims;
 mod devices;
 pub mod fence;
 mod host_networks;

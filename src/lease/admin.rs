@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft release` and `weft lease`: leases handled by hand, without an agent.
+//! `weft release` and `weft lease`, which handle leases without an agent.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -10,8 +10,11 @@ use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::Source;
 use weft_subnet::text::{Shown, shown};
 
-/// The record that is this machine's: the subnet of subnet.env, published under one of our addresses. A Node of Kubernetes may have a pod CIDR
-/// of a family that net-conf does not enable; subnet.env does not name it.
+/// Returns the lease of this machine: it has the subnet of subnet.env and names one of the addresses `ours`. A Node of
+/// Kubernetes may have a pod CIDR of a family that net-conf does not enable, and subnet.env does not name this one.
+///
+/// # Errors
+/// There is no such lease, or it names only addresses of another machine.
 pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
     let leases = || records.iter().filter_map(|record| record.lease.as_ref().ok());
     let has_ours = |lease: &&Lease| subnets.iter().all(|net| lease.subnets.of(family(&net)) == Some(net));
@@ -29,7 +32,10 @@ pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> any
     Ok(lease)
 }
 
-/// Gives the own lease back; the subnet that was given back.
+/// Releases the own lease, and returns its subnet.
+///
+/// # Errors
+/// There is no own lease, or the store fails.
 pub async fn release(source: &dyn Source, subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<Subnets> {
     let records = source.list().await.context("list leases")?;
     let lease = own(&records, subnets, ours)?;
@@ -37,8 +43,8 @@ pub async fn release(source: &dyn Source, subnets: &Subnets, ours: &[IpAddr]) ->
     Ok(*subnets)
 }
 
-/// One line for each record; those that could not be read say why. Ids, types and reasons are text of the store: whoever writes
-/// there may write escape sequences.
+/// Returns a table with a line for each record. The line of a record that cannot be read says why. Ids, types and reasons
+/// come from the store, so they may contain escape sequences, which are shown as text.
 pub fn render(records: &[Record]) -> String {
     let mut out = format!("{:24} {:40} BACKEND\n", "ID", "PUBLIC");
     for record in records {
@@ -70,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_lease_is_released() {
+    fn only_the_own_lease_is_released() {
         let records = [record()];
         let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
         assert!(own(&records, &subnets, &[[10, 0, 0, 1].into()]).is_ok());
@@ -83,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_net_conf_does_not_enable_is_no_obstacle_to_a_release() {
+    fn a_lease_is_found_although_it_has_a_family_that_subnet_env_does_not_name() {
         let dual = |id: &str, key: &str| {
             let mut record = record();
             let Ok(lease) = &mut record.lease else { panic!("a lease") };
@@ -96,20 +102,20 @@ mod tests {
         assert_eq!(&*own(&records, &of("10.5.1.0-24"), ours).unwrap().id, "n1");
         let six = Subnets { v4: None, v6: Some("fd00:12:0:1::/64".parse().unwrap()) };
         assert_eq!(&*own(&records, &six, ours).unwrap().id, "n1");
-        assert!(own(&records, &of("10.5.1.0-24&fd00:12:0:2::-64"), ours).is_err(), "both families must be ours");
-        // The same subnet without the other family is meant first.
+        assert!(own(&records, &of("10.5.1.0-24&fd00:12:0:2::-64"), ours).is_err(), "a lease must have both subnets");
+        // A lease with exactly these subnets is preferred.
         let records = [dual("n1", "10.5.1.0-24&fd00:12:0:1::-64"), record()];
         assert_eq!(&*own(&records, &of("10.5.1.0-24"), ours).unwrap().id, "10.5.1.0-24");
     }
 
     #[test]
-    fn the_list_shows_unreadable_records_too() {
+    fn the_list_also_shows_records_that_cannot_be_read() {
         let text = render(&[record(), Record { id: "x".into(), lease: Err(Unreadable::new("not a key")) }]);
         assert!(text.contains("10.5.1.0-24") && text.contains("unreadable: not a key"), "{text}");
     }
 
     #[test]
-    fn nothing_of_the_store_reaches_the_terminal_as_a_command() {
+    fn escape_sequences_of_the_store_are_shown_as_text() {
         let mut peer = record();
         let hostile = format!("vx\u{1b}[2Jlan\n10.5.2.0-24 {}", "x".repeat(5000));
         if let Ok(lease) = &mut peer.lease {
@@ -117,7 +123,7 @@ mod tests {
         }
         let named = Record { id: hostile.clone().into(), lease: Err(Unreadable::new(&hostile)) };
         let text = render(&[peer, named]);
-        assert_eq!(text.lines().count(), 3, "a record makes no more lines: {text}");
+        assert_eq!(text.lines().count(), 3, "each record has one line: {text}");
         assert!(text.lines().all(|line| line.chars().count() < 400 && !line.contains(char::is_control)), "{text}");
         assert!(text.contains(r"vx\u{1b}[2Jlan\n"), "{text}");
     }

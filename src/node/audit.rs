@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How often a node looks at everything though nobody told it to (docs/adr/002-audits.md).
+//! The time between two audits, which grows with their cost (docs/adr/002-audits.md).
 
 use std::time::Duration;
 
 use nix::time::ClockId;
 
-/// Audits may use one part in this many of a core.
+/// Audits may use at most one part in this many of a core.
 const SHARE: u32 = 2500;
-/// An audit of this CPU time is not put off: once in the default interval of 10 s it is just this share.
+/// The interval is not stretched for an audit that costs at most this CPU time, which is that share of the default
+/// interval of 10 s.
 const CHEAP: Duration = Duration::from_millis(4);
-/// An audit is put off no longer than this, whatever it costs.
-const LONGEST: Duration = Duration::from_secs(300);
+/// The interval is stretched at most to this time.
+const MAX_INTERVAL: Duration = Duration::from_secs(300);
 
-/// CPU time of this thread, as it passes. (Time on the clock would count what others do to a busy machine.)
+/// Measures the CPU time of this thread. The time on the clock would include the waiting for a busy CPU.
 pub(super) struct Cost(Option<Duration>);
 
 impl Cost {
@@ -20,7 +21,7 @@ impl Cost {
         Cost(now())
     }
 
-    /// Since [`Cost::begin`].
+    /// Returns the CPU time since [`Cost::begin`].
     pub(super) fn so_far(&self) -> Duration {
         self.0.zip(now()).map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
     }
@@ -30,9 +31,9 @@ fn now() -> Option<Duration> {
     ClockId::CLOCK_THREAD_CPUTIME_ID.now().ok().map(Duration::from)
 }
 
-/// Until the next audit, when one of them costs so much CPU time.
+/// Returns the time between two audits if one costs this CPU time. `resync` is what the flags ask for.
 pub(super) fn interval(resync: Duration, cost: Duration) -> Duration {
-    let stretched = if cost <= CHEAP { Duration::ZERO } else { (cost * SHARE).min(LONGEST) };
+    let stretched = if cost <= CHEAP { Duration::ZERO } else { (cost * SHARE).min(MAX_INTERVAL) };
     resync.max(stretched)
 }
 
@@ -43,20 +44,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_audits_cost_stretches_the_interval() {
+    fn costly_audits_run_less_often() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         assert_eq!(interval(s(10), ms(4)), s(10));
-        assert_eq!(interval(s(1), ms(4)), s(1), "whoever wants it more often gets it");
+        assert_eq!(interval(s(1), ms(4)), s(1), "a shorter interval is the choice of the operator");
         assert_eq!(interval(s(10), ms(30)), s(75));
-        assert_eq!(interval(s(10), ms(900)), s(300), "sooner or later");
+        assert_eq!(interval(s(10), ms(900)), s(300), "the interval has a limit");
         assert_eq!(interval(s(3600), ms(900)), s(3600));
     }
 
     #[test]
-    fn only_work_costs() {
+    fn waiting_is_no_cost() {
         let (cost, (_silent, news)) = (Cost::begin(), mpsc::channel::<()>());
         let _ = news.recv_timeout(Duration::from_millis(50));
-        assert!(cost.so_far() < Duration::from_millis(40), "asleep");
+        assert!(cost.so_far() < Duration::from_millis(40), "a sleeping thread uses no CPU time");
         while cost.so_far() < Duration::from_millis(2) {
             std::hint::spin_loop();
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Our own lease, as the store tells of it. One call for it is open at most; what happens meanwhile is looked at when it is
-//! answered, so that neither a deletion nor a change of our address falls between a question and its answer.
+//! The own lease. At most one call to the store for it is open. If the lease or the host changes meanwhile, this is
+//! checked when the answer arrives, so that no deletion and no change of an address is missed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_backends::backend::TYPES;
 use weft_subnet::attrs::Attrs;
@@ -10,225 +10,331 @@ use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Claim;
 
-use super::{Node, Verdict};
+use super::net_conf::NetConfChange;
+use super::{NextStep, Node};
 use crate::kernel::Kernel;
 use crate::lease::acquire;
 use crate::lease::contest::Contest;
-use crate::lease::keep::Answer;
+use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
+use crate::observe::status::Failure;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 
-impl<K: Kernel> Node<K> {
-    /// A call to the store for our lease was answered.
-    pub async fn answered(&mut self, answer: Answer) -> Verdict {
-        match answer {
-            Answer::Held(lease) => {
-                self.keeper.settled();
-                self.held(lease).await;
-            }
-            Answer::Taken(text) => {
-                self.keeper.settled();
-                // Whoever had it may have left after the store looked.
-                if std::mem::take(&mut self.look_again) {
-                    self.retake();
-                } else {
-                    return self.lost(text).await;
-                }
-            }
-            Answer::Config(text) => {
-                if self.configured(&text) {
-                    self.full(Cause::Start).await;
-                }
-            }
-            Answer::Trouble(text) => {
-                if self.trouble_said.due(&text, Instant::now()) {
-                    tracing::warn!("own lease: {text}");
-                }
-                self.lease_trouble = Some(text);
-            }
+/// Until when the own lease is ours, as far as it was saved for the next start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SavedEnd {
+    /// The store has not told it yet.
+    Unknown,
+    /// The lease does not end.
+    Never,
+    /// The lease ends at this time unless it is renewed.
+    At(Instant),
+}
+
+/// What the node knows about its own lease. The lease itself is in the plan.
+pub(super) struct OwnLease {
+    pub(super) tasks: LeaseTasks,
+    /// What the open call asks the store to write.
+    pub(super) requested: Option<Attrs>,
+    /// The lease changed while a call was open, so its answer may be out of date.
+    must_recheck: bool,
+    /// Whether another agent writes our lease again and again.
+    contest: Contest,
+    /// Why the lease is lost: another node owns the subnet.
+    pub(super) lost: Option<String>,
+    /// The store has no record of the lease, and has not accepted it again yet.
+    pub(super) missing: Option<&'static str>,
+    /// Why the last call failed.
+    pub(super) error: Option<String>,
+    /// The time to live that the store has given, and when. `None`: unlimited, or not known yet.
+    pub(super) ttl: Option<(Instant, Duration)>,
+    pub(super) saved_end: SavedEnd,
+}
+
+impl OwnLease {
+    pub(super) fn new(tasks: LeaseTasks) -> OwnLease {
+        OwnLease {
+            tasks,
+            requested: None,
+            must_recheck: false,
+            contest: Contest::default(),
+            lost: None,
+            missing: None,
+            error: None,
+            ttl: None,
+            saved_end: SavedEnd::Unknown,
         }
-        Verdict::Stay
     }
 
-    async fn held(&mut self, lease: Lease) {
+    /// Returns when [`Node::continue_contest`] has something to do.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.contest.next()
+    }
+
+    fn has_problem(&self) -> bool {
+        self.lost.is_some() || self.missing.is_some() || self.error.is_some()
+    }
+
+    fn clear_problems(&mut self) {
+        (self.lost, self.missing, self.error) = (None, None, None);
+    }
+}
+
+/// What a record under the id of our lease means.
+enum OwnRecord<'a> {
+    /// Its value cannot be read.
+    Unreadable,
+    /// It is what the open call writes.
+    OwnWrite,
+    /// It is the lease as we hold it.
+    AsHeld,
+    /// It is our lease, and somebody has changed the VTEP MAC in it.
+    OtherIdentity(&'a Lease),
+    /// It is our lease, and somebody has changed something else in it.
+    Changed(&'a Lease),
+    /// It is the lease of another node.
+    OfAnotherNode,
+}
+
+impl<K: Kernel> Node<K> {
+    /// The store answered a call for the own lease.
+    pub async fn lease_answered(&mut self, answer: LeaseAnswer) -> NextStep {
+        match answer {
+            LeaseAnswer::Held(lease) => {
+                self.own_lease.tasks.close_call();
+                self.lease_held(lease).await;
+            }
+            LeaseAnswer::Taken(text) => {
+                self.own_lease.tasks.close_call();
+                // The other node may have given the lease back since.
+                if std::mem::take(&mut self.own_lease.must_recheck) {
+                    self.write_own_lease();
+                } else {
+                    return self.lease_lost(text).await;
+                }
+            }
+            LeaseAnswer::NetConf(text) => {
+                if self.apply_net_conf(&text) == NetConfChange::Applied {
+                    self.full_pass(Cause::Start).await;
+                }
+            }
+            LeaseAnswer::Failed(text) => {
+                if self.store.log_limit.due(&text, Instant::now()) {
+                    tracing::warn!("own lease: {text}");
+                }
+                self.own_lease.error = Some(text);
+            }
+        }
+        NextStep::Continue
+    }
+
+    /// The store says that this is our lease.
+    async fn lease_held(&mut self, lease: Lease) {
         let own = self.plan.own();
-        let moved = lease.subnets != own.subnets;
-        let same = !moved && lease.attrs == own.attrs && lease.id == own.id;
-        if !same || self.lost.is_some() || self.lease_gone.is_some() || self.lease_trouble.is_some() {
-            tracing::info!(subnet = %lease.subnets, moved, "own lease held");
+        let has_moved = lease.subnets != own.subnets;
+        let is_same = !has_moved && lease.attrs == own.attrs && lease.id == own.id;
+        if !is_same || self.own_lease.has_problem() {
+            tracing::info!(subnet = %lease.subnets, moved = has_moved, "own lease held");
         } else {
             tracing::debug!(subnet = %lease.subnets, "own lease held");
         }
-        (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
-        if moved {
-            self.contest = Contest::default();
+        self.own_lease.clear_problems();
+        if has_moved {
+            self.own_lease.contest = Contest::default();
+            // The time of the old lease says nothing about the new one.
+            (self.own_lease.ttl, self.own_lease.saved_end) = (None, SavedEnd::Unknown);
         }
-        self.contest.written(Instant::now());
-        if moved {
-            // The time of the old lease.
-            (self.ttl, self.saved_expiry) = (None, None);
+        self.own_lease.contest.written(Instant::now());
+        self.own_lease.tasks.renew(lease.clone());
+        self.context.reporter.condition.again();
+        self.save_later();
+        if !is_same {
+            self.plan_with_lease(lease);
+            self.full_pass(Cause::Start).await;
         }
-        self.keeper.keep(lease.clone());
-        self.world.condition.again();
-        self.unsaved();
-        if !same {
-            self.rebase(lease);
-            self.full(Cause::Start).await;
-        }
-        let stale =
-            std::mem::take(&mut self.look_again) || self.asked.take().is_some_and(|asked| asked != self.wanted());
-        if stale && !self.keeper.busy() {
-            self.retake();
+        self.recheck_own_lease();
+    }
+
+    /// Writes the own lease again if the answer that has just arrived is out of date.
+    fn recheck_own_lease(&mut self) {
+        let has_changed = std::mem::take(&mut self.own_lease.must_recheck);
+        let requested = self.own_lease.requested.take();
+        let is_outdated = has_changed || requested.is_some_and(|requested| requested != self.wanted_attrs());
+        if is_outdated && !self.own_lease.tasks.is_call_open() {
+            self.write_own_lease();
         }
     }
 
-    /// Our own record is not in the store any more: written back at once, also where another node had it meanwhile.
-    pub(super) fn own_gone(&mut self, id: &Id) {
+    /// The record of our own lease is gone from the store. It is written again at once. If another node has taken the
+    /// subnet meanwhile, the store says so.
+    pub(super) fn own_record_removed(&mut self, id: &Id) {
         self.plan.remove(id);
-        self.lease_gone = Some("own lease is gone from the store");
-        // Who took ours away may take the others' too: theirs wait before they cost a packet.
-        self.hold.suspect(Instant::now());
-        if !self.keeper.busy() {
+        self.own_lease.missing = Some("own lease is gone from the store");
+        // Whoever has removed our lease may remove those of the peers, too, so their removal is held.
+        self.peers.hold.suspect(Instant::now());
+        if !self.own_lease.tasks.is_call_open() {
             tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
         }
-        self.contest.gone();
-        self.retake();
+        self.own_lease.contest.gone();
+        self.write_own_lease();
     }
 
-    /// Someone put our own record: ourselves, an operator, or another node that owns it now.
-    pub(super) fn own_put(&mut self, record: &Record) {
+    /// The record of our own lease was written: by this node, by a person, or by another node that owns it now.
+    pub(super) fn own_record_written(&mut self, record: &Record) {
+        let meaning = self.own_record(record);
+        match meaning {
+            OwnRecord::Unreadable => self.log_overwritten("an unreadable value"),
+            OwnRecord::OtherIdentity(lease) | OwnRecord::Changed(lease) => self.log_overwritten(&lease.attrs.owner()),
+            OwnRecord::OwnWrite | OwnRecord::AsHeld | OwnRecord::OfAnotherNode => {}
+        }
+        match meaning {
+            OwnRecord::OwnWrite => {}
+            OwnRecord::Unreadable => self.write_own_lease(),
+            _ if self.own_lease.tasks.is_call_open() => self.own_lease.must_recheck = true,
+            OwnRecord::AsHeld => {
+                self.own_lease.contest.stands(Instant::now());
+                self.own_lease.clear_problems();
+            }
+            OwnRecord::OtherIdentity(lease) => {
+                tracing::warn!(
+                    "the identity of our device (VtepMAC) was changed in our own lease: the device follows it"
+                );
+                self.plan_with_lease(lease.clone());
+                self.schedule.next_audit = Instant::now();
+                // Everything else in the lease is ours to decide.
+                self.update_own_lease();
+            }
+            OwnRecord::Changed(_) => self.write_own_lease(),
+            // Only the store can tell by compare-and-swap whose lease it is. A lease that is known to be lost is not asked
+            // for again.
+            OwnRecord::OfAnotherNode if self.own_lease.lost.is_none() => self.write_own_lease(),
+            OwnRecord::OfAnotherNode => {}
+        }
+    }
+
+    /// Says what a record under the id of our lease means.
+    fn own_record<'a>(&self, record: &'a Record) -> OwnRecord<'a> {
         let own = self.plan.own();
-        let assigned = self.world.store.capabilities().assigned;
+        let Ok(lease) = &record.lease else { return OwnRecord::Unreadable };
+        if self.own_lease.tasks.is_call_open() && self.own_lease.requested.as_ref() == Some(&lease.attrs) {
+            return OwnRecord::OwnWrite;
+        }
+        if lease.attrs == own.attrs && lease.subnets == own.subnets {
+            return OwnRecord::AsHeld;
+        }
+        let assigned = self.context.store.capabilities().assigned;
         let evidence =
             Evidence { id: assigned.then(|| own.id.clone()), ..Evidence::of(TYPES, own.subnets, &own.attrs) };
-        let Ok(lease) = &record.lease else {
-            self.overwritten("an unreadable value");
-            return self.retake();
-        };
-        let (ours, as_held) = (evidence.proves(lease), lease.attrs == own.attrs && lease.subnets == own.subnets);
-        // The echo of our own write says nothing new.
-        let echo = self.keeper.busy() && self.asked.as_ref() == Some(&lease.attrs);
-        // A lease that is not ours is not taken back: the store says that it is taken.
-        if ours && !as_held && !echo {
-            self.overwritten(&lease.attrs.owner());
+        if !evidence.proves(lease) {
+            return OwnRecord::OfAnotherNode;
         }
-        if self.keeper.busy() {
-            self.look_again |= !echo;
-            return;
-        }
-        if as_held {
-            self.contest.stands(Instant::now());
-            (self.lost, self.lease_gone, self.lease_trouble) = (None, None, None);
-            return;
-        }
-        // Only a store that knows its nodes says that this is still our lease. Elsewhere, another identity is another node's.
-        if ours && self.device_follows(lease) {
-            tracing::warn!("the identity of our device (VtepMAC) was changed in our own lease: the device follows it");
-            self.rebase(lease.clone());
-            self.next_audit = Instant::now();
-            // Whatever else was changed is ours to say.
-            self.republish();
-        } else if self.lost.is_none() || ours {
-            // Another owner, or other parameters: the store decides by compare-and-swap.
-            self.retake();
-        }
+        // Only a store that knows its nodes proves that a lease with another identity is still ours.
+        if self.device_follows(lease) { OwnRecord::OtherIdentity(lease) } else { OwnRecord::Changed(lease) }
     }
 
-    /// True when our lease names other identities than before, and the backend's devices get those of the lease.
+    /// Returns true if our lease names other identities than before, and the devices of the backend get those of the lease.
     fn device_follows(&self, lease: &Lease) -> bool {
         let (now, new) = ((TYPES.identities)(&self.plan.own().attrs), (TYPES.identities)(&lease.attrs));
         let readable = now.iter().zip(&new).all(|(now, new)| now.is_some() == new.is_some());
         readable && new != now && self.plan.identities_after(&lease.attrs) != self.plan.host().identities
     }
 
-    /// Somebody else wrote our record. If that happens again and again, it is written back ever more rarely.
-    fn overwritten(&mut self, by: &str) {
-        if self.contest.overwritten(by, Instant::now()) {
+    /// Somebody else wrote our record. If that happens again and again, we write it back more and more rarely.
+    fn log_overwritten(&mut self, by: &str) {
+        if self.own_lease.contest.overwritten(by, Instant::now()) {
             tracing::warn!("{}", self.contest_problem().unwrap_or_default());
-        } else if self.contest.rival().is_none() {
+        } else if self.own_lease.contest.rival().is_none() {
             tracing::info!(subnet = %self.plan.own().subnets, by, "somebody else wrote our own lease: taking it back");
         }
     }
 
-    /// What is wrong while somebody else writes our lease again and again, with the remedy: for people.
-    pub(crate) fn contest_problem(&self) -> Option<String> {
-        let (rival, subnet) = (self.contest.rival()?, self.plan.own().subnets);
+    /// Returns what is wrong while somebody else writes our lease again and again, and the remedy.
+    pub(super) fn contest_problem(&self) -> Option<String> {
+        let (rival, subnet) = (self.own_lease.contest.rival()?, self.plan.own().subnets);
         Some(format!(
             "{rival} writes our lease of {subnet} again and again, as a clone of this machine does. Let one machine keep {subnet}. \
              On the other one stop weft, run `weft cleanup`, and start weft when this message is gone from the first one"
         ))
     }
 
-    /// Takes our lease back when the pause of a contest is over, and says when the contest is.
-    pub(super) fn contend(&mut self, now: Instant) {
-        if self.contest.is_due(now) && self.lost.is_none() {
-            self.retake();
+    /// Writes our lease again when the pause of a contest is over, and logs the end of a contest.
+    pub(super) fn continue_contest(&mut self, now: Instant) {
+        if self.own_lease.contest.is_due(now) && self.own_lease.lost.is_none() {
+            self.write_own_lease();
         }
-        if let Some(rival) = self.contest.ended(now) {
+        if let Some(rival) = self.own_lease.contest.ended(now) {
             tracing::info!(subnet = %self.plan.own().subnets, rival, "nobody else writes our lease any more");
         }
     }
 
-    async fn lost(&mut self, text: String) -> Verdict {
-        let action = self.world.options.on_lost_lease;
+    /// Another node owns our subnet. What follows is decided by `--on-lost-lease`.
+    async fn lease_lost(&mut self, text: String) -> NextStep {
+        let action = self.context.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
-        self.last_error = Some(crate::observe::report::failure(text.clone()));
-        self.lost = Some(text);
-        self.contest = Contest::default();
-        self.not_ours_any_more().await;
+        self.history.last_error = Some(Failure::now(text.clone()));
+        self.own_lease.lost = Some(text);
+        self.own_lease.contest = Contest::default();
+        self.forget_saved_lease().await;
         match action {
-            OnLostLease::Exit => return Verdict::Exit,
+            OnLostLease::Exit => return NextStep::Exit,
             OnLostLease::Reacquire => {
-                let (network, attrs) = (self.plan.network().clone(), self.wanted());
-                self.asked = Some(attrs.clone());
-                let connected = self.plan.host().connected.clone();
-                // That our pods are in this subnet still tells our leases from those of others.
-                let previous = Some(self.plan.own().subnets);
-                self.keeper.acquire(Claim { network, attrs, previous, was: None, connected });
+                let claim = self.claim(None);
+                self.own_lease.tasks.acquire(claim);
             }
             OnLostLease::Hold => {}
         }
-        Verdict::Stay
+        NextStep::Continue
     }
 
-    /// What we publish follows the host: the lease is rewritten when it says something else.
-    pub(super) fn republish(&mut self) {
+    /// Returns what to ask the store for, and remembers it as requested. `was`: what the lease said before, if it may still be ours.
+    pub(super) fn claim(&mut self, was: Option<Attrs>) -> Claim {
+        let attrs = self.wanted_attrs();
+        self.own_lease.requested = Some(attrs.clone());
+        // The subnet of our pods also tells our leases from those of other nodes.
+        let previous = Some(self.plan.own().subnets);
+        let (network, connected) = (self.plan.network().clone(), self.plan.host().connected.clone());
+        Claim { network, attrs, previous, was, connected }
+    }
+
+    /// Writes the own lease if the facts of the host ask for another content.
+    pub(super) fn update_own_lease(&mut self) {
         match self.plan.advertise(self.plan.host()) {
-            Ok(attrs) if attrs != self.plan.own().attrs && self.lost.is_none() => self.retake(),
-            // The answer of an open call is compared with what we want by then.
+            Ok(attrs) if attrs != self.plan.own().attrs && self.own_lease.lost.is_none() => self.write_own_lease(),
+            // The answer of an open call is compared with what is wanted then.
             Ok(_) => {}
             Err(skip) => {
                 tracing::error!("{skip}");
-                self.host_problem = Some(skip.to_string());
+                self.uplink.problem = Some(skip.to_string());
             }
         }
     }
 
-    /// What our lease should say; while the host cannot tell, what it says.
-    pub(super) fn wanted(&self) -> Attrs {
+    /// Returns what the own lease should say. While the host does not tell, this is what it says now.
+    fn wanted_attrs(&self) -> Attrs {
         self.plan.advertise(self.plan.host()).unwrap_or_else(|_| self.plan.own().attrs.clone())
     }
 
-    /// Asks the store for our lease as it should be, unless a contest demands a pause: then [`Node::contend`] does so later.
-    fn retake(&mut self) {
-        if !self.contest.may_write(Instant::now()) {
+    /// Asks the store to write the own lease as it should be. During the pause of a contest this is left to
+    /// [`Node::continue_contest`], and while a call is open to its answer.
+    fn write_own_lease(&mut self) {
+        if !self.own_lease.contest.may_write(Instant::now()) {
             return;
         }
-        if self.keeper.busy() {
-            self.look_again = true;
+        if self.own_lease.tasks.is_call_open() {
+            self.own_lease.must_recheck = true;
             return;
         }
-        let attrs = self.wanted();
-        self.asked = Some(attrs.clone());
-        self.keeper.retake(self.plan.own().clone(), attrs);
+        let attrs = self.wanted_attrs();
+        self.own_lease.requested = Some(attrs.clone());
+        self.own_lease.tasks.rewrite(self.plan.own().clone(), attrs);
     }
 
-    /// The lease says something else than the plan was made with: plan again.
-    fn rebase(&mut self, own: Lease) {
+    /// Plans again with another own lease.
+    fn plan_with_lease(&mut self, own: Lease) {
         let mut host = self.plan.host().clone();
         host.identities = self.plan.identities_after(&own.attrs);
-        // The text was parsed before: it cannot fail now.
-        if let Ok((network, backend)) = acquire::parse(&self.config) {
+        // The text has been parsed before, so this cannot fail.
+        if let Ok((network, backend)) = acquire::parse(&self.net_conf.text) {
             self.plan.rebase(network, backend, host, own);
         }
     }

@@ -1,44 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The leases of the others, as the store tells of them: into the plan at once, out of it unless so many vanish that it is
-//! suspicious.
+//! The leases of the peers. A lease that is written enters the plan at once. A lease that is removed leaves it at once,
+//! unless so many are removed together that this may be a mistake.
 
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_backends::index::Changed;
+use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
 
 use super::Node;
+use super::rate_limit::RateLimit;
 use crate::kernel::Kernel;
+use crate::observe::report::PeerList;
 use crate::pass::Cause;
 
+/// What is known about the leases of the peers besides the plan.
+#[derive(Debug)]
+pub(super) struct PeerLeases {
+    pub(super) list: PeerList,
+    /// Removals that wait for the end of the grace time.
+    pub(super) hold: Hold,
+    pub(super) rate_limit: RateLimit,
+}
+
+impl PeerLeases {
+    /// No list yet. `grace` is the time for which sudden removals are held.
+    pub(super) fn new(grace: Duration, now: Instant) -> PeerLeases {
+        PeerLeases { list: PeerList::Missing, hold: Hold::new(grace), rate_limit: RateLimit::new(now) }
+    }
+
+    /// Returns when [`Node::remove_held_peers`] or [`Node::apply_delayed`] has something to do.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        self.hold.next().into_iter().chain(self.rate_limit.next(now)).min()
+    }
+}
+
 impl<K: Kernel> Node<K> {
-    pub(super) fn snapshot(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
+    /// Returns true if the peers are known, from the store or from the saved leases.
+    pub(super) fn knows_peers(&self) -> bool {
+        self.peers.list != PeerList::Missing
+    }
+
+    /// Returns true if the store has sent a complete list of leases.
+    pub(super) fn has_list(&self) -> bool {
+        self.peers.list == PeerList::Complete
+    }
+
+    /// Applies a complete list of the store. `reset`: the store is not the same as before.
+    pub(super) fn apply_list(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
             tracing::warn!("the store is not the same as before: it was wiped or restored, or it is another cluster");
-            self.hold.suspect(Instant::now());
+            self.peers.hold.suspect(Instant::now());
         }
         let own = self.plan.own().id.clone();
-        let there: HashSet<&Id> = records.iter().map(|record| &record.id).collect();
-        let mut gone: Vec<Id> = self.plan.peers().ids().filter(|id| !there.contains(id)).cloned().collect();
+        let listed: HashSet<&Id> = records.iter().map(|record| &record.id).collect();
+        let mut gone: Vec<Id> = self.plan.peers().ids().filter(|id| !listed.contains(id)).cloned().collect();
         gone.sort_unstable();
-        let first = !self.snapshot_applied;
-        self.snapshot_applied = true;
-        self.answered_by_store();
-        let (alone, own_there) = (!there.iter().any(|id| **id != own), there.contains(&own));
-        // Only time ends it: after a wipe the others come back one by one, and the second list has but a few of them.
-        if first && alone && !self.world.options.hold_removals.is_zero() {
-            self.passer.keep_stale_until = Some(Instant::now() + self.world.options.hold_removals);
+        let is_first = !self.has_list();
+        if let PeerList::Saved(_) = std::mem::replace(&mut self.peers.list, PeerList::Complete) {
+            tracing::info!("the store answers: peers are compared with its leases");
         }
-        if !own_there {
-            self.own_gone(&own);
+        let has_peers = listed.iter().any(|id| **id != own);
+        let grace = self.context.options.hold_removals;
+        // The store may have been wiped. Then the peers come back one by one, so a second list with a few of them says no
+        // more than the first one. Only the end of the grace time lets entries of the others be removed.
+        if is_first && !has_peers && !grace.is_zero() {
+            self.passer.keep_stale_until = Some(Instant::now() + grace);
         }
-        self.churn.only(|id| there.contains(id));
-        let mut changed = self.remove(gone);
+        if !listed.contains(&own) {
+            self.own_record_removed(&own);
+        }
+        self.peers.rate_limit.keep_waiting(|id| listed.contains(id));
+        let mut changed = self.remove_peers(gone);
         for record in records {
-            // The first one leads to a look at everything: what it brings need not be listed, and costs nothing by itself.
-            if first {
-                self.put_now(record);
+            // A full pass follows the first list. So its changes need not be collected, and are not charged to the leases.
+            if is_first {
+                self.put_at_once(record);
             } else {
                 changed.extend(self.put(record));
             }
@@ -46,26 +84,8 @@ impl<K: Kernel> Node<K> {
         changed
     }
 
-    /// Records that waited because their leases change too often, and devices that waited for a look.
-    pub(super) async fn let_in(&mut self, now: Instant) {
-        let due = self.churn.due(now);
-        if !due.is_empty() {
-            let changed: Vec<Changed> = due.into_iter().flat_map(|record| self.put(record)).collect();
-            self.unsaved();
-            self.write(changed).await;
-        }
-        if self.churn.look_due().is_some_and(|at| at <= now) {
-            self.look_for_devices(Cause::Lease, now).await;
-        }
-    }
-
-    /// Looks at everything because of a device of a peer.
-    pub(super) async fn look_for_devices(&mut self, cause: Cause, now: Instant) {
-        self.full(cause).await;
-        self.churn.looked(now.elapsed(), now);
-    }
-
-    pub(super) fn changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
+    /// Applies changes of single leases: a record that was written, or the id of one that was removed.
+    pub(super) fn apply_changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
         let mut gone: HashSet<Id> = HashSet::new();
         let mut changed = Vec::new();
         for change in changes {
@@ -74,50 +94,74 @@ impl<K: Kernel> Node<K> {
                     gone.remove(&record.id);
                     changed.extend(self.put(record));
                 }
-                Err(id) if id == self.plan.own().id => self.own_gone(&id),
+                Err(id) if id == self.plan.own().id => self.own_record_removed(&id),
                 Err(id) => {
-                    self.churn.gone(&id);
+                    self.peers.rate_limit.forget_waiting(&id);
                     gone.insert(id);
                 }
             }
         }
-        changed.extend(self.remove(gone.into_iter().collect()));
+        changed.extend(self.remove_peers(gone.into_iter().collect()));
         changed
     }
 
-    /// A record, or nothing yet when its lease changes too often.
+    /// Applies the records of leases that changed too often, and runs the full pass that devices wait for, when it is time.
+    pub(super) async fn apply_delayed(&mut self, now: Instant) {
+        let due = self.peers.rate_limit.due(now);
+        if !due.is_empty() {
+            let changed: Vec<Changed> = due.into_iter().flat_map(|record| self.put(record)).collect();
+            self.save_later();
+            self.write(changed).await;
+        }
+        if self.peers.rate_limit.full_pass_due().is_some_and(|at| at <= now) {
+            self.full_pass_for_devices(Cause::Lease, now).await;
+        }
+    }
+
+    /// Removes the peers whose grace time is over.
+    pub(super) async fn remove_held_peers(&mut self, now: Instant) {
+        let due = self.peers.hold.due(now);
+        if due.is_empty() {
+            return;
+        }
+        tracing::warn!(peers = due.len(), "the grace time of held removals is over: peers removed");
+        let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
+        self.write(changed).await;
+    }
+
+    /// Applies a record, unless its lease changes too often. Then the record is applied later.
     fn put(&mut self, record: Record) -> Vec<Changed> {
         let (id, now) = (record.id.clone(), Instant::now());
         if id == self.plan.own().id {
-            return self.put_now(record);
+            return self.put_at_once(record);
         }
-        let Some(record) = self.churn.admit(record, now) else {
-            // It is there, whatever it says.
-            self.hold.cancel(&id);
+        let Some(record) = self.peers.rate_limit.admit(record, now) else {
+            // Its value is not used yet, but the lease exists, so the peer must not be removed.
+            self.peers.hold.cancel(&id);
             if self.plan.lines.due(&id, now) {
                 tracing::warn!(lease = %id, "lease changes too often: its last value is applied later");
             }
             return Vec::new();
         };
-        let changed = self.put_now(record);
-        self.churn.charge(&id, &changed, now);
+        let changed = self.put_at_once(record);
+        self.peers.rate_limit.charge(&id, &changed, now);
         changed
     }
 
-    fn put_now(&mut self, record: Record) -> Vec<Changed> {
+    fn put_at_once(&mut self, record: Record) -> Vec<Changed> {
         if record.id == self.plan.own().id {
-            // Known to the plan, too: it becomes a peer's when we move to another subnet.
-            self.own_put(&record);
+            // The plan gets this record, too: it becomes the lease of a peer when this node moves to another subnet.
+            self.own_record_written(&record);
         }
         let now = Instant::now();
-        if self.hold.cancel(&record.id) && self.plan.lines.due(&record.id, now) {
+        if self.peers.hold.cancel(&record.id) && self.plan.lines.due(&record.id, now) {
             tracing::info!(lease = %record.id, "held lease is back");
         }
         let id = record.id.clone();
         let mut changed = self.plan.put(record);
-        // A lease that is there wins over one that is only held.
+        // A lease in the store wins over one that is only held.
         while let Some(winner) = self.plan.peers().beaten_by(&id).cloned() {
-            if !self.hold.cancel(&winner) {
+            if !self.peers.hold.cancel(&winner) {
                 break;
             }
             if self.plan.lines.due(&winner, now) {
@@ -128,16 +172,17 @@ impl<K: Kernel> Node<K> {
         changed
     }
 
-    fn remove(&mut self, ids: Vec<Id>) -> Vec<Changed> {
+    /// Removes peers from the plan. If they are many, some of them are held.
+    fn remove_peers(&mut self, ids: Vec<Id>) -> Vec<Changed> {
         if ids.is_empty() {
             return Vec::new();
         }
-        let asked = ids.len();
-        let now = self.hold.remove(ids, self.plan.peers().len(), Instant::now());
-        if now.len() < asked {
-            let grace_s = self.world.options.hold_removals.as_secs();
+        let all = ids.len();
+        let now = self.peers.hold.remove(ids, self.plan.peers().len(), Instant::now());
+        if now.len() < all {
+            let grace_s = self.context.options.hold_removals.as_secs();
             tracing::warn!(
-                held = asked - now.len(),
+                held = all - now.len(),
                 grace_s,
                 "many leases vanished at once: their peers are kept for now"
             );

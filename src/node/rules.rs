@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The traffic rules that this node wants, and what waits until they are in place. [`crate::firewall::reconciler`] writes them.
+//! The traffic rules that this node wants, and what waits until they are in place. [`crate::firewall::reconciler`] writes
+//! them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,23 +16,36 @@ use crate::firewall::reconciler::Handle;
 use crate::kernel::Kernel;
 use crate::observe::status::RuleStatus;
 
-/// Where nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one node costs a
-/// comparison of all of them, and runs a program where iptables carries the rules. The first change after a pause is passed on at once.
-const NODES_EVERY: Duration = Duration::from_secs(1);
+/// If the nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one
+/// node costs a comparison of all of them, and if iptables carries the rules, it runs a program. The first change after a
+/// pause is passed on at once.
+const NODES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the wanted rules were last computed from.
+/// The traffic rules of the node.
 #[derive(Debug, Default)]
-pub(super) struct Made {
-    from: Option<(Basis, Instant)>,
-    /// The nodes changed since then. The rules are computed again at this time.
-    pub due: Option<Instant>,
+pub(super) struct TrafficRules {
+    /// The node's end of the reconciler. `None`: the rules have no reconciler yet.
+    pub(super) reconciler: Option<Handle>,
+    /// What the wanted rules were last computed from, and when.
+    computed: Option<(Inputs, Instant)>,
+    /// The nodes changed since then, and the rules are computed again at this time.
+    pub(super) due: Option<Instant>,
     /// How often the rules were computed.
-    pub times: u64,
+    pub(super) computations: u64,
+    /// The wanted rules were in place once, so subnet.env may say IPMASQ=true.
+    were_in_place: bool,
+}
+
+impl TrafficRules {
+    /// Returns when [`Node::update_rules`] has something to do.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due
+    }
 }
 
 /// Everything that the rules depend on, except the options.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Basis {
+struct Inputs {
     networks: Subnets,
     own: Subnets,
     masquerade: Masquerading,
@@ -41,39 +55,39 @@ struct Basis {
 
 impl<K: Kernel> Node<K> {
     /// Gives the node its end of the reconciler. From now on the rules are kept in place.
-    pub fn carry(&mut self, handle: Handle) {
-        self.rules = Some(handle);
-        self.want_rules();
+    pub fn attach_rules(&mut self, reconciler: Handle) {
+        self.rules.reconciler = Some(reconciler);
+        self.update_rules();
         // With the guard, the lease says where our tunnel packets come from.
-        self.republish();
+        self.update_own_lease();
     }
 
-    /// Sends the wanted rules to the reconciler, unless they are the same as before.
-    pub(super) fn want_rules(&mut self) {
-        let Some(handle) = &self.rules else { return };
+    /// Computes the wanted rules and sends them to the reconciler, unless they are the same as before.
+    pub(super) fn update_rules(&mut self) {
         let network = self.plan.network();
         // The nodes are not known yet. Until then, the rules of an earlier run stay as they are.
-        if network.masquerade.except_nodes && !self.knows_peers() {
+        if self.rules.reconciler.is_none() || (network.masquerade.except_nodes && !self.knows_peers()) {
             return;
         }
         let (own, now) = (self.plan.own().subnets, Instant::now());
         let (masquerade, nodes) = (network.masquerade.clone(), self.plan.node_addresses().version());
-        let basis = Basis { networks: network.networks, own, masquerade, nodes };
-        self.made.due = None;
-        if let Some((from, at)) = &self.made.from {
-            if *from == basis {
+        let inputs = Inputs { networks: network.networks, own, masquerade, nodes };
+        self.rules.due = None;
+        if let Some((before, at)) = &self.rules.computed {
+            if *before == inputs {
                 return;
             }
-            let nodes_alone = Basis { nodes, ..from.clone() } == basis;
-            if nodes_alone && now < *at + NODES_EVERY {
-                self.made.due = Some(*at + NODES_EVERY);
+            let only_nodes_changed = Inputs { nodes, ..before.clone() } == inputs;
+            if only_nodes_changed && now < *at + NODES_INTERVAL {
+                self.rules.due = Some(*at + NODES_INTERVAL);
                 return;
             }
         }
-        self.made.from = Some((basis, now));
-        self.made.times += 1;
+        self.rules.computed = Some((inputs, now));
+        self.rules.computations += 1;
         let rules = self.wanted_rules();
-        handle.wanted.send_if_modified(|wanted| {
+        let Some(reconciler) = &self.rules.reconciler else { return };
+        reconciler.wanted.send_if_modified(|wanted| {
             let changed = wanted.as_ref() != Some(&rules);
             if changed {
                 *wanted = Some(rules);
@@ -83,7 +97,7 @@ impl<K: Kernel> Node<K> {
     }
 
     fn wanted_rules(&self) -> Rules {
-        let (options, conf) = (&self.world.options.rules, &self.plan.network().masquerade);
+        let (options, conf) = (&self.context.options.rules, &self.plan.network().masquerade);
         let masquerade = options.masquerade.as_ref().map(|how| Masquerade {
             fully_random: how.fully_random,
             except: conf.except.clone(),
@@ -94,7 +108,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Adds the current state of the guard to the entries that the kernel notified about. Only the tables of the guard are read.
-    pub(super) fn look_at_guard(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+    pub(super) fn observe_guard(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
         match self.passer.kernel().guard() {
             Ok(present) => {
                 entries.extend(self.plan.guard_keys().map(|key| (key, None)));
@@ -105,7 +119,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Adds the current state of the fence to the entries that the kernel notified about.
-    pub(super) fn look_at_fence(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+    pub(super) fn observe_fence(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
         match self.passer.kernel().fence() {
             Ok(present) => {
                 entries.extend(self.plan.fence_keys().into_iter().map(|key| (key, None)));
@@ -116,29 +130,30 @@ impl<K: Kernel> Node<K> {
     }
 
     /// The reconciler sent a new state. subnet.env may wait for it.
-    pub fn ruled(&mut self) {
-        let Some(handle) = &mut self.rules else { return };
-        let state = handle.state.borrow_and_update().clone();
-        let wanted = handle.wanted.borrow().clone();
-        self.masquerading |= state.in_place.is_some() && state.in_place == wanted;
-        self.world.metrics.rules(state.in_place.is_some(), state.writes, state.restored);
-        self.publish_env();
+    pub fn rules_changed(&mut self) {
+        let Some(reconciler) = &mut self.rules.reconciler else { return };
+        let state = reconciler.state.borrow_and_update().clone();
+        let wanted = reconciler.wanted.borrow().clone();
+        self.rules.were_in_place |= state.in_place.is_some() && state.in_place == wanted;
+        self.context.reporter.metrics.rules(state.in_place.is_some(), state.writes, state.restored);
+        self.write_subnet_file();
     }
 
-    /// The value of IPMASQ in subnet.env. `None`: the wanted rules were never in place yet, so subnet.env must not be written.
+    /// Returns the value of IPMASQ in subnet.env, or `None` if subnet.env must not be written because the wanted rules were
+    /// never in place yet.
     pub(super) fn ipmasq(&self) -> Option<bool> {
-        let wanted = self.rules.is_some() && self.world.options.rules.masquerade.is_some();
-        match (wanted, self.masquerading) {
+        let is_wanted = self.rules.reconciler.is_some() && self.context.options.rules.masquerade.is_some();
+        match (is_wanted, self.rules.were_in_place) {
             (false, _) => Some(false),
             (true, true) => Some(true),
             (true, false) => None,
         }
     }
 
-    /// Why the rules keep the node from being ready. Only masquerading counts, as in flannel.
-    pub(crate) fn rules_blocker(&self) -> Option<String> {
-        let handle = self.rules.as_ref().filter(|_| self.world.options.rules.masquerade.is_some())?;
-        let state = handle.state.borrow();
+    /// Returns why the rules keep the node from being ready. Only masquerading counts, as in flannel.
+    pub(super) fn rules_fault(&self) -> Option<String> {
+        let is_wanted = self.context.options.rules.masquerade.is_some();
+        let state = self.rules.reconciler.as_ref().filter(|_| is_wanted)?.state.borrow();
         match (&state.error, &state.in_place) {
             (Some(error), _) => Some(format!("rules: {error}")),
             (None, None) => Some("rules: not written yet".to_owned()),
@@ -146,30 +161,30 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// What else is wrong with the rules, one sentence each.
-    pub(crate) fn rules_warnings(&self) -> Vec<String> {
-        let Some(handle) = &self.rules else { return Vec::new() };
-        let state = handle.state.borrow();
-        let error = state.error.iter().filter(|_| self.world.options.rules.masquerade.is_none());
+    /// Returns what else is wrong with the rules, one sentence each.
+    pub(super) fn rules_warnings(&self) -> Vec<String> {
+        let Some(reconciler) = &self.rules.reconciler else { return Vec::new() };
+        let state = reconciler.state.borrow();
+        let error = state.error.iter().filter(|_| self.context.options.rules.masquerade.is_none());
         error.map(|text| format!("rules: {text}")).chain(state.warnings.iter().cloned()).collect()
     }
 
-    /// What the kernel lacks of the tunnel guard; `None` also where the guard is off.
-    pub(crate) fn guard_trouble(&self) -> Option<String> {
+    /// Returns what the kernel lacks of the tunnel guard, or `None` if nothing, or if the guard is off.
+    pub(super) fn guard_problem(&self) -> Option<String> {
         let failures = self.passer.pending().iter().map(|(key, entry)| (key, entry.reason.as_str()));
         self.plan.guard().and_then(|_| guard::trouble(failures))
     }
 
-    /// What the kernel lacks of the fence.
-    pub(crate) fn fence_trouble(&self) -> Option<String> {
+    /// Returns what the kernel lacks of the fence.
+    pub(super) fn fence_problem(&self) -> Option<String> {
         self.passer.pending().fence_problem()
     }
 
-    /// For `weft status rules`.
-    pub(crate) fn rules_status(&self) -> RuleStatus {
-        let fence = self.fence_trouble().or_else(|| self.plan.fence_text().map(|text| text.to_string()));
-        let Some(handle) = &self.rules else { return RuleStatus { fence, ..RuleStatus::default() } };
-        let (state, wanted) = (handle.state.borrow(), handle.wanted.borrow());
+    /// Returns what `weft status rules` shows.
+    pub(super) fn rules_status(&self) -> RuleStatus {
+        let fence = self.fence_problem().or_else(|| self.plan.fence_text().map(|text| text.to_string()));
+        let Some(reconciler) = &self.rules.reconciler else { return RuleStatus { fence, ..RuleStatus::default() } };
+        let (state, wanted) = (reconciler.state.borrow(), reconciler.wanted.borrow());
         let text = wanted.as_ref().map(Rules::to_string).unwrap_or_default();
         RuleStatus {
             carrier: state.carrier.clone(),
@@ -178,7 +193,7 @@ impl<K: Kernel> Node<K> {
             writes: state.writes,
             mended: state.restored,
             fence,
-            guard: self.guard_trouble().or_else(|| self.plan.guard()),
+            guard: self.guard_problem().or_else(|| self.plan.guard()),
         }
     }
 }

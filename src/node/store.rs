@@ -1,68 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the store tells, and what follows from it.
+//! The events of the store.
 
 use std::time::Instant;
 
+use weft_backends::index::Changed;
 use weft_subnet::source::Event;
 
 use super::Node;
+use super::net_conf::NetConfChange;
 use crate::kernel::Kernel;
+use crate::log::Reminder;
 use crate::pass::Cause;
 
+/// Whether the store answers.
+#[derive(Debug)]
+pub(super) struct StoreState {
+    /// When the store last answered.
+    pub(super) last_answer: Instant,
+    /// The last error, until the store answers again.
+    pub(super) error: Option<String>,
+    /// Limits how often errors of the store are logged.
+    pub(super) log_limit: Reminder,
+}
+
+impl StoreState {
+    /// The store has just answered.
+    pub(super) fn new(now: Instant) -> StoreState {
+        StoreState { last_answer: now, error: None, log_limit: Reminder::default() }
+    }
+}
+
+/// What events of the store lead to.
+enum Needed {
+    /// These changes are to be written.
+    Writes(Vec<Changed>),
+    /// Everything is to be compared.
+    FullPass,
+}
+
 impl<K: Kernel> Node<K> {
-    /// The first look at everything, with what the store has told so far.
-    pub async fn begin(&mut self, events: Vec<Event>) {
-        if !self.stored(events).await {
-            self.full(Cause::Start).await;
+    /// Runs the first full pass, with what the store has sent so far.
+    pub async fn start(&mut self, events: Vec<Event>) {
+        // Without a complete list nothing of peers is written, and with one the full pass writes it.
+        self.apply_events(events);
+        self.full_pass(Cause::Start).await;
+    }
+
+    /// The store sent these events.
+    pub async fn store_changed(&mut self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        match self.apply_events(events) {
+            Needed::FullPass => self.full_pass(Cause::Start).await,
+            Needed::Writes(changed) => {
+                self.write(changed).await;
+                self.update_rules();
+            }
         }
     }
 
-    /// The store told us something. True when that led to a look at everything.
-    pub async fn stored(&mut self, events: Vec<Event>) -> bool {
-        if events.is_empty() {
-            return false;
-        }
-        let mut changed = Vec::new();
-        let mut full = false;
+    /// Applies events to the plan. Nothing is written to the kernel.
+    fn apply_events(&mut self, events: Vec<Event>) -> Needed {
+        let (mut changed, mut full_pass) = (Vec::new(), false);
         let now = Instant::now();
-        // Not every store is asked for what it says of an unlimited lease.
+        // Some stores report an unlimited lease without having been asked.
         if events.iter().any(|event| !matches!(event, Event::Trouble(_) | Event::Kept(None))) {
-            self.last_word = now;
-            self.world.metrics.store_word(now);
+            self.store.last_answer = now;
+            self.context.reporter.metrics.store_word(now);
         }
         for event in events {
-            if !matches!(event, Event::Trouble(_) | Event::Kept(_)) && self.store_trouble.take().is_some() {
+            // A renewal may be an old answer that came over another connection.
+            if !matches!(event, Event::Trouble(_) | Event::Kept(_)) && self.store.error.take().is_some() {
                 tracing::info!("the store answers again");
             }
             match event {
                 Event::Snapshot { records, reset } => {
-                    full |= !self.snapshot_applied;
-                    changed.extend(self.snapshot(records, reset));
+                    full_pass |= !self.has_list();
+                    changed.extend(self.apply_list(records, reset));
                 }
-                Event::Changes(changes) => changed.extend(self.changes(changes)),
-                Event::Config(text) => full |= self.configured(&text),
+                Event::Changes(changes) => changed.extend(self.apply_changes(changes)),
+                Event::Config(text) => full_pass |= self.apply_net_conf(&text) == NetConfChange::Applied,
                 Event::Word => {}
                 Event::Trouble(text) => {
-                    if self.trouble_said.due(&text, now) {
+                    if self.store.log_limit.due(&text, now) {
                         tracing::warn!("store: {text}");
                     }
-                    self.store_trouble = Some(text);
+                    self.store.error = Some(text);
                 }
                 Event::Kept(ttl) => {
-                    self.kept(ttl);
-                    self.world.metrics.lease_kept(now, ttl);
+                    self.lease_renewed(ttl);
+                    self.context.reporter.metrics.lease_kept(now, ttl);
                 }
             }
         }
-        if full || !changed.is_empty() {
-            self.unsaved();
+        if full_pass || !changed.is_empty() {
+            self.save_later();
         }
-        if full {
-            self.full(Cause::Start).await;
-        } else {
-            self.write(changed).await;
-            self.want_rules();
-        }
-        full
+        if full_pass { Needed::FullPass } else { Needed::Writes(changed) }
     }
 }

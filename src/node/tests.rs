@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's decisions about its own lease, against a scripted store and a kernel in memory. Time moves only by the answers
-//! that a test lets through.
+//! A node with a scripted store and a kernel in memory. The store answers a call only when the test lets it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
-use weft_backends::state::{Key, Name, Route, Seen, Value};
+use weft_backends::state::{Key, Name, Route, Value};
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
@@ -18,15 +17,16 @@ use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
 
-use super::{Node, Verdict, World};
+use super::{NextStep, Node, NodeContext};
 use crate::conflist::Conflist;
 use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, Notice, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
 use crate::lease::acquire::{self, Started};
-use crate::lease::keep::{Answer, Keeper};
+use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
+use crate::observe::report::Reporter;
 use crate::observe::systemd::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::pass::{Cause, Passer};
@@ -34,13 +34,13 @@ use crate::saved::Saver;
 use crate::subnet_file::Author;
 
 mod begin;
-mod churn;
 mod claims;
 mod config;
 mod conflist;
 mod lease;
-mod looks;
+mod passes;
 mod peers;
+mod rate_limit;
 mod rules;
 mod subnet_file;
 mod uplink;
@@ -49,16 +49,17 @@ const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 const PROTOCOL: u8 = weft_backends::owner::PROTOCOL;
 
-/// A store that answers a call for a lease when the test lets it, and remembers what it was asked.
-struct Script {
+/// A store that answers a call for a lease when the test lets it, and records the calls.
+struct ScriptedStore {
+    /// Each permit lets one call be answered.
     gate: Semaphore,
     retakes: RefCell<Vec<Attrs>>,
     acquires: RefCell<usize>,
     taken: RefCell<bool>,
 }
 
-impl Script {
-    async fn pass(&self) {
+impl ScriptedStore {
+    async fn wait_for_permit(&self) {
         if let Ok(permit) = self.gate.acquire().await {
             permit.forget();
         }
@@ -66,10 +67,10 @@ impl Script {
 }
 
 fn missing<T>() -> Local<'static, Result<T, Error>> {
-    Box::pin(async { Err(Error::Missing("nothing is asked of this here".into())) })
+    Box::pin(async { Err(Error::Missing("the tests do not use this call".into())) })
 }
 
-impl Source for Script {
+impl Source for ScriptedStore {
     fn describe(&self) -> String {
         "script".into()
     }
@@ -85,14 +86,14 @@ impl Source for Script {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
             *self.acquires.borrow_mut() += 1;
-            self.pass().await;
+            self.wait_for_permit().await;
             Ok(Lease { attrs: claim.attrs.clone(), ..lease("10.5.9.0-24", "192.168.0.1") })
         })
     }
     fn retake<'a>(&'a self, subnets: &'a Subnets, _: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
             self.retakes.borrow_mut().push(attrs.clone());
-            self.pass().await;
+            self.wait_for_permit().await;
             if *self.taken.borrow() {
                 return Err(Error::Taken { subnet: *subnets, owner: "192.168.0.7".into() });
             }
@@ -126,7 +127,7 @@ fn put(key: &str, ip: &str) -> Result<Record, Id> {
     Ok(Record { id: lease.id.clone(), lease: Ok(lease) })
 }
 
-/// One uplink with this address in 192.168.0.0/24.
+/// A host with one uplink, which has this address in 192.168.0.0/24.
 fn machine(ip: &str) -> Machine {
     let eth0 = Name::new("eth0").unwrap();
     let route = |net: &str, reach| RouteInfo {
@@ -154,31 +155,31 @@ fn machine(ip: &str) -> Machine {
     }
 }
 
-struct Bench {
+struct TestNode {
     node: Node<FakeKernel>,
     kernel: FakeKernel,
-    store: Rc<Script>,
-    answers: mpsc::UnboundedReceiver<Answer>,
+    store: Rc<ScriptedStore>,
+    answers: mpsc::UnboundedReceiver<LeaseAnswer>,
     file: std::path::PathBuf,
     _dir: tempfile::TempDir,
     _events: mpsc::Receiver<Event>,
 }
 
-impl Bench {
-    fn new(on_lost_lease: OnLostLease) -> Bench {
-        Bench::with(on_lost_lease, RuleOptions::default())
+impl TestNode {
+    fn new(on_lost_lease: OnLostLease) -> TestNode {
+        TestNode::with(on_lost_lease, RuleOptions::default())
     }
 
-    fn with(on_lost_lease: OnLostLease, rules: RuleOptions) -> Bench {
-        Bench::of((CONFIG, lease("10.5.1.0-24", "192.168.0.1")), on_lost_lease, rules)
+    fn with(on_lost_lease: OnLostLease, rules: RuleOptions) -> TestNode {
+        TestNode::of((CONFIG, lease("10.5.1.0-24", "192.168.0.1")), on_lost_lease, rules)
     }
 
     /// A node of the vxlan backend with this lease.
-    fn of_vxlan(own: Lease, on_lost_lease: OnLostLease) -> Bench {
-        Bench::of((VXLAN, own), on_lost_lease, RuleOptions::default())
+    fn of_vxlan(own: Lease, on_lost_lease: OnLostLease) -> TestNode {
+        TestNode::of((VXLAN, own), on_lost_lease, RuleOptions::default())
     }
 
-    fn of((config, own): (&str, Lease), on_lost_lease: OnLostLease, rules: RuleOptions) -> Bench {
+    fn of((config, own): (&str, Lease), on_lost_lease: OnLostLease, rules: RuleOptions) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("subnet.env");
         let options = Options {
@@ -197,7 +198,7 @@ impl Bench {
             rules,
             cni: None,
         };
-        let store = Rc::new(Script {
+        let store = Rc::new(ScriptedStore {
             gate: Semaphore::new(0),
             retakes: RefCell::default(),
             acquires: RefCell::default(),
@@ -222,31 +223,32 @@ impl Bench {
             saved: None,
         };
         let (events, received) = mpsc::channel(8);
-        let (keeper, answers) = Keeper::new(store.clone(), events);
+        let (tasks, answers) = LeaseTasks::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
         let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
         let condition = ConditionReporter::new(store.clone(), options.unwell_after);
-        let world = World { options, store: store.clone(), readiness, metrics, notify, condition, saver, conflist };
-        let node = Node::new(world, Passer::new(kernel.clone()), keeper, started);
-        Bench { node, kernel, store, answers, file, _dir: dir, _events: received }
+        let reporter = Reporter { readiness, metrics, notify, condition };
+        let context = NodeContext { options, store: store.clone(), reporter, saver, conflist };
+        let node = Node::new(context, Passer::new(kernel.clone()), tasks, started);
+        TestNode { node, kernel, store, answers, file, _dir: dir, _events: received }
     }
 
-    async fn ready(on_lost_lease: OnLostLease) -> Bench {
-        let mut bench = Bench::new(on_lost_lease);
-        bench.node.full(Cause::Start).await;
+    async fn ready(on_lost_lease: OnLostLease) -> TestNode {
+        let mut test = TestNode::new(on_lost_lease);
+        test.node.full_pass(Cause::Start).await;
         let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()];
-        bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-        bench
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        test
     }
 
-    /// Lets the store answer one call, and hands the answer in.
-    async fn answer(&mut self) -> Verdict {
+    /// Lets the store answer one call, and hands the answer to the node.
+    async fn answer(&mut self) -> NextStep {
         self.store.gate.add_permits(1);
         let answer = tokio::time::timeout(Duration::from_secs(10), self.answers.recv()).await;
-        self.node.answered(answer.expect("an answer").unwrap()).await
+        self.node.lease_answered(answer.expect("an answer").unwrap()).await
     }
 
-    /// Lets the calls that were just begun reach the store.
+    /// Lets open calls reach the store, and returns true if it was asked so many times to write the lease.
     async fn asked(&self, retakes: usize) -> bool {
         for _ in 0..1000 {
             if self.store.retakes.borrow().len() >= retakes {
@@ -268,181 +270,4 @@ impl Bench {
 
 async fn local(test: impl Future<Output = ()>) {
     LocalSet::new().run_until(test).await;
-}
-
-#[tokio::test]
-async fn a_deletion_during_a_call_is_not_forgotten() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        let gone = || vec![Event::Changes(vec![Err("10.5.1.0-24".into())])];
-        bench.node.stored(gone()).await;
-        assert!(bench.asked(1).await, "taken again at once");
-        bench.node.stored(gone()).await;
-        assert!(bench.asked(1).await, "one call at a time");
-        bench.answer().await;
-        assert!(bench.asked(2).await, "the second deletion came after what the first call saw");
-        bench.answer().await;
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        assert!(bench.asked(2).await, "and that was all");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn an_address_that_flaps_ends_in_the_lease_as_it_is() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        for ip in ["192.168.0.3", "192.168.0.1"] {
-            bench.kernel.set_machine(machine(ip));
-            bench.node.full(Cause::Kernel).await;
-        }
-        assert!(bench.asked(1).await);
-        // The echo of our own write comes before its answer: it must not be taken for an intruder.
-        bench.node.stored(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.3")])]).await;
-        bench.answer().await;
-        assert!(bench.asked(2).await, "the address is the old one again");
-        let asked: Vec<_> = bench.store.retakes.borrow().iter().map(|attrs| attrs.public_ip.unwrap()).collect();
-        assert_eq!(asked.iter().map(ToString::to_string).collect::<Vec<_>>(), ["192.168.0.3", "192.168.0.1"]);
-        bench.answer().await;
-        assert_eq!(bench.node.plan.own().attrs.public_ip, "192.168.0.1".parse().ok());
-        assert!(bench.node.lost.is_none());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn who_took_our_subnet_is_a_peer_once_we_have_another() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Reacquire).await;
-        *bench.store.taken.borrow_mut() = true;
-        bench.node.stored(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
-        assert_eq!(bench.answer().await, Verdict::Stay);
-        assert!(bench.node.lost.is_some());
-        assert_eq!(bench.via("10.5.1.0/24"), None, "still ours to forward");
-        bench.answer().await;
-        assert_eq!(*bench.store.acquires.borrow(), 1);
-        assert_eq!(bench.via("10.5.1.0/24"), "192.168.0.7".parse().ok());
-        assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "the others stay");
-        let env = std::fs::read_to_string(&bench.file).unwrap();
-        assert!(env.contains("FLANNEL_SUBNET=10.5.9.1/24"), "{env}");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_held_subnet_is_taken_again_when_the_intruder_leaves() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        *bench.store.taken.borrow_mut() = true;
-        bench.node.stored(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
-        bench.answer().await;
-        assert!(bench.node.lost.is_some());
-        *bench.store.taken.borrow_mut() = false;
-        bench.node.stored(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
-        bench.answer().await;
-        assert!(bench.node.lost.is_none());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn an_intruder_that_leaves_during_the_call_has_not_taken_it() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Exit).await;
-        *bench.store.taken.borrow_mut() = true;
-        bench.node.stored(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
-        bench.node.stored(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
-        assert_eq!(bench.answer().await, Verdict::Stay);
-        *bench.store.taken.borrow_mut() = false;
-        assert_eq!(bench.answer().await, Verdict::Stay);
-        assert!(bench.node.lost.is_none() && bench.asked(2).await);
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn an_empty_first_list_removes_nothing_and_a_short_second_one_neither() {
-    local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
-        let (key, dev) = (Key::Route("10.5.8.0/24".parse().unwrap(), 0), Name::new("eth0").unwrap());
-        let value = Value::Route(Route::Unicast { via: "192.168.0.8".parse().unwrap(), dev, onlink: false });
-        bench.kernel.disturb(key, Some(Seen { value, protocol: PROTOCOL, mark: false }), false);
-        for records in [vec![], vec![put("10.5.2.0-24", "192.168.0.2").unwrap()]] {
-            bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-            bench.node.full(Cause::Audit).await;
-            assert!(bench.via("10.5.8.0/24").is_some());
-        }
-        assert!(bench.via("10.5.2.0/24").is_some());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_dump_that_fails_is_tried_again_soon() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        bench.kernel.break_dumps(Some(std::io::ErrorKind::Interrupted));
-        bench.node.full(Cause::Kernel).await;
-        assert!(bench.node.kernel_problem.is_some());
-        let wait = bench.node.next_wake().unwrap().saturating_duration_since(std::time::Instant::now());
-        assert!(wait <= Duration::from_secs(2), "{wait:?}");
-        bench.kernel.break_dumps(None);
-        bench.node.full(Cause::Audit).await;
-        assert!(bench.node.kernel_problem.is_none());
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn noise_of_links_is_looked_at_later_not_never() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        bench.node.quiet_until = std::time::Instant::now() + Duration::from_secs(60);
-        let looks = bench.kernel.observations();
-        bench.node.noticed(vec![Notice::Links]).await;
-        assert_eq!(bench.kernel.observations(), looks);
-        assert_eq!(bench.node.next_audit, bench.node.quiet_until);
-        assert!(bench.node.next_wake() <= Some(bench.node.quiet_until));
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_lease_that_is_there_wins_over_one_that_is_only_held() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        // The store was wiped: the old owner of 10.5.2.0/24 is held, and its subnet given to another under a wider key.
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
-        bench.node.stored(vec![Event::Snapshot { records, reset: true }]).await;
-        assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "held");
-        let mut younger = lease("10.5.2.0-23", "192.168.0.3");
-        younger.age.stamp = 2;
-        let record = Record { id: younger.id.clone(), lease: Ok(younger) };
-        bench.node.stored(vec![Event::Changes(vec![Ok(record)])]).await;
-        assert_eq!(bench.via("10.5.2.0/23"), "192.168.0.3".parse().ok());
-        assert_eq!(bench.via("10.5.2.0/24"), None, "the held one gave way");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_peer_that_cannot_be_planned_does_not_lower_the_mtu() {
-    local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        let mtu = bench.node.plan.mtu();
-        let of_type = |data: Option<Box<str>>| {
-            let mut peer = lease("10.5.3.0-24", "192.168.0.4");
-            (peer.attrs.backend_type, peer.attrs.backend_data) = ("vxlan".into(), data);
-            vec![Event::Changes(vec![Ok(Record { id: peer.id.clone(), lease: Ok(peer) })])]
-        };
-        bench.node.stored(of_type(None)).await;
-        assert_eq!(bench.node.plan.mtu(), mtu, "a vxlan lease without a MAC");
-        bench.node.stored(of_type(Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:04"}"#.into()))).await;
-        assert_eq!(bench.node.plan.mtu(), mtu - 50, "a good one");
-        bench.node.stored(of_type(None)).await;
-        assert_eq!(bench.node.plan.mtu(), mtu, "and a bad one again");
-    })
-    .await;
 }

@@ -137,7 +137,7 @@ impl Metrics {
     }
 
     /// Records `count` writes to the kernel. `kind` is `link`, `address`, `fdb`, `neighbour`, `route`, `fence` or `guard`, as
-    /// [`crate::pass::kind`] returns it. `result` is `done` or `failed`.
+    /// `pass::kind` returns it. `result` is `done` or `failed`.
     pub fn operations(&self, kind: &'static str, result: &'static str, count: u64) {
         self.operations.get_or_create(&Operation { kind, result }).inc_by(count);
     }

@@ -1,260 +1,311 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a node says of itself: readiness and its reasons, metrics, the answer to `weft status`.
+//! Turns the values that the node hands out into readiness, metrics, the status of systemd, the condition of the node
+//! and the answer to `weft status`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
-use weft_backends::state::Key;
 use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Id, Lease};
 
-use crate::firewall::guard;
-use crate::kernel::Kernel;
-use crate::node::Node;
-use crate::observe::claims;
-use crate::observe::node_condition::Health;
-use crate::observe::status::{Failure, Pass, Peer, PeerState, Status};
-use crate::pass::{self, Pending};
+use crate::observe::health::Readiness;
+use crate::observe::metrics::Metrics;
+use crate::observe::node_condition::{ConditionReporter, Health};
+use crate::observe::status::{Failure, Pass, Peer, PeerState, RuleStatus, Status};
+use crate::observe::systemd::Notify;
 
-/// The host's name, for people.
+/// Where the leases of the peers come from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PeerList {
+    /// The store has not sent a complete list yet.
+    #[default]
+    Missing,
+    /// The store cannot be reached, and the peers are those that an earlier run saved. The text says so.
+    Saved(String),
+    /// The store has sent a complete list.
+    Complete,
+}
+
+/// Numbers of peers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerCounts {
+    /// Peers whose lease is believed.
+    pub believed: usize,
+    /// Peers with an entry that will be tried again, and none that the kernel refused.
+    pub pending: usize,
+    /// Peers with an entry that the kernel refused.
+    pub failed: usize,
+    /// Peers whose lease is gone and that are kept for the grace time.
+    pub held: usize,
+    /// Leases that are set aside, including the unreachable ones.
+    pub set_aside: usize,
+    /// Believed leases for which not all entries could be planned.
+    pub unplanned: usize,
+}
+
+/// The state of a node after an event. To make one costs nothing for each peer, unless entries have just failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// The node's own subnets.
+    pub subnets: Subnets,
+    /// The type of its backend.
+    pub backend: String,
+    /// Where the leases of the peers come from.
+    pub peer_list: PeerList,
+    /// Numbers of peers.
+    pub peers: PeerCounts,
+    /// What is wrong with this node itself, whatever the store and the peers do. One sentence each.
+    pub faults: Vec<String>,
+    /// Set while the own lease is missing from the store. The node goes on meanwhile.
+    pub lease_missing: Option<String>,
+    /// The store does not answer.
+    pub store_fails: bool,
+}
+
+impl NodeState {
+    /// Returns why the node is not ready. With saved peers it is ready, as an agent that ran before the store failed.
+    pub fn blockers(&self) -> Vec<String> {
+        let list =
+            (self.peer_list == PeerList::Missing).then(|| "no complete list of leases from the store yet".to_owned());
+        list.into_iter().chain(self.faults.iter().cloned()).collect()
+    }
+
+    /// Returns true if pods may start. That is so when the node is ready, and also when it lacks only the list of leases
+    /// and the store does not answer. If the store answers, the list comes in a moment, so the pods wait for it.
+    pub fn pods_may_start(&self) -> bool {
+        self.faults.is_empty() && (self.peer_list != PeerList::Missing || self.store_fails)
+    }
+
+    /// Returns what is reported to the store about the network of this node.
+    fn health(&self) -> Health {
+        let faults: Vec<&str> = self.faults.iter().chain(&self.lease_missing).map(String::as_str).collect();
+        if !faults.is_empty() {
+            return Health::Unwell(faults.join("; "));
+        }
+        // Without a list from the store, nothing is known about whether peers can be reached.
+        if self.peer_list == PeerList::Complete { Health::Well } else { Health::Unknown }
+    }
+
+    /// Returns one line for systemd: the first problem, or what the node does.
+    fn line(&self, blockers: &[String]) -> String {
+        match (blockers.first(), &self.peer_list) {
+            (Some(blocker), _) => blocker.clone(),
+            (None, PeerList::Saved(text)) => text.clone(),
+            (None, _) => format!("subnet {}, {} peers, {}", self.subnets, self.peers.believed, self.backend),
+        }
+    }
+}
+
+/// The places where the state of the node is shown.
+#[derive(Debug)]
+pub struct Reporter {
+    /// The state behind /readyz.
+    pub readiness: Readiness,
+    /// The numbers behind /metrics.
+    pub metrics: Arc<Metrics>,
+    /// The connection to systemd.
+    pub notify: Notify,
+    /// The report to the store.
+    pub condition: ConditionReporter,
+}
+
+impl Reporter {
+    /// Brings readiness, metrics, systemd's status and the report to the store up to date.
+    pub fn publish(&mut self, state: &NodeState) {
+        let blockers = state.blockers();
+        let (ready, line) = (blockers.is_empty(), state.line(&blockers));
+        if self.readiness.set(blockers) {
+            if ready {
+                tracing::info!(subnet = %state.subnets, peers = state.peers.believed, "ready");
+            } else {
+                tracing::warn!(reason = line, "not ready");
+            }
+        }
+        if ready {
+            self.notify.ready();
+        }
+        self.condition.set(state.health());
+        self.notify.status(&line);
+        let peers = state.peers;
+        let troubled = peers.pending + peers.failed + peers.held + peers.unplanned;
+        for (state, count) in [
+            (PeerState::Pending, peers.pending),
+            (PeerState::Failed, peers.failed),
+            (PeerState::Held, peers.held),
+            (PeerState::SetAside, peers.set_aside),
+            (PeerState::Programmed, peers.believed.saturating_sub(troubled)),
+        ] {
+            self.metrics.peers(state, count);
+        }
+    }
+}
+
+/// What `weft status` shows in addition to [`NodeState`]. It is made on request only, because it has a row for each peer.
+#[derive(Debug, Clone, Default)]
+pub struct NodeDetails {
+    /// What is wrong although the node can be ready. One sentence each.
+    pub warnings: Vec<String>,
+    /// The addresses that the own lease names.
+    pub public: Vec<IpAddr>,
+    /// Time until the own lease ends. `None` if it does not end, or if the store has not told it yet.
+    pub lease_ttl: Option<Duration>,
+    /// The networks of the cluster.
+    pub networks: Subnets,
+    /// The MTU of subnet.env in bytes.
+    pub mtu: u32,
+    /// The uplink: its name, its addresses, and its MTU in bytes.
+    pub uplink: (String, Vec<IpAddr>, u32),
+    /// The store, described for people.
+    pub store: String,
+    /// Time since the last answer of the store.
+    pub store_silence: Duration,
+    /// The last error of the store, until it answers again.
+    pub store_error: Option<String>,
+    /// Every peer, in any order.
+    pub peers: Vec<PeerRow>,
+    /// The last pass that wrote something.
+    pub last_pass: Option<Pass>,
+    /// The last error.
+    pub last_error: Option<Failure>,
+    /// Time between two audits.
+    pub audit_interval: Duration,
+    /// Number of full passes since the start, by cause.
+    pub full_passes: BTreeMap<&'static str, u64>,
+    /// Time until the next audit.
+    pub next_audit: Duration,
+    /// The traffic rules.
+    pub rules: RuleStatus,
+}
+
+/// A peer for `weft status`.
+#[derive(Debug, Clone)]
+pub struct PeerRow {
+    id: Id,
+    subnets: Subnets,
+    peer: Peer,
+}
+
+impl PeerRow {
+    /// A peer whose lease can be read.
+    pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> PeerRow {
+        let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
+        let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
+        let peer = Peer { subnet, public: public.join(","), backend, state, reason };
+        PeerRow { id: lease.id.clone(), subnets: lease.subnets, peer }
+    }
+
+    /// A record that cannot be read.
+    pub fn unreadable(id: &Id, reason: String) -> PeerRow {
+        let (public, backend) = (String::new(), String::new());
+        let peer = Peer { subnet: id.to_string(), public, backend, state: PeerState::SetAside, reason: Some(reason) };
+        PeerRow { id: id.clone(), subnets: Subnets::default(), peer }
+    }
+}
+
+/// Returns the addresses that a lease names.
+pub fn public(attrs: &Attrs) -> Vec<IpAddr> {
+    attrs.public_ip.map(IpAddr::V4).into_iter().chain(attrs.public_ipv6.map(IpAddr::V6)).collect()
+}
+
+/// Returns the host's name.
 pub fn node_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Why our own device carries no packets, if it does not: it, or its address, is not there, or lacks what packets need.
-pub fn device_problem<K: Kernel>(node: &Node<K>) -> Option<String> {
-    of_own_device(node).find(|(_, pending)| !pending.works).map(|(key, pending)| format!("{key}: {}", pending.reason))
+/// Returns the answer to `weft status` before the agent has a lease.
+pub fn starting(store: String, problems: Vec<String>) -> Status {
+    Status { version: env!("CARGO_PKG_VERSION").to_owned(), node: node_name(), problems, store, ..Status::default() }
 }
 
-/// What our own device lacks although it carries packets. A person should know, and nothing waits for it.
-fn device_remarks<K: Kernel>(node: &Node<K>) -> impl Iterator<Item = String> {
-    let lacking = of_own_device(node).filter(|(_, pending)| pending.works);
-    lacking.map(|(key, pending)| format!("{key}: {}; packets do not need it", pending.reason))
-}
-
-/// What the kernel has not of our own device and its address.
-fn of_own_device<K: Kernel>(node: &Node<K>) -> impl Iterator<Item = (&Key, &Pending)> {
-    let own = |key: &Key| matches!(key, Key::Link(_) | Key::Addr(..)) && node.plan.is_own_device(key);
-    node.passer.pending().iter().filter(move |(key, _)| own(key))
-}
-
-/// Why the node is not ready. With the peers that were saved it is: an agent that ran when its store went is so, too.
-fn blockers<K: Kernel>(node: &Node<K>) -> Vec<String> {
-    let snapshot = (!node.knows_peers()).then(|| "no complete list of leases from the store yet".to_owned());
-    snapshot.into_iter().chain(faults(node)).collect()
-}
-
-/// What is wrong with this node itself, whatever its store and its peers do.
-fn faults<K: Kernel>(node: &Node<K>) -> Vec<String> {
-    [
-        device_problem(node),
-        node.kernel_problem.clone(),
-        node.env_problem.clone(),
-        node.rules_blocker(),
-        node.host_problem.as_ref().map(|problem| format!("uplink: {problem}")),
-        node.lost.clone(),
-        node.contest_problem(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-/// How the network of this node is, for those who look at the store.
-fn health<K: Kernel>(node: &Node<K>, ready: bool) -> Health {
-    let mut faults = faults(node);
-    faults.extend(node.lease_gone.map(str::to_owned));
-    match (faults.is_empty(), ready && node.resumed.is_none()) {
-        (false, _) => Health::Unwell(faults.join("; ")),
-        (true, true) => Health::Well,
-        // The store is away, or was not heard yet.
-        (true, false) => Health::Unknown,
-    }
-}
-
-/// Brings readiness, metrics and systemd's status up to date. Costs nothing per peer unless something is wrong.
-pub fn publish<K: Kernel>(node: &mut Node<K>) {
-    let blockers = blockers(node);
-    let ready = blockers.is_empty();
-    // Pods shall run where all is in place that this node has a say in; a list that comes in a moment is waited for.
-    let only_the_store_is_away = blockers.len() == 1 && !node.snapshot_applied && node.store_trouble.is_some();
-    let text = blockers.first().or(node.resumed.as_ref()).cloned().unwrap_or_else(|| {
-        format!(
-            "subnet {}, {} peers, {}",
-            node.plan.own().subnets,
-            node.plan.peers().len(),
-            node.plan.network().backend_type
-        )
-    });
-    if node.world.readiness.set(blockers) {
-        if ready {
-            tracing::info!(subnet = %node.plan.own().subnets, peers = node.plan.peers().len(), "ready");
-        } else {
-            tracing::warn!(reason = text, "not ready");
-        }
-    }
-    if ready {
-        node.world.notify.ready();
-    }
-    node.world.condition.set(health(node, ready));
-    if ready || only_the_store_is_away {
-        node.world.conflist.keep(Instant::now());
-    }
-    node.world.notify.status(&text);
-    let version = node.passer.pending().version();
-    if node.troubled.0 != version {
-        let (pending, failed) = troubled(node);
-        node.troubled = (version, pending.len(), failed.len());
-    }
-    let (_, pending, failed) = node.troubled;
-    let count = |state, count| node.world.metrics.peers(state, count);
-    count(PeerState::Pending, pending);
-    count(PeerState::Failed, failed);
-    let held = node.hold.len();
-    count(PeerState::Held, held);
-    let aside = node.plan.set_aside_count();
-    count(PeerState::SetAside, aside);
-    let believed = node.plan.peers().len();
-    let unwell = pending + failed + held + node.plan.skipped_count();
-    count(PeerState::Programmed, believed.saturating_sub(unwell));
-}
-
-/// Peers with an entry that waits, and peers with one that the kernel refused.
-fn troubled<K: Kernel>(node: &Node<K>) -> (HashSet<Id>, HashMap<Id, String>) {
-    let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
-    for (key, entry) in node.passer.pending().iter().filter(|(key, _)| !guard::is_of_guard_or_fence(key)) {
-        let Some(id) = node.plan.owner(key) else { continue };
-        if entry.retry {
-            pending.insert(id.clone());
-        } else {
-            failed.insert(id.clone(), entry.reason.clone());
-        }
-    }
-    pending.retain(|id| !failed.contains_key(id));
-    (pending, failed)
-}
-
-/// An error, for status.
-pub fn failure(text: String) -> Failure {
-    Failure { at_ms: now_ms(), text }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A pass, for status.
-pub fn pass(report: &pass::Report) -> Pass {
-    Pass {
-        at_ms: now_ms(),
-        took_us: u64::try_from(report.took.as_micros()).unwrap_or(u64::MAX),
-        writes: report.writes(),
-        failed: report.failed(),
-        cause: report.cause.as_str().to_owned(),
-    }
-}
-
-/// The answer to `weft status`.
-pub fn status<K: Kernel>(node: &Node<K>) -> Status {
-    let now = Instant::now();
-    let (own, host) = (node.plan.own(), node.plan.host());
-    let mut problems = blockers(node);
+/// Returns the answer to `weft status`.
+pub fn status(state: &NodeState, details: NodeDetails) -> Status {
+    let mut problems = state.blockers();
     let ready = problems.is_empty();
-    problems.extend(device_remarks(node));
-    problems.extend(node.resumed.clone());
-    problems.extend(node.world.conflist.problem());
-    problems.extend(node.world.store.remark());
-    problems.extend(node.lease_trouble.as_ref().map(|text| format!("own lease: {text}")));
-    problems.extend(node.restart_wanted.clone());
-    problems.extend(node.sysctl_problems.iter().cloned());
-    problems.extend(node.rules_warnings());
-    problems.extend(node.plan.problems());
-    problems.extend(node.fence_trouble());
-    problems.extend(claims::problems(&node.plan));
-    problems.extend(node.guard_trouble().map(|text| format!("tunnel guard: {text}")));
-    let addresses: Vec<String> = [host.uplink.v4.map(|ip| ip.to_string()), host.uplink.v6.map(|ip| ip.to_string())]
-        .into_iter()
-        .flatten()
-        .collect();
+    problems.extend(details.warnings);
+    let mut peers = details.peers;
+    peers.sort_unstable_by(|a, b| (a.subnets, &a.id).cmp(&(b.subnets, &b.id)));
+    let (name, addresses, mtu) = details.uplink;
+    let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     Status {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        node: node_name(),
         ready,
-        problems,
-        subnet: own.subnets.to_string(),
-        lease_ttl_s: node.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
-        public: public(&own.attrs),
-        network: node.plan.network().networks.to_string(),
-        backend: node.plan.network().backend_type.clone(),
-        mtu: node.plan.mtu(),
-        uplink: format!("{} {} mtu {}", host.uplink.name, addresses.join(" "), host.uplink.mtu),
-        store: node.world.store.describe(),
-        store_silent_s: (now - node.last_word).as_secs(),
-        store_trouble: node.store_trouble.clone(),
-        peers: peers(node),
-        last_pass: node.last_pass.clone(),
-        last_error: node.last_error.clone(),
-        audit_interval_s: node.audit_interval.as_secs_f64(),
-        full_passes: node.full_passes.iter().map(|(cause, count)| ((*cause).to_owned(), *count)).collect(),
-        next_audit_s: node.next_audit.saturating_duration_since(now).as_secs_f64(),
-        held: node.hold.len(),
-        rules: node.rules_status(),
+        subnet: state.subnets.to_string(),
+        lease_ttl_s: details.lease_ttl.map(|ttl| ttl.as_secs()),
+        public: details.public.iter().map(IpAddr::to_string).collect(),
+        network: details.networks.to_string(),
+        backend: state.backend.clone(),
+        mtu: details.mtu,
+        uplink: format!("{name} {} mtu {mtu}", addresses.join(" ")),
+        store_silent_s: details.store_silence.as_secs(),
+        store_trouble: details.store_error,
+        peers: peers.into_iter().map(|row| row.peer).collect(),
+        last_pass: details.last_pass,
+        last_error: details.last_error,
+        audit_interval_s: details.audit_interval.as_secs_f64(),
+        full_passes: details.full_passes.into_iter().map(|(cause, count)| (cause.to_owned(), count)).collect(),
+        next_audit_s: details.next_audit.as_secs_f64(),
+        held: state.peers.held,
+        rules: details.rules,
+        ..starting(details.store, problems)
     }
 }
 
-fn public(attrs: &Attrs) -> Vec<String> {
-    [attrs.public_ip.map(|ip| ip.to_string()), attrs.public_ipv6.map(|ip| ip.to_string())]
-        .into_iter()
-        .flatten()
-        .collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn peers<K: Kernel>(node: &Node<K>) -> Vec<Peer> {
-    let (pending, failed) = troubled(node);
-    let held: HashSet<&Id> = node.hold.held().collect();
-    let state = |lease: &Lease| -> (PeerState, Option<String>) {
-        if let Some(reason) = failed.get(&lease.id) {
-            (PeerState::Failed, Some(reason.clone()))
-        } else if pending.contains(&lease.id) {
-            let first = node
-                .plan
-                .keys(&lease.id)
-                .into_iter()
-                .filter(|key| !guard::is_of_guard_or_fence(key))
-                .find_map(|key| node.passer.pending().get(&key));
-            (PeerState::Pending, first.map(|pending| pending.reason.clone()))
-        } else if held.contains(&lease.id) {
-            (PeerState::Held, Some("gone from the store all of a sudden; kept for the grace time".to_owned()))
-        } else if let Some(reason) = node.plan.skipped(&lease.id) {
-            (PeerState::SetAside, Some(reason.to_owned()))
-        } else {
-            (PeerState::Programmed, claims::remark(&node.plan, lease))
-        }
-    };
-    let mut rows: BTreeMap<_, Peer> = BTreeMap::new();
-    for lease in node.plan.peers().believed() {
-        let (state, reason) = state(lease);
-        rows.insert((lease.subnets, lease.id.clone()), row(lease, state, reason));
+    fn ready() -> NodeState {
+        NodeState { peer_list: PeerList::Complete, ..NodeState::default() }
     }
-    for (id, reason, lease) in node.plan.peers().set_aside() {
-        let reason = Some(reason.to_owned());
-        let peer = match lease {
-            Some(lease) => row(lease, PeerState::SetAside, reason),
-            None => Peer {
-                subnet: id.to_string(),
-                public: String::new(),
-                backend: String::new(),
-                state: PeerState::SetAside,
-                reason,
-            },
+
+    fn with_fault() -> NodeState {
+        NodeState { faults: vec!["no device".to_owned()], ..ready() }
+    }
+
+    #[test]
+    fn readiness_needs_a_list_of_leases_or_saved_peers_and_no_fault() {
+        let saved = NodeState { peer_list: PeerList::Saved("saved peers".to_owned()), ..ready() };
+        assert!(ready().blockers().is_empty() && saved.blockers().is_empty());
+        assert_eq!(with_fault().blockers(), ["no device"]);
+        let blockers = NodeState { peer_list: PeerList::Missing, ..with_fault() }.blockers();
+        assert_eq!(blockers, ["no complete list of leases from the store yet", "no device"]);
+    }
+
+    #[test]
+    fn pods_wait_for_a_list_unless_the_store_does_not_answer() {
+        let without_list = NodeState::default();
+        assert!(ready().pods_may_start() && !without_list.pods_may_start());
+        assert!(NodeState { store_fails: true, ..without_list }.pods_may_start());
+        assert!(!NodeState { store_fails: true, ..with_fault() }.pods_may_start());
+        let saved = PeerList::Saved("saved peers".to_owned());
+        let saved = NodeState { peer_list: saved, store_fails: true, ..with_fault() };
+        assert!(!saved.pods_may_start(), "saved peers do not make up for a fault of the node");
+    }
+
+    #[test]
+    fn a_fault_is_reported_to_the_store_even_while_the_list_is_missing() {
+        assert_eq!(ready().health(), Health::Well);
+        assert_eq!(NodeState::default().health(), Health::Unknown);
+        let saved = NodeState { peer_list: PeerList::Saved("saved peers".to_owned()), ..ready() };
+        assert_eq!(saved.health(), Health::Unknown);
+        let state = NodeState { lease_missing: Some("own lease is gone".to_owned()), ..with_fault() };
+        assert_eq!(state.health(), Health::Unwell("no device; own lease is gone".to_owned()));
+        assert_eq!(state.blockers(), ["no device"], "a missing lease alone does not make the node unready");
+    }
+
+    #[test]
+    fn peers_are_sorted_by_subnet() {
+        let row = |key: &str| {
+            let subnets = Subnets::from_key(key).unwrap();
+            let lease = Lease { id: key.into(), subnets, attrs: Attrs::default(), age: Default::default() };
+            PeerRow::of(&lease, PeerState::Programmed, None)
         };
-        rows.insert((lease.map(|lease| lease.subnets).unwrap_or_default(), id.clone()), peer);
+        let unreadable = PeerRow::unreadable(&"x".into(), "not a key".to_owned());
+        let peers = vec![row("10.5.10.0-24"), row("10.5.2.0-24"), unreadable];
+        let shown = status(&ready(), NodeDetails { peers, ..NodeDetails::default() }).peers;
+        let subnets: Vec<&str> = shown.iter().map(|peer| peer.subnet.as_str()).collect();
+        assert_eq!(subnets, ["x", "10.5.2.0/24", "10.5.10.0/24"]);
     }
-    rows.into_values().collect()
-}
-
-fn row(lease: &Lease, state: PeerState, reason: Option<String>) -> Peer {
-    let public = public(&lease.attrs).join(",");
-    Peer { subnet: lease.subnets.to_string(), public, backend: lease.attrs.backend_type.clone(), state, reason }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's Unix socket: one line of JSON asks, one line answers. Mode 0600: only root asks.
+//! The agent's Unix socket. A request is one line of JSON, and so is the answer. The mode is 0600, so only root may ask.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -17,14 +17,14 @@ use tokio::sync::{mpsc, oneshot};
 use crate::observe::health::Readiness;
 use crate::observe::status::Status;
 
-/// One question and its answer may take so long.
+/// Time limit for a request and its answer.
 const LIMIT: Duration = Duration::from_secs(5);
-/// A socket that stays silent for so long after a question is held by an agent.
-const PROBE: Duration = Duration::from_secs(1);
-/// Longest question, bytes.
-const QUESTION: u64 = 4096;
+/// If a socket does not answer within this time, an agent holds it that is busy or stopped.
+const PROBE_LIMIT: Duration = Duration::from_secs(1);
+/// Maximum size of a request in bytes.
+const MAX_REQUEST: u64 = 4096;
 
-/// What the agent is asked. It answers between two passes.
+/// A request to the agent. It answers between two passes.
 #[derive(Debug)]
 pub enum Request {
     /// `weft status`.
@@ -35,7 +35,7 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 enum Question {
     Status {},
-    /// What the CNI plugin asks for every pod: answered without the agent's loop, in the middle of a pass too.
+    /// The request of the CNI plugin for each pod. It is answered without the agent's loop, so also during a pass.
     Ready {},
 }
 
@@ -47,17 +47,19 @@ enum Answer {
     Error(String),
 }
 
-/// The listening socket; its file goes when this is dropped.
+/// The listening socket. Its file is removed when this is dropped.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AgentSocket {
     listener: UnixListener,
     path: PathBuf,
 }
 
-impl Admin {
-    /// Takes the socket; its directory is made when missing. A file that nobody answers on is what a killed agent left: removed.
-    /// `AddrInUse` when another agent answers.
-    pub fn bind(path: &Path) -> io::Result<Admin> {
+impl AgentSocket {
+    /// Creates the socket, and its directory if there is none. A file that a killed agent has left is removed.
+    ///
+    /// # Errors
+    /// `AddrInUse`: another agent answers on this socket. Otherwise, the error of the file system.
+    pub fn bind(path: &Path) -> io::Result<AgentSocket> {
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         }
@@ -72,14 +74,14 @@ impl Admin {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Never open to others, not even between bind and chmod.
+        // The socket must not be open to other users, not even between bind and chmod.
         let before = umask(Mode::from_bits_truncate(0o177));
         let bound = UnixListener::bind(path);
         umask(before);
-        Ok(Admin { listener: bound?, path: path.to_owned() })
+        Ok(AgentSocket { listener: bound?, path: path.to_owned() })
     }
 
-    /// Answers until dropped.
+    /// Answers requests until dropped.
     pub async fn serve(&self, agent: mpsc::Sender<Request>, readiness: Readiness) {
         let mut clients = tokio::task::JoinSet::new();
         loop {
@@ -98,18 +100,19 @@ impl Admin {
     }
 }
 
-impl Drop for Admin {
+impl Drop for AgentSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// True when an agent holds this socket: it answers, or it takes the question and says nothing (stopped, or still starting). A connection that
-/// ends without a word is none: the child of a killed agent holds its parent's listener between fork and exec.
+/// Returns true if an agent holds this socket. It answers, or it accepts the request and does not answer, because it is
+/// stopped or still starting. If the connection ends without an answer, there is no agent: between fork and exec, the child
+/// of a killed agent holds the listener of its parent.
 pub fn answers(path: &Path) -> bool {
     let ask = || {
         let mut stream = std::os::unix::net::UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PROBE))?;
+        stream.set_read_timeout(Some(PROBE_LIMIT))?;
         stream.write_all(b"{\"ready\":{}}\n")?;
         stream.read(&mut [0])
     };
@@ -122,7 +125,7 @@ pub fn answers(path: &Path) -> bool {
 async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness: Readiness) -> io::Result<()> {
     let mut line = String::new();
     let (read, mut write) = stream.split();
-    BufReader::new(read.take(QUESTION)).read_line(&mut line).await?;
+    BufReader::new(read.take(MAX_REQUEST)).read_line(&mut line).await?;
     let answer = match serde_json::from_str(&line) {
         Ok(Question::Status {}) => match status(&agent).await {
             Some(status) => Answer::Status(Box::new(status)),
@@ -145,7 +148,10 @@ async fn status(agent: &mpsc::Sender<Request>) -> Option<Status> {
     answer.await.ok()
 }
 
-/// Asks the agent behind this socket.
+/// Asks the agent behind this socket for its status.
+///
+/// # Errors
+/// No agent answers, or its answer cannot be read. The error says what to do.
 pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
     let place = socket.display();
     let ask = async {
@@ -176,19 +182,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn asks_and_answers_and_takes_over_a_dead_socket() {
+    async fn requests_are_answered_and_the_socket_of_a_killed_agent_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/weft.sock");
-        let error = ask_status(&path).await.expect_err("nobody there");
+        let error = ask_status(&path).await.expect_err("there is no agent");
         assert!(error.to_string().starts_with("no agent answers on"), "{error}");
         fs::create_dir(dir.path().join("run")).unwrap();
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        assert!(path.exists() && !answers(&path), "a dead socket");
-        let admin = Admin::bind(&path).unwrap();
+        assert!(path.exists() && !answers(&path), "the file exists, and no agent answers");
+        let socket = AgentSocket::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(Admin::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(AgentSocket::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         let (ask, mut asked) = mpsc::channel(1);
-        let server = tokio::spawn(async move { admin.serve(ask, Readiness::new()).await });
+        let server = tokio::spawn(async move { socket.serve(ask, Readiness::new()).await });
         let agent = tokio::spawn(async move {
             while let Some(Request::Status(reply)) = asked.recv().await {
                 reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap();
@@ -207,12 +213,12 @@ mod tests {
         assert_eq!(text, "{\"ready\":{\"ready\":false,\"problems\":[\"the agent is starting\"]}}\n");
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
-        assert!(!path.exists(), "the socket goes with its server");
+        assert!(!path.exists(), "the file must be removed with the socket");
         agent.abort();
     }
 
     #[test]
-    fn a_listener_that_a_killed_agent_s_child_still_holds_is_no_agent() {
+    fn a_listener_that_only_the_child_of_a_killed_agent_holds_is_no_agent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weft.sock");
         let left = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `weft status` shows: the agent fills it on request, the socket carries it as JSON, the client prints it.
+//! The answer to `weft status`. The agent makes it on request, the socket carries it as JSON, and the client prints it.
 
 pub mod table;
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,67 +15,67 @@ pub struct Status {
     pub version: String,
     /// Host name.
     pub node: String,
-    /// True when /readyz says 200.
+    /// True if /readyz answers 200.
     pub ready: bool,
-    /// Why it is not ready, and what else is wrong (degraded), as sentences.
+    /// Why the node is not ready, and what else is wrong. One sentence each.
     pub problems: Vec<String>,
-    /// Own subnets, `10.5.1.0/24,fd00::/64`; empty before there is a lease.
+    /// The own subnets, such as `10.5.1.0/24,fd00::/64`. Empty before there is a lease.
     pub subnet: String,
-    /// Seconds until the lease ends if nobody renews; `None` = does not expire.
+    /// Seconds until the lease ends unless it is renewed. `None`: it does not end.
     pub lease_ttl_s: Option<u64>,
-    /// Public addresses as published.
+    /// The addresses that the own lease names.
     pub public: Vec<String>,
-    /// Cluster networks.
+    /// The networks of the cluster.
     pub network: String,
-    /// Backend type.
+    /// The type of the own backend.
     pub backend: String,
-    /// MTU of subnet.env, bytes.
+    /// The MTU of subnet.env in bytes.
     pub mtu: u32,
-    /// Name, addresses and MTU of the external interface.
+    /// Name, addresses and MTU of the uplink.
     pub uplink: String,
-    /// The store, for people.
+    /// The store, described for people.
     pub store: String,
     /// Seconds since the last answer of the store.
     pub store_silent_s: u64,
-    /// Trouble with the store, if any.
+    /// The last error of the store, until it answers again.
     pub store_trouble: Option<String>,
     /// Every peer, sorted by subnet.
     pub peers: Vec<Peer>,
-    /// The last full pass or event pass that wrote something.
+    /// The last pass that wrote something.
     pub last_pass: Option<Pass>,
-    /// The last error, perhaps of long ago.
+    /// The last error. It may be long ago.
     pub last_error: Option<Failure>,
-    /// Seconds between audits now (stretched on large nodes).
+    /// Seconds between two audits. The interval is longer if an audit is costly.
     pub audit_interval_s: f64,
-    /// How often the whole plan was compared with a dump of the kernel since the start, by cause (see [`Pass::cause`]).
+    /// Number of full passes since the start, by cause (see [`Pass::cause`]).
     #[serde(default)]
     pub full_passes: BTreeMap<String, u64>,
-    /// Seconds until the next comparison of the whole plan with the kernel. Far away on a node to which nothing happens.
+    /// Seconds until the next audit.
     #[serde(default)]
     pub next_audit_s: f64,
-    /// Removals held because emptiness came suddenly.
+    /// Number of peers that are held, because many leases vanished at once.
     pub held: usize,
     /// Traffic rules.
     #[serde(default)]
     pub rules: RuleStatus,
 }
 
-/// Traffic rules, as `weft status rules` shows them.
+/// The traffic rules, as `weft status rules` shows them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RuleStatus {
-    /// What carries them: `nftables, table weft`; empty before that is known.
+    /// What carries them, such as `nftables, table weft`. Empty before this is known.
     pub carrier: String,
-    /// All of them are in the kernel.
+    /// True if all of them are in the kernel.
     pub in_place: bool,
-    /// What is wanted, one a line.
+    /// The wanted rules, one sentence each.
     pub rules: Vec<String>,
     /// How often they were written.
     pub writes: u64,
-    /// How many of these because others had changed them.
+    /// How many of these writes restored rules that another program had changed.
     pub mended: u64,
-    /// The tunnel guard: what it does or why it does not; `None` = not asked for.
+    /// What the tunnel guard does, or why it does nothing. `None`: it is off.
     pub guard: Option<String>,
-    /// What this host does not forward, or what the kernel refused of it; `None` = not asked for.
+    /// What the fence keeps this host from forwarding, or what the kernel refused of it. `None`: it is off.
     #[serde(default)]
     pub fence: Option<String>,
 }
@@ -82,36 +83,36 @@ pub struct RuleStatus {
 /// One peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Subnets, or the record's id when they could not be read.
+    /// Its subnets, or the id of the record if it cannot be read.
     pub subnet: String,
-    /// Public addresses.
+    /// The addresses that its lease names.
     pub public: String,
-    /// Backend type.
+    /// The type of its backend.
     pub backend: String,
-    /// State.
+    /// How far its entries are.
     pub state: PeerState,
-    /// Why, for all but `programmed`; there, what others claim of it.
+    /// The reason for the state. For `programmed`: which other lease claims the same address.
     pub reason: Option<String>,
 }
 
-/// How far a peer is.
+/// How far the entries of a peer are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PeerState {
     /// All entries are in the kernel.
     Programmed,
-    /// Some entry waits for a retry or the carrier.
+    /// An entry could not be written and will be tried again.
     Pending,
     /// The kernel refused an entry.
     Failed,
     /// The lease is not believed, or the backend cannot reach it.
     SetAside,
-    /// Gone from the store all of a sudden: kept for the grace time.
+    /// Its lease is gone together with many others. It is kept for the grace time.
     Held,
 }
 
 impl PeerState {
-    /// The state as it is written in JSON, tables and metrics.
+    /// Returns the state as it is written in JSON, tables and metrics.
     pub fn word(self) -> &'static str {
         match self {
             PeerState::Programmed => "programmed",
@@ -123,13 +124,26 @@ impl PeerState {
     }
 }
 
-/// What went wrong, and when.
+/// An error and its time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// One sentence.
+    /// What went wrong, in one sentence.
     pub text: String,
+}
+
+impl Failure {
+    /// An error that has just happened.
+    pub fn now(text: String) -> Failure {
+        Failure { at_ms: now_ms(), text }
+    }
+}
+
+/// Returns the current time in milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A pass.
@@ -137,11 +151,11 @@ pub struct Failure {
 pub struct Pass {
     /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// Microseconds it took.
+    /// Its duration in microseconds.
     pub took_us: u64,
-    /// Writes.
+    /// Number of writes to the kernel.
     pub writes: usize,
-    /// Writes that failed.
+    /// Number of writes that failed.
     pub failed: usize,
     /// Why it ran: `start`, `lease`, `kernel`, `audit`, `retry`.
     pub cause: String,

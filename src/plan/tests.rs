@@ -189,7 +189,7 @@ fn of_two_leases_with_one_mac_the_newest_wins_or_with_assigned_subnets_the_oldes
                 "{all:#?}"
             );
             assert!(!all.iter().any(|op| op.contains(&format!("10.5.{loser}.0"))), "{all:#?}");
-            let problems = crate::observe::claims::problems(&plan);
+            let problems = crate::plan::claims::problems(&plan);
             assert_eq!(problems.len(), 1, "{problems:#?}");
             assert!(problems[0].contains(&format!("10.5.{loser}.0-24 (subnet 10.5.{loser}.0/24, 192.168.0.{loser})")));
             ends.push(all);
@@ -197,7 +197,7 @@ fn of_two_leases_with_one_mac_the_newest_wins_or_with_assigned_subnets_the_oldes
             plan.remove(&id(winner));
             assert_eq!(plan.skipped(&id(loser)), None);
             assert!(entries(&plan).iter().any(|op| op.contains(&format!("route 10.5.{loser}.0/24"))));
-            assert_eq!(crate::observe::claims::problems(&plan), [""; 0]);
+            assert_eq!(crate::plan::claims::problems(&plan), [""; 0]);
         }
         assert!(ends.iter().all(|end| *end == ends[0]), "{ends:#?}");
     }
@@ -265,9 +265,9 @@ fn a_node_with_two_leases_is_reached_by_both() {
         (0, 5),
         "one forwarding entry, two neighbours, two routes"
     );
-    let problems = crate::observe::claims::problems(&plan);
+    let problems = crate::plan::claims::problems(&plan);
     assert!(problems[0].starts_with("2 leases publish 192.168.0.9: lease 10.5.2.0-24"), "{problems:#?}");
-    let remark = crate::observe::claims::remark(&plan, plan.peers().get(&"10.5.2.0-24".into()).unwrap()).unwrap();
+    let remark = crate::plan::claims::remark(&plan, plan.peers().get(&"10.5.2.0-24".into()).unwrap()).unwrap();
     assert!(remark.contains("that of lease 10.5.3.0-24"), "{remark}");
 }
 
@@ -278,7 +278,7 @@ fn other_leases_with_our_address_or_our_mac_are_reported() {
     let mut record = with_mac(3, 3, 3);
     record.lease.as_mut().unwrap().attrs.public_ip = Some([192, 168, 0, 1].into());
     plan.put(record);
-    let problems = crate::observe::claims::problems(&plan);
+    let problems = crate::plan::claims::problems(&plan);
     let [address, mac] = &problems[..] else { panic!("{problems:#?}") };
     assert!(
         address.starts_with("two nodes publish 192.168.0.1: this node, with lease 10.5.1.0-24 (subnet 10.5.1.0/24)")
@@ -354,7 +354,7 @@ fn an_address_of_the_uplink_that_is_not_published_is_not_reported_as_published_t
     put(3, [203, 0, 113, 1]);
     let reason = plan.peers().reason(&"10.5.2.0-24".into()).unwrap();
     assert_eq!(reason, "PublicIP 192.168.0.1 is the address of this node's uplink, which this node does not publish");
-    let problems = crate::observe::claims::problems(&plan);
+    let problems = crate::plan::claims::problems(&plan);
     assert!(
         problems.len() == 1 && problems[0].starts_with("two nodes publish 203.0.113.1: this node"),
         "{problems:#?}"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The first look: with what the store has told by then, or without.
+//! The first pass, with or without a list from the store.
 
 use std::io::ErrorKind;
 
@@ -7,9 +7,10 @@ use weft_backends::state::{Key, Name, Route, Seen, Value};
 use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
 
-use super::{Bench, CONFIG, local, put};
-use crate::lease::keep::Answer;
+use super::{CONFIG, PROTOCOL, TestNode, local, put};
+use crate::lease::tasks::LeaseAnswer;
 use crate::options::OnLostLease;
+use crate::pass::Cause;
 
 fn list(peers: &[(&str, &str)]) -> Vec<Event> {
     let own: Result<Record, _> = put("10.5.1.0-24", "192.168.0.1");
@@ -17,86 +18,103 @@ fn list(peers: &[(&str, &str)]) -> Vec<Event> {
     vec![Event::Snapshot { records, reset: false }]
 }
 
-/// What an earlier run left of a peer that is gone.
-fn leave_a_route(bench: &Bench) -> Key {
+/// Adds a route that an earlier run has left, to a peer that is gone.
+fn add_stale_route(test: &TestNode) -> Key {
     let key = Key::Route("10.5.8.0/24".parse().unwrap(), 0);
     let (via, dev) = ("192.168.0.8".parse().unwrap(), Name::new("eth0").unwrap());
     let value = Value::Route(Route::Unicast { via, dev, onlink: false });
     let protocol = weft_backends::owner::PROTOCOL;
-    bench.kernel.disturb(key, Some(Seen { value, protocol, mark: false }), false);
+    test.kernel.disturb(key, Some(Seen { value, protocol, mark: false }), false);
     key
 }
 
 #[tokio::test]
-async fn the_first_list_is_part_of_the_first_look() {
+async fn the_first_pass_uses_the_first_list() {
     local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
-        let stale = leave_a_route(&bench);
-        bench.node.begin(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
-        assert_eq!(bench.kernel.observations(), 1);
-        assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.2".parse().ok());
-        assert!(!bench.kernel.entries().contains_key(&stale));
-        assert!(bench.file.exists());
+        let mut test = TestNode::new(OnLostLease::Hold);
+        let stale = add_stale_route(&test);
+        test.node.start(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
+        assert_eq!(test.kernel.observations(), 1);
+        assert_eq!(test.via("10.5.2.0/24"), "192.168.0.2".parse().ok());
+        assert!(!test.kernel.entries().contains_key(&stale));
+        assert!(test.file.exists());
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_store_that_says_nothing_yet_takes_nothing_away() {
+async fn nothing_is_removed_before_the_store_has_sent_a_list() {
     local(async {
-        for told in [vec![], vec![Event::Trouble("no answer".into())]] {
-            let mut bench = Bench::new(OnLostLease::Hold);
-            let stale = leave_a_route(&bench);
-            bench.node.begin(told).await;
-            assert!(bench.file.exists(), "pods can start");
-            assert!(bench.kernel.entries().contains_key(&stale));
-            bench.node.stored(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
-            assert!(!bench.kernel.entries().contains_key(&stale));
+        for events in [vec![], vec![Event::Trouble("no answer".into())]] {
+            let mut test = TestNode::new(OnLostLease::Hold);
+            let stale = add_stale_route(&test);
+            test.node.start(events).await;
+            assert!(test.file.exists(), "subnet.env must be written, so that pods can start");
+            assert!(test.kernel.entries().contains_key(&stale));
+            test.node.store_changed(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
+            assert!(!test.kernel.entries().contains_key(&stale));
         }
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_list_without_peers_takes_nothing_away() {
+async fn a_first_list_without_peers_removes_nothing() {
     local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
-        let stale = leave_a_route(&bench);
-        bench.node.begin(list(&[])).await;
-        assert!(bench.kernel.entries().contains_key(&stale), "the store may have been wiped");
+        let mut test = TestNode::new(OnLostLease::Hold);
+        let stale = add_stale_route(&test);
+        test.node.start(list(&[])).await;
+        assert!(test.kernel.entries().contains_key(&stale), "the store may have been wiped");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_first_look_that_fails_is_made_again() {
+async fn a_first_pass_that_fails_is_repeated() {
     local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
-        bench.kernel.break_dumps(Some(ErrorKind::Interrupted));
-        bench.node.begin(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
-        assert_eq!(bench.via("10.5.2.0/24"), None);
-        bench.kernel.break_dumps(None);
-        let due = bench.node.next_wake().expect("it is due");
+        let mut test = TestNode::new(OnLostLease::Hold);
+        test.kernel.break_dumps(Some(ErrorKind::Interrupted));
+        test.node.start(list(&[("10.5.2.0-24", "192.168.0.2")])).await;
+        assert_eq!(test.via("10.5.2.0/24"), None);
+        test.kernel.break_dumps(None);
+        let due = test.node.next_wake().expect("a pass must be due");
         tokio::time::sleep_until(due.into()).await;
-        bench.node.tick().await;
-        while bench.via("10.5.2.0/24").is_none() {
-            tokio::time::sleep_until(bench.node.next_wake().expect("it is due").into()).await;
-            bench.node.tick().await;
+        test.node.tick().await;
+        while test.via("10.5.2.0/24").is_none() {
+            tokio::time::sleep_until(test.node.next_wake().expect("a pass must be due").into()).await;
+            test.node.tick().await;
         }
     })
     .await;
 }
 
-/// After a start without the store.
+/// After a start without the store, the answer about net-conf comes before the one about the lease.
 #[tokio::test]
-async fn a_net_conf_that_changed_meanwhile_is_heard() {
+async fn a_net_conf_that_changed_during_the_absence_of_the_store_is_noticed() {
     local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        bench.node.answered(Answer::Config(CONFIG.to_owned())).await;
-        assert_eq!(bench.node.restart_wanted, None);
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.lease_answered(LeaseAnswer::NetConf(CONFIG.to_owned())).await;
+        assert_eq!(test.node.net_conf.not_applied, None);
         let text = r#"{"Network":"10.6.0.0/16","Backend":{"Type":"host-gw"}}"#;
-        bench.node.answered(Answer::Config(text.to_owned())).await;
-        assert!(bench.node.restart_wanted.as_ref().is_some_and(|text| text.contains("the change of Network")));
+        test.node.lease_answered(LeaseAnswer::NetConf(text.to_owned())).await;
+        assert!(test.node.net_conf.not_applied.as_ref().is_some_and(|text| text.contains("the change of Network")));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn neither_an_empty_first_list_nor_a_short_second_one_removes_entries() {
+    local(async {
+        let mut test = TestNode::new(OnLostLease::Hold);
+        let (key, dev) = (Key::Route("10.5.8.0/24".parse().unwrap(), 0), Name::new("eth0").unwrap());
+        let value = Value::Route(Route::Unicast { via: "192.168.0.8".parse().unwrap(), dev, onlink: false });
+        test.kernel.disturb(key, Some(Seen { value, protocol: PROTOCOL, mark: false }), false);
+        for records in [vec![], vec![put("10.5.2.0-24", "192.168.0.2").unwrap()]] {
+            test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+            test.node.full_pass(Cause::Audit).await;
+            assert!(test.via("10.5.8.0/24").is_some());
+        }
+        assert!(test.via("10.5.2.0/24").is_some());
     })
     .await;
 }

@@ -3,13 +3,13 @@
 
 use weft_subnet::source::Event;
 
-use super::{Bench, CONFIG, local};
+use super::{CONFIG, TestNode, local};
 use crate::options::OnLostLease;
 
 #[tokio::test]
-async fn a_key_that_needs_a_restart_is_named() {
+async fn net_conf_keys_that_need_a_restart_are_named() {
     local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
         let rows = [
             (r#"{"Network":"10.6.0.0/16","Backend":{"Type":"host-gw"}}"#, "Network"),
             (r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#, "Backend.Type"),
@@ -20,16 +20,16 @@ async fn a_key_that_needs_a_restart_is_named() {
             ),
         ];
         for (text, keys) in rows {
-            bench.node.stored(vec![Event::Config(text.to_owned())]).await;
+            test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
             let wanted = format!("net-conf: restart the agent to apply the change of {keys}");
-            assert_eq!(bench.node.restart_wanted, Some(wanted), "{text}");
+            assert_eq!(test.node.net_conf.not_applied, Some(wanted), "{text}");
         }
-        // Taken back, or a change that needs none.
-        bench.node.stored(vec![Event::Config(CONFIG.to_owned())]).await;
-        assert_eq!(bench.node.restart_wanted, None);
+        // The problem ends when the change is taken back. A change of another key needs no restart.
+        test.node.store_changed(vec![Event::Config(CONFIG.to_owned())]).await;
+        assert_eq!(test.node.net_conf.not_applied, None);
         let text = r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","Backend":{"Type":"host-gw"}}"#;
-        bench.node.stored(vec![Event::Config(text.to_owned())]).await;
-        assert_eq!((&bench.node.restart_wanted, bench.node.config.as_str()), (&None, text));
+        test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
+        assert_eq!((&test.node.net_conf.not_applied, test.node.net_conf.text.as_str()), (&None, text));
     })
     .await;
 }

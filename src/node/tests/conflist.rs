@@ -1,61 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When pods may start: everything is in place that this node has a say in.
+//! The CNI configuration, which lets pods start.
 
 use weft_subnet::source::Event;
 
-use super::{Bench, local, put};
+use super::{TestNode, local, put};
 use crate::conflist::{Conflist, NAME};
 use crate::options::{CniOptions, OnLostLease};
 use crate::pass::Cause;
 
-fn published(bench: &Bench) -> bool {
-    bench.file.with_file_name("net.d").join(NAME).exists()
+fn published(test: &TestNode) -> bool {
+    test.file.with_file_name("net.d").join(NAME).exists()
 }
 
-/// A node that was looked at once, before the store's first list.
-async fn started() -> Bench {
-    let mut bench = Bench::new(OnLostLease::Hold);
-    let conf = bench.file.with_file_name("conf.json");
+/// A node after its first pass, without a list from the store.
+async fn started() -> TestNode {
+    let mut test = TestNode::new(OnLostLease::Hold);
+    let conf = test.file.with_file_name("conf.json");
     std::fs::write(&conf, r#"{"name":"cbr0","plugins":[{"type":"flannel"}]}"#).unwrap();
-    let options = CniOptions { conf, dir: bench.file.with_file_name("net.d") };
-    bench.node.world.conflist = Conflist::new(Some(options), &bench.file);
-    bench.node.full(Cause::Start).await;
-    bench.node.report();
-    bench
+    let options = CniOptions { conf, dir: test.file.with_file_name("net.d") };
+    test.node.context.conflist = Conflist::new(Some(options), &test.file);
+    test.node.full_pass(Cause::Start).await;
+    test.node.report();
+    test
 }
 
 #[tokio::test]
-async fn a_list_that_comes_in_a_moment_is_waited_for() {
+async fn pods_wait_for_the_first_list_while_the_store_answers() {
     local(async {
-        let mut bench = started().await;
-        assert!(bench.file.exists() && !published(&bench), "no peer is programmed yet");
+        let mut test = started().await;
+        assert!(test.file.exists() && !published(&test), "no peer is programmed yet");
         let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
-        bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-        bench.node.report();
-        assert!(published(&bench));
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        test.node.report();
+        assert!(published(&test));
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_does_not_keep_pods_from_running() {
+async fn pods_do_not_wait_for_a_store_that_does_not_answer() {
     local(async {
-        let mut bench = started().await;
-        bench.node.stored(vec![Event::Trouble("connection refused".into())]).await;
-        bench.node.report();
-        assert!(!bench.node.world.readiness.is_ready() && published(&bench));
+        let mut test = started().await;
+        test.node.store_changed(vec![Event::Trouble("connection refused".into())]).await;
+        test.node.report();
+        assert!(!test.node.context.reporter.readiness.is_ready() && published(&test));
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_fault_of_the_node_does() {
+async fn pods_wait_while_the_node_has_a_fault() {
     local(async {
-        let mut bench = started().await;
-        bench.node.stored(vec![Event::Trouble("connection refused".into())]).await;
-        bench.node.env_problem = Some("write subnet.env: no space left on device".into());
-        bench.node.report();
-        assert!(!published(&bench));
+        let mut test = started().await;
+        test.node.store_changed(vec![Event::Trouble("connection refused".into())]).await;
+        test.node.subnet_file_problem = Some("write subnet.env: no space left on device".into());
+        test.node.report();
+        assert!(!published(&test));
     })
     .await;
 }

@@ -1,145 +1,246 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose is the record under our key? And until when is it ours?
+//! To whom the record under our key belongs, and until when the own lease is ours.
 
 use std::time::{Duration, Instant};
 
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::Event;
 
-use super::{Bench, lease, local};
-use crate::node::Verdict;
+use super::{TestNode, lease, local, machine, put};
+use crate::node::NextStep;
+use crate::node::own_lease::SavedEnd;
 use crate::options::OnLostLease;
+use crate::pass::Cause;
 
 const MAC: &str = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#;
 const OTHER: &str = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:02"}"#;
 
-/// Our key with this address and data.
+/// A lease under our key with this address and this BackendData.
 fn own(ip: &str, data: &str) -> Lease {
     let mut own = lease("10.5.1.0-24", ip);
     (own.attrs.backend_type, own.attrs.backend_data) = ("vxlan".into(), Some(data.into()));
     own
 }
 
-fn put(lease: Lease) -> Vec<Event> {
+fn written(lease: Lease) -> Vec<Event> {
     vec![Event::Changes(vec![Ok(Record { id: lease.id.clone(), lease: Ok(lease) })])]
 }
 
 /// A node that holds a lease with a VTEP MAC.
-async fn holding() -> Bench {
-    let mut bench = Bench::of_vxlan(own("192.168.0.1", MAC), OnLostLease::Hold);
+async fn holding() -> TestNode {
+    let mut test = TestNode::of_vxlan(own("192.168.0.1", MAC), OnLostLease::Hold);
     let records = vec![Record { id: "10.5.1.0-24".into(), lease: Ok(own("192.168.0.1", MAC)) }];
-    bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-    bench
+    test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+    test
 }
 
 #[tokio::test]
-async fn a_lease_with_our_address_and_another_mac_is_another_nodes() {
+async fn a_lease_with_our_address_and_another_mac_belongs_to_another_node() {
     local(async {
-        let mut bench = holding().await;
-        *bench.store.taken.borrow_mut() = true;
-        bench.node.stored(put(own("192.168.0.1", OTHER))).await;
-        assert!(bench.asked(1).await, "the store decides");
-        let [mac, _] = bench.node.plan.host().identities.public();
-        assert_eq!(mac.unwrap().to_string(), "02:00:00:00:00:01", "the device does not follow");
-        assert_eq!(bench.answer().await, Verdict::Stay);
-        assert!(bench.node.lost.is_some());
-        let (at, ttl) = bench.node.ttl.unwrap();
-        assert!(at + ttl <= Instant::now(), "a start that finds the store away must not go on with it");
-        bench.node.stored(put(own("192.168.0.1", OTHER))).await;
-        assert!(bench.asked(1).await, "and is not asked again while it is another's");
+        let mut test = holding().await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(written(own("192.168.0.1", OTHER))).await;
+        assert!(test.asked(1).await, "the store must be asked");
+        let [mac, _] = test.node.plan.host().identities.public();
+        assert_eq!(mac.unwrap().to_string(), "02:00:00:00:00:01", "the device must keep its MAC");
+        assert_eq!(test.answer().await, NextStep::Continue);
+        assert!(test.node.own_lease.lost.is_some());
+        let (at, ttl) = test.node.own_lease.ttl.unwrap();
+        assert!(at + ttl <= Instant::now(), "a start without the store must not use the lease");
+        test.node.store_changed(written(own("192.168.0.1", OTHER))).await;
+        assert!(test.asked(1).await, "the store must not be asked again while the lease is lost");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_lease_with_our_mac_is_ours_whatever_its_address_says() {
+async fn a_lease_with_our_mac_and_another_address_is_ours() {
     local(async {
-        let mut bench = holding().await;
-        bench.node.stored(put(own("192.168.0.9", MAC))).await;
-        assert!(bench.asked(1).await, "it is written again");
-        bench.answer().await;
-        assert!(bench.node.lost.is_none());
-        assert_eq!(bench.node.plan.own().attrs.public_ip, "192.168.0.1".parse().ok());
+        let mut test = holding().await;
+        test.node.store_changed(written(own("192.168.0.9", MAC))).await;
+        assert!(test.asked(1).await, "it must be written again");
+        test.answer().await;
+        assert!(test.node.own_lease.lost.is_none());
+        assert_eq!(test.node.plan.own().attrs.public_ip, "192.168.0.1".parse().ok());
     })
     .await;
 }
 
 /// Two agents with one subnet and one MAC write one record in turn.
 #[tokio::test]
-async fn a_lease_that_two_agents_write_in_turn_is_written_ever_more_rarely() {
+async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely() {
     local(async {
-        let mut bench = holding().await;
-        let (begun, rival) = (Instant::now(), || put(own("192.168.0.9", MAC)));
+        let mut test = holding().await;
+        let (begun, rival) = (Instant::now(), || written(own("192.168.0.9", MAC)));
         for _ in 0..60 {
-            let before = bench.store.retakes.borrow().len();
-            bench.node.stored(rival()).await;
-            bench.node.tick().await;
-            if bench.asked(before + 1).await {
-                bench.answer().await;
-                let ours = bench.node.plan.own().clone();
-                bench.node.stored(put(ours)).await;
+            let before = test.store.retakes.borrow().len();
+            test.node.store_changed(rival()).await;
+            test.node.tick().await;
+            if test.asked(before + 1).await {
+                test.answer().await;
+                let ours = test.node.plan.own().clone();
+                test.node.store_changed(written(ours)).await;
             }
         }
         // Half of the first pause is 2.5 s.
-        let (writes, pauses) = (bench.store.retakes.borrow().len(), begun.elapsed().as_millis() / 2500);
+        let (writes, pauses) = (test.store.retakes.borrow().len(), begun.elapsed().as_millis() / 2500);
         assert!((3..=3 + pauses).contains(&(writes as u128)), "{writes} writes");
-        let status = crate::observe::report::status(&bench.node);
+        let status = test.node.status();
         let names = |text: &&String| text.starts_with("192.168.0.9 writes our lease of 10.5.1.0/24 again and again");
         assert!(!status.ready && status.problems.iter().any(|text| names(&text)), "{:?}", status.problems);
-        assert!(bench.node.lost.is_none());
-        // Neither is it written for another reason meanwhile.
-        bench.kernel.set_machine(super::machine("192.168.0.3"));
-        bench.node.full(crate::pass::Cause::Kernel).await;
-        assert!(bench.asked(writes).await);
-        let due = bench.node.next_wake().unwrap();
-        assert!(due <= Instant::now() + Duration::from_secs(5), "the pause ends");
-        bench.node.contend(due.max(Instant::now() + Duration::from_secs(5)));
-        assert!(bench.asked(writes + 1).await, "then it is written");
-        assert_eq!(bench.store.retakes.borrow().last().unwrap().public_ip, "192.168.0.3".parse().ok());
-        bench.answer().await;
-        bench.node.contend(Instant::now() + Duration::from_secs(600));
+        assert!(test.node.own_lease.lost.is_none());
+        // During the pause, it is not written for another reason either.
+        test.kernel.set_machine(machine("192.168.0.3"));
+        test.node.full_pass(Cause::Kernel).await;
+        assert!(test.asked(writes).await);
+        let due = test.node.next_wake().unwrap();
+        assert!(due <= Instant::now() + Duration::from_secs(5), "the node must wake up at the end of the pause");
+        test.node.continue_contest(due.max(Instant::now() + Duration::from_secs(5)));
+        assert!(test.asked(writes + 1).await, "it must be written after the pause");
+        assert_eq!(test.store.retakes.borrow().last().unwrap().public_ip, "192.168.0.3".parse().ok());
+        test.answer().await;
+        test.node.continue_contest(Instant::now() + Duration::from_secs(600));
         assert!(
-            !crate::observe::report::status(&bench.node).problems.iter().any(|text| names(&text)),
-            "the other one is silent"
+            !test.node.status().problems.iter().any(|text| names(&text)),
+            "the problem must end when the other agent is silent"
         );
-        // Once our record is gone, nobody else holds it.
+        // When our record is gone, no other agent holds it.
         for _ in 0..2 {
-            bench.node.stored(rival()).await;
+            test.node.store_changed(rival()).await;
         }
-        bench.node.stored(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
-        assert!(bench.asked(writes + 2).await, "it is taken again at once");
+        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        assert!(test.asked(writes + 2).await, "it must be written again at once");
     })
     .await;
 }
 
 #[tokio::test]
-async fn nothing_is_saved_before_it_is_known_when_the_lease_ends() {
+async fn nothing_is_saved_before_the_end_of_the_lease_is_known() {
     local(async {
-        let mut bench = holding().await;
+        let mut test = holding().await;
         let kept = |seconds| vec![Event::Kept(Some(Duration::from_secs(seconds)))];
-        assert_eq!(bench.node.next_saving(Instant::now()), None);
-        bench.node.stored(kept(900)).await;
-        let first = bench.node.saved_expiry.unwrap().unwrap();
-        // Renewed early, because something touched the key: no news worth a file.
-        bench.node.stored(kept(1000)).await;
-        assert_eq!(bench.node.saved_expiry, Some(Some(first)));
-        bench.node.stored(kept(1300)).await;
-        assert!(bench.node.saved_expiry.unwrap().unwrap() > first);
-        bench.node.stored(vec![Event::Kept(None)]).await;
-        assert_eq!((bench.node.saved_expiry, bench.node.ttl), (Some(None), None), "made a reservation");
+        assert_eq!(test.node.next_saving(Instant::now()), None);
+        test.node.store_changed(kept(900)).await;
+        let first = test.node.own_lease.saved_end;
+        assert!(matches!(first, SavedEnd::At(_)));
+        // An early renewal, because something wrote the key, changes little, so it is not saved.
+        test.node.store_changed(kept(1000)).await;
+        assert_eq!(test.node.own_lease.saved_end, first);
+        test.node.store_changed(kept(1300)).await;
+        assert!(
+            matches!((test.node.own_lease.saved_end, first), (SavedEnd::At(now), SavedEnd::At(before)) if now > before)
+        );
+        test.node.store_changed(vec![Event::Kept(None)]).await;
+        assert_eq!(
+            (test.node.own_lease.saved_end, test.node.own_lease.ttl),
+            (SavedEnd::Never, None),
+            "the lease has become a reservation"
+        );
     })
     .await;
 }
 
 #[tokio::test]
-async fn trouble_is_no_word_of_the_store() {
+async fn an_error_of_the_store_does_not_count_as_an_answer() {
     local(async {
-        let mut bench = holding().await;
-        let before = bench.node.last_word;
-        bench.node.stored(vec![Event::Trouble("no answer".into())]).await;
-        assert_eq!(bench.node.last_word, before);
-        bench.node.stored(vec![Event::Word]).await;
-        assert!(bench.node.last_word > before);
+        let mut test = holding().await;
+        let before = test.node.store.last_answer;
+        test.node.store_changed(vec![Event::Trouble("no answer".into())]).await;
+        assert_eq!(test.node.store.last_answer, before);
+        test.node.store_changed(vec![Event::Word]).await;
+        assert!(test.node.store.last_answer > before);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_that_is_deleted_during_a_call_is_written_again_after_the_call() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let gone = || vec![Event::Changes(vec![Err("10.5.1.0-24".into())])];
+        test.node.store_changed(gone()).await;
+        assert!(test.asked(1).await, "the lease must be written again at once");
+        test.node.store_changed(gone()).await;
+        assert!(test.asked(1).await, "only one call may be open");
+        test.answer().await;
+        assert!(test.asked(2).await, "the first call may have ended before the second deletion");
+        test.answer().await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(test.asked(2).await, "no further call is needed");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_address_that_changes_and_changes_back_is_published_as_it_is() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        for ip in ["192.168.0.3", "192.168.0.1"] {
+            test.kernel.set_machine(machine(ip));
+            test.node.full_pass(Cause::Kernel).await;
+        }
+        assert!(test.asked(1).await);
+        // The notification of our own write comes before its answer. It is not a write of another node.
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.3")])]).await;
+        test.answer().await;
+        assert!(test.asked(2).await, "the address has changed back");
+        let asked: Vec<_> = test.store.retakes.borrow().iter().map(|attrs| attrs.public_ip.unwrap()).collect();
+        assert_eq!(asked.iter().map(ToString::to_string).collect::<Vec<_>>(), ["192.168.0.3", "192.168.0.1"]);
+        test.answer().await;
+        assert_eq!(test.node.plan.own().attrs.public_ip, "192.168.0.1".parse().ok());
+        assert!(test.node.own_lease.lost.is_none());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_node_that_took_our_subnet_becomes_a_peer_when_we_have_another_subnet() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Reacquire).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        assert_eq!(test.answer().await, NextStep::Continue);
+        assert!(test.node.own_lease.lost.is_some());
+        assert_eq!(test.via("10.5.1.0/24"), None, "there is no route to the lost subnet yet");
+        test.answer().await;
+        assert_eq!(*test.store.acquires.borrow(), 1);
+        assert_eq!(test.via("10.5.1.0/24"), "192.168.0.7".parse().ok());
+        assert_eq!(test.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "the routes to other peers must stay");
+        let env = std::fs::read_to_string(&test.file).unwrap();
+        assert!(env.contains("FLANNEL_SUBNET=10.5.9.1/24"), "{env}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_subnet_is_taken_again_when_the_other_node_gives_it_back() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.answer().await;
+        assert!(test.node.own_lease.lost.is_some());
+        *test.store.taken.borrow_mut() = false;
+        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        test.answer().await;
+        assert!(test.node.own_lease.lost.is_none());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_subnet_that_is_given_back_during_the_call_is_not_lost() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Exit).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        assert_eq!(test.answer().await, NextStep::Continue);
+        *test.store.taken.borrow_mut() = false;
+        assert_eq!(test.answer().await, NextStep::Continue);
+        assert!(test.node.own_lease.lost.is_none() && test.asked(2).await);
     })
     .await;
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What becomes of leases that come, go, and are held, and what the node says meanwhile.
+//! Leases of peers that are written, removed and held.
 
 use std::sync::Arc;
-
 use std::time::{Duration, Instant};
 
 use weft_backends::link::{Foreign, Link};
@@ -11,8 +10,9 @@ use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
 use weft_subnet::source::Event;
 
-use super::{Bench, churn, local, put};
+use super::{TestNode, lease, local, put, rate_limit};
 use crate::kernel::Outcome;
+use crate::observe::report::PeerList;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 
@@ -28,50 +28,50 @@ fn list(peers: impl Iterator<Item = usize>) -> Vec<Event> {
 }
 
 /// A node with the peers 2 to 21.
-async fn twenty() -> Bench {
-    let mut bench = Bench::new(OnLostLease::Hold);
-    bench.node.begin(list(2..22)).await;
-    assert!(bench.via("10.5.21.0/24").is_some());
-    bench
+async fn twenty() -> TestNode {
+    let mut test = TestNode::new(OnLostLease::Hold);
+    test.node.start(list(2..22)).await;
+    assert!(test.via("10.5.21.0/24").is_some());
+    test
 }
 
 #[tokio::test]
-async fn held_removals_are_carried_out_when_the_grace_time_is_over() {
+async fn held_peers_are_removed_when_the_grace_time_is_over() {
     local(async {
-        let mut bench = twenty().await;
-        bench.node.hold = Hold::new(Duration::from_millis(1));
-        bench.node.stored(list(0..0)).await;
-        let due = bench.node.hold.next().expect("so many at once are held");
-        assert!(bench.via("10.5.9.0/24").is_some());
-        let looks = bench.kernel.observations();
+        let mut test = twenty().await;
+        test.node.peers.hold = Hold::new(Duration::from_millis(1));
+        test.node.store_changed(list(0..0)).await;
+        let due = test.node.peers.hold.next().expect("so many removals at once must be held");
+        assert!(test.via("10.5.9.0/24").is_some());
+        let passes = test.kernel.observations();
         tokio::time::sleep_until(due.into()).await;
-        while bench.node.hold.next().is_some() {
-            bench.node.tick().await;
+        while test.node.peers.hold.next().is_some() {
+            test.node.tick().await;
         }
-        assert_eq!((bench.via("10.5.9.0/24"), bench.kernel.observations()), (None, looks), "no audit is needed");
+        assert_eq!((test.via("10.5.9.0/24"), test.kernel.observations()), (None, passes), "no full pass is needed");
     })
     .await;
 }
 
-/// This lease has changed so often that its next record waits.
-fn indebt(bench: &mut Bench, third: usize) {
+/// Charges a lease so much that its next record waits.
+fn use_up_allowance(test: &mut TestNode, third: usize) {
     let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
     let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::link(link)));
     for _ in 0..12 {
-        bench.node.churn.charge(&key(third).as_str().into(), std::slice::from_ref(&change), Instant::now());
+        test.node.peers.rate_limit.charge(&key(third).as_str().into(), std::slice::from_ref(&change), Instant::now());
     }
 }
 
 #[tokio::test]
-async fn a_record_that_waits_goes_with_its_lease() {
+async fn a_waiting_record_is_forgotten_when_its_lease_is_removed() {
     local(async {
-        let mut bench = twenty().await;
+        let mut test = twenty().await;
         for gone in [list(2..9), vec![Event::Changes(vec![Err(key(9).as_str().into())])]] {
-            indebt(&mut bench, 9);
-            bench.node.stored(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
-            assert!(bench.node.churn.next(Instant::now()).is_some(), "it waits");
-            bench.node.stored(gone).await;
-            assert_eq!(bench.node.churn.next(Instant::now()), None, "it must not come back when its time has come");
+            use_up_allowance(&mut test, 9);
+            test.node.store_changed(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
+            assert!(test.node.peers.rate_limit.next(Instant::now()).is_some(), "the record must wait");
+            test.node.store_changed(gone).await;
+            assert_eq!(test.node.peers.rate_limit.next(Instant::now()), None, "the record must not be applied later");
         }
     })
     .await;
@@ -80,65 +80,65 @@ async fn a_record_that_waits_goes_with_its_lease() {
 #[tokio::test]
 async fn the_first_list_ends_the_use_of_saved_peers() {
     local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
-        bench.node.resumed = Some("the store is away: peers are those that were saved".into());
-        bench.node.stored(vec![Event::Word]).await;
-        assert!(bench.node.resumed.is_some(), "a word is no list");
-        bench.node.stored(list(2..4)).await;
-        assert_eq!(bench.node.resumed, None);
+        let mut test = TestNode::new(OnLostLease::Hold);
+        test.node.peers.list = PeerList::Saved("the store is away: peers are those that were saved".into());
+        test.node.store_changed(vec![Event::Word]).await;
+        assert!(!test.node.has_list(), "an answer without a list is not enough");
+        test.node.store_changed(list(2..4)).await;
+        assert_eq!(test.node.peers.list, PeerList::Complete);
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_held_lease_that_comes_back_too_often_is_kept_all_the_same() {
+async fn a_held_peer_whose_lease_comes_back_but_must_wait_is_kept() {
     local(async {
-        let mut bench = twenty().await;
-        bench.node.stored(list(0..0)).await;
-        let held = bench.node.hold.len();
-        indebt(&mut bench, 9);
-        bench.node.stored(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
-        assert_eq!(bench.via("10.5.9.0/24"), "192.168.0.9".parse().ok(), "its newest record waits");
-        assert_eq!(bench.node.hold.len(), held - 1, "but it is there, so nothing removes it later");
+        let mut test = twenty().await;
+        test.node.store_changed(list(0..0)).await;
+        let held = test.node.peers.hold.len();
+        use_up_allowance(&mut test, 9);
+        test.node.store_changed(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
+        assert_eq!(test.via("10.5.9.0/24"), "192.168.0.9".parse().ok(), "its newest record must wait");
+        assert_eq!(test.node.peers.hold.len(), held - 1, "the lease exists, so its peer must not be removed later");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_lease_that_is_deleted_and_written_again_at_once_is_there() {
+async fn the_last_of_two_changes_of_one_lease_counts() {
     local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
         let (gone, back) = (Err(key(2).as_str().into()), put(&key(2), "192.168.0.22"));
-        bench.node.stored(vec![Event::Changes(vec![gone, back])]).await;
-        assert_eq!(bench.via("10.5.2.0/24"), "192.168.0.22".parse().ok());
+        test.node.store_changed(vec![Event::Changes(vec![gone, back])]).await;
+        assert_eq!(test.via("10.5.2.0/24"), "192.168.0.22".parse().ok());
         let (gone, back) = (Err(key(2).as_str().into()), put(&key(2), "192.168.0.2"));
-        bench.node.stored(vec![Event::Changes(vec![back, gone])]).await;
-        assert_eq!(bench.via("10.5.2.0/24"), None, "in the other order it is gone");
+        test.node.store_changed(vec![Event::Changes(vec![back, gone])]).await;
+        assert_eq!(test.via("10.5.2.0/24"), None, "in the other order the lease is gone");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_list_without_our_own_lease_is_a_lost_lease() {
+async fn our_own_lease_is_written_again_if_a_list_lacks_it() {
     local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
         let records = vec![put(&key(2), "192.168.0.2").unwrap()];
-        bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-        assert!(bench.asked(1).await, "it is taken again");
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        assert!(test.asked(1).await, "it must be written again");
     })
     .await;
 }
 
 #[tokio::test]
-async fn trouble_of_the_store_ends_with_its_next_word() {
+async fn an_error_of_the_store_ends_with_its_next_answer() {
     local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
-        bench.node.stored(vec![Event::Trouble("no answer".into())]).await;
-        assert_eq!(bench.node.store_trouble.as_deref(), Some("no answer"));
-        bench.node.stored(vec![Event::Kept(Some(Duration::from_secs(60)))]).await;
-        assert!(bench.node.store_trouble.is_some(), "an old answer of another connection");
-        bench.node.stored(vec![Event::Word]).await;
-        assert_eq!(bench.node.store_trouble, None);
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.store_changed(vec![Event::Trouble("no answer".into())]).await;
+        assert_eq!(test.node.store.error.as_deref(), Some("no answer"));
+        test.node.store_changed(vec![Event::Kept(Some(Duration::from_secs(60)))]).await;
+        assert!(test.node.store.error.is_some(), "a renewal may be an old answer of another connection");
+        test.node.store_changed(vec![Event::Word]).await;
+        assert_eq!(test.node.store.error, None);
     })
     .await;
 }
@@ -146,61 +146,103 @@ async fn trouble_of_the_store_ends_with_its_next_word() {
 #[tokio::test]
 async fn subnet_env_of_an_earlier_run_stays_until_the_peers_are_known() {
     local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
-        // With a vxlan peer the MTU was smaller.
+        let mut test = TestNode::new(OnLostLease::Hold);
+        // The earlier run had a vxlan peer, so its MTU was smaller.
         let then = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
-        std::fs::write(&bench.file, then).unwrap();
-        bench.node.begin(vec![]).await;
-        assert_eq!(std::fs::read_to_string(&bench.file).unwrap(), then);
-        bench.node.stored(list(2..4)).await;
-        assert_eq!(std::fs::read_to_string(&bench.file).unwrap(), then.replace("1450", "1500"));
-        // Another subnet than ours is never left.
-        std::fs::write(&bench.file, then.replace("10.5.1.1", "10.5.8.1")).unwrap();
-        bench.node.next_sysctls = Instant::now();
-        bench.node.tick().await;
-        assert_eq!(std::fs::read_to_string(&bench.file).unwrap(), then.replace("1450", "1500"), "by the clock");
+        std::fs::write(&test.file, then).unwrap();
+        test.node.start(vec![]).await;
+        assert_eq!(std::fs::read_to_string(&test.file).unwrap(), then);
+        test.node.store_changed(list(2..4)).await;
+        assert_eq!(std::fs::read_to_string(&test.file).unwrap(), then.replace("1450", "1500"));
+        // A file with another subnet than ours never stays.
+        std::fs::write(&test.file, then.replace("10.5.1.1", "10.5.8.1")).unwrap();
+        test.node.sysctls.next_check = Instant::now();
+        test.node.tick().await;
+        assert_eq!(
+            std::fs::read_to_string(&test.file).unwrap(),
+            then.replace("1450", "1500"),
+            "the file must be compared regularly"
+        );
     })
     .await;
 }
 
 #[tokio::test]
-async fn filters_are_loosened_for_a_lease_whose_entries_are_in_the_kernel_and_stay_so() {
+async fn rp_filter_stays_loosened_for_the_same_lease_while_it_is_planned() {
     local(async {
-        let mut bench = Bench::ready(OnLostLease::Hold).await;
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
         let dev = Key::Link(Name::new("flannel.7").unwrap());
-        bench.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
-        bench.node.stored(vec![Event::Changes(vec![Ok(churn::vxlan(&key(7), 7))])]).await;
-        assert_eq!(bench.node.loosened_by, None, "it is merely in the store");
-        bench.kernel.fail(dev, None);
-        bench.node.full(Cause::Kernel).await;
+        test.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
+        test.node.store_changed(vec![Event::Changes(vec![Ok(rate_limit::vxlan(&key(7), 7))])]).await;
+        assert_eq!(test.node.sysctls.loosened_for, None, "a lease that is merely in the store is no reason");
+        test.kernel.fail(dev, None);
+        test.node.full_pass(Cause::Kernel).await;
         let id: Id = key(7).as_str().into();
-        assert_eq!(bench.node.loosened_by.as_ref(), Some(&id));
-        // Its entries wait for a retry, and another such lease, which comes first in the order of keys, is programmed.
-        bench.node.stored(vec![Event::Changes(vec![Ok(churn::vxlan(&key(6), 8))])]).await;
-        bench.kernel.disturb(dev, None, false);
-        bench.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
-        bench.node.full(Cause::Kernel).await;
-        assert_eq!(bench.node.loosened_by.as_ref(), Some(&id), "the lease that is named does not change");
-        bench.node.stored(vec![Event::Changes(vec![Err(id)])]).await;
-        bench.node.full(Cause::Audit).await;
-        assert_eq!(bench.node.loosened_by, Some(key(6).as_str().into()));
+        assert_eq!(test.node.sysctls.loosened_for.as_ref(), Some(&id));
+        // Its entries wait for a retry. Meanwhile another such lease is programmed, which comes first in the order of keys.
+        test.node.store_changed(vec![Event::Changes(vec![Ok(rate_limit::vxlan(&key(6), 8))])]).await;
+        test.kernel.disturb(dev, None, false);
+        test.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
+        test.node.full_pass(Cause::Kernel).await;
+        assert_eq!(test.node.sysctls.loosened_for.as_ref(), Some(&id), "the reason must stay the same");
+        test.node.store_changed(vec![Event::Changes(vec![Err(id)])]).await;
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.node.sysctls.loosened_for, Some(key(6).as_str().into()));
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_a_pass_writes_is_no_cost_of_an_audit() {
+async fn the_cost_of_writes_does_not_stretch_the_audit_interval() {
     local(async {
-        let mut bench = Bench::new(OnLostLease::Hold);
+        let mut test = TestNode::new(OnLostLease::Hold);
         let resync = Duration::from_millis(1);
-        (bench.node.world.options.resync, bench.node.audit_interval) = (resync, resync);
+        (test.node.context.options.resync, test.node.schedule.audit_interval) = (resync, resync);
         let peers = (0..6000).map(|n| put(&format!("10.5.{}.{}-30", 10 + n / 64, n % 64 * 4), "192.168.0.2"));
         let records = [put("10.5.1.0-24", "192.168.0.1")].into_iter().chain(peers).map(Result::unwrap).collect();
-        bench.node.stored(vec![Event::Snapshot { records, reset: false }]).await;
-        assert!(bench.kernel.entries().len() > 1000, "{}", bench.kernel.entries().len());
-        assert_eq!(bench.node.audit_interval, resync, "a start is no audit");
-        bench.node.full(Cause::Audit).await;
-        assert!(bench.node.audit_interval > resync, "a look at so much is put off");
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        assert!(test.kernel.entries().len() > 1000, "{}", test.kernel.entries().len());
+        assert_eq!(test.node.schedule.audit_interval, resync, "the first pass is not an audit");
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.node.schedule.audit_interval > resync, "an audit of so many entries must run less often");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_in_the_store_wins_over_one_that_is_only_held() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        // The store was wiped. The old owner of 10.5.2.0/24 is held, and another node gets that subnet under a wider key.
+        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
+        test.node.store_changed(vec![Event::Snapshot { records, reset: true }]).await;
+        assert_eq!(test.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "held");
+        let mut younger = lease("10.5.2.0-23", "192.168.0.3");
+        younger.age.stamp = 2;
+        let record = Record { id: younger.id.clone(), lease: Ok(younger) };
+        test.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        assert_eq!(test.via("10.5.2.0/23"), "192.168.0.3".parse().ok());
+        assert_eq!(test.via("10.5.2.0/24"), None, "the held peer must be removed");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_peer_that_cannot_be_planned_does_not_lower_the_mtu() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let mtu = test.node.plan.mtu();
+        let of_type = |data: Option<Box<str>>| {
+            let mut peer = lease("10.5.3.0-24", "192.168.0.4");
+            (peer.attrs.backend_type, peer.attrs.backend_data) = ("vxlan".into(), data);
+            vec![Event::Changes(vec![Ok(Record { id: peer.id.clone(), lease: Ok(peer) })])]
+        };
+        test.node.store_changed(of_type(None)).await;
+        assert_eq!(test.node.plan.mtu(), mtu, "a vxlan lease without a MAC must not count");
+        test.node.store_changed(of_type(Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:04"}"#.into()))).await;
+        assert_eq!(test.node.plan.mtu(), mtu - 50, "a vxlan lease with a MAC must count");
+        test.node.store_changed(of_type(None)).await;
+        assert_eq!(test.node.plan.mtu(), mtu, "it must not count any more without its MAC");
     })
     .await;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft status` for people: at most 100 columns, what is wrong first.
+//! `weft status` for people, with at most 100 columns. Problems come first.
 
 use std::fmt::Write;
 
 use super::{Peer, PeerState, RuleStatus, Status};
 use crate::log::text::printable;
 
-/// Columns of a terminal that we may count on.
+/// Number of columns that every terminal has.
 const WIDTH: usize = 100;
-/// Healthy peers shown; those with trouble are shown all.
-const HEALTHY: usize = 20;
+/// Number of programmed peers that are shown. All others are shown.
+const MAX_PROGRAMMED: usize = 20;
 
-/// The status as text. `now_ms`: milliseconds since 1970, for ages.
+/// Returns the status as text. `now_ms` is the current time in milliseconds since 1970.
 pub fn render(status: &Status, now_ms: u64) -> String {
     let mut out = String::new();
     let or_none = |text: &str| if text.is_empty() { "none yet".to_owned() } else { text.to_owned() };
@@ -22,7 +22,7 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     }
     let ttl = match (status.subnet.is_empty(), status.lease_ttl_s) {
         (true, _) => String::new(),
-        (false, Some(seconds)) => format!(", ends in {} unless renewed", span(seconds)),
+        (false, Some(seconds)) => format!(", ends in {} unless renewed", duration(seconds)),
         (false, None) => ", does not expire".to_owned(),
     };
     line(&mut out, "lease", &format!("{}{ttl}", or_none(&status.subnet)));
@@ -34,20 +34,20 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     line(&mut out, "network", &format!("{} by {}, MTU {}", status.network, status.backend, status.mtu));
     line(&mut out, "uplink", &or_none(&status.uplink));
     line(&mut out, "public", &or_none(&status.public.join(", ")));
-    line(&mut out, "store", &format!("{}, last answer {} ago", status.store, span(status.store_silent_s)));
+    line(&mut out, "store", &format!("{}, last answer {} ago", status.store, duration(status.store_silent_s)));
     if let Some(trouble) = &status.store_trouble {
         line(&mut out, "", trouble);
     }
     let pass = match &status.last_pass {
         None => "none yet".to_owned(),
         Some(pass) => {
-            let (ago, took) = (span(now_ms.saturating_sub(pass.at_ms) / 1000), took(pass.took_us));
+            let (ago, took) = (duration(now_ms.saturating_sub(pass.at_ms) / 1000), short_duration(pass.took_us));
             format!("{ago} ago, {}: {} writes, {} failed, took {took}", pass.cause, pass.writes, pass.failed)
         }
     };
     line(&mut out, "last pass", &format!("{pass}; audit every {:.0} s", status.audit_interval_s));
     if let Some(error) = &status.last_error {
-        let ago = span(now_ms.saturating_sub(error.at_ms) / 1000);
+        let ago = duration(now_ms.saturating_sub(error.at_ms) / 1000);
         line(&mut out, "last error", &format!("{ago} ago: {}", error.text));
     }
     if status.held > 0 {
@@ -58,7 +58,7 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     out
 }
 
-/// `weft status rules`: every rule.
+/// Returns the text of `weft status rules`.
 pub fn rules(status: &Status) -> String {
     let mut out = String::new();
     rules_line(&mut out, &status.rules);
@@ -107,7 +107,7 @@ fn peers(out: &mut String, peers: &[Peer]) {
     }
     let mut rows: Vec<&Peer> = peers.iter().collect();
     rows.sort_by_key(|peer| (states.iter().position(|state| *state == peer.state), peer.reason.is_none()));
-    let shown = rows.len().min(peers.len() - count(PeerState::Programmed) + HEALTHY);
+    let shown = rows.len().min(peers.len() - count(PeerState::Programmed) + MAX_PROGRAMMED);
     let widest = |of: fn(&Peer) -> &str, least: usize, most: usize| {
         rows[..shown].iter().map(|peer| of(peer).chars().count()).max().unwrap_or(0).clamp(least, most)
     };
@@ -124,7 +124,7 @@ fn peers(out: &mut String, peers: &[Peer]) {
             peer.state.word()
         );
         let _ = writeln!(out, "{}", row.trim_end());
-        // On lines of its own: a reason that is cut off is no reason.
+        // The reason has lines of its own, so that it is not cut off.
         if let Some(reason) = &peer.reason {
             wrapped(out, "    ", "    ", reason);
         }
@@ -138,12 +138,12 @@ fn line(out: &mut String, label: &str, text: &str) {
     wrapped(out, &format!("{label:11} "), &" ".repeat(12), text);
 }
 
-/// Text from the store may hold anything: it is shown, and sends no commands to the terminal. A line break would fake a line.
+/// Makes text from the store harmless. It must not send commands to the terminal, nor begin a line of its own.
 fn clean(text: &str) -> String {
     printable(&text.replace(['\n', '\r', '\t'], " "))
 }
 
-/// Words of `text` in lines of at most 100 columns; words too long for a line are broken.
+/// Writes `text` in lines of at most 100 columns. A word that is too long for a line is broken.
 fn wrapped(out: &mut String, first: &str, next: &str, text: &str) {
     let room = WIDTH - first.chars().count();
     let mut current = String::new();
@@ -176,7 +176,7 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
 }
 
-fn span(seconds: u64) -> String {
+fn duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),
         120..=7199 => format!("{} min", seconds / 60),
@@ -185,7 +185,7 @@ fn span(seconds: u64) -> String {
     }
 }
 
-fn took(micros: u64) -> String {
+fn short_duration(micros: u64) -> String {
     if micros < 10_000 { format!("{micros} us") } else { format!("{} ms", micros / 1000) }
 }
 

@@ -32,7 +32,7 @@ fn status() -> Status {
 }
 
 #[test]
-fn golden() {
+fn the_table_of_a_ready_node() {
     let wanted = "\
 node        node-1, ready, weft 0.1.0
 lease       10.5.1.0/24, ends in 23 h 53 min unless renewed
@@ -53,7 +53,7 @@ SUBNET       PUBLIC        BACKEND  STATE
 }
 
 #[test]
-fn rules_in_one_line_and_one_by_one() {
+fn rules_are_counted_in_one_line_and_listed_one_by_one() {
     let rules = RuleStatus {
         carrier: "nftables, table weft".into(),
         in_place: true,
@@ -74,7 +74,7 @@ fn rules_in_one_line_and_one_by_one() {
 }
 
 #[test]
-fn a_bare_agent() {
+fn an_agent_without_a_lease() {
     let status = Status { node: "n".into(), problems: vec!["no net-conf in the store".into()], ..Status::default() };
     let text = render(&status, 0);
     assert!(text.starts_with("node        n, NOT READY, weft"), "{text}");
@@ -83,7 +83,7 @@ fn a_bare_agent() {
 }
 
 #[test]
-fn never_wider_than_100_columns_and_problems_come_first() {
+fn the_table_has_at_most_100_columns_and_problems_come_first() {
     let mut status = status();
     status.last_error = Some(Failure { at_ms: 2_000, text: format!("write route {} \u{1b}[31m", "x".repeat(250)) });
     status.peers = (0..60).map(|n| peer(&format!("10.5.{n}.0/24"), PeerState::Programmed, None)).collect();

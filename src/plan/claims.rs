@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two nodes that claim the same thing, said to people: an address, or the MAC of a vxlan device. Whatever the agent decides, one of
-//! the two nodes is cut off from others, and only a person can tell which of them is right.
+//! Sentences for the operator about two nodes that claim the same address or the same VTEP MAC. Whichever of them the
+//! agent decides for, some nodes do not reach the other one, and only a person can tell which of the two is right.
 
 use std::net::IpAddr;
 
@@ -10,50 +10,49 @@ use weft_subnet::text::Shown;
 
 use crate::plan::Plan;
 
-/// So many of each kind are named one by one.
-const NAMED: usize = 5;
+/// Number of problems of one kind that are described one by one.
+const MAX_DESCRIBED: usize = 5;
 
-/// What is claimed twice, as sentences. Walks over all leases.
+/// Describes everything that is claimed twice, one sentence each. This visits all leases.
 pub fn problems(plan: &Plan) -> Vec<String> {
-    let mut all = cut(plan.peers().naming_us().map(|(ip, lease)| our_address(plan, ip, lease)).collect());
-    all.extend(cut(our_identity(plan)));
-    all.extend(cut(clashes(plan)));
-    all.extend(cut(shared(plan)));
+    let mut all = shortened(plan.peers().naming_us().map(|(ip, lease)| with_our_address(plan, ip, lease)).collect());
+    all.extend(shortened(with_our_identity(plan)));
+    all.extend(shortened(with_the_mac_of_another_peer(plan)));
+    all.extend(shortened(with_the_address_of_another_peer(plan)));
     all
 }
 
-/// Why a peer that has all its entries may not be reached, if others claim its address.
+/// Describes why a peer may be unreachable although it has all its entries: another lease claims its address.
 pub fn remark(plan: &Plan, lease: &Lease) -> Option<String> {
     let other = plan.peers().sharing(lease)?;
-    Some(format!("its public address is that of {}, too: one of the two nodes is not reached", named(other)))
+    Some(format!("its public address is that of {}, too: one of the two nodes is not reached", describe(other)))
 }
 
-fn cut(mut all: Vec<String>) -> Vec<String> {
-    let more = all.len().saturating_sub(NAMED);
+fn shortened(mut all: Vec<String>) -> Vec<String> {
+    let more = all.len().saturating_sub(MAX_DESCRIBED);
     if more > 0 {
-        all.truncate(NAMED);
+        all.truncate(MAX_DESCRIBED);
         all.push(format!("and {more} more of this kind: see the peers"));
     }
     all
 }
 
-/// A lease, for people.
-fn named(lease: &Lease) -> String {
+fn describe(lease: &Lease) -> String {
     format!("lease {} (subnet {}, {})", Shown(&lease.id), lease.subnets, lease.attrs.owner())
 }
 
-fn our_address(plan: &Plan, ip: IpAddr, lease: &Lease) -> String {
+fn with_our_address(plan: &Plan, ip: IpAddr, lease: &Lease) -> String {
     let own = plan.own();
     format!(
         "two nodes publish {ip}: this node, with lease {} (subnet {}), and {}; they do not reach each other. Give one of them \
          another address (--public-ip, --iface), or remove the lease that no node holds (weft lease rm)",
         own.id,
         own.subnets,
-        named(lease)
+        describe(lease)
     )
 }
 
-fn our_identity(plan: &Plan) -> Vec<String> {
+fn with_our_identity(plan: &Plan) -> Vec<String> {
     let text = |lease: &Lease| {
         let shared = plan.host().identities.shared_with(&(TYPES.identities)(&lease.attrs))?;
         Some(format!(
@@ -62,21 +61,21 @@ fn our_identity(plan: &Plan) -> Vec<String> {
             shared.name(),
             plan.own().id,
             plan.own().subnets,
-            named(lease),
+            describe(lease),
             shared.remedy()
         ))
     };
     plan.skipped_leases().filter_map(text).collect()
 }
 
-fn clashes(plan: &Plan) -> Vec<String> {
+fn with_the_mac_of_another_peer(plan: &Plan) -> Vec<String> {
     let text = |(mac, loser, winner): (_, &Lease, &Lease)| {
         let age = if (&winner.age, &winner.id) < (&loser.age, &loser.id) { "older" } else { "newer" };
         format!(
             "two nodes have VtepMAC {mac}: {} is not reached, since {} is {age}. On the machine that is a copy delete flannel's device \
              and restart the agent, or remove the lease that no node holds (weft lease rm)",
-            named(loser),
-            named(winner)
+            describe(loser),
+            describe(winner)
         )
     };
     let clashes = plan
@@ -85,16 +84,16 @@ fn clashes(plan: &Plan) -> Vec<String> {
     clashes.map(text).collect()
 }
 
-fn shared(plan: &Plan) -> Vec<String> {
+fn with_the_address_of_another_peer(plan: &Plan) -> Vec<String> {
     let text = |shared: weft_subnet::peers::Shared<'_>| {
-        let names: Vec<String> = shared.leases.iter().map(|lease| named(lease)).collect();
-        let more = if shared.count > names.len() { ", ..." } else { "" };
+        let leases: Vec<String> = shared.leases.iter().map(|lease| describe(lease)).collect();
+        let more = if shared.count > leases.len() { ", ..." } else { "" };
         format!(
             "{} leases publish {}: {}{more}; one of the nodes is reached at most. Give the others another address, or remove the \
              leases that no node holds (weft lease rm)",
             shared.count,
             shared.ip,
-            names.join(", ")
+            leases.join(", ")
         )
     };
     plan.peers().shared().into_iter().map(text).collect()

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls to the store for the own lease: renewal, taking it again, and rewriting it. They run in tasks beside the agent's
+//! loop, so that a store that hangs delays no repair.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::lease::Lease;
+use weft_subnet::retry::jitter;
+use weft_subnet::source::{Claim, Error, Event, Source};
+
+use crate::log::chain;
+
+/// First delay between two attempts. It doubles up to the maximum.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
+
+/// An answer to a call for the own lease.
+#[derive(Debug)]
+pub enum LeaseAnswer {
+    /// This node holds this lease.
+    Held(Lease),
+    /// Another node owns the subnet. The text says which one.
+    Taken(String),
+    /// The net-conf that is in the store. The answer about the lease follows.
+    NetConf(String),
+    /// The call failed for this reason, and is repeated.
+    Failed(String),
+}
+
+/// The calls that run: at most one renewal, and at most one other call.
+pub struct LeaseTasks {
+    store: Rc<dyn Source>,
+    events: mpsc::Sender<Event>,
+    answers: mpsc::UnboundedSender<LeaseAnswer>,
+    renewal: Option<JoinHandle<()>>,
+    call: Option<JoinHandle<()>>,
+    /// The final answer of `call` has not been handled yet.
+    is_call_open: bool,
+}
+
+impl LeaseTasks {
+    /// Creates the caller without any call. Renewals are reported to `events`. The returned receiver gets the answers to
+    /// all other calls.
+    pub fn new(
+        store: Rc<dyn Source>,
+        events: mpsc::Sender<Event>,
+    ) -> (LeaseTasks, mpsc::UnboundedReceiver<LeaseAnswer>) {
+        let (answers, receiver) = mpsc::unbounded_channel();
+        (LeaseTasks { store, events, answers, renewal: None, call: None, is_call_open: false }, receiver)
+    }
+
+    /// Renews this lease from now on, instead of the one before.
+    pub fn renew(&mut self, lease: Lease) {
+        let (store, events) = (self.store.clone(), self.events.clone());
+        let task = tokio::task::spawn_local(async move { store.keep(&lease, events).await });
+        if let Some(before) = self.renewal.replace(task) {
+            before.abort();
+        }
+    }
+
+    /// Takes the same subnet again, or replaces what the lease says by `attrs`.
+    pub fn rewrite(&mut self, lease: Lease, attrs: Attrs) {
+        let store = self.store.clone();
+        self.start(async move |answers| {
+            until_answered(answers, async || store.retake(&lease.subnets, &lease.attrs, &attrs).await).await;
+        });
+    }
+
+    /// Takes any free subnet, because the own one belongs to another node.
+    pub fn acquire(&mut self, claim: Claim) {
+        let store = self.store.clone();
+        self.start(async move |answers| until_answered(answers, async || store.acquire(&claim).await).await);
+    }
+
+    /// Reads net-conf and acquires the lease, after a start without the store. net-conf may have changed meanwhile, and a
+    /// watch that begins later does not report that.
+    pub fn acquire_after_resume(&mut self, claim: Claim) {
+        let store = self.store.clone();
+        self.start(async move |answers| {
+            let call = async || {
+                match store.config().await {
+                    Ok(text) => drop(answers.send(LeaseAnswer::NetConf(text))),
+                    Err(Error::Missing(_)) => {}
+                    Err(error) => return Err(error),
+                }
+                store.acquire(&claim).await
+            };
+            until_answered(answers, call).await;
+        });
+    }
+
+    /// Returns true until [`LeaseTasks::close_call`]. That the task has ended is not enough: while its answer waits in the
+    /// queue, the node knows less about its lease than the store.
+    pub fn is_call_open(&self) -> bool {
+        self.is_call_open
+    }
+
+    /// The final answer of the call has been handled.
+    pub fn close_call(&mut self) {
+        self.is_call_open = false;
+    }
+
+    fn start(&mut self, call: impl AsyncFnOnce(&mpsc::UnboundedSender<LeaseAnswer>) + 'static) {
+        self.is_call_open = true;
+        let answers = self.answers.clone();
+        let task = tokio::task::spawn_local(async move { call(&answers).await });
+        if let Some(before) = self.call.replace(task) {
+            before.abort();
+        }
+    }
+}
+
+impl Drop for LeaseTasks {
+    fn drop(&mut self) {
+        for task in [self.renewal.take(), self.call.take()].into_iter().flatten() {
+            task.abort();
+        }
+    }
+}
+
+/// Repeats a call until the store has decided, and sends each answer.
+async fn until_answered(answers: &mpsc::UnboundedSender<LeaseAnswer>, call: impl AsyncFn() -> Result<Lease, Error>) {
+    let mut delay = RETRY_DELAY;
+    loop {
+        let answer = match call().await {
+            Ok(lease) => LeaseAnswer::Held(lease),
+            Err(Error::Taken { subnet, owner }) => {
+                LeaseAnswer::Taken(format!("subnet {subnet} belongs to {owner} now"))
+            }
+            Err(error) => LeaseAnswer::Failed(chain(&error)),
+        };
+        let is_final = !matches!(answer, LeaseAnswer::Failed(_));
+        if answers.send(answer).is_err() || is_final {
+            return;
+        }
+        tokio::time::sleep(jitter(delay)).await;
+        delay = (delay * 2).min(RETRY_DELAY_MAX);
+    }
+}

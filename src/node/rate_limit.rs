@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Limits how often the leases of the peers cause work. Each lease has an allowance, and all devices together have one.
+//!
+//! A lease that has used up its allowance waits, and only its newest record is kept. It delays no other lease. When
+//! thousands of leases change once each, none of them waits. docs/adr/008-bounds-per-lease.md explains the numbers. The
+//! caller passes the time, so that tests need no clock.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use weft_backends::diff;
+use weft_backends::index::Changed;
+use weft_backends::state::{Key, Name, Value};
+use weft_subnet::lease::{Id, Record};
+
+use super::schedule::PAUSE;
+
+/// The cost of a change that makes or removes a device, and so needs a full pass.
+const DEVICE_COST: Duration = Duration::from_secs(10);
+/// The cost of each [`ENTRIES`] entries, or a part of them, that a change affects, in other leases, too.
+const PLAIN_COST: Duration = Duration::from_secs(1);
+/// Number of entries that a lease of both families has, about.
+const ENTRIES: usize = 8;
+/// A lease may owe this much and still change once more. So ten changes with a device, or ninety others, are applied at
+/// once, and after that one in ten seconds, or one a second. No honest node changes its lease so often: one that restarts
+/// all the time does so once in a few seconds.
+const CREDIT: Duration = Duration::from_secs(90);
+/// The cost of a full pass that devices of peers need, and how much all leases together may owe for them. So twenty are
+/// run at once, and after that one a second, or as many as take a fifth of a core.
+const FULL_PASS_COST: Duration = Duration::from_secs(1);
+const FULL_PASS_CREDIT: Duration = Duration::from_secs(19);
+/// Number of leases in debt that are kept without a check which of them have paid.
+const FEW: usize = 64;
+
+/// What each lease owes, and what waits.
+#[derive(Debug)]
+pub(super) struct RateLimit {
+    /// When each lease that has changed lately is out of debt.
+    paid_at: HashMap<Id, Instant>,
+    /// The newest records of leases that have changed too often.
+    waiting: HashMap<Id, Record>,
+    /// Number of leases that were in debt at the last check.
+    in_debt: usize,
+    /// When the full passes are paid for.
+    full_passes_paid_at: Instant,
+    /// Devices whose making or removal waits for the next full pass.
+    delayed: BTreeSet<Name>,
+    /// Something else waits for a full pass.
+    is_full_pass_requested: bool,
+}
+
+impl RateLimit {
+    /// No lease owes anything.
+    pub(super) fn new(now: Instant) -> RateLimit {
+        RateLimit {
+            paid_at: HashMap::new(),
+            waiting: HashMap::new(),
+            in_debt: 0,
+            full_passes_paid_at: now,
+            delayed: BTreeSet::new(),
+            is_full_pass_requested: false,
+        }
+    }
+
+    /// Returns the record if its lease may change now. Otherwise the record waits until [`RateLimit::due`] returns it, in
+    /// place of an older one.
+    pub(super) fn admit(&mut self, record: Record, now: Instant) -> Option<Record> {
+        if self.allowed_at(&record.id, now) <= now {
+            self.waiting.remove(&record.id);
+            return Some(record);
+        }
+        self.waiting.insert(record.id.clone(), record);
+        None
+    }
+
+    /// Charges a lease for the changes of entries that its last change has led to. One change costs at most what a lease may
+    /// owe. So a lease that has changed very many entries once waits a minute or two, and not hours.
+    pub(super) fn charge(&mut self, id: &Id, changed: &[Changed], now: Instant) {
+        if changed.is_empty() {
+            return;
+        }
+        let has_devices = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
+        let least = if has_devices { DEVICE_COST } else { PLAIN_COST };
+        let entries = u32::try_from(changed.len().div_ceil(ENTRIES)).unwrap_or(u32::MAX);
+        let cost = PLAIN_COST.saturating_mul(entries).clamp(least, CREDIT);
+        if self.paid_at.len() > FEW.max(2 * self.in_debt) {
+            self.paid_at.retain(|_, at| *at > now);
+            self.paid_at.shrink_to(2 * self.paid_at.len());
+            self.in_debt = self.paid_at.len();
+        }
+        let paid_at = self.paid_at.entry(id.clone()).or_insert(now);
+        *paid_at = (*paid_at).max(now) + cost;
+    }
+
+    /// Forgets the waiting record of a lease that is gone.
+    pub(super) fn forget_waiting(&mut self, id: &Id) {
+        self.waiting.remove(id);
+    }
+
+    /// Keeps only the waiting records of leases that exist.
+    pub(super) fn keep_waiting(&mut self, exists: impl Fn(&Id) -> bool) {
+        self.waiting.retain(|id, _| exists(id));
+    }
+
+    /// Returns the waiting records whose leases may change again.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<Record> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let due: Vec<Id> = self.waiting.keys().filter(|id| self.allowed_at(id, now) <= now).cloned().collect();
+        due.iter().filter_map(|id| self.waiting.remove(id)).collect()
+    }
+
+    /// Returns when a record or a full pass is due.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        let records = self.waiting.keys().map(|id| self.allowed_at(id, now)).min();
+        records.into_iter().chain(self.full_pass_due()).min()
+    }
+
+    fn allowed_at(&self, id: &Id, now: Instant) -> Instant {
+        self.paid_at.get(id).and_then(|at| at.checked_sub(CREDIT)).unwrap_or(now)
+    }
+
+    /// Returns true if a full pass may run because of a device of a peer.
+    pub(super) fn allows_full_pass(&self, now: Instant) -> bool {
+        self.full_passes_paid_at.checked_sub(FULL_PASS_CREDIT).is_none_or(|at| at <= now)
+    }
+
+    /// Charges for a full pass that has run because of a device of a peer, and has taken this time.
+    pub(super) fn full_pass_ended(&mut self, took: Duration, now: Instant) {
+        self.full_passes_paid_at = self.full_passes_paid_at.max(now) + FULL_PASS_COST.max(took * PAUSE);
+    }
+
+    /// Returns when the full pass that devices wait for may run, or `None` if nothing waits for one.
+    pub(super) fn full_pass_due(&self) -> Option<Instant> {
+        let is_wanted = self.is_full_pass_requested || !self.delayed.is_empty();
+        let allowed_at = self.full_passes_paid_at.checked_sub(FULL_PASS_CREDIT);
+        is_wanted.then(|| allowed_at.unwrap_or(self.full_passes_paid_at))
+    }
+
+    /// A full pass begins, for whatever reason, so no device waits any longer.
+    pub(super) fn clear_delayed_devices(&mut self) {
+        self.delayed.clear();
+        self.is_full_pass_requested = false;
+    }
+
+    /// Asks for a full pass as soon as it is allowed. These devices wait for it.
+    pub(super) fn request_full_pass(&mut self, devices: impl IntoIterator<Item = Name>) {
+        self.delayed.extend(devices);
+        self.is_full_pass_requested = true;
+    }
+
+    /// Returns true for an entry on a device that waits for a full pass. The entry is not written before the device.
+    pub(super) fn is_delayed(&self, key: &Key, value: &Value) -> bool {
+        !self.delayed.is_empty() && diff::device(key, value).is_some_and(|name| self.delayed.contains(&name))
+    }
+
+    /// Delays changes of devices, and new entries on delayed devices, until the next full pass. Returns the changes that are
+    /// written now: entries on other devices, and all removals, because the node that an entry leads to may be gone.
+    pub(super) fn delay_devices(&mut self, changed: Vec<Changed>) -> Vec<Changed> {
+        self.delayed.extend(changed.iter().filter_map(|(key, ..)| match key {
+            Key::Link(name) => Some(*name),
+            _ => None,
+        }));
+        if self.delayed.is_empty() {
+            return changed;
+        }
+        let now = |(key, before, after): Changed| match (before, after) {
+            _ if matches!(key, Key::Link(_)) => None,
+            (before, Some(after)) if self.is_delayed(&key, &after) => Some((key, Some(before?), None)),
+            change => Some((key, change.0, change.1)),
+        };
+        changed.into_iter().filter_map(now).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use weft_backends::link::{Foreign, Link};
+    use weft_backends::state::{Route, Value};
+    use weft_subnet::lease::Unreadable;
+
+    use super::*;
+
+    fn record(id: &str, text: &str) -> Record {
+        Record { id: id.into(), lease: Err(Unreadable::new(text)) }
+    }
+
+    fn dev(name: &str) -> Name {
+        Name::new(name).unwrap()
+    }
+
+    fn device(name: &str) -> Changed {
+        let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+        (Key::Link(dev(name)), None, Some(Value::link(link)))
+    }
+
+    fn route(third: u8, name: &str) -> Changed {
+        let via = [10, 5, third, 0].into();
+        let route = Value::Route(Route::Unicast { via, dev: dev(name), onlink: true });
+        (Key::Route(format!("10.5.{third}.0/24").parse().unwrap(), 0), None, Some(route))
+    }
+
+    /// Returns how many of a thousand changes within a minute are applied.
+    fn admitted(changed: &[Changed]) -> usize {
+        let start = Instant::now();
+        let mut limit = RateLimit::new(start);
+        let mut count = 0;
+        for n in 0..1000 {
+            let now = start + Duration::from_millis(60 * n);
+            let due = limit.due(now);
+            assert!(due.len() <= 1);
+            for _ in due.into_iter().chain(limit.admit(record("busy", &n.to_string()), now)) {
+                count += 1;
+                limit.charge(&"busy".into(), changed, now);
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn a_lease_that_changes_all_the_time_is_applied_a_few_times_a_minute() {
+        assert!((15..=16).contains(&admitted(&[device("flannel.2"), route(1, "flannel.2")])));
+        assert!((149..=151).contains(&admitted(&[route(1, "flannel.1")])));
+        assert_eq!(admitted(&[]), 1000, "a change without effect costs nothing");
+    }
+
+    #[test]
+    fn the_newest_record_is_applied_when_it_is_due_unless_its_lease_is_gone() {
+        let now = Instant::now();
+        let mut limit = RateLimit::new(now);
+        let id: Id = "busy".into();
+        for _ in 0..10 {
+            assert!(limit.admit(record(&id, "x"), now).is_some());
+            limit.charge(&id, &[device("flannel.2")], now);
+        }
+        assert_eq!(limit.next(now), None);
+        assert_eq!(limit.admit(record(&id, "older"), now), None);
+        assert_eq!(limit.admit(record(&id, "newest"), now), None);
+        assert!(limit.admit(record("another", "x"), now).is_some(), "other leases do not wait");
+        let then = limit.next(now).unwrap();
+        assert_eq!(then, now + DEVICE_COST);
+        assert_eq!(limit.due(then - Duration::from_millis(1)), []);
+        assert_eq!(limit.due(then), [record(&id, "newest")]);
+        assert_eq!(limit.next(then), None);
+        limit.admit(record(&id, "x"), now);
+        limit.forget_waiting(&id);
+        assert_eq!((limit.due(then), limit.next(then)), (vec![], None));
+    }
+
+    #[test]
+    fn leases_that_change_once_do_not_wait_and_leave_no_memory_behind() {
+        let start = Instant::now();
+        let mut limit = RateLimit::new(start);
+        for n in 0..50_000_u32 {
+            let id: Id = n.to_string().into();
+            assert!(limit.admit(record(&id, "x"), start).is_some());
+            limit.charge(&id, &[route(1, "flannel.2")], start);
+        }
+        let later = start + Duration::from_secs(2);
+        limit.charge(&"last".into(), &[route(1, "flannel.2")], later);
+        // Old debts are removed together, once they are many.
+        for n in 0..50_001_u32 {
+            limit.charge(&format!("{n} again").into(), &[route(1, "flannel.2")], later + PLAIN_COST * n);
+        }
+        assert!(limit.paid_at.len() < 2 * FEW, "{}", limit.paid_at.len());
+    }
+
+    #[test]
+    fn the_cost_of_a_change_grows_with_the_entries_that_it_affects() {
+        let many = |count: u8| (0..count).map(|third| route(third, "flannel.1")).collect::<Vec<_>>();
+        assert!((149..=151).contains(&admitted(&many(8))), "the entries of one lease");
+        assert!((15..=16).contains(&admitted(&many(80))), "ten times as many");
+        let now = Instant::now();
+        let mut limit = RateLimit::new(now);
+        for _ in 0..2 {
+            assert!(limit.admit(record("once", "x"), now).is_some());
+            limit.charge(&"once".into(), &(0..1000).flat_map(|_| many(255)).collect::<Vec<_>>(), now);
+        }
+        limit.admit(record("once", "x"), now);
+        assert_eq!(
+            limit.next(now),
+            Some(now + CREDIT),
+            "one change of very many entries does not delay a lease for hours"
+        );
+    }
+
+    #[test]
+    fn entries_on_a_delayed_device_are_removed_at_once() {
+        let mut limit = RateLimit::new(Instant::now());
+        let gone = |third, dev| {
+            let (key, _, value) = route(third, dev);
+            (key, value, None)
+        };
+        let moved = |third, from, to| (route(third, from).0, route(third, from).2, route(third, to).2);
+        let (link, _, made) = device("flannel.2");
+        let changed =
+            vec![(link, made, None), gone(3, "flannel.2"), device("flannel.9"), moved(4, "flannel.1", "flannel.9")];
+        // The route of 10.5.4.0/24 still leads to where that node was.
+        assert_eq!(limit.delay_devices(changed), [gone(3, "flannel.2"), gone(4, "flannel.1")]);
+        assert_eq!(
+            limit.delay_devices(vec![gone(8, "flannel.9")]),
+            [gone(8, "flannel.9")],
+            "the removal of a later change, too"
+        );
+        assert_eq!(limit.delay_devices(vec![moved(5, "flannel.9", "flannel.1")]), [moved(5, "flannel.9", "flannel.1")]);
+    }
+
+    #[test]
+    fn devices_wait_after_twenty_full_passes_and_other_entries_do_not() {
+        let start = Instant::now();
+        let mut limit = RateLimit::new(start);
+        for pass in 0..20 {
+            assert!(limit.allows_full_pass(start), "full pass {pass}");
+            limit.full_pass_ended(Duration::from_millis(5), start);
+        }
+        assert!(!limit.allows_full_pass(start));
+        let changed = vec![device("flannel.9"), route(9, "flannel.9"), route(1, "flannel.1")];
+        assert_eq!(limit.delay_devices(changed), [route(1, "flannel.1")]);
+        assert_eq!(limit.delay_devices(vec![route(8, "flannel.9"), route(2, "flannel.1")]), [route(2, "flannel.1")]);
+        let due = limit.full_pass_due().unwrap();
+        assert_eq!(due, start + FULL_PASS_COST);
+        assert!(limit.allows_full_pass(due));
+        limit.full_pass_ended(Duration::from_secs(1), due);
+        limit.clear_delayed_devices();
+        assert_eq!(limit.full_pass_due(), None);
+        assert!(
+            !limit.allows_full_pass(due + Duration::from_secs(3)),
+            "a slow full pass costs four times its duration"
+        );
+        assert!(limit.allows_full_pass(due + Duration::from_secs(4)));
+    }
+}

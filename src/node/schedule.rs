@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! When the next audit is due, how soon a change in the kernel may lead to a full pass, and when systemd's watchdog wants
+//! to hear from the agent.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Number of full passes within [`WINDOW`] that follow changes in the kernel at once. After that, the next one waits
+/// [`PAUSE`] times as long as the last one took. So a program that rewrites links or routes all the time costs at most a
+/// fifth of a core.
+pub(super) const MAX_IN_WINDOW: usize = 6;
+const WINDOW: Duration = Duration::from_secs(10);
+/// The pause after a full pass, as a multiple of its duration.
+pub(super) const PAUSE: u32 = 4;
+
+/// The timers of a node.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// Time between two audits.
+    pub(super) audit_interval: Duration,
+    pub(super) next_audit: Instant,
+    /// When full passes ended, within the window.
+    pub(super) recent: VecDeque<Instant>,
+    /// Changes in the kernel lead to no full pass before this time.
+    pub(super) paused_until: Instant,
+    /// How often to send systemd's watchdog a message, and when to send the next one.
+    watchdog: Option<(Duration, Instant)>,
+}
+
+impl Schedule {
+    /// An audit is due at once.
+    pub(super) fn new(audit_interval: Duration, watchdog_interval: Option<Duration>, now: Instant) -> Schedule {
+        let watchdog = watchdog_interval.map(|interval| (interval, now));
+        Schedule { audit_interval, next_audit: now, recent: VecDeque::new(), paused_until: now, watchdog }
+    }
+
+    /// Returns when something is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.watchdog.map(|(_, at)| at).into_iter().chain([self.next_audit]).min()
+    }
+
+    pub(super) fn audit_due(&self, now: Instant) -> bool {
+        self.next_audit <= now
+    }
+
+    /// Lets the next audit come at this time at the latest.
+    pub(super) fn audit_by(&mut self, at: Instant) {
+        self.next_audit = self.next_audit.min(at);
+    }
+
+    /// Returns true if a message to the watchdog is due, and plans the next one.
+    pub(super) fn ping_due(&mut self, now: Instant) -> bool {
+        let Some((interval, at)) = &mut self.watchdog else { return false };
+        let due = *at <= now;
+        if due {
+            *at = now + *interval;
+        }
+        due
+    }
+
+    /// Everything was compared, which has taken the time since `started`.
+    pub(super) fn full_pass_ended(&mut self, started: Instant) {
+        let now = Instant::now();
+        self.recent.retain(|at| now - *at < WINDOW);
+        self.recent.push_back(now);
+        self.paused_until = if self.recent.len() > MAX_IN_WINDOW { now + (now - started) * PAUSE } else { now };
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The values from which [`crate::observe`] makes readiness, metrics and the answer to `weft status`.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::time::Instant;
+
+use weft_backends::state::Key;
+use weft_subnet::lease::{Id, Lease};
+
+use super::Node;
+use crate::firewall::guard;
+use crate::kernel::Kernel;
+use crate::observe::report::{self, NodeDetails, NodeState, PeerCounts, PeerList, PeerRow};
+use crate::observe::status::{PeerState, Status};
+use crate::pass::Pending;
+use crate::plan::claims;
+
+/// Numbers of peers whose entries could not be written. They are counted again only when the pending entries change.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FailureCounts {
+    /// The version of the pending entries that were counted.
+    pub(super) version: u64,
+    pub(super) pending: usize,
+    pub(super) failed: usize,
+}
+
+/// Peers whose entries could not be written.
+struct PeerFailures {
+    /// Peers with an entry that will be tried again, and none that was refused.
+    pending: HashSet<Id>,
+    /// Peers with an entry that the kernel refused, and its reason.
+    failed: HashMap<Id, String>,
+}
+
+impl<K: Kernel> Node<K> {
+    /// Brings readiness, metrics and systemd's status up to date, and lets pods start when the node can carry their packets.
+    pub fn report(&mut self) {
+        self.count_failures();
+        let state = self.state();
+        self.context.reporter.publish(&state);
+        if state.pods_may_start() {
+            self.context.conflist.keep(Instant::now());
+        }
+    }
+
+    /// Returns the answer to `weft status`.
+    pub(super) fn status(&self) -> Status {
+        report::status(&self.state(), self.details())
+    }
+
+    fn state(&self) -> NodeState {
+        NodeState {
+            subnets: self.plan.own().subnets,
+            backend: self.plan.network().backend_type.clone(),
+            peer_list: self.peers.list.clone(),
+            peers: PeerCounts {
+                believed: self.plan.peers().len(),
+                pending: self.history.failure_counts.pending,
+                failed: self.history.failure_counts.failed,
+                held: self.peers.hold.len(),
+                set_aside: self.plan.set_aside_count(),
+                unplanned: self.plan.skipped_count(),
+            },
+            faults: self.faults(),
+            lease_missing: self.own_lease.missing.map(str::to_owned),
+            store_fails: self.store.error.is_some(),
+        }
+    }
+
+    /// What is wrong with this node itself, whatever the store and the peers do.
+    fn faults(&self) -> Vec<String> {
+        [
+            self.device_problem(),
+            self.kernel_problem.clone(),
+            self.subnet_file_problem.clone(),
+            self.rules_fault(),
+            self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}")),
+            self.own_lease.lost.clone(),
+            self.contest_problem(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// What is wrong although the node can be ready, the most urgent first.
+    fn warnings(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.device_warnings().collect();
+        if let PeerList::Saved(text) = &self.peers.list {
+            all.push(text.clone());
+        }
+        all.extend(self.context.conflist.problem());
+        all.extend(self.context.store.remark());
+        all.extend(self.own_lease.error.as_ref().map(|text| format!("own lease: {text}")));
+        all.extend(self.net_conf.not_applied.clone());
+        all.extend(self.sysctls.problems.iter().cloned());
+        all.extend(self.rules_warnings());
+        all.extend(self.plan.problems());
+        all.extend(self.fence_problem());
+        all.extend(claims::problems(&self.plan));
+        all.extend(self.guard_problem().map(|text| format!("tunnel guard: {text}")));
+        all
+    }
+
+    fn details(&self) -> NodeDetails {
+        let (now, uplink) = (Instant::now(), &self.plan.host().uplink);
+        let addresses = uplink.v4.map(IpAddr::V4).into_iter().chain(uplink.v6.map(IpAddr::V6));
+        NodeDetails {
+            warnings: self.warnings(),
+            public: report::public(&self.plan.own().attrs),
+            lease_ttl: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at)),
+            networks: self.plan.network().networks,
+            mtu: self.plan.mtu(),
+            uplink: (uplink.name.to_string(), addresses.collect(), uplink.mtu),
+            store: self.context.store.describe(),
+            store_silence: now - self.store.last_answer,
+            store_error: self.store.error.clone(),
+            peers: self.peer_rows(),
+            last_pass: self.history.last_pass.clone(),
+            last_error: self.history.last_error.clone(),
+            audit_interval: self.schedule.audit_interval,
+            full_passes: self.history.full_passes.clone(),
+            next_audit: self.schedule.next_audit.saturating_duration_since(now),
+            rules: self.rules_status(),
+        }
+    }
+
+    /// Why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
+    /// need.
+    pub(super) fn device_problem(&self) -> Option<String> {
+        let mut pending = self.pending_of_own_device();
+        pending.find(|(_, pending)| !pending.works).map(|(key, pending)| format!("{key}: {}", pending.reason))
+    }
+
+    /// What the own device lacks although it carries packets. Nothing waits for it.
+    fn device_warnings(&self) -> impl Iterator<Item = String> {
+        let lacking = self.pending_of_own_device().filter(|(_, pending)| pending.works);
+        lacking.map(|(key, pending)| format!("{key}: {}; packets do not need it", pending.reason))
+    }
+
+    fn pending_of_own_device(&self) -> impl Iterator<Item = (&Key, &Pending)> {
+        let is_own = |key: &Key| matches!(key, Key::Link(_) | Key::Addr(..)) && self.plan.is_own_device(key);
+        self.passer.pending().iter().filter(move |(key, _)| is_own(key))
+    }
+
+    fn count_failures(&mut self) {
+        let version = self.passer.pending().version();
+        if self.history.failure_counts.version != version {
+            let PeerFailures { pending, failed } = self.peer_failures();
+            self.history.failure_counts = FailureCounts { version, pending: pending.len(), failed: failed.len() };
+        }
+    }
+
+    fn peer_failures(&self) -> PeerFailures {
+        let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
+        for (key, entry) in self.passer.pending().iter().filter(|(key, _)| !guard::is_of_guard_or_fence(key)) {
+            let Some(id) = self.plan.owner(key) else { continue };
+            if entry.retry {
+                pending.insert(id.clone());
+            } else {
+                failed.insert(id.clone(), entry.reason.clone());
+            }
+        }
+        pending.retain(|id| !failed.contains_key(id));
+        PeerFailures { pending, failed }
+    }
+
+    fn peer_rows(&self) -> Vec<PeerRow> {
+        let failures = self.peer_failures();
+        let held: HashSet<&Id> = self.peers.hold.held().collect();
+        let believed = self.plan.peers().believed().map(|lease| {
+            let (state, reason) = self.peer_state(lease, &failures, &held);
+            PeerRow::of(lease, state, reason)
+        });
+        let set_aside = self.plan.peers().set_aside().map(|(id, reason, lease)| match lease {
+            Some(lease) => PeerRow::of(lease, PeerState::SetAside, Some(reason.to_owned())),
+            None => PeerRow::unreadable(id, reason.to_owned()),
+        });
+        believed.chain(set_aside).collect()
+    }
+
+    fn peer_state(&self, lease: &Lease, failures: &PeerFailures, held: &HashSet<&Id>) -> (PeerState, Option<String>) {
+        if let Some(reason) = failures.failed.get(&lease.id) {
+            (PeerState::Failed, Some(reason.clone()))
+        } else if failures.pending.contains(&lease.id) {
+            (PeerState::Pending, self.first_pending_reason(&lease.id))
+        } else if held.contains(&lease.id) {
+            (PeerState::Held, Some("gone from the store all of a sudden; kept for the grace time".to_owned()))
+        } else if let Some(reason) = self.plan.skipped(&lease.id) {
+            (PeerState::SetAside, Some(reason.to_owned()))
+        } else {
+            (PeerState::Programmed, claims::remark(&self.plan, lease))
+        }
+    }
+
+    fn first_pending_reason(&self, id: &Id) -> Option<String> {
+        let keys = self.plan.keys(id).into_iter().filter(|key| !guard::is_of_guard_or_fence(key));
+        keys.into_iter().find_map(|key| self.passer.pending().get(&key)).map(|pending| pending.reason.clone())
+    }
+}

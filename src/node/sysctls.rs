@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The sysctls that packets of pods need. The kernel announces no change of a sysctl, so they are checked regularly.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use weft_subnet::lease::Id;
+
+use super::Node;
+use crate::kernel::Kernel;
+use crate::sysctls;
+use crate::sysctls::loosened::{Loosened, Wanted};
+
+/// Time between two checks.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The state of the sysctls.
+#[derive(Debug)]
+pub(super) struct Sysctls {
+    /// What is wrong, one sentence each.
+    pub(super) problems: Vec<String>,
+    loosened: Loosened,
+    /// The lease because of which rp_filter is loosened. It stays the same while that lease is a reason.
+    pub(super) loosened_for: Option<Id>,
+    pub(super) next_check: Instant,
+}
+
+impl Sysctls {
+    /// A check is due at once. The values that were loosened are remembered in a file beside subnet.env.
+    pub(super) fn new(subnet_file: &Path, now: Instant) -> Sysctls {
+        let loosened = Loosened::beside(subnet_file);
+        Sysctls { problems: Vec::new(), loosened, loosened_for: None, next_check: now }
+    }
+
+    /// Returns when the next check is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        Some(self.next_check)
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next_check <= now
+    }
+}
+
+impl<K: Kernel> Node<K> {
+    /// Sets the sysctls that packets need, or reports what the operator has to set.
+    pub(super) fn check_sysctls(&mut self) {
+        let write = self.context.options.manage_sysctls;
+        let mut problems = sysctls::ensure(&self.plan, write);
+        self.sysctls.loosened_for = self.reason_to_loosen();
+        let wanted = self.sysctls.loosened_for.as_ref().map(|id| self.wanted_loosening(id));
+        problems.extend(self.sysctls.loosened.ensure(wanted.as_ref(), write));
+        let new = problems.iter().filter(|text| !self.sysctls.problems.contains(text));
+        new.for_each(|text| tracing::warn!("{text}"));
+        self.sysctls.problems = problems;
+        self.sysctls.next_check = Instant::now() + CHECK_INTERVAL;
+    }
+
+    /// Returns a peer that uses another backend than this node. The paths to and from it are asymmetric, and strict reverse
+    /// path filtering drops the packets. Only a peer whose entries are in the kernel is a reason to loosen the filter: a
+    /// lease that is merely in the store is not.
+    fn reason_to_loosen(&self) -> Option<Id> {
+        let pending = self.passer.pending();
+        let is_programmed = |id: &&Id| {
+            let keys = self.plan.keys(id);
+            let exists = |key| pending.get(key).is_none_or(|pending| pending.stands);
+            keys.iter().any(|key| self.plan.owner(key) == Some(id)) && keys.iter().all(exists)
+        };
+        // The last reason counts as long as its lease is planned, because entries that wait for a retry are back in a moment.
+        let last = self.sysctls.loosened_for.as_ref().filter(|id| self.plan.other_backend(id).is_some());
+        last.or_else(|| self.plan.peers_of_other_backends().find(is_programmed)).cloned()
+    }
+
+    fn wanted_loosening(&self, id: &Id) -> Wanted {
+        let names = self.plan.devices().chain([self.plan.host().uplink.name]).collect();
+        let (theirs, ours) = (self.plan.other_backend(id).unwrap_or_default(), &self.plan.network().backend_type);
+        let why = format!("lease {id} uses {theirs} and this node {ours}: replies may arrive over another interface");
+        Wanted { names, why }
+    }
+}
