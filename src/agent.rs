@@ -129,14 +129,17 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = firewall::choice::Survey::begin(options.rules.firewall);
     let started = {
-        let (choice, subnet_file) = (&options.uplink, options.subnet_file.as_path());
-        let guard = options.rules.guard;
-        let memory = EarlierRun::new(saved_file.clone());
-        let secrets = SecretFiles::new(options.state_dir.as_deref());
-        let place = StartContext { store: &*store, kernel: &mut kernel, choice, subnet_file, guard, memory, secrets };
-        let starting =
-            acquire::start(place, Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition));
-        let mut starting = pin!(starting);
+        let context = StartContext {
+            store: &*store,
+            kernel: &mut kernel,
+            choice: &options.uplink,
+            subnet_file: &options.subnet_file,
+            guard: options.rules.guard,
+            memory: EarlierRun::new(saved_file.clone()),
+            secrets: SecretFiles::new(options.state_dir.as_deref()),
+        };
+        let waiting = Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition);
+        let mut starting = pin!(acquire::start(context, waiting));
         loop {
             tokio::select! {
                 () = &mut shutdown => return Ok(ended_early()),
@@ -149,25 +152,23 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let task = firewall::Task {
-        instance: Instance::new(&options.subnet_file),
-        choice: options.rules.firewall,
-        resync: options.rules.resync,
-        survey,
-    };
+    let task = firewall_task(&options, survey);
     let (handle, port) = Handle::new();
-    let rules = handle.state.clone();
-    let nftables = started.network.nftables;
+    let (rules, nftables) = (handle.state.clone(), started.network.nftables);
     helpers.spawn_local(async move { task.run(nftables, port).await });
     // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
-    let saver = Saver::new(saved_file);
-    let conflist = Conflist::new(options.cni.clone(), &options.subnet_file);
+    let (saver, conflist) = (Saver::new(saved_file), Conflist::new(options.cni.clone(), &options.subnet_file));
     let context = NodeContext { options, store, reporter, saver, conflist };
     let mut node = Node::new(context, Passer::new(kernel), lease_tasks, started);
     node.attach_rules(handle);
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };
     run_loop(node, monitor, inputs, shutdown).await
+}
+
+fn firewall_task(options: &Options, survey: firewall::choice::Survey) -> firewall::Task {
+    let (choice, resync) = (options.rules.firewall, options.rules.resync);
+    firewall::Task { instance: Instance::new(&options.subnet_file), choice, resync, survey }
 }
 
 fn ended_early() -> ExitCode {
