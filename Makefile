@@ -36,7 +36,7 @@ lab: static ## the same with the static binary, without installing anything; LAB
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
 	@$(MAKE) --no-print-directory -j1 fmt check alone static static-bare aarch64 fuzz test-lab bench-shape prepare-kube image-only \
-	  test-kube test-clusters $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+	  test-kube test-clusters test-conformance $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
 
 # The names of the integration tests that need no root, no network and no second.
 QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
@@ -136,6 +136,24 @@ test-clusters:
 	@$(STEP) 900 "build of kube-demo" cargo build --locked --example kube-demo
 	@$(STEP) $(if $(FLANNELD),1500,900) "real clusters" \
 	  cargo test --locked -p weft --test kube -- --show-output $(if $(FLANNELD),--include-ignored)
+
+CONFORMANCE_ARGS ?=
+.PHONY: kube-conformance prepare-conformance test-conformance conformance-docs
+prepare-conformance:
+	@tools/prepare conformance
+	@$(STEP) 2400 "Kubernetes' own tests" tools/kube-binaries e2e.test ginkgo agnhost regression-issue-74839 coredns
+
+kube-conformance: prepare-kube prepare-conformance image ## run Kubernetes' own network tests, about two hours; CONFORMANCE_ARGS='--cluster "ipv4 vxlan"' less
+	@cargo run --locked --example kube-conformance -- --out $(TARGET_DIR)/conformance $(CONFORMANCE_ARGS)
+
+# A part of these tests, in one cluster. It belongs to `make test`.
+test-conformance: prepare-conformance
+	@$(STEP) 900 "build of the conformance tests" cargo build --locked --example kube-conformance
+	@$(STEP) 600 "Kubernetes' own network tests, a part" \
+	  $(TARGET_DIR)/debug/examples/kube-conformance --tests short --cluster "ipv4 vxlan" --out $(TARGET_DIR)/conformance
+
+conformance-docs: ## write docs/conformance.md from the last `make kube-conformance`
+	@cargo run --quiet --locked --example kube-conformance -- --out $(TARGET_DIR)/conformance --page docs/conformance.md
 
 kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with weft on this machine, until Ctrl-C
 	@cargo run --quiet --locked --example kube-demo

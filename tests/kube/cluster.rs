@@ -29,12 +29,38 @@ const TREE: &str = env!("CARGO_MANIFEST_DIR");
 pub struct Shape {
     /// The mode of kube-proxy on `n1`, `n2`, ...
     pub proxies: &'static [&'static str],
-    /// Whether the cluster has IPv4 and IPv6, or IPv4 alone.
-    pub dual: bool,
+    /// Which addresses nodes, pods and Services have.
+    pub family: Family,
+    /// Whether kubelets name the DNS server at [`Family::dns`] to their pods.
+    pub dns: bool,
     /// Seconds without a heartbeat after which the control plane marks a node as not ready. Its default is 50.
     pub grace: u32,
     /// Image archives in addition to weft's.
     pub images: Vec<PathBuf>,
+}
+
+/// The families of addresses in a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    V4,
+    V6,
+    Dual,
+}
+
+impl Family {
+    /// As flags and `cluster.sh` call it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Family::V4 => "ipv4",
+            Family::V6 => "ipv6",
+            Family::Dual => "dual",
+        }
+    }
+
+    /// Where the cluster's DNS server is.
+    pub fn dns(self) -> &'static str {
+        if self == Family::V6 { "fd00:10:96::a" } else { "10.96.0.10" }
+    }
 }
 
 /// A running cluster. It ends when this value is dropped, or with the process.
@@ -87,6 +113,12 @@ fn weft_image() -> PathBuf {
     path
 }
 
+/// The version of Kubernetes.
+#[allow(dead_code, reason = "the conformance page alone names it")]
+pub fn version() -> &'static str {
+    VERSION.trim()
+}
+
 fn text(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end().to_owned()
 }
@@ -113,7 +145,8 @@ impl Cluster {
             .env("TREE", TREE)
             .env("PROXIES", shape.proxies.join(" "))
             .env("IMAGES", images.join(" "))
-            .env("DUAL", if shape.dual { "yes" } else { "no" })
+            .env("FAMILY", shape.family.as_str())
+            .env("DNS", if shape.dns { shape.family.dns() } else { "" })
             .env("GRACE", shape.grace.to_string())
             .env("HOME", &dir)
             .stdin(Stdio::piped())

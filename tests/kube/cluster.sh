@@ -4,7 +4,8 @@
 # network namespace, each node (node.sh) in namespaces and cgroups of its own. As root. It is told by its environment:
 #   BIN      where tools/kube-binaries put them        TREE    the source tree
 #   PROXIES  mode of kube-proxy on n1, n2, ...         IMAGES  archives that every node imports
-#   DUAL     yes: IPv4 and IPv6                        GRACE   seconds after which a silent node is not ready
+#   FAMILY   ipv4, ipv6, or dual: both                 GRACE   seconds after which a silent node is not ready
+#   DNS      address of the cluster's DNS service, or empty
 # Says "ready" once nodes are started, then takes orders, one a line, and says "done" after each:
 #   off NODE    power off: everything on the node is killed        on NODE    power on: the same disk, an empty /run
 # It ends with its input, and leaves nothing behind.
@@ -12,7 +13,9 @@ set -eu
 [ "${1:-}" = inside ] || exec unshare --net --mount --propagation private "$0" inside "$@"
 dir=$2
 pki=$dir/pki log=$dir/log
-api=10.77.0.1
+api=10.77.0.1 server=10.77.0.1
+# IPv6 alone: no node has an address of IPv4.
+if [ "$FAMILY" = ipv6 ]; then api=fd77::1 server='[fd77::1]'; fi
 export DIR=$dir
 mkdir -p "$pki" "$log" "$dir/run" "$dir/mem"
 # Held as long as anything of this cluster runs: tools/clean-lab looks at it.
@@ -113,7 +116,7 @@ user() {
     certificate "$@"
     cat >"$1.conf" <<END
 {"apiVersion": "v1", "kind": "Config", "current-context": "c",
- "clusters": [{"name": "c", "cluster": {"server": "https://$api:6443", "certificate-authority": "$pki/ca.pem"}}],
+ "clusters": [{"name": "c", "cluster": {"server": "https://$server:6443", "certificate-authority": "$pki/ca.pem"}}],
  "users": [{"name": "u", "user": {"client-certificate": "$pki/$1.pem", "client-key": "$pki/$1.key"}}],
  "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}
 END
@@ -123,7 +126,7 @@ credentials() {
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca
     openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out sa.key
     certificate api /CN=kube-apiserver \
-        "IP:$api,IP:127.0.0.1,IP:10.96.0.1,IP:fd00:10:96::1,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc"
+        "IP:10.77.0.1,IP:fd77::1,IP:127.0.0.1,IP:10.96.0.1,IP:fd00:10:96::1,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc"
     certificate api-to-kubelet /O=system:masters/CN=kube-apiserver-kubelet-client
     user admin /O=system:masters/CN=admin
     user controller-manager /CN=system:kube-controller-manager
@@ -137,10 +140,13 @@ credentials() {
 
 control_plane() {
     local services=10.96.0.0/16 pods=10.244.0.0/16 mask=--node-cidr-mask-size=24
-    if [ "$DUAL" = yes ]; then
+    case $FAMILY in
+    dual)
         services=$services,fd00:10:96::/112 pods=$pods,fd00:10:244::/48
         mask="--node-cidr-mask-size-ipv4=24 --node-cidr-mask-size-ipv6=64"
-    fi
+        ;;
+    ipv6) services=fd00:10:96::/112 pods=fd00:10:244::/48 mask=--node-cidr-mask-size=64 ;;
+    esac
     # Nothing here outlives the machine.
     start etcd "$BIN/etcd" --data-dir "$dir/mem/etcd" --unsafe-no-fsync --log-level warn
     start apiserver "$BIN/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --advertise-address $api --secure-port 6443 \
@@ -167,7 +173,7 @@ control_plane() {
 }
 
 on() {
-    local node=$1 index=${1#n} addresses=10.77.0.1${1#n}
+    local node=$1 index=${1#n} addresses=
     ip netns add "$node"
     # The port bears the node's name: set it down for a network fault.
     # A machine keeps its address when it boots: its neighbours need not notice.
@@ -175,12 +181,15 @@ on() {
     ip link set "$node" master br0 up
     ip -n "$node" link set lo up
     ip -n "$node" link set eth0 up
-    ip -n "$node" addr add "10.77.0.1$index/24" dev eth0
-    ip -n "$node" route add default via $api
-    if [ "$DUAL" = yes ]; then
+    if [ "$FAMILY" != ipv6 ]; then
+        ip -n "$node" addr add "10.77.0.1$index/24" dev eth0
+        ip -n "$node" route add default via 10.77.0.1
+        addresses=10.77.0.1$index
+    fi
+    if [ "$FAMILY" != ipv4 ]; then
         ip -n "$node" addr add "fd77::1$index/64" dev eth0 nodad
         ip -n "$node" route add default via fd77::1
-        addresses=$addresses,fd77::1$index
+        addresses=${addresses:+$addresses,}fd77::1$index
     fi
     local proxy
     proxy=$(cut -d ' ' -f "$index" <<<"$PROXIES")
@@ -213,8 +222,8 @@ mount -t tmpfs tmpfs /run
 ip link set lo up
 ip link add br0 type bridge
 ip link set br0 up
-ip addr add $api/24 dev br0
-[ "$DUAL" != yes ] || ip addr add fd77::1/64 dev br0 nodad
+[ "$FAMILY" = ipv6 ] || ip addr add 10.77.0.1/24 dev br0
+[ "$FAMILY" = ipv4 ] || ip addr add fd77::1/64 dev br0 nodad
 # The wire between nodes is no place for this machine's netfilter.
 for file in iptables ip6tables; do
     if [ -e /proc/sys/net/bridge/bridge-nf-call-$file ]; then echo 0 >/proc/sys/net/bridge/bridge-nf-call-$file; fi

@@ -3,11 +3,12 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, Pod, Shape, condition, word};
+use crate::cluster::{Cluster, Family, Pod, Shape, condition, word};
 
 /// Returns a cluster of three nodes with kube-proxy in both modes.
 pub fn three_nodes(dual: bool) -> Shape {
-    Shape { proxies: &["iptables", "nftables", "iptables"], dual, grace: 50, images: Vec::new() }
+    let family = if dual { Family::Dual } else { Family::V4 };
+    Shape { proxies: &["iptables", "nftables", "iptables"], family, dns: false, grace: 50, images: Vec::new() }
 }
 
 /// Waits until the nodes have pod CIDRs and are not ready only because they have no network.

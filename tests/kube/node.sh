@@ -97,6 +97,7 @@ failSwapOn: false
 evictionHard: {imagefs.available: 0%, imagefs.inodesFree: 0%, memory.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%}
 imageGCHighThresholdPercent: 100
 END
+    [ -z "$DNS" ] || printf 'clusterDNS: ["%s"]\nclusterDomain: cluster.local\n' "$DNS" >>/etc/kubelet.yaml
     cat >/etc/kube-proxy.yaml <<END
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! docs/conformance.md, from the results of the last runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use crate::report::{Outcome, Report, read_all};
+
+/// Writes the page.
+pub fn write(results: &Path, page: &Path) {
+    let reports = read_all(results);
+    assert!(!reports.is_empty(), "no results in {}: run `make kube-conformance` first", results.display());
+    fs::write(page, render(&reports)).expect("the page is written");
+    println!("{} is written from {} runs", page.display(), reports.len());
+}
+
+fn render(reports: &BTreeMap<String, Report>) -> String {
+    let first = reports.values().next().unwrap();
+    let mut page = format!(
+        "<!-- Written by `make conformance-docs` from the last `make kube-conformance`. -->\n\
+         # Conformance\n\n\
+         Kubernetes' own network tests (`[sig-network]` of e2e.test {}) in clusters of three nodes with weft {}, on one machine. Each row is one\n\
+         cluster: the families of addresses, the backend, how pods are connected, and the mode of kube-proxy.\n\n\
+         | cluster | passed | failed | fail with flannel, too | skipped themselves | left out | seconds |\n\
+         |---|--:|--:|--:|--:|--:|--:|\n",
+        first.kubernetes, first.weft
+    );
+    for (name, report) in reports {
+        let counts = [Outcome::Passed, Outcome::Failed, Outcome::KnownFailure, Outcome::Skipped, Outcome::LeftOut]
+            .map(|outcome| report.count(outcome).to_string());
+        let _ = writeln!(page, "| {name} | {} | {:.0} |", counts.join(" | "), report.seconds);
+    }
+    section(&mut page, reports, Outcome::Failed, "Failed");
+    section(&mut page, reports, Outcome::KnownFailure, "Failed as with flannel");
+    section(&mut page, reports, Outcome::Skipped, "Skipped by the test itself");
+    left_out(&mut page, reports);
+    section(&mut page, reports, Outcome::Passed, "Passed");
+    page
+}
+
+/// Tests with this outcome, each with its reason and the clusters where it was so, if these are not all.
+fn section(page: &mut String, reports: &BTreeMap<String, Report>, outcome: Outcome, title: &str) {
+    let mut tests: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
+    for report in reports.values() {
+        for test in report.tests.iter().filter(|test| test.outcome == outcome) {
+            tests.entry((&test.name, &test.reason)).or_default().insert(&report.name);
+        }
+    }
+    if tests.is_empty() {
+        return;
+    }
+    let _ = writeln!(page, "\n## {title}\n");
+    for ((name, reason), clusters) in tests {
+        let name = name.trim_start_matches("[sig-network] ");
+        let reason = if reason.is_empty() { String::new() } else { format!(": {}", escaped(reason)) };
+        let clusters: Vec<&str> = clusters.into_iter().collect();
+        let places =
+            if clusters.len() == reports.len() { String::new() } else { format!(" ({})", clusters.join("; ")) };
+        let _ = writeln!(page, "- {}{reason}{places}", escaped(name));
+    }
+}
+
+/// What was left out, by reason.
+fn left_out(page: &mut String, reports: &BTreeMap<String, Report>) {
+    let mut reasons: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for test in reports.values().flat_map(|report| &report.tests).filter(|test| test.outcome == Outcome::LeftOut) {
+        reasons.entry(&test.reason).or_default().insert(&test.name);
+    }
+    let _ = writeln!(page, "\n## Left out\n\n| tests | why |\n|--:|---|");
+    for (reason, tests) in reasons {
+        let _ = writeln!(page, "| {} | {reason} |", tests.len());
+    }
+}
+
+/// A reason may quote what Markdown would take for its own.
+fn escaped(text: &str) -> String {
+    text.replace('<', "&lt;").replace('|', "\\|").replace('*', "\\*")
+}
