@@ -6,10 +6,10 @@ use std::time::Duration;
 use nix::time::ClockId;
 
 /// Audits may use at most one part in this many of a core.
-const SHARE: u32 = 2500;
+const SHARE: u32 = 5000;
 /// The interval is not stretched for an audit that costs at most this CPU time, which is that share of the default
 /// interval of 10 s.
-const CHEAP: Duration = Duration::from_millis(4);
+const CHEAP: Duration = Duration::from_millis(2);
 /// The interval is stretched at most to this time.
 const MAX_INTERVAL: Duration = Duration::from_secs(300);
 
@@ -46,9 +46,9 @@ mod tests {
     #[test]
     fn costly_audits_run_less_often() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
-        assert_eq!(interval(s(10), ms(4)), s(10));
-        assert_eq!(interval(s(1), ms(4)), s(1), "a shorter interval is the choice of the operator");
-        assert_eq!(interval(s(10), ms(30)), s(75));
+        assert_eq!(interval(s(10), ms(2)), s(10));
+        assert_eq!(interval(s(1), ms(2)), s(1), "a shorter interval is the choice of the operator");
+        assert_eq!(interval(s(10), ms(30)), s(150));
         assert_eq!(interval(s(10), ms(900)), s(300), "the interval has a limit");
         assert_eq!(interval(s(3600), ms(900)), s(3600));
     }

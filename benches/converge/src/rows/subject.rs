@@ -104,10 +104,10 @@ fn work(place: &mut Place<'_>, (program, agent, node): (&Program, &Agent, &Node)
         }
         let (before, begin) = (agent.cpu()?, Instant::now());
         pause(usual);
-        // Audits are part of what an idle node does, so one belongs into what is measured, however seldom they come. What the first
-        // one costs may stretch the interval: it is asked for again.
+        // Audits are part of what an idle node does. A whole number of intervals contains as many audits as intervals. What the first
+        // audit costs may change the interval, so the agent is asked for it again.
         while let Some(rest) =
-            agent.audit_interval(program)?.and_then(|interval| until_audit(interval, begin.elapsed()))
+            agent.audit_interval(program)?.and_then(|interval| until_whole(interval, usual, begin.elapsed()))
         {
             pause(rest);
         }
@@ -123,9 +123,10 @@ fn work(place: &mut Place<'_>, (program, agent, node): (&Program, &Agent, &Node)
     Ok(())
 }
 
-/// How much longer to watch, so that an audit is seen that comes once in this interval; `None` when it was long enough.
-fn until_audit(interval: Duration, watched: Duration) -> Option<Duration> {
-    (interval + Duration::from_secs(1)).checked_sub(watched).filter(|rest| !rest.is_zero())
+/// How much longer to watch, so that this is a whole number of intervals and at least `usual`. `None` when it was long enough.
+fn until_whole(interval: Duration, usual: Duration, watched: Duration) -> Option<Duration> {
+    let intervals = usual.as_secs_f64() / interval.as_secs_f64().max(0.001);
+    interval.mul_f64(intervals.ceil().max(1.0)).checked_sub(watched).filter(|rest| !rest.is_zero())
 }
 
 /// Ends the agent and starts it again, with everything in place.
@@ -155,10 +156,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_idle_node_is_watched_until_it_has_audited() {
+    fn an_idle_node_is_watched_for_a_whole_number_of_intervals() {
         let seconds = Duration::from_secs;
-        assert_eq!(until_audit(seconds(10), seconds(30)), None);
-        assert_eq!(until_audit(seconds(300), seconds(30)), Some(seconds(271)));
-        assert_eq!(until_audit(seconds(300), seconds(301)), None);
+        assert_eq!(until_whole(seconds(10), seconds(30), seconds(30)), None);
+        assert_eq!(until_whole(seconds(20), seconds(30), seconds(30)), Some(seconds(10)));
+        assert_eq!(until_whole(seconds(300), seconds(30), seconds(30)), Some(seconds(270)));
+        assert_eq!(until_whole(seconds(300), seconds(30), seconds(301)), None);
     }
 }
