@@ -99,8 +99,7 @@ IMAGE_ROOT := $(TARGET_DIR)/image
 image: static image-only ## write the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
 
 image-only:
-	@rm -rf $(IMAGE_ROOT) && mkdir -p $(IMAGE_ROOT)
-	@install -m 0755 $(STATIC) $(STATIC_CNI) $(IMAGE_ROOT) && ln -s weft $(IMAGE_ROOT)/flanneld
+	@tools/image-root $(IMAGE_ROOT) $(STATIC) $(STATIC_CNI)
 	@tools/image $(IMAGE) weft:$(VERSION) $(IMAGE_ROOT) /weft
 	@ls -l $(IMAGE)
 

@@ -6,9 +6,11 @@
 mod argv;
 mod build;
 pub mod doctor;
+pub mod drop_in;
 pub mod duration;
 pub mod flags;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::options::{Options, Store};
 use argv::Flags;
+use drop_in::{Copy, DockerOptions, InstallConf};
 use flags::{AgentFlags, CniDirFlag, InstallFlags, InstanceFlags, PlaceFlags, StoreFlags};
 
 /// Exit code of a failure.
@@ -65,15 +68,27 @@ pub enum Task {
     LeaseList(Store),
     /// Remove one lease.
     LeaseRemove(Store, String),
-    /// Print the version. It goes to stderr if flannel's flag asked for it.
-    Version {
-        /// `--version`, not `version`.
-        flag: bool,
-    },
+    /// Print the version.
+    Version(VersionForm),
+    /// Copy a file, as the init containers of flannel do.
+    Copy(InstallConf),
+    /// Write the options for Docker.
+    DockerOptions(DockerOptions),
     /// `weft lab`.
     Lab(weft_lab::LabArgs),
     /// `weft doctor pods`: the files that it reads, and whether it removes what is certainly left behind.
     DoctorPods(weft_doctor::Sources, bool),
+}
+
+/// How the version is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VersionForm {
+    /// The number alone, to stdout: `weft version`.
+    Text,
+    /// The number alone, to stderr: `--version`, as flannel has it.
+    Stderr,
+    /// A JSON object: `weft version --json`.
+    Json,
 }
 
 /// `weft agent`.
@@ -143,10 +158,25 @@ enum Command {
     /// Find what pods left behind on this machine.
     #[command(subcommand)]
     Doctor(doctor::DoctorCommand),
+    /// Copy a CNI configuration to its place (also when called by the name install-conf).
+    InstallConf(InstallConf),
+    /// Write the options for Docker that belong to the node's subnet (also when called by the name mk-docker-opts.sh).
+    #[command(name = "docker-opts", args_override_self = true)]
+    DockerOptions(DockerOptions),
+    /// Copy a file, when called by the name cp.
+    #[command(name = "cp", hide = true)]
+    Copy(Copy),
     /// Run a whole cluster in network namespaces on this machine, break it and watch it heal.
     Lab(weft_lab::LabArgs),
     /// Print the version.
-    Version,
+    Version(VersionFlags),
+}
+
+#[derive(Args)]
+struct VersionFlags {
+    /// Print a JSON object that also says what this build contains.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -218,6 +248,13 @@ pub fn parse() -> Result<Task, Exit> {
     parse_from(std::env::args_os(), env)
 }
 
+/// Returns the environment of this process. Variables that are not UTF-8 are left out.
+pub fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
 /// As [`parse`], with the given command line and environment.
 ///
 /// # Errors
@@ -230,18 +267,22 @@ pub fn parse_from(
     let mut words = args.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
     let called = words.first().and_then(|arg| Path::new(arg).file_name()).and_then(|name| name.to_str());
     let called = called.map(str::to_owned);
-    if called.as_deref() == Some("flanneld") {
-        words.insert(1, "agent".to_owned());
-    }
+    let drop_in = called.as_deref().and_then(drop_in::command);
+    words.splice(1..1, drop_in.map(str::to_owned));
     if words.len() == 2 && ["--version", "-version", "-V"].contains(&words[1].as_str()) {
-        return Ok(Task::Version { flag: true });
+        return Ok(Task::Version(VersionForm::Stderr));
     }
     let (depth, flags) = leaf(&words);
     let mut all = words[..depth].to_vec();
     all.extend(argv::normalize(&words[depth..], &flags));
     let asks = all.iter().any(|word| word == "-h" || word == "--help");
     let from_env = if asks { Vec::new() } else { argv::add_env(&mut all, &flags, &env) };
-    let matches = Cli::command().try_get_matches_from(all).map_err(|error| from_clap(&error, &from_env))?;
+    let matches =
+        Cli::command().try_get_matches_from(all).map_err(|error| match (drop_in, from_clap(&error, &from_env)) {
+            // Scripts that call flannel's script know its exit code.
+            (Some("docker-opts"), exit) => Exit { code: FAILURE, help: false, ..exit },
+            (_, exit) => exit,
+        })?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| from_clap(&error, &from_env))?;
     if let (Some("flanneld"), Command::Agent(flags)) = (called.as_deref(), &mut cli.command) {
         // A drop-in replacement must not add rules that flanneld would not add.
@@ -255,7 +296,7 @@ pub fn parse_from(
 
 fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
-        Command::Agent(flags) if flags.log.version => Task::Version { flag: true },
+        Command::Agent(flags) if flags.log.version => Task::Version(VersionForm::Stderr),
         Command::Agent(flags) => {
             let verbosity = flags.log.v;
             let (options, notes) = build::agent(*flags, env)?;
@@ -285,18 +326,22 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
             let fix = flags.fix;
             Task::DoctorPods(flags.into(), fix)
         }
+        Command::InstallConf(files) | Command::Copy(Copy { files, .. }) => Task::Copy(files),
+        Command::DockerOptions(options) => Task::DockerOptions(options),
         Command::Lab(args) => Task::Lab(args),
-        Command::Version => Task::Version { flag: false },
+        Command::Version(flags) => Task::Version(if flags.json { VersionForm::Json } else { VersionForm::Text }),
     })
 }
 
-/// Returns how many words name the command, and the flags of that command. The commands lab and doctor have no flags in Go's form and none
-/// from the environment.
+/// The commands that have no flags in Go's form and none from the environment.
+const PLAIN: [&str; 5] = ["lab", "doctor", "cp", "install-conf", "docker-opts"];
+
+/// Returns how many words name the command, and the flags of that command in Go's form.
 fn leaf(words: &[String]) -> (usize, Flags) {
     let mut command = Cli::command();
     let mut depth = words.len().min(1);
     while let Some(next) = words.get(depth).and_then(|word| command.find_subcommand(word)) {
-        if ["lab", "doctor"].contains(&next.get_name()) {
+        if PLAIN.contains(&next.get_name()) {
             return (words.len(), Flags::new());
         }
         command = next.clone();

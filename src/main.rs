@@ -10,13 +10,16 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
+use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use tokio::signal::unix::{SignalKind, signal};
 use weft::cli::flags::InstallFlags;
-use weft::cli::{self, CleanupTask, ReleaseTask, Task};
+use weft::cli::{self, CleanupTask, ReleaseTask, Task, VersionForm};
 use weft::commands::cleanup;
 use weft::commands::cleanup::Running;
+use weft::commands::copy;
+use weft::commands::docker_options;
 use weft::commands::install_cni;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
@@ -55,7 +58,6 @@ fn main() -> ExitCode {
 }
 
 async fn run(task: Task) -> anyhow::Result<ExitCode> {
-    let version = env!("CARGO_PKG_VERSION");
     match task {
         Task::Agent(task) => {
             task.notes.iter().for_each(|note| tracing::info!("{note}"));
@@ -72,17 +74,9 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(print(&text))
         }
         Task::Cleanup(task) => cleanup(&task).await,
-        Task::InstallCni(InstallFlags { from, bin_dir, agent }) => {
-            let mut done = install_cni::install(&from, &bin_dir)?;
-            // Pods do not need the program `weft`, so a failure to install it is not an error.
-            match agent.map(|agent| install_cni::agent(&agent, &bin_dir)).transpose() {
-                Ok(copied) => done.extend(copied),
-                Err(error) => eprintln!("weft: {error:#}; `weft` was not installed beside the plugin"),
-            }
-            let word = |written| if written { "written" } else { "was there already" };
-            let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
-            Ok(print(&lines.collect::<String>()))
-        }
+        Task::InstallCni(flags) => install_cni(flags),
+        Task::Copy(files) => copy::copy(&files.from, &files.to).map(|()| ExitCode::SUCCESS),
+        Task::DockerOptions(options) => docker_options::run(&options, cli::environment()).map(|()| ExitCode::SUCCESS),
         Task::Release(task) => release(task).await,
         Task::LeaseList(store) => {
             let records = agent::open_existing_store(&store)?.list().await.context("list leases")?;
@@ -92,14 +86,38 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             agent::open_existing_store(&store)?.remove(&id).await.with_context(|| format!("remove lease {id}"))?;
             Ok(print(&printable(&format!("removed {id}\n"))))
         }
-        Task::Version { flag: true } => {
-            eprintln!("{version}");
-            Ok(ExitCode::SUCCESS)
-        }
-        Task::Version { flag: false } => Ok(print(&format!("{version}\n"))),
+        Task::Version(form) => version(form),
         Task::DoctorPods(sources, fix) => doctor_pods(&sources, fix),
         Task::Lab(args) => weft_lab::main(args, shutdown()?).await,
     }
+}
+
+fn install_cni(InstallFlags { from, bin_dir, agent }: InstallFlags) -> anyhow::Result<ExitCode> {
+    let mut done = install_cni::install(&from, &bin_dir)?;
+    // Pods do not need the program `weft`, so a failure to install it is not an error.
+    match agent.map(|agent| install_cni::agent(&agent, &bin_dir)).transpose() {
+        Ok(copied) => done.extend(copied),
+        Err(error) => eprintln!("weft: {error:#}; `weft` was not installed beside the plugin"),
+    }
+    let word = |written| if written { "written" } else { "was there already" };
+    let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
+    Ok(print(&lines.collect::<String>()))
+}
+
+fn version(form: VersionForm) -> anyhow::Result<ExitCode> {
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(match form {
+        VersionForm::Text => print(&format!("{version}\n")),
+        VersionForm::Stderr => {
+            eprintln!("{version}");
+            ExitCode::SUCCESS
+        }
+        VersionForm::Json => {
+            let stores: &[&str] = if cfg!(feature = "kube") { &["etcd", "dir", "kube"] } else { &["etcd", "dir"] };
+            let build = json!({"version": version, "architecture": std::env::consts::ARCH, "stores": stores});
+            print(&format!("{build}\n"))
+        }
+    })
 }
 
 fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<ExitCode> {

@@ -2,6 +2,7 @@
 //! The binary as a user calls it.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are not inside #[test] themselves
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
@@ -85,6 +86,36 @@ fn flanneld_is_the_agent_and_its_version_goes_to_stderr() {
     let out = run(Command::new(&name).args(["-v", "4", "-iface", "eth0", "-store=dir:"]), &[]);
     assert_eq!(out.status.code(), Some(2));
     assert!(String::from_utf8(out.stderr).unwrap().contains("--store dir: lacks its directory"));
+}
+
+#[test]
+fn version_as_json_says_what_the_build_contains() {
+    let out = weft(&["version", "--json"], &[]);
+    let version: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(version["architecture"], std::env::consts::ARCH);
+    let stores = version["stores"].as_array().unwrap();
+    assert_eq!(stores.contains(&"kube".into()), cfg!(feature = "kube"), "{version}");
+}
+
+/// The image has no other program than weft, so its links are all that flannel's manifests can call.
+#[test]
+fn links_with_the_names_of_flannels_programs_do_their_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["cp", "install-conf", "mk-docker-opts.sh"] {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_weft"), path(name)).unwrap();
+    }
+    let call = |name: &str, args: &[&str]| {
+        let out = run(Command::new(path(name)).args(args).current_dir(dir.path()), &[("FLANNEL_MTU", "1400")]);
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+    };
+    fs::write(path("conf"), "{}").unwrap();
+    call("install-conf", &["conf", "10-flannel.conflist"]);
+    call("cp", &["-f", "10-flannel.conflist", "second"]);
+    assert_eq!(fs::read_to_string(path("second")).unwrap(), "{}");
+    call("mk-docker-opts.sh", &["-f", "none", "-d", "docker.env", "-c"]);
+    assert_eq!(fs::read_to_string(path("docker.env")).unwrap(), "DOCKER_OPTS=\" --mtu=1400\"\n");
 }
 
 #[test]

@@ -87,6 +87,88 @@ fn the_archive_is_what_container_runtimes_import() {
     assert_eq!(lines, wanted);
 }
 
+/// Runs one of the tools. Returns what went wrong.
+fn tool(name: &str, args: &[&str]) -> Result<(), String> {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(name);
+    let out = Command::new(tool).args(args).output().unwrap();
+    if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
+}
+
+#[test]
+fn the_image_has_the_programs_of_flannels_images() {
+    let home = tempfile::tempdir().unwrap();
+    for name in ["agent", "plugin"] {
+        fs::write(home.path().join(name), name).unwrap();
+    }
+    let path = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let (root, agent, plugin) = (path("root"), path("agent"), path("plugin"));
+    // A root of an earlier version must not show through.
+    fs::create_dir(&root).unwrap();
+    fs::write(path("root/old"), "").unwrap();
+    tool("image-root", &[&root, &agent, &plugin]).unwrap();
+    assert!(!Path::new(&path("root/old")).exists());
+    for (name, program) in [
+        ("weft", "agent"),
+        ("flanneld", "agent"),
+        ("opt/bin/flanneld", "agent"),
+        ("opt/bin/install-conf", "agent"),
+        ("opt/bin/mk-docker-opts.sh", "agent"),
+        ("bin/cp", "agent"),
+        ("weft-cni", "plugin"),
+        ("flannel", "plugin"),
+    ] {
+        let file = Path::new(&root).join(name);
+        assert_eq!(fs::read_to_string(&file).unwrap(), program, "{name}");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o755, "{name}");
+        assert!(file.canonicalize().unwrap().starts_with(&root), "{name} leads out of the image");
+    }
+}
+
+#[test]
+fn an_index_has_an_image_for_each_processor() {
+    let home = tempfile::tempdir().unwrap();
+    let root = root(home.path(), &["weft"], 0o755, 0);
+    let path = |name: &str| home.path().join(name).to_str().unwrap().to_owned();
+    let (first, second) = (path("a.tar"), path("b.tar"));
+    let (amd, arm) = (format!("amd64={}", root.display()), format!("arm/v7={}", root.display()));
+    for archive in [&first, &second] {
+        tool("image-index", &[archive, "weft:1.2.3", "/weft", &amd, &arm]).unwrap();
+    }
+    assert_eq!(fs::read(&first).unwrap(), fs::read(&second).unwrap());
+    let read = |name: &str| tar(&["--to-stdout", "-x", name, "-f"], Path::new(&first));
+    // Returns what a reference leads to, after its digest and its size were checked.
+    let blob = |reference: &Value| -> Vec<u8> {
+        let digest = reference["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap().to_owned();
+        tar(&["-C", &path(""), "-x", &format!("blobs/sha256/{digest}"), "-f"], Path::new(&first));
+        let file = home.path().join("blobs/sha256").join(&digest);
+        let sum = Command::new("sha256sum").arg(&file).output().unwrap();
+        assert!(String::from_utf8(sum.stdout).unwrap().starts_with(&digest));
+        let bytes = fs::read(file).unwrap();
+        assert_eq!(reference["size"], bytes.len());
+        bytes
+    };
+    let object = |reference: &Value| -> Value { serde_json::from_slice(&blob(reference)).unwrap() };
+    assert_eq!(read("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#);
+    let top: Value = serde_json::from_str(&read("index.json")).unwrap();
+    assert_eq!(top["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"], "1.2.3");
+    let index = object(&top["manifests"][0]);
+    let platforms: Vec<&Value> = index["manifests"].as_array().unwrap().iter().map(|one| &one["platform"]).collect();
+    let wanted = [
+        json!({"architecture": "amd64", "os": "linux"}),
+        json!({"architecture": "arm", "variant": "v7", "os": "linux"}),
+    ];
+    assert_eq!(platforms, wanted.iter().collect::<Vec<_>>());
+    for manifest in index["manifests"].as_array().unwrap() {
+        let (platform, manifest) = (&manifest["platform"], object(manifest));
+        let config = object(&manifest["config"]);
+        assert_eq!(config["architecture"], platform["architecture"]);
+        assert_eq!(config["config"]["Entrypoint"], json!(["/weft"]));
+        assert!(blob(&manifest["layers"][0]).starts_with(&[0x1f, 0x8b]), "the layer is not compressed");
+    }
+    let refusal = tool("image-index", &[&path("c.tar"), "weft:1", "/none", &amd]).unwrap_err();
+    assert!(refusal.contains("has no /none") && !Path::new(&path("c.tar")).exists(), "{refusal}");
+}
+
 #[test]
 fn mistakes_are_named_and_leave_no_archive() {
     let home = tempfile::tempdir().unwrap();

@@ -13,6 +13,8 @@
 mod cluster;
 #[path = "kube/demo_test.rs"]
 mod demo_test;
+#[path = "kube/drop_in.rs"]
+mod drop_in;
 #[path = "kube/dual.rs"]
 mod dual;
 #[path = "common/flanneld.rs"]

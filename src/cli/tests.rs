@@ -189,9 +189,14 @@ fn other_commands() {
         Ok(Task::Cleanup(CleanupTask { flannel_devices: true, .. }))
     ));
     assert!(matches!(run("weft release --public-ip 1.2.3.4"), Ok(Task::Release(task)) if task.public.len() == 1));
-    assert!(matches!(run("weft version"), Ok(Task::Version { flag: false })));
-    assert!(matches!(run("weft --version"), Ok(Task::Version { flag: true })));
-    assert!(matches!(run("flanneld --version"), Ok(Task::Version { flag: true })));
+    for (line, form) in [
+        ("weft version", VersionForm::Text),
+        ("weft version --json", VersionForm::Json),
+        ("weft --version", VersionForm::Stderr),
+        ("flanneld --version", VersionForm::Stderr),
+    ] {
+        assert!(matches!(run(line), Ok(Task::Version(asked)) if asked == form), "{line}");
+    }
     assert!(run("weft --help").expect_err("help").help);
     assert_eq!(refusal("weft dance").code, USAGE);
 }
@@ -216,4 +221,42 @@ fn the_socket_follows_from_the_subnet_file_unless_it_is_given() {
             assert_eq!(socket, PathBuf::from(wanted), "{command} {flags}");
         }
     }
+}
+
+#[test]
+fn the_programs_of_flannels_images_are_commands() {
+    for line in ["cp -f /flannel /opt/cni/bin/flannel", "/bin/cp /flannel /opt/cni/bin/flannel"] {
+        let Ok(Task::Copy(files)) = run(line) else { panic!("{line}") };
+        assert_eq!((files.from, files.to), ("/flannel".into(), "/opt/cni/bin/flannel".into()), "{line}");
+    }
+    for line in ["/opt/bin/install-conf a b", "weft install-conf a b"] {
+        assert!(matches!(run(line), Ok(Task::Copy(_))), "{line}");
+    }
+    assert_eq!(refusal("/opt/bin/install-conf a").code, USAGE);
+    assert!(matches!(run("/opt/bin/flanneld --ip-masq"), Ok(Task::Agent(_))));
+}
+
+#[test]
+fn the_flags_of_mk_docker_opts_are_those_of_the_script() {
+    let options = |line: &str| match run(line) {
+        Ok(Task::DockerOptions(options)) => options,
+        other => panic!("{line}: {other:?}"),
+    };
+    let usual = options("/opt/bin/mk-docker-opts.sh");
+    assert_eq!(usual.subnet_file, PathBuf::from("/run/flannel/subnet.env"));
+    assert_eq!(usual.output, PathBuf::from("/run/docker_opts.env"));
+    assert_eq!(
+        (usual.key.as_str(), usual.individual, usual.combined, usual.without_ip_masq),
+        ("DOCKER_OPTS", false, false, false)
+    );
+    let all = options("mk-docker-opts.sh -icm -k A -d /x -f/y -d /z");
+    assert_eq!((all.key.as_str(), all.individual, all.combined, all.without_ip_masq), ("A", true, true, true));
+    assert_eq!((all.subnet_file, all.output), ("/y".into(), "/z".into()), "the last flag wins, as in a shell");
+    assert!(options("weft docker-opts -m").without_ip_masq);
+    for (line, code) in
+        [("mk-docker-opts.sh -h", FAILURE), ("mk-docker-opts.sh -z", FAILURE), ("weft docker-opts -z", USAGE)]
+    {
+        assert_eq!((refusal(line).code, refusal(line).help), (code, false), "{line}");
+    }
+    assert!(refusal("weft docker-opts -h").help);
 }
