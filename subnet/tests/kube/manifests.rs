@@ -215,11 +215,67 @@ async fn values_of_flannels_chart_are_in_the_daemonset() {
     assert_eq!(*args, json!(["--kube-subnet-mgr", cni, "--healthz-ip=127.0.0.1", "--healthz-port=8081"]));
 }
 
+/// The values of flannel's chart, with their defaults and with the comments that show others; only the image is weft's.
+const FLANNELS_VALUES: &str = r#"
+global: {imagePullSecrets: [{name: a-secret-name}]}
+podCidr: "10.244.0.0/16"
+podCidrv6: "fd00:10:244::/48"
+flannel:
+  flannel_cni: {image: {repository: flannel.test/flannel-cni-plugin, tag: v0}}
+  cniBinDir: /opt/cni/bin
+  cniConfDir: /etc/cni/net.d
+  skipCNIConfigInstallation: false
+  enableNFTables: false
+  args: [--ip-masq, --kube-subnet-mgr]
+  backend: vxlan
+  backendPort: 0
+  mtu: 1500
+  vni: 1
+  GBP: false
+  directRouting: false
+  macPrefix: "0E-2A"
+  backendPortv6: 51821
+  psk: 0
+  tunnelMode: separate
+  keepaliveInterval: 0
+  resources: {requests: {cpu: 100m, memory: 50Mi}}
+  healthz:
+    port: 8081
+    livenessProbe: {initialDelaySeconds: 10, periodSeconds: 30}
+    readinessProbe: {initialDelaySeconds: 5, periodSeconds: 10}
+  tolerations: [{effect: NoExecute, operator: Exists}, {effect: NoSchedule, operator: Exists}]
+  nodeSelector: {}
+netpol:
+  enabled: true
+  args: ["--hostname-override=$(MY_NODE_NAME)", --v=2]
+  image: {repository: r.test/kube-network-policies, tag: v1.0.0}
+"#;
+
+#[tokio::test]
+async fn every_value_of_flannels_chart_is_accepted_and_netpol_brings_its_engine() {
+    let server = server().await;
+    let home = tempfile::tempdir().unwrap();
+    let values = home.path().join("values.yaml");
+    std::fs::write(&values, FLANNELS_VALUES).unwrap();
+    let yaml = chart(&format!("--values {}", values.display())).unwrap();
+    let objects = accepted(&server, &yaml);
+    let object = |name: &str| &objects.iter().find(|(other, _)| other.starts_with(name)).unwrap().1;
+    let pod = &object("\"DaemonSet\"")["spec"]["template"]["spec"];
+    let engine = &pod["containers"][1];
+    assert_eq!(engine["image"], "r.test/kube-network-policies:v1.0.0");
+    assert_eq!(engine["args"], json!(["--hostname-override=$(MY_NODE_NAME)", "--v=2"]));
+    assert_eq!(engine["securityContext"], json!({"privileged": true}));
+    assert!(pod["volumes"].to_string().contains(r#""path":"/lib/modules""#), "{}", pod["volumes"]);
+    let rules = object("\"ClusterRole\"")["rules"].to_string();
+    assert!(rules.contains("networkpolicies") && rules.contains("namespaces"), "{rules}");
+    let without = chart("").unwrap();
+    assert!(!without.contains("networkpolicies") && !without.contains("privileged: true"), "{without}");
+}
+
 #[test]
 fn the_chart_refuses_what_weft_does_not_have() {
     for (args, why) in [
-        ("--set netpol.enabled=true", "weft brings no network policies"),
-        ("--set flannel.backend=wireguard", "weft has vxlan, host-gw and ipip"),
+        ("--set flannel.backend=wireguard", "weft has vxlan, host-gw, ipip and alloc"),
         ("--set podCidr=", "podCidr and podCidrv6 are both empty"),
         ("--set flannel.image.repository=ghcr.io/flannel-io/flannel", "flannel.image is flannel's"),
         ("--set policy.annotationPrefix=a.test/b-", r#"annotations that begin with "flannel.alpha.coreos.com/""#),
