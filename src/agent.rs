@@ -128,6 +128,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = firewall::choice::Survey::begin(options.rules.firewall);
+    let secrets = SecretFiles::new(options.state_dir.as_deref());
     let started = {
         let context = StartContext {
             store: &*store,
@@ -136,7 +137,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
             subnet_file: &options.subnet_file,
             guard: options.rules.guard,
             memory: EarlierRun::new(saved_file.clone()),
-            secrets: SecretFiles::new(options.state_dir.as_deref()),
+            secrets: secrets.clone(),
         };
         let waiting = Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition);
         let mut starting = pin!(acquire::start(context, waiting));
@@ -159,7 +160,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let (saver, conflist) = (Saver::new(saved_file), Conflist::new(options.cni.clone(), &options.subnet_file));
-    let context = NodeContext { options, store, reporter, saver, conflist };
+    let context = NodeContext { options, store, reporter, saver, conflist, secrets };
     let mut node = Node::new(context, Passer::new(kernel), lease_tasks, started);
     node.attach_rules(handle);
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };

@@ -5,6 +5,7 @@
 //! whether to write single entries or to run a full pass, and [`crate::pass`] does it.
 
 mod audit;
+mod change;
 mod host;
 mod net_conf;
 mod own_lease;
@@ -27,7 +28,7 @@ use weft_subnet::source::Source;
 
 use crate::conflist::Conflist;
 use crate::kernel::Kernel;
-use crate::lease::acquire::Started;
+use crate::lease::acquire::{SecretFiles, Started};
 use crate::lease::tasks::LeaseTasks;
 use crate::observe::report::Reporter;
 use crate::observe::socket;
@@ -36,6 +37,7 @@ use crate::pass::takeover::Takeover;
 use crate::pass::{Cause, Passer};
 use crate::plan::Plan;
 use crate::saved::Saver;
+use change::Change;
 use host::UplinkState;
 use net_conf::NetConf;
 use own_lease::OwnLease;
@@ -58,6 +60,8 @@ pub struct NodeContext {
     pub saver: Saver,
     /// The CNI configuration of the container runtime.
     pub conflist: Conflist,
+    /// Where backends keep their secrets.
+    pub secrets: SecretFiles,
 }
 
 /// What the agent does after an event.
@@ -78,6 +82,7 @@ pub struct Node<K> {
     peers: PeerLeases,
     store: StoreState,
     net_conf: NetConf,
+    change: Change,
     uplink: UplinkState,
     sysctls: Sysctls,
     rules: TrafficRules,
@@ -110,6 +115,7 @@ impl<K: Kernel> Node<K> {
             peers: PeerLeases::new(options.hold_removals, now),
             store: StoreState::new(now),
             net_conf: NetConf::new(config, chosen),
+            change: Change::default(),
             uplink: UplinkState::default(),
             sysctls: Sysctls::new(&options.subnet_file, now),
             rules: TrafficRules::default(),
@@ -154,6 +160,7 @@ impl<K: Kernel> Node<K> {
             self.sysctls.next(),
             self.uplink.next(),
             self.own_lease.next(),
+            self.next_step_of_change(),
             // While the node is not ready, this time may be in the past. Then it is no reason to wake up.
             self.context.conflist.next().filter(|at| *at > now),
         ];
@@ -178,6 +185,7 @@ impl<K: Kernel> Node<K> {
             self.write_subnet_file();
         }
         let uplink_changes = self.uplink.take_due(now);
+        self.continue_change(now);
         if self.schedule.audit_due(now) || uplink_changes {
             self.full_pass(Cause::Audit).await;
             return;

@@ -28,6 +28,8 @@ pub struct Options {
     pub nexthop_objects: bool,
     /// `--hold-removals`. Zero means that nothing is held.
     pub hold_removals: Duration,
+    /// `--change-grace`: how long the devices of an earlier backend stay after the last peer needed them.
+    pub change_grace: Duration,
     /// `--on-lost-lease`.
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.

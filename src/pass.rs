@@ -184,7 +184,7 @@ impl<K: Kernel> Passer<K> {
         let mut ops = Vec::new();
         for key in self.pending.due(started) {
             match (key, plan.desired(&key)) {
-                (Key::Link(name) | Key::Addr(name, _), Some(_)) if !plan.is_own_device(&key) => {
+                (Key::Link(name) | Key::Addr(name, _), Some(_)) if !plan.is_device_of_ours(&key) => {
                     retried.peers_devices.insert(name);
                     self.pending.postpone(&key, started);
                 }
@@ -222,7 +222,7 @@ impl<K: Kernel> Passer<K> {
         ops.retain(|op| {
             let key = op.key();
             if !self.devices.permit(op) {
-                return matches!(key, Key::Link(_)) && plan.is_own_device(&key);
+                return matches!(key, Key::Link(_)) && plan.is_device_of_ours(&key);
             }
             let makes = !matches!(op, Op::Remove(..)) && on(op).is_some_and(|name| crowded.contains(&name));
             if makes && matches!(key, Key::Link(_)) {

@@ -2,6 +2,7 @@
 //! The desired state of this node, kept up to date lease by lease. Leases and facts of the host go in, and changes of entries come out.
 //! There are no effects.
 
+mod change;
 pub mod claims;
 mod devices;
 pub mod fence;
@@ -29,6 +30,8 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
+pub use change::Beside;
+use change::Besides;
 pub use devices::{DeviceProblem, MOST_DEVICES};
 use fence::Fence;
 pub use host_networks::foreign_networks;
@@ -48,6 +51,8 @@ pub struct Plan {
     network: Network,
     backend: Box<dyn Backend>,
     others: Others,
+    /// The next backend and the earlier ones, while net-conf changes the backend.
+    besides: Besides,
     host: Host,
     own: Lease,
     peers: Peers,
@@ -89,6 +94,7 @@ impl Plan {
             network,
             backend,
             others: Others::default(),
+            besides: Besides::default(),
             host,
             own,
             peers,
@@ -156,10 +162,22 @@ impl Plan {
     }
 
     /// Plans everything again for another network, backend, host or own lease. A full pass is necessary afterwards.
-    pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) {
-        host.connected = foreign_networks(&host, &*backend, &own, &self.devices);
-        (self.network, self.backend, self.host, self.own) = (network, backend, host, own);
+    pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) {
+        (self.network, self.backend) = (network, backend);
+        self.rebase_on(host, own);
+    }
+
+    /// Plans everything again for another host or own lease. A full pass is necessary afterwards.
+    pub fn rebase_on(&mut self, host: Host, own: Lease) {
+        (self.host, self.own) = (host, own);
+        self.plan_everything();
+    }
+
+    fn plan_everything(&mut self) {
+        self.host.connected = foreign_networks(&self.host, &*self.backend, &self.own, &self.devices);
         self.others.clear();
+        self.besides.update_host(&self.host);
+        self.besides.forget_all();
         self.peers.judge_for(self.us());
         self.index = Index::new(self.assigned);
         self.foreign.clear();
@@ -167,7 +185,7 @@ impl Plan {
         self.guard.iter_mut().for_each(Roster::forget_all);
         self.waiting.clear();
         self.blocked.clear();
-        self.fence.clear(&*self.backend);
+        self.fence.clear(self.besides.without_routes().unwrap_or(&*self.backend));
         // The reasons stay, so that they are not logged again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
@@ -277,7 +295,7 @@ impl Plan {
     /// # Errors
     /// The backend cannot work on this host.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        let attrs = self.backend.advertise(host)?;
+        let attrs = self.backend.advertise(host)?.with_other_ways(&self.besides.ways(host));
         Ok(if self.guard.is_some() { guard::with_tunnel_addresses(attrs, host) } else { attrs })
     }
 
@@ -305,9 +323,10 @@ impl Plan {
         let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
         let kinds: BTreeSet<&'static str> = self.foreign.values().copied().collect();
         let others = kinds.into_iter().filter_map(|kind| self.others.made(kind));
-        let backends = std::iter::once(&*self.backend).chain(others);
+        let backends = std::iter::once(&*self.backend).chain(others).map(|backend| (backend, &self.host));
         backends
-            .flat_map(|backend| families.iter().map(|family| backend.mtu(&self.host, *family)))
+            .chain(self.besides.used())
+            .flat_map(|(backend, host)| families.iter().map(|family| backend.mtu(host, *family)))
             .min()
             .unwrap_or(self.host.uplink.mtu)
     }
@@ -355,6 +374,7 @@ impl Plan {
         }
         self.skipped.remove(id);
         self.foreign.remove(id);
+        self.besides.forget(id);
         self.guard.iter_mut().for_each(|guard| guard.forget(id));
         self.waiting.remove(id);
         self.blocked.remove(id);
@@ -381,6 +401,7 @@ impl Plan {
         let state = self.backend.device(&self.host, &self.own);
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.update_devices(&changed);
+        self.plan_devices_beside();
         self.plan_fence();
     }
 

@@ -2,6 +2,8 @@
 //! Many agents, real kernel, real etcd: whole clusters in network namespaces. Needs root, iproute2, ping and etcd.
 //! `WEFT_BIN` names the binary under test (the static one in `make test`), `FLANNELD` that of flannel.
 
+#[path = "mesh/change.rs"]
+mod change;
 #[path = "mesh/cni.rs"]
 mod cni;
 #[path = "mesh/contest.rs"]

@@ -49,6 +49,10 @@ impl Backend for Alloc {
         true
     }
 
+    fn understands(&self, lease: &Attrs) -> bool {
+        lease.backend_type == TYPE.lease_type
+    }
+
     fn makes_routes(&self) -> bool {
         false
     }

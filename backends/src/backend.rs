@@ -153,6 +153,12 @@ pub trait Backend {
     fn serves(&self, backend_type: &str) -> bool {
         backend_type == self.kind()
     }
+    /// True when our own device of this backend, with its present options, reaches the node with this lease. Options that two nodes must
+    /// share count, such as the VNI. Unlike [`Backend::serves`], this does not include leases for which a peer's plan brings another
+    /// device. A lease whose data cannot be read counts as understood, and its plan says what is wrong with it.
+    fn understands(&self, lease: &Attrs) -> bool {
+        lease.backend_type == self.kind()
+    }
     /// False where something else makes the routes to the peers, such as the route table of a cloud or BGP. No lease gets an entry then.
     /// `--fail-closed` is left out, because the way to the peers may be the default route, and no route that stands is taken for
     /// flannel's, because somebody else's may look the same.

@@ -88,6 +88,12 @@ pub trait LinkKind: Any + Send + Sync + fmt::Debug + fmt::Display {
         None
     }
 
+    /// The key of net-conf that the name of the device contains, if one does. A change of that key leads to a second device, which can
+    /// stand beside the first one.
+    fn named_after(&self) -> Option<&'static str> {
+        None
+    }
+
     /// What must be done with a device of the kind `have`, so that it is of this one.
     fn compare(&self, have: &dyn LinkKind) -> Difference;
 

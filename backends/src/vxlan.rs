@@ -93,6 +93,10 @@ impl LinkKind for VxlanLink {
         Some((family, Outer::Udp(self.port)))
     }
 
+    fn named_after(&self) -> Option<&'static str> {
+        Some("Backend.VNI")
+    }
+
     fn compare(&self, have: &dyn LinkKind) -> Difference {
         match have.of::<VxlanLink>() {
             Some(have) if have == self => Difference::None,
@@ -266,6 +270,11 @@ fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOpt
 impl Backend for Vxlan {
     fn kind(&self) -> &'static str {
         KIND
+    }
+
+    fn understands(&self, lease: &Attrs) -> bool {
+        let is_ours = |family: &Family| self.data(lease, *family).map_or(true, |data| data.vni == self.vni);
+        lease.backend_type == KIND && self.families.iter().all(is_ours)
     }
 
     fn mtu(&self, host: &Host, family: Family) -> u32 {

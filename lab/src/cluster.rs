@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tempfile::TempDir;
 
+use super::change;
 use super::netns::{Netns, make_names_private, require};
 use super::network::VethEnd;
 use super::node::{Node, PATIENCE};
@@ -64,6 +65,9 @@ impl Lab {
             let mut flags = store.flags();
             if options.no_nexthop_objects {
                 flags.push("--no-nexthop-objects".to_owned());
+            }
+            if options.change_backend.is_some() {
+                flags.push(change::GRACE.to_owned());
             }
             flags.extend(options.agent_flags.iter().cloned());
             node.set_flags(flags);

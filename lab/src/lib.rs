@@ -6,6 +6,7 @@
 //! die with their parent. A lab needs root, and no programs but weft itself and `ping`; etcd, the CNI plugins and
 //! iperf3 only when an option asks for them.
 
+pub mod change;
 pub mod cluster;
 pub mod cni;
 pub mod fault;
@@ -42,7 +43,7 @@ pub struct LabArgs {
     #[command(flatten)]
     pub options: LabOptions,
     /// Measure each backend and the bare underlay (iperf3, ping) instead of injecting faults
-    #[arg(long, conflicts_with_all = ["backend", "ipv6", "router", "direct_routing", "keep"])]
+    #[arg(long, conflicts_with_all = ["backend", "ipv6", "router", "direct_routing", "change_backend", "keep"])]
     pub measure: bool,
     /// A subcommand; without one, a lab is run.
     #[command(subcommand)]
@@ -153,8 +154,9 @@ async fn run_checks(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
         repairs.push(repair);
     }
     print_line(&report::repairs(&repairs));
+    let changed = change::there_and_back(lab, options).await?;
     let again = lab.reach_all().await;
-    let healed = again.is_ok() && repairs.iter().all(fault::Repair::healed);
+    let healed = again.is_ok() && changed && repairs.iter().all(fault::Repair::healed);
     print_line(if healed { "everything healed" } else { "NOT everything healed" });
     again.map(|_| healed)
 }

@@ -55,6 +55,15 @@ impl PodNet {
 pub struct Status {
     /// True if the agent is ready.
     pub ready: bool,
+    /// The type of the backend that the node's lease names.
+    #[serde(default)]
+    pub backend: String,
+    /// The types of the earlier backends by which peers still reach the node, while the backend changes.
+    #[serde(default)]
+    pub other_ways: Vec<String>,
+    /// What is wrong, one sentence each.
+    #[serde(default)]
+    pub problems: Vec<String>,
     /// The other nodes.
     pub peers: Vec<PeerStatus>,
 }

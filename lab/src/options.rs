@@ -71,6 +71,9 @@ pub struct LabOptions {
     /// Plain routes in place of nexthop objects
     #[arg(long)]
     pub no_nexthop_objects: bool,
+    /// Then change to this backend while every pod pings every other one, and back; shows what was lost
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub change_backend: Option<BackendKind>,
     /// Leave the cluster running at the end, until Ctrl-C
     #[arg(long)]
     pub keep: bool,
@@ -99,6 +102,7 @@ impl Default for LabOptions {
             router: false,
             direct_routing: false,
             no_nexthop_objects: false,
+            change_backend: None,
             keep: false,
             only_ipv6: false,
             exe: None,
@@ -124,6 +128,11 @@ impl LabOptions {
         if self.direct_routing {
             backend["DirectRouting"] = true.into();
         }
+        self.net_conf_with(&backend)
+    }
+
+    /// Returns the net-conf of the lab with this `Backend` object.
+    pub fn net_conf_with(&self, backend: &serde_json::Value) -> String {
         let mut conf = serde_json::json!({ "Backend": backend });
         if self.families() != Families::V6 {
             conf["Network"] = "10.244.0.0/16".into();
@@ -142,13 +151,18 @@ impl LabOptions {
     /// # Errors
     /// The message names the options that exclude each other.
     pub fn check(&self) -> Result<()> {
-        if self.backend == BackendKind::HostGw && self.router {
+        if [Some(self.backend), self.change_backend].contains(&Some(BackendKind::HostGw)) && self.router {
             bail!("--backend host-gw needs all nodes on one link: leave --router out");
+        }
+        if self.change_backend == Some(self.backend) {
+            bail!("--change-backend {}: the lab begins with this backend, so name another one", self.backend.wire());
         }
         if self.backend == BackendKind::HostGw && self.direct_routing {
             bail!("--direct-routing is for tunnels: host-gw always routes directly");
         }
-        if self.backend == BackendKind::Ipip && self.families() != Families::V4 {
+        if [Some(self.backend), self.change_backend].contains(&Some(BackendKind::Ipip))
+            && self.families() != Families::V4
+        {
             bail!("--backend ipip carries IPv4 only: leave --ipv6 out");
         }
         if self.families() == Families::V6 && self.store == StoreKind::Etcd {

@@ -62,6 +62,25 @@ impl Store {
         }
     }
 
+    /// Writes another net-conf, as an operator would.
+    ///
+    /// # Errors
+    /// etcd does not answer, or the directory cannot be written.
+    pub async fn set_net_conf(&mut self, text: &str) -> Result<()> {
+        match self {
+            Store::Dir(path) => {
+                // No agent must read half of it.
+                let aside = path.join(".config.json.new");
+                fs::write(&aside, text).with_context(|| format!("write {}", aside.display()))?;
+                fs::rename(&aside, path.join("config.json")).context("write config.json")
+            }
+            Store::Etcd(etcd) => {
+                text.clone_into(&mut etcd.config);
+                etcd.put_config().await
+            }
+        }
+    }
+
     /// Returns the agent's flags for this store.
     pub fn flags(&self) -> Vec<String> {
         match self {

@@ -158,6 +158,9 @@ pub struct RunFlags {
     /// How long peers are kept when many leases vanish at once; 0 = off.
     #[arg(long, default_value = "5m", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub hold_removals: Duration,
+    /// How long the devices of an earlier backend stay after a change of the backend, when no peer needs them any more.
+    #[arg(long, default_value = "1m", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
+    pub change_grace: Duration,
     /// What to do if another node owns this node's subnet.
     #[arg(long, value_enum, default_value_t = Lost::Hold, value_name = "ACTION", help_heading = OURS)]
     pub on_lost_lease: Lost,

@@ -265,6 +265,20 @@ fn host_with(
     Ok(host(picked, machine, network, identities))
 }
 
+/// Returns the identities of a backend that net-conf names while the agent runs. `lease` is what our lease says now.
+///
+/// # Errors
+/// What the backend keeps cannot be read or written.
+pub fn identities(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+    lease: &Attrs,
+) -> Result<Identities, Skip> {
+    // A lease of another type says nothing about this backend's devices.
+    found::identities(backend, machine, secrets, Some(lease).filter(|lease| lease.backend_type == backend.kind()))
+}
+
 /// What the uplink of this network is chosen from; `own` is the subnet of our pods, as far as it is known.
 pub fn ground<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Ground<'a> {
     Ground::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)

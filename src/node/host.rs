@@ -90,10 +90,7 @@ impl<K: Kernel> Node<K> {
             self.save_later();
         }
         let own = self.plan.own().clone();
-        // The text has been parsed before, so this cannot fail.
-        if let Ok((network, backend)) = acquire::parse(&self.net_conf.text) {
-            self.plan.rebase(network, backend, host, own);
-        }
+        self.plan.rebase_on(host, own);
         self.update_own_lease();
         true
     }

@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use weft_backends::backend::Backend;
+use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
 use super::Node;
@@ -10,15 +12,14 @@ use crate::kernel::Kernel;
 use crate::lease::acquire;
 
 /// Keys of net-conf whose change is applied only by a restart of the agent.
-const NEED_RESTART: [&str; 6] =
-    ["EnableIPv4", "Network", "EnableIPv6", "IPv6Network", "EnableNFTables", "Backend.Type"];
+const NEED_RESTART: [&str; 3] = ["EnableIPv4", "EnableIPv6", "EnableNFTables"];
 
 /// The net-conf that is in force.
 #[derive(Debug)]
 pub(super) struct NetConf {
     /// Its text, as it is in the store.
     pub(super) text: String,
-    /// Why the net-conf in the store is not in force: it needs a restart, or cannot be read.
+    /// Why the net-conf in the store is not in force: it needs a restart, cannot be read, or cannot be applied on this node.
     pub(super) not_applied: Option<String>,
     /// The public addresses that the store has chosen for this node.
     pub(super) chosen: [Option<IpAddr>; 2],
@@ -37,16 +38,37 @@ pub(super) enum NetConfChange {
     None,
     /// It cannot be applied, and the earlier one stays in force.
     Rejected,
-    /// It is in force now. A full pass must follow.
+    /// It is in force now, or begins to be. A full pass must follow.
     Applied,
+}
+
+/// Why a net-conf is not applied.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("net-conf: restart the agent to apply the change of {0}")]
+    NeedsRestart(String),
+    #[error(
+        "net-conf: {count} leases are not inside the new Network, the first is {first}: choose a Network that contains all \
+         leases, or let these nodes give theirs back first (weft lease rm)"
+    )]
+    LeasesOutside { first: String, count: usize },
+    #[error(
+        "net-conf: the change of {keys} cannot be applied while packets go through {device}, because Linux fixes this when the \
+         device is made: {remedy}restart the agent on all nodes, which loses packets meanwhile"
+    )]
+    FixedDevice { keys: String, device: String, remedy: String },
 }
 
 impl<K: Kernel> Node<K> {
     /// Applies this net-conf, if it is another one and needs no restart.
     pub(super) fn apply_net_conf(&mut self, text: &str) -> NetConfChange {
+        if self.change.wanted.as_deref() == Some(text) {
+            return NetConfChange::None;
+        }
+        let gave_up = self.give_up_change();
         if text == self.net_conf.text {
             self.net_conf.not_applied = None;
-            return NetConfChange::None;
+            return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
         }
         let (network, backend) = match acquire::parse(text) {
             Ok(parsed) => parsed,
@@ -57,18 +79,43 @@ impl<K: Kernel> Node<K> {
             }
         };
         let changed = self.plan.network().same_except(&network);
-        let fixed: Vec<&str> = changed.iter().map(String::as_str).filter(|key| NEED_RESTART.contains(key)).collect();
-        if !fixed.is_empty() {
-            let text = format!("net-conf: restart the agent to apply the change of {}", fixed.join(", "));
-            tracing::warn!("{text}");
-            self.net_conf.not_applied = Some(text);
+        if let Err(refusal) = self.check_net_conf(&changed, &network, &*backend) {
+            tracing::warn!("{refusal}");
+            if matches!(refusal, Refusal::FixedDevice { .. }) && self.plan.is_changing() {
+                self.change.postponed = Some(text.to_owned());
+            }
+            self.net_conf.not_applied = Some(refusal.to_string());
             return NetConfChange::Rejected;
         }
+        self.net_conf.not_applied = None;
+        if !self.plan.is_understood_by(&*backend) {
+            return self.begin_change(text, network, backend);
+        }
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
-        (self.net_conf.not_applied, self.net_conf.text) = (None, text.to_owned());
+        text.clone_into(&mut self.net_conf.text);
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
         self.plan.rebase(network, backend, host, own);
         self.update_own_lease();
         NetConfChange::Applied
+    }
+
+    /// Checks that a change of these keys can be applied without a restart, and that no lease and no packet is lost by it.
+    fn check_net_conf(&self, changed: &[String], network: &Network, backend: &dyn Backend) -> Result<(), Refusal> {
+        let among = |keys: &dyn Fn(&str) -> bool| {
+            changed.iter().map(String::as_str).filter(|key| keys(key)).collect::<Vec<_>>().join(", ")
+        };
+        let fixed = among(&|key| NEED_RESTART.contains(&key));
+        if !fixed.is_empty() {
+            return Err(Refusal::NeedsRestart(fixed));
+        }
+        if let Some((first, count)) = self.plan.outside(&network.networks) {
+            return Err(Refusal::LeasesOutside { first: Shown(&first).to_string(), count });
+        }
+        if let Some((device, key)) = self.plan.device_to_recreate(backend, self.plan.host()) {
+            let remedy = key.map(|key| format!("change {key} in the same step, or ")).unwrap_or_default();
+            let keys = among(&|key| key.starts_with("Backend."));
+            return Err(Refusal::FixedDevice { keys, device: device.to_string(), remedy });
+        }
+        Ok(())
     }
 }

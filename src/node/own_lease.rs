@@ -13,7 +13,6 @@ use weft_subnet::source::Claim;
 use super::net_conf::NetConfChange;
 use super::{NextStep, Node};
 use crate::kernel::Kernel;
-use crate::lease::acquire;
 use crate::lease::contest::Contest;
 use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::observe::status::Failure;
@@ -310,7 +309,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns what the own lease should say. While the host does not tell, this is what it says now.
-    fn wanted_attrs(&self) -> Attrs {
+    pub(super) fn wanted_attrs(&self) -> Attrs {
         self.plan.advertise(self.plan.host()).unwrap_or_else(|_| self.plan.own().attrs.clone())
     }
 
@@ -333,9 +332,6 @@ impl<K: Kernel> Node<K> {
     fn plan_with_lease(&mut self, own: Lease) {
         let mut host = self.plan.host().clone();
         host.identities = self.plan.identities_after(&own.attrs);
-        // The text has been parsed before, so this cannot fail.
-        if let Ok((network, backend)) = acquire::parse(&self.net_conf.text) {
-            self.plan.rebase(network, backend, host, own);
-        }
+        self.plan.rebase_on(host, own);
     }
 }

@@ -94,6 +94,7 @@ impl<K: Kernel> Node<K> {
         all.extend(self.context.store.remark());
         all.extend(self.own_lease.error.as_ref().map(|text| format!("own lease: {text}")));
         all.extend(self.net_conf.not_applied.clone());
+        all.extend(self.change_warnings());
         all.extend(self.sysctls.problems.iter().cloned());
         all.extend(self.rules_warnings());
         all.extend(self.plan.problems());
@@ -109,6 +110,7 @@ impl<K: Kernel> Node<K> {
         NodeDetails {
             warnings: self.warnings(),
             public: report::public(&self.plan.own().attrs),
+            other_ways: self.plan.own().attrs.other_ways().into_iter().map(|way| way.backend_type).collect(),
             lease_ttl: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at)),
             networks: self.plan.network().networks,
             mtu: self.plan.mtu(),

@@ -56,6 +56,7 @@ impl<K: Kernel> Node<K> {
             Needed::Writes(changed) => {
                 self.write(changed).await;
                 self.update_rules();
+                self.continue_change(Instant::now());
             }
         }
     }

@@ -48,7 +48,8 @@ impl<K: Kernel> Node<K> {
         let write = self.context.options.manage_sysctls;
         let mut problems = sysctls::ensure(&self.plan, write);
         self.sysctls.loosened_for = self.reason_to_loosen();
-        let wanted = self.sysctls.loosened_for.as_ref().map(|id| self.wanted_loosening(id));
+        let for_change = self.plan.is_changing().then(|| self.loosening_in_change());
+        let wanted = for_change.or_else(|| self.sysctls.loosened_for.as_ref().map(|id| self.wanted_loosening(id)));
         problems.extend(self.sysctls.loosened.ensure(wanted.as_ref(), write));
         let new = problems.iter().filter(|text| !self.sysctls.problems.contains(text));
         new.for_each(|text| tracing::warn!("{text}"));
@@ -69,6 +70,13 @@ impl<K: Kernel> Node<K> {
         // The last reason counts as long as its lease is planned, because entries that wait for a retry are back in a moment.
         let last = self.sysctls.loosened_for.as_ref().filter(|id| self.plan.other_backend(id).is_some());
         last.or_else(|| self.plan.peers_of_other_backends().find(is_programmed)).cloned()
+    }
+
+    /// While the backend changes, peers switch one after the other, so packets arrive over both devices. This is loosened before our lease
+    /// names the next backend, because the first packets follow at once.
+    fn loosening_in_change(&self) -> Wanted {
+        let names = self.plan.devices().chain([self.plan.host().uplink.name]).collect();
+        Wanted { names, why: "the backend changes: replies may arrive over another interface".to_owned() }
     }
 
     fn wanted_loosening(&self, id: &Id) -> Wanted {

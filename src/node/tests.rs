@@ -34,6 +34,7 @@ use crate::saved::Saver;
 use crate::subnet_file::Author;
 
 mod begin;
+mod change;
 mod claims;
 mod config;
 mod conflist;
@@ -191,6 +192,7 @@ impl TestNode {
             resync: Duration::from_secs(3600),
             nexthop_objects: true,
             hold_removals: Duration::from_secs(300),
+            change_grace: Duration::ZERO,
             on_lost_lease,
             manage_sysctls: false,
             state_dir: None,
@@ -228,7 +230,14 @@ impl TestNode {
         let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
         let condition = ConditionReporter::new(store.clone(), options.unwell_after);
         let reporter = Reporter { readiness, metrics, notify, condition };
-        let context = NodeContext { options, store: store.clone(), reporter, saver, conflist };
+        let context = NodeContext {
+            options,
+            store: store.clone(),
+            reporter,
+            saver,
+            conflist,
+            secrets: acquire::SecretFiles::default(),
+        };
         let node = Node::new(context, Passer::new(kernel.clone()), tasks, started);
         TestNode { node, kernel, store, answers, file, _dir: dir, _events: received }
     }

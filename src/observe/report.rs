@@ -150,6 +150,8 @@ pub struct NodeDetails {
     pub warnings: Vec<String>,
     /// The addresses that the own lease names.
     pub public: Vec<IpAddr>,
+    /// The types of the earlier backends by which peers still reach this node.
+    pub other_ways: Vec<String>,
     /// Time until the own lease ends. `None` if it does not end, or if the store has not told it yet.
     pub lease_ttl: Option<Duration>,
     /// The networks of the cluster.
@@ -236,6 +238,7 @@ pub fn status(state: &NodeState, details: NodeDetails) -> Status {
         public: details.public.iter().map(IpAddr::to_string).collect(),
         network: details.networks.to_string(),
         backend: state.backend.clone(),
+        other_ways: details.other_ways,
         mtu: details.mtu,
         uplink: format!("{name} {} mtu {mtu}", addresses.join(" ")),
         store_silent_s: details.store_silence.as_secs(),

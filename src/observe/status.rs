@@ -29,6 +29,9 @@ pub struct Status {
     pub network: String,
     /// The type of the own backend.
     pub backend: String,
+    /// While the backend changes: the types of the earlier backends by which peers still reach this node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_ways: Vec<String>,
     /// The MTU of subnet.env in bytes.
     pub mtu: u32,
     /// Name, addresses and MTU of the uplink.

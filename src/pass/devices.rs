@@ -62,7 +62,7 @@ impl Devices {
             Op::Ensure(Key::Link(name), _) if !self.present.contains(name) => Some(*name),
             _ => None,
         });
-        let (own, peers): (Vec<Name>, Vec<Name>) = new.partition(|name| plan.is_own_device(&Key::Link(*name)));
+        let (own, peers): (Vec<Name>, Vec<Name>) = new.partition(|name| plan.is_device_of_ours(&Key::Link(*name)));
         let room = MOST_DEVICES.saturating_sub(self.marked.len() + own.len());
         peers.into_iter().skip(room).collect()
     }
@@ -76,7 +76,7 @@ impl Devices {
 /// Returns true for a device without our mark that weft may take over. That is this node's own device, because flannel may have made it.
 /// flannel makes no device of another VNI. A device with the mark of another agent is never taken over.
 fn may_be_taken_over(plan: &Plan, key: &Key, seen: &Seen) -> bool {
-    plan.is_own_device(key) && seen.protocol != PROTOCOL
+    plan.is_device_of_ours(key) && seen.protocol != PROTOCOL
 }
 
 /// Returns the device that an operation changes, or on which its entry is.

@@ -60,7 +60,7 @@ impl Plan {
     pub fn set_foreign_devices(&mut self, foreign: &BTreeSet<Name>) -> bool {
         // If this node's own device belongs to another program, that is a problem of this node and not of its peers.
         let now: BTreeSet<Name> =
-            foreign.iter().copied().filter(|name| !self.is_own_device(&Key::Link(*name))).collect();
+            foreign.iter().copied().filter(|name| !self.is_device_of_ours(&Key::Link(*name))).collect();
         if now == self.foreign_devices {
             return false;
         }

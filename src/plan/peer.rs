@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use weft_backends::backend::{Backend, Planned};
+use weft_backends::backend::{BadOption, Planned};
 use weft_backends::diff;
 use weft_backends::index::{Beaten, Changed, MOST_SHARERS};
 use weft_backends::state::{Key, Mac, Name, State, Value};
@@ -14,6 +14,7 @@ use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 
 use super::Plan;
+use super::change::Reached;
 
 /// So many leases that share a public address with another one are said in the log; status names them all.
 const SHARED_SAID: usize = 10;
@@ -63,7 +64,7 @@ impl Plan {
         {
             self.planned += 1;
         }
-        let (mut state, mut reasons) = self.entries_of(lease);
+        let (mut state, mut reasons, kind) = self.entries_of(lease);
         for (dev, mac, beaten) in self.lost(&state, lease) {
             reasons.push(self.clash(mac, lease, beaten));
             // Traffic for its subnet would go to the other node. The forwarding entry stays claimed: it counts when the other is gone.
@@ -88,11 +89,10 @@ impl Plan {
             None => {}
         }
         // A lease that is not reached must not lower the MTU, nor loosen rp_filter.
-        match self.others.made(&lease.attrs.backend_type).map(Backend::kind) {
-            Some(kind) if kind != self.backend.kind() && is_reached => {
-                self.foreign.insert(lease.id.clone(), kind);
-            }
-            _ => drop(self.foreign.remove(&lease.id)),
+        if kind != self.backend.kind() && is_reached {
+            self.foreign.insert(lease.id.clone(), kind);
+        } else {
+            self.foreign.remove(&lease.id);
         }
         let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.update_devices(&changed);
@@ -100,19 +100,28 @@ impl Plan {
         changed
     }
 
-    /// What the backend of its type wants for this lease, and why it is not all.
-    fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>) {
-        let kind = lease.attrs.backend_type.as_str();
-        let own_kind = self.backend.serves(kind);
-        let backend = if own_kind { Ok(&*self.backend) } else { self.others.of(kind, &self.network) };
-        let Planned { mut state, skipped } = match backend {
-            Ok(backend) => backend.plan(&self.host, &self.own, lease),
-            Err(bad) => return (State::new(), vec![bad.to_string()]),
+    /// Returns the entries for this lease, why it is not reached or not by every family, and the type of the backend that reaches it.
+    fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>, &'static str) {
+        self.besides.forget(&lease.id);
+        let is_simple = self.besides.is_empty() && lease.attrs.other_ways.is_none();
+        let by_ways = if is_simple { None } else { self.plan_by_ways(lease) };
+        let reached = match by_ways.map_or_else(|| self.plan_by_type(lease), Ok) {
+            Ok(reached) => reached,
+            Err(bad) => return (State::new(), vec![bad.to_string()], self.backend.kind()),
         };
+        let Reached { planned: Planned { mut state, skipped }, kind } = reached;
         let problems = self.remove_unwanted_devices(lease, &mut state);
         let mut reasons: Vec<String> = problems.iter().map(ToString::to_string).collect();
         reasons.extend(skipped.iter().map(ToString::to_string));
-        (state, reasons)
+        (state, reasons, kind)
+    }
+
+    /// Plans a lease by the backend of its type.
+    fn plan_by_type(&mut self, lease: &Lease) -> Result<Reached, BadOption> {
+        let kind = lease.attrs.backend_type.as_str();
+        let is_served = self.backend.serves(kind);
+        let backend = if is_served { &*self.backend } else { self.others.of(kind, &self.network)? };
+        Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }
 
     /// The forwarding entries of this lease that belong to another one, which claims the same MAC at another address.

@@ -31,7 +31,13 @@ pub struct Attrs {
     pub tunnel_ip: Option<Ipv4Addr>,
     /// `TunnelIPv6`: the same over IPv6.
     pub tunnel_ipv6: Option<Ipv6Addr>,
+    /// `OtherWays`: how else this node is reached while it changes its backend, raw JSON. [`Attrs::other_ways`] reads it. flannel has no
+    /// such member.
+    pub other_ways: Option<Box<str>>,
 }
+
+/// A node announces at most this many other ways. It has more only after several changes of the backend in a row.
+pub const MOST_OTHER_WAYS: usize = 4;
 
 /// Why a lease value could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +68,19 @@ struct Wire<'a> {
     tunnel_ip: Option<Ipv4Addr>,
     #[serde(rename = "TunnelIPv6", skip_serializing_if = "Option::is_none")]
     tunnel_ipv6: Option<Ipv6Addr>,
+    #[serde(rename = "OtherWays", skip_serializing_if = "Option::is_none")]
+    other_ways: Option<&'a RawValue>,
+}
+
+/// One element of `OtherWays`.
+#[derive(Serialize)]
+struct Way<'a> {
+    #[serde(rename = "BackendType", skip_serializing_if = "str::is_empty")]
+    backend_type: &'a str,
+    #[serde(rename = "BackendData", skip_serializing_if = "Option::is_none")]
+    backend_data: Option<&'a RawValue>,
+    #[serde(rename = "BackendV6Data", skip_serializing_if = "Option::is_none")]
+    backend_v6_data: Option<&'a RawValue>,
 }
 
 /// A backend type as it is kept.
@@ -97,6 +116,7 @@ impl Attrs {
             backend_v6_data: raw(&self.backend_v6_data),
             tunnel_ip: self.tunnel_ip,
             tunnel_ipv6: self.tunnel_ipv6,
+            other_ways: raw(&self.other_ways),
         };
         // Only a map with keys that are no strings, or a failing writer, could make this fail.
         serde_json::to_string(&wire).unwrap_or_default()
@@ -119,7 +139,40 @@ impl Attrs {
             backend_v6_data: text(&wire, "BackendV6Data"),
             tunnel_ip: wire.get("TunnelIP")?,
             tunnel_ipv6: wire.get("TunnelIPv6")?,
+            other_ways: text(&wire, "OtherWays"),
         })
+    }
+
+    /// Returns what the lease would say if each of its other ways were its only one. Ways that cannot be read are left out, so they
+    /// disturb no other part of the lease.
+    pub fn other_ways(&self) -> Vec<Attrs> {
+        let read = |text: &str| serde_json::from_str::<Vec<Members>>(text).ok();
+        let ways = self.other_ways.as_deref().and_then(read).unwrap_or_default();
+        let attrs = |way: &Members| {
+            Some(Attrs {
+                backend_type: way.get("BackendType").ok()?.map(|kind: String| kind_of(&kind)).unwrap_or_default(),
+                backend_data: text(way, "BackendData"),
+                backend_v6_data: text(way, "BackendV6Data"),
+                other_ways: None,
+                ..self.clone()
+            })
+        };
+        ways.iter().take(MOST_OTHER_WAYS).filter_map(attrs).collect()
+    }
+
+    /// Returns these attributes with other ways to reach this node. Only the type and the data of each way count.
+    pub fn with_other_ways(self, ways: &[Attrs]) -> Attrs {
+        let way = |attrs: &Attrs| {
+            let way = Way {
+                backend_type: &attrs.backend_type,
+                backend_data: raw(&attrs.backend_data),
+                backend_v6_data: raw(&attrs.backend_v6_data),
+            };
+            serde_json::to_string(&way).unwrap_or_default()
+        };
+        let ways: Vec<String> = ways.iter().take(MOST_OTHER_WAYS).map(way).collect();
+        let other_ways = (!ways.is_empty()).then(|| format!("[{}]", ways.join(",")).into_boxed_str());
+        Attrs { other_ways, ..self }
     }
 }
 
@@ -133,6 +186,30 @@ mod tests {
         assert!(Attrs::from_wire(&value(MOST_OF_A_VALUE)).is_ok());
         let error = Attrs::from_wire(&value(MOST_OF_A_VALUE + 1)).unwrap_err();
         assert_eq!(error.to_string(), "value is not a lease: it is larger than 4096 bytes");
+    }
+
+    #[test]
+    fn other_ways_survive_the_wire_and_bad_ones_disturb_nothing() {
+        let way = |kind: &str, data: Option<&str>| Attrs {
+            public_ip: Some([192, 0, 2, 1].into()),
+            backend_type: kind.to_owned(),
+            backend_data: data.map(Into::into),
+            ..Attrs::default()
+        };
+        let (vxlan, alloc) = (way("vxlan", Some(r#"{"VNI":1}"#)), way("", None));
+        let attrs = way("host-gw", None).with_other_ways(&[vxlan.clone(), alloc.clone()]);
+        let wire = attrs.to_wire();
+        assert!(wire.ends_with(r#","OtherWays":[{"BackendType":"vxlan","BackendData":{"VNI":1}},{}]}"#), "{wire}");
+        let read = Attrs::from_wire(wire.as_bytes()).unwrap();
+        assert_eq!((&read, read.other_ways()), (&attrs, vec![vxlan, alloc]));
+        assert_eq!(way("host-gw", None).with_other_ways(&[]), way("host-gw", None));
+        for (bad, ways) in [("7", 0), (r#"{"BackendType":"vxlan"}"#, 0), (r#"[{"BackendType":7},{}]"#, 1), ("[7]", 0)] {
+            let text = format!(r#"{{"PublicIP":"192.0.2.1","BackendType":"host-gw","OtherWays":{bad}}}"#);
+            let read = Attrs::from_wire(text.as_bytes()).unwrap();
+            assert_eq!((read.backend_type.as_str(), read.other_ways().len()), ("host-gw", ways), "{bad}");
+        }
+        let many = vec![way("host-gw", None); 50];
+        assert_eq!(way("vxlan", None).with_other_ways(&many).other_ways().len(), MOST_OTHER_WAYS);
     }
 
     #[test]

@@ -178,7 +178,7 @@ proptest! {
     fn values_survive_a_round_trip(
         v4 in proptest::option::of(1u32..), v6 in proptest::option::of(any::<u128>()),
         kind in "[a-z-]{0,9}", data in proptest::option::of("[ -~]{0,40}"), vni in proptest::option::of(any::<u32>()),
-        tunnel in proptest::option::of((1u32.., any::<u128>())),
+        tunnel in proptest::option::of((1u32.., any::<u128>())), way in proptest::option::of("[a-z-]{0,9}"),
     ) {
         let attrs = Attrs {
             public_ip: v4.map(Ipv4Addr::from),
@@ -188,6 +188,7 @@ proptest! {
             backend_v6_data: vni.map(|vni| format!("{{\"VNI\":{vni}}}").into()),
             tunnel_ip: tunnel.map(|(v4, _)| Ipv4Addr::from(v4)),
             tunnel_ipv6: tunnel.map(|(_, v6)| Ipv6Addr::from(v6)),
+            other_ways: way.map(|kind| format!("[{{\"BackendType\":\"{kind}\"}}]").into()),
         };
         prop_assert_eq!(Attrs::from_wire(attrs.to_wire().as_bytes()).unwrap(), attrs);
     }

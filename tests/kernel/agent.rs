@@ -75,6 +75,7 @@ fn options(dir: &Path, resync: Duration) -> Options {
         resync,
         nexthop_objects: true,
         hold_removals: Duration::ZERO,
+        change_grace: Duration::from_secs(60),
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
         state_dir: None,

@@ -97,7 +97,9 @@ async fn a_net_conf_that_changed_during_the_absence_of_the_store_is_noticed() {
         assert_eq!(test.node.net_conf.not_applied, None);
         let text = r#"{"Network":"10.6.0.0/16","Backend":{"Type":"host-gw"}}"#;
         test.node.lease_answered(LeaseAnswer::NetConf(text.to_owned())).await;
-        assert!(test.node.net_conf.not_applied.as_ref().is_some_and(|text| text.contains("the change of Network")));
+        assert!(
+            test.node.net_conf.not_applied.as_ref().is_some_and(|text| text.contains("not inside the new Network"))
+        );
     })
     .await;
 }

@@ -11,8 +11,7 @@ async fn net_conf_keys_that_need_a_restart_are_named() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let rows = [
-            (r#"{"Network":"10.6.0.0/16","Backend":{"Type":"host-gw"}}"#, "Network"),
-            (r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#, "Backend.Type"),
+            (r#"{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"vxlan"}}"#, "EnableNFTables"),
             (
                 r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48","EnableNFTables":true,
                     "SubnetMax":"10.5.9.0","Backend":{"Type":"host-gw"}}"#,
@@ -30,6 +29,52 @@ async fn net_conf_keys_that_need_a_restart_are_named() {
         let text = r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","Backend":{"Type":"host-gw"}}"#;
         test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
         assert_eq!((&test.node.net_conf.not_applied, test.node.net_conf.text.as_str()), (&None, text));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_network_that_contains_every_lease_is_followed_and_another_is_refused() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        for network in ["10.6.0.0/16", "10.5.0.0/23"] {
+            let text = format!(r#"{{"Network":"{network}","SubnetLen":26,"Backend":{{"Type":"host-gw"}}}}"#);
+            test.node.store_changed(vec![Event::Config(text)]).await;
+            let problem = test.node.net_conf.not_applied.clone().unwrap();
+            let (first, count) = if network == "10.6.0.0/16" { ("10.5.1.0-24", 2) } else { ("10.5.2.0-24", 1) };
+            let wanted = format!(
+                "net-conf: {count} leases are not inside the new Network, the first is {first}: choose a Network"
+            );
+            assert!(problem.starts_with(&wanted), "{problem}");
+        }
+        let text = r#"{"Network":"10.0.0.0/8","Backend":{"Type":"host-gw"}}"#;
+        test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
+        assert_eq!(test.node.net_conf.not_applied, None);
+        let env = std::fs::read_to_string(&test.file).unwrap();
+        assert!(env.contains("FLANNEL_NETWORK=10.0.0.0/8\n"), "{env}");
+        assert_eq!(test.via("10.5.2.0/24"), "192.168.0.2".parse().ok());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_option_that_needs_the_device_anew_is_refused_with_the_way() {
+    local(async {
+        let own = super::lease("10.5.1.0-24", "192.168.0.1");
+        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        test.node.full_pass(crate::pass::Cause::Start).await;
+        let conf = |options: &str| format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
+        test.node.store_changed(vec![Event::Config(conf(r#","Port":4789"#))]).await;
+        let problem = test.node.net_conf.not_applied.clone().unwrap();
+        assert!(
+            problem.contains("the change of Backend.Port cannot be applied while packets go through flannel.1"),
+            "{problem}"
+        );
+        assert!(problem.contains("change Backend.VNI in the same step"), "{problem}");
+        for options in [r#","MTU":1400"#, r#","DirectRouting":true"#, r#","Port":4789,"VNI":7"#] {
+            test.node.store_changed(vec![Event::Config(conf(options))]).await;
+            assert_eq!(test.node.net_conf.not_applied, None, "{options}");
+        }
     })
     .await;
 }

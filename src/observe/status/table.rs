@@ -31,7 +31,8 @@ pub fn render(status: &Status, now_ms: u64) -> String {
         line(&mut out, "store", &status.store);
         return out;
     }
-    line(&mut out, "network", &format!("{} by {}, MTU {}", status.network, status.backend, status.mtu));
+    let others: String = status.other_ways.iter().map(|kind| format!(" (still reached by {kind}, too)")).collect();
+    line(&mut out, "network", &format!("{} by {}{others}, MTU {}", status.network, status.backend, status.mtu));
     line(&mut out, "uplink", &or_none(&status.uplink));
     line(&mut out, "public", &or_none(&status.public.join(", ")));
     line(&mut out, "store", &format!("{}, last answer {} ago", status.store, duration(status.store_silent_s)));

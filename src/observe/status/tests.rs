@@ -17,6 +17,7 @@ fn status() -> Status {
         public: vec!["192.168.64.2".into()],
         network: "10.5.0.0/16".into(),
         backend: "vxlan".into(),
+        other_ways: Vec::new(),
         mtu: 1450,
         uplink: "eth0 192.168.64.2 MTU 1500".into(),
         store: "etcd http://127.0.0.1:2379 /coreos.com/network".into(),

@@ -19,6 +19,8 @@ pub(super) const PUBLIC_V6: &str = "public-ipv6";
 pub(super) const TUNNEL: &str = "tunnel-ip";
 /// The same for IPv6.
 pub(super) const TUNNEL_V6: &str = "tunnel-ipv6";
+/// How else the node is reached while it changes its backend, as JSON. flannel does not have it.
+pub(super) const OTHER_WAYS: &str = "other-ways";
 /// Written by an admin: the agent publishes this address instead of its own.
 pub(super) const OVERWRITE: &str = "public-ip-overwrite";
 /// The same for IPv6.
@@ -29,11 +31,13 @@ pub(super) const CHOSEN: &str = "node-public-ip";
 pub(super) const CHOSEN_V6: &str = "node-public-ipv6";
 
 /// The ends of all names that we read.
-pub(super) const ALL: [&str; 12] =
-    [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, OVERWRITE, OVERWRITE_V6, CHOSEN, CHOSEN_V6];
+#[rustfmt::skip]
+pub(super) const ALL: [&str; 13] = [
+    MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, OTHER_WAYS, OVERWRITE, OVERWRITE_V6, CHOSEN, CHOSEN_V6,
+];
 
 /// The ends of the names whose values make up a lease.
-pub(super) const PUBLISHED: [&str; 7] = [TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6];
+pub(super) const PUBLISHED: [&str; 8] = [TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, OTHER_WAYS];
 
 /// The first part of every name. It ends in `/` or `-`.
 #[derive(Debug, Clone)]

@@ -197,6 +197,7 @@ impl Node {
             backend_v6_data: self.data(prefix, annotations::DATA_V6)?,
             tunnel_ip: self.address(prefix, annotations::TUNNEL)?,
             tunnel_ipv6: self.address(prefix, annotations::TUNNEL_V6)?,
+            other_ways: self.get(prefix, annotations::OTHER_WAYS).map(Into::into),
         })
     }
 

@@ -56,6 +56,7 @@ fn wanted(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> C
     put(annotations::DATA_V6, v6.map(|(_, data)| data));
     put(annotations::TUNNEL, attrs.tunnel_ip.map(|ip| ip.to_string()));
     put(annotations::TUNNEL_V6, attrs.tunnel_ipv6.map(|ip| ip.to_string()));
+    put(annotations::OTHER_WAYS, attrs.other_ways.as_deref().map(str::to_owned));
     all
 }
 
@@ -74,9 +75,8 @@ pub(super) fn overwritten(attrs: &Attrs, types: BackendTypes, node: &Node, prefi
 
 /// Returns the removal of all that an agent published. The administrator's annotations stay.
 pub(super) fn removal(node: &Node, prefix: &Prefix) -> Changes {
-    use annotations::{DATA, DATA_V6, MANAGED, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6, TYPE};
-    let names = [MANAGED, TYPE, DATA, DATA_V6, PUBLIC, PUBLIC_V6, TUNNEL, TUNNEL_V6].map(|end| prefix.name(end));
-    names.into_iter().filter(|name| node.annotation(name).is_some()).map(|name| (name, None)).collect()
+    let names = annotations::PUBLISHED.into_iter().chain([annotations::MANAGED]).map(|end| prefix.name(end));
+    names.filter(|name| node.annotation(name).is_some()).map(|name| (name, None)).collect()
 }
 
 /// A strategic merge patch. The server refuses it when the node was changed after it was read.

@@ -100,7 +100,7 @@ async fn an_agent_writes_its_own_node_and_condition() {
     for (last, token) in [(1, of_node(&cluster.server, &cluster.node(1))), (2, of_pod_on(&cluster, 2).await)] {
         let client = client(&cluster.server, &token).await;
         let name = cluster.node(last);
-        // The last two are for the tunnel guard.
+        // Those for the tunnel guard and for a change of the backend are not flannel's.
         for end in [
             "kube-subnet-manager",
             "backend-type",
@@ -110,6 +110,7 @@ async fn an_agent_writes_its_own_node_and_condition() {
             "public-ipv6",
             "tunnel-ip",
             "tunnel-ipv6",
+            "other-ways",
         ] {
             patch(&client, &name, &annotate(end, "x")).await.unwrap();
             patch(&client, &name, &annotate(end, "y")).await.unwrap();

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A change of the backend while the cluster runs, under pings between all pods.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::cluster::Lab;
+use super::node::Node;
+use super::options::LabOptions;
+use super::ping::{Loss, Stream};
+use super::report::{duration, print_line};
+use super::wait_for;
+
+/// The agents' `--change-grace` in a lab that changes its backend. The default is a minute, which is long for somebody who watches.
+pub const GRACE: &str = "--change-grace=6s";
+/// Time limit for a change.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit for pings to be answered.
+const ANSWERS: Duration = Duration::from_secs(20);
+
+/// A stream of 100 pings a second from the first pod of every node to every address of the first pod of every other node.
+#[derive(Debug)]
+pub struct Streams(Vec<(String, Stream)>);
+
+impl Streams {
+    /// Starts the streams, and waits until each one has an answer.
+    ///
+    /// # Errors
+    /// ping cannot be started, or there is no answer.
+    pub async fn start(nodes: &[Node]) -> Result<Streams> {
+        let mut streams = Vec::new();
+        for from in nodes {
+            for to in nodes.iter().filter(|to| to.name() != from.name()) {
+                let (Some(pod), Some(target)) = (from.pods.first(), to.pods.first()) else { continue };
+                for addr in &target.addrs {
+                    let name = format!("{} -> {addr}", pod.ns.name());
+                    streams.push((name, Stream::start(pod, *addr).await?));
+                }
+            }
+        }
+        Ok(Streams(streams))
+    }
+
+    /// Waits until every stream has `count` more answers.
+    ///
+    /// # Errors
+    /// They do not come in time.
+    pub async fn answers(&mut self, count: usize) -> Result<()> {
+        for (name, stream) in &mut self.0 {
+            stream.answers(count, ANSWERS).await.with_context(|| name.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Ends the streams. Returns the sum of all, and the names of those that lost packets.
+    ///
+    /// # Errors
+    /// As [`Streams::answers`], or ping cannot be ended.
+    pub async fn stop(mut self) -> Result<(Loss, Vec<String>)> {
+        self.answers(20).await?;
+        let (mut all, mut names) = (Loss { sent: 0, lost: 0 }, Vec::new());
+        for (name, stream) in self.0 {
+            let loss = stream.stop().await?;
+            (all.sent, all.lost) = (all.sent + loss.sent, all.lost + loss.lost);
+            if loss.lost > 0 {
+                names.push(format!("{name}: {} of {}", loss.lost, loss.sent));
+            }
+        }
+        Ok((all, names))
+    }
+}
+
+/// Waits until the leases of these nodes name this backend and no earlier one.
+///
+/// # Errors
+/// That does not happen in time.
+pub async fn changed(nodes: &[Node], kind: &str) -> Result<()> {
+    for node in nodes {
+        let done =
+            async || node.status().await.is_ok_and(|status| status.backend == kind && status.other_ways.is_empty());
+        wait_for(&format!("{} to change to {kind}", node.name()), PATIENCE, done).await?;
+    }
+    Ok(())
+}
+
+/// Changes to the backend of `--change-backend` and back, and prints what was lost. Returns true if nothing was, or if the options ask for
+/// no change.
+///
+/// # Errors
+/// The net-conf cannot be written, or a node does not follow it.
+pub async fn there_and_back(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
+    let Some(other) = options.change_backend else { return Ok(true) };
+    let mut nothing_lost = true;
+    for kind in [other, options.backend] {
+        print_line(&format!("changing net-conf to {} under pings between all nodes", kind.wire()));
+        let conf = if kind == options.backend {
+            options.net_conf()
+        } else {
+            options.net_conf_with(&json!({ "Type": kind.wire() }))
+        };
+        let (took, (loss, _)) = change(lab, &conf, kind.wire()).await?;
+        let took = duration(took);
+        print_line(&format!("          changed in {took}: {} of {} packets lost", loss.lost, loss.sent));
+        nothing_lost &= loss.lost == 0;
+    }
+    Ok(nothing_lost)
+}
+
+/// Writes this net-conf, and waits until all nodes have followed to this backend. Returns the time, and what the pings lost.
+///
+/// # Errors
+/// As [`changed`], or pings are not answered any more.
+pub async fn change(lab: &mut Lab, conf: &str, kind: &str) -> Result<(Duration, (Loss, Vec<String>))> {
+    let mut streams = Streams::start(&lab.nodes).await?;
+    let begin = Instant::now();
+    lab.store.set_net_conf(conf).await?;
+    changed(&lab.nodes, kind).await.with_context(|| lab.logs(20))?;
+    let took = begin.elapsed();
+    streams.answers(20).await?;
+    Ok((took, streams.stop().await?))
+}
+
+/// Returns a `Backend` object of type vxlan with this VNI.
+pub fn vxlan(vni: u32) -> Value {
+    json!({ "Type": "vxlan", "VNI": vni })
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A change of the backend while the agent runs, step by step (docs/adr/020-live-change.md):
+//!
+//! 1. The devices of the next backend are made beside those of the present one.
+//! 2. When they stand, our lease names the next backend, with the present one as another way to reach us.
+//! 3. Peers get some seconds to learn of that. Then packets go the new way to each peer whose lease names it.
+//! 4. When no peer has needed an earlier backend for the grace time, its devices go.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use weft_backends::backend::Backend;
+use weft_backends::host::Host;
+use weft_backends::state::Key;
+use weft_subnet::network::Network;
+use weft_subnet::text::Shown;
+
+use super::Node;
+use super::net_conf::NetConfChange;
+use crate::kernel::Kernel;
+use crate::lease::acquire;
+use crate::plan::Beside;
+
+/// Packets go the new way after this part of the grace time.
+const SETTLING: u32 = 12;
+/// Number of peers that are named when they still need an earlier backend.
+const MAX_NAMED: usize = 5;
+
+/// How far a change is, as far as the plan does not know it.
+#[derive(Debug, Default)]
+pub(super) struct Change {
+    /// The net-conf that names the next backend.
+    pub(super) wanted: Option<String>,
+    /// A net-conf that cannot be applied before the change that is under way has ended.
+    pub(super) postponed: Option<String>,
+    /// A full pass has compared the devices of the next backend.
+    is_compared: bool,
+    /// When packets begin to go the new way.
+    sends_at: Option<Instant>,
+    /// Since when no peer has needed an earlier backend, by its number.
+    unused_since: HashMap<u64, Instant>,
+}
+
+impl<K: Kernel> Node<K> {
+    /// Begins a change to this backend. A full pass must follow, which makes its devices.
+    pub(super) fn begin_change(&mut self, text: &str, network: Network, backend: Box<dyn Backend>) -> NetConfChange {
+        let identities = match self.identities_for(&network, &*backend) {
+            Ok(identities) => identities,
+            Err(reason) => {
+                let text = format!(
+                    "net-conf: the backend {} cannot work on this node: {reason}. The node stays on {}",
+                    backend.kind(),
+                    self.plan.network().backend_type
+                );
+                tracing::error!("{text}");
+                self.net_conf.not_applied = Some(text);
+                return NetConfChange::Rejected;
+            }
+        };
+        let (before, next) = (self.plan.network().backend_type.clone(), backend.kind());
+        tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
+        let host = Host { identities, ..self.plan.host().clone() };
+        self.plan.prepare(Beside::new((text.to_owned(), network), backend, host));
+        self.change.wanted = Some(text.to_owned());
+        self.change.is_compared = false;
+        NetConfChange::Applied
+    }
+
+    /// Returns the identities of the next backend: those that it had before, or those of devices that stand, or new ones.
+    fn identities_for(
+        &mut self,
+        network: &Network,
+        backend: &dyn Backend,
+    ) -> Result<weft_backends::identity::Identities, String> {
+        if let Some(identities) = self.plan.earlier_identities(network) {
+            return Ok(identities);
+        }
+        let machine = self.passer.kernel().machine().map_err(|error| acquire::unreadable(&error))?;
+        acquire::identities(backend, &machine, &self.context.secrets, &self.plan.own().attrs)
+            .map_err(|skip| skip.to_string())
+    }
+
+    /// Gives the next backend up, because net-conf no longer names it. Returns true if there was one.
+    pub(super) fn give_up_change(&mut self) -> bool {
+        self.change.postponed = None;
+        let had_one = self.change.wanted.take().is_some();
+        if had_one {
+            self.plan.give_up_next();
+        }
+        had_one
+    }
+
+    /// A full pass has ended.
+    pub(super) fn pass_ended_in_change(&mut self) {
+        self.change.is_compared = self.kernel_problem.is_none();
+        self.continue_change(Instant::now());
+    }
+
+    /// Returns when [`Node::continue_change`] has something to do.
+    pub(super) fn next_step_of_change(&self) -> Option<Instant> {
+        let grace = self.context.options.change_grace;
+        let drops = self.change.unused_since.values().map(|since| *since + grace);
+        drops.chain(self.change.sends_at).min()
+    }
+
+    /// Does the next step of a change, if it is time for it.
+    pub(super) fn continue_change(&mut self, now: Instant) {
+        if !self.plan.is_changing() {
+            return;
+        }
+        if self.change.is_compared {
+            self.switch_if_ready();
+        }
+        self.send_current_if_settled(now);
+        self.drop_unused(now);
+    }
+
+    /// Lets our lease name the next backend when its devices stand.
+    fn switch_if_ready(&mut self) {
+        let Some((kind, devices, problem)) = self.plan.next() else { return };
+        let before = self.plan.network().backend_type.clone();
+        if let Some(problem) = problem.or_else(|| self.missing_device(&devices)) {
+            let text = format!(
+                "net-conf: the backend {kind} cannot work on this node: {problem}. The node stays on {before}, and tries again"
+            );
+            if self.net_conf.not_applied.as_ref() != Some(&text) {
+                tracing::warn!("{text}");
+            }
+            self.net_conf.not_applied = Some(text);
+            return;
+        }
+        let Some(text) = self.plan.switch_to_next(self.net_conf.text.clone()) else { return };
+        tracing::info!(before, now = kind, "the backend changes: our lease names the new one and the earlier one");
+        (self.net_conf.text, self.net_conf.not_applied) = (text, None);
+        self.change.wanted = None;
+        self.change.sends_at = None;
+        self.change.unused_since.clear();
+        self.update_own_lease();
+        self.save_later();
+        self.schedule.next_audit = Instant::now();
+    }
+
+    /// Returns which of these devices does not carry packets, and why.
+    fn missing_device(&self, devices: &[Key]) -> Option<String> {
+        let foreign = self.passer.foreign_devices();
+        let problem = |key: &Key| match key {
+            Key::Link(name) if foreign.contains(name) => Some(format!("another program made the device {name}")),
+            key => {
+                let pending = self.passer.pending().get(key).filter(|pending| !pending.works)?;
+                Some(format!("{key}: {}", pending.reason))
+            }
+        };
+        devices.iter().find_map(problem)
+    }
+
+    /// Lets packets go the way that our lease names, some time after the store has accepted the lease.
+    fn send_current_if_settled(&mut self, now: Instant) {
+        if !self.plan.sends_earlier() {
+            return;
+        }
+        if self.own_lease.tasks.is_call_open() || self.plan.own().attrs != self.wanted_attrs() {
+            self.change.sends_at = None;
+            return;
+        }
+        let settling = self.context.options.change_grace / SETTLING;
+        if *self.change.sends_at.get_or_insert(now + settling) <= now {
+            self.change.sends_at = None;
+            tracing::info!(backend = self.plan.network().backend_type, "packets go by the new backend from now on");
+            self.plan.send_current();
+            self.schedule.next_audit = now;
+        }
+    }
+
+    /// Removes the earlier backends that no peer has needed for the grace time.
+    fn drop_unused(&mut self, now: Instant) {
+        let earlier: Vec<u64> = self.plan.earlier().map(|(number, _)| number).collect();
+        self.change.unused_since.retain(|number, _| earlier.contains(number));
+        if self.plan.sends_earlier() || !self.has_list() {
+            self.change.unused_since.clear();
+            return;
+        }
+        for number in earlier {
+            if self.plan.is_earlier_used(number) {
+                self.change.unused_since.remove(&number);
+                continue;
+            }
+            let since = *self.change.unused_since.entry(number).or_insert(now);
+            if now < since + self.context.options.change_grace {
+                continue;
+            }
+            self.change.unused_since.remove(&number);
+            let backend = self.plan.users(number).0;
+            tracing::info!(backend, "no peer needs the earlier backend any more: it is removed");
+            self.plan.drop_earlier(number);
+            self.update_own_lease();
+            self.save_later();
+            self.schedule.next_audit = now;
+        }
+        if !self.plan.is_changing()
+            && let Some(text) = self.change.postponed.take()
+        {
+            self.apply_net_conf(&text);
+        }
+    }
+
+    /// Names the peers that still need an earlier backend.
+    pub(super) fn change_warnings(&self) -> Vec<String> {
+        if self.plan.sends_earlier() {
+            return Vec::new();
+        }
+        let now = &self.plan.network().backend_type;
+        let warning = |number: u64| {
+            let (kind, users) = self.plan.users(number);
+            let first: Vec<String> = users
+                .iter()
+                .take(MAX_NAMED)
+                .map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner()))
+                .collect();
+            let more = if users.len() > first.len() { ", ..." } else { "" };
+            let (count, names) = (users.len(), first.join(", "));
+            (count > 0).then(|| {
+                format!(
+                    "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {names}{more}. They are \
+                     down, cannot use {now}, or run flannel, which follows no change before its restart"
+                )
+            })
+        };
+        self.plan.earlier().filter_map(|(number, _)| warning(number)).collect()
+    }
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Another backend while the agent runs: what the node writes into the kernel and into its lease, and in which order.
+
+use std::time::{Duration, Instant};
+
+use weft_backends::state::{Key, Name, Route, Value};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::source::Event;
+
+use super::{CONFIG, TestNode, VXLAN, lease, local};
+use crate::kernel::Outcome;
+use crate::options::OnLostLease;
+
+const VNI_7: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":7}}"#;
+const PEER: &str = "10.5.2.0-24";
+
+fn vxlan(vni: u32) -> Attrs {
+    Attrs {
+        public_ip: Some([192, 168, 0, 2].into()),
+        backend_type: "vxlan".into(),
+        backend_data: Some(format!(r#"{{"VNI":{vni},"VtepMAC":"02:00:00:00:00:02"}}"#).into()),
+        ..Attrs::default()
+    }
+}
+
+fn host_gw() -> Attrs {
+    lease(PEER, "192.168.0.2").attrs
+}
+
+impl TestNode {
+    /// The peer writes this into its lease.
+    async fn peer_says(&mut self, attrs: Attrs) {
+        let lease = Lease { attrs, ..lease(PEER, "192.168.0.2") };
+        let record = Record { id: Id::from(PEER), lease: Ok(lease) };
+        self.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        self.node.tick().await;
+    }
+
+    async fn net_conf(&mut self, text: &str) {
+        self.node.store_changed(vec![Event::Config(text.to_owned())]).await;
+        self.node.tick().await;
+    }
+
+    /// The store accepts what the node wants to write. Returns the type of the lease, its data and the types of its other ways.
+    async fn accepted(&mut self) -> (String, String, Vec<String>) {
+        self.answer().await;
+        for _ in 0..3 {
+            self.node.tick().await;
+        }
+        let attrs = self.node.plan.own().attrs.clone();
+        let others = attrs.other_ways().into_iter().map(|way| way.backend_type).collect();
+        (attrs.backend_type, attrs.backend_data.unwrap_or_default().into(), others)
+    }
+
+    /// Returns the device that the packets to the peer leave by.
+    fn device(&self) -> String {
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        match self.kernel.entries().get(&key).map(|seen| seen.value.clone()) {
+            Some(Value::Route(Route::Unicast { dev, .. })) => dev.to_string(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.kernel.entries().get(&Key::Link(Name::new(name).unwrap())).is_some()
+    }
+
+    fn writes(&self) -> usize {
+        self.store.retakes.borrow().len()
+    }
+}
+
+#[tokio::test]
+async fn the_device_stands_before_the_lease_names_it_and_packets_follow_the_lease_of_the_peer() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        let asked = test.store.retakes.borrow()[0].clone();
+        assert_eq!((asked.backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
+        assert_eq!(asked.other_ways().iter().map(|way| way.backend_type.as_str()).collect::<Vec<_>>(), ["host-gw"]);
+        assert_eq!(test.device(), "eth0", "the lease of the peer names host-gw alone");
+        // The peer has the new lease, too. It is not known yet whether it knows ours, which the store has not accepted.
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        assert_eq!(test.device(), "eth0");
+        let fdb = |key: &Key| matches!(key, Key::Fdb(..));
+        assert!(
+            test.kernel.entries().iter().any(|(key, _)| fdb(key)),
+            "entries for the new way stand before its routes"
+        );
+        let (kind, data, _) = test.accepted().await;
+        assert_eq!((kind.as_str(), data.contains(r#""VNI":1"#), test.device().as_str()), ("vxlan", true, "flannel.1"));
+        // Nobody needs host-gw any more, and the grace time is over: the lease names vxlan alone.
+        assert!(test.asked(2).await);
+        assert_eq!(test.accepted().await.2, [""; 0]);
+        assert_eq!((test.writes(), test.node.plan.is_changing(), test.node.plan.mtu()), (2, false, 1450));
+        let env = std::fs::read_to_string(&test.file).unwrap();
+        assert!(env.contains("FLANNEL_MTU=1450"), "{env}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn another_vni_is_a_change_with_two_devices_and_one_mac() {
+    local(async {
+        let mut own = lease("10.5.1.0-24", "192.168.0.1");
+        own.attrs = Attrs { public_ip: own.attrs.public_ip, ..vxlan(1) };
+        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        let records =
+            vec![Record { id: PEER.into(), lease: Ok(Lease { attrs: vxlan(1), ..lease(PEER, "192.168.0.2") }) }];
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        test.answer().await;
+        assert_eq!(test.device(), "flannel.1");
+        let before = test.writes();
+        test.net_conf(VNI_7).await;
+        assert!(test.asked(before + 1).await);
+        assert_eq!((test.has("flannel.1"), test.has("flannel.7"), test.device().as_str()), (true, true, "flannel.1"));
+        let (_, data, others) = test.accepted().await;
+        assert_eq!((data.as_str(), others.len()), (r#"{"VNI":7,"VtepMAC":"02:00:00:00:00:01"}"#, 1));
+        assert!(
+            test.node.change_warnings()[0].contains("1 nodes still need the earlier vxlan: 10.5.2.0-24 (192.168.0.2)")
+        );
+        test.peer_says(vxlan(7).with_other_ways(&[vxlan(1)])).await;
+        assert_eq!(test.device(), "flannel.7");
+        // Back again, before the earlier device went: it needs nothing new.
+        assert_eq!(test.accepted().await.2, [""; 0]);
+        test.net_conf(VXLAN).await;
+        test.net_conf(VNI_7).await;
+        assert_eq!(
+            (test.device().as_str(), test.node.net_conf.text.as_str()),
+            ("flannel.1", VNI_7),
+            "not accepted yet"
+        );
+        // The call that is open asks for VNI 1, and the next one for VNI 7 again.
+        assert!(test.accepted().await.1.contains(r#""VNI":1"#));
+        assert!(test.accepted().await.1.contains(r#""VNI":7"#));
+        assert_eq!(test.device(), "flannel.7");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_backend_that_cannot_work_here_is_reported_and_the_node_stays_on_the_old_one() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let link = Key::Link(Name::new("flannel.1").unwrap());
+        test.kernel.fail(link, Some(Outcome::Retry("the kernel has no vxlan".into())));
+        test.net_conf(VXLAN).await;
+        let wanted = "net-conf: the backend vxlan cannot work on this node: link flannel.1: the kernel has no vxlan. The node stays on \
+                      host-gw, and tries again";
+        assert_eq!((test.node.net_conf.not_applied.as_deref(), test.writes()), (Some(wanted), 0));
+        assert_eq!(test.node.device_problem(), None, "the node is ready with the backend that it has");
+        // The peer can, and says how it is reached otherwise. Then it says only the new way.
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        assert_eq!((test.device().as_str(), test.node.plan.mtu()), ("eth0", 1500));
+        // The operator takes the change back.
+        test.net_conf(CONFIG).await;
+        assert_eq!((test.node.net_conf.not_applied.as_deref(), test.node.plan.is_changing()), (None, false));
+        assert_eq!(test.device(), "eth0");
+        // With the module, the next try succeeds.
+        test.net_conf(VXLAN).await;
+        test.kernel.fail(link, None);
+        test.node.full_pass(crate::pass::Cause::Audit).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.node.net_conf.not_applied, None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_earlier_backend_stays_while_a_peer_needs_it_and_for_the_grace_time() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        test.accepted().await;
+        assert_eq!(test.device(), "eth0", "the peer is down, or runs flannel");
+        test.net_conf(CONFIG).await;
+        test.node.tick().await;
+        assert!(test.has("flannel.1"), "its lease still names vxlan");
+        let (grace, begin) = (Duration::from_millis(600), Instant::now());
+        test.node.context.options.change_grace = grace;
+        assert_eq!(test.accepted().await.0, "host-gw");
+        while test.has("flannel.1") {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the device stays for ever");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            test.node.tick().await;
+        }
+        assert!(begin.elapsed() >= grace, "packets may still arrive until the grace time is over");
+    })
+    .await;
+}

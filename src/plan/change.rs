@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The backends that stand beside that of our lease while net-conf changes the backend (docs/adr/020-live-change.md).
+//!
+//! The next backend has its devices before our lease names it. The earlier ones keep theirs while a peer may use them. Our lease names the
+//! earlier ones as other ways to reach us.
+
+use std::collections::HashMap;
+
+use weft_backends::backend::{Backend, Planned};
+use weft_backends::host::Host;
+use weft_backends::identity::Identities;
+use weft_backends::index::OWN;
+use weft_backends::link::Difference;
+use weft_backends::state::{Key, Name, State, Value};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Age, Id, Lease};
+use weft_subnet::network::Network;
+
+use super::Plan;
+
+/// Contributor of the devices of the next backend. No id of a store begins with a slash.
+const NEXT: &str = "/next";
+/// Contributor of the devices of earlier backends.
+const EARLIER: &str = "/earlier";
+
+/// A backend beside that of our lease.
+pub struct Beside {
+    /// The net-conf that names it.
+    text: String,
+    network: Network,
+    backend: Box<dyn Backend>,
+    /// The facts of the host, with the identities of this backend.
+    host: Host,
+    /// Identifies it among the earlier ones.
+    number: u64,
+}
+
+impl Beside {
+    /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
+    pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> Beside {
+        Beside { text, network, backend, host, number: 0 }
+    }
+
+    fn update_host(&mut self, host: &Host) {
+        let identities = std::mem::take(&mut self.host.identities);
+        self.host = Host { identities, ..host.clone() };
+    }
+
+    fn is_same(&self, other: &Network) -> bool {
+        self.network.same_except(other).iter().all(|key| !key.starts_with("Backend."))
+    }
+}
+
+/// All backends beside that of our lease.
+#[derive(Default)]
+pub(super) struct Besides {
+    next: Option<Beside>,
+    /// The latest comes first.
+    earlier: Vec<Beside>,
+    /// Peers have not had the time yet to learn of the way that our lease names, so packets to them still go an earlier way.
+    sends_earlier: bool,
+    /// The earlier backends that each lease needs, by number.
+    users: HashMap<Id, Vec<u64>>,
+    /// The number of leases that need each earlier backend.
+    counts: HashMap<u64, usize>,
+    last_number: u64,
+}
+
+/// One of the backends of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Current,
+    Earlier(usize),
+    Next,
+}
+
+impl Besides {
+    /// Returns true if there is no backend beside that of our lease.
+    pub(super) fn is_empty(&self) -> bool {
+        self.next.is_none() && self.earlier.is_empty()
+    }
+
+    /// A lease needs these earlier backends.
+    fn need(&mut self, id: &Id, mut numbers: Vec<u64>) {
+        self.forget(id);
+        numbers.sort_unstable();
+        numbers.dedup();
+        if !numbers.is_empty() {
+            numbers.iter().for_each(|number| *self.counts.entry(*number).or_default() += 1);
+            self.users.insert(id.clone(), numbers);
+        }
+    }
+
+    /// A lease needs no earlier backend.
+    pub(super) fn forget(&mut self, id: &Id) {
+        for number in self.users.remove(id).unwrap_or_default() {
+            if let Some(count) = self.counts.get_mut(&number) {
+                *count -= 1;
+            }
+        }
+    }
+
+    pub(super) fn forget_all(&mut self) {
+        self.users.clear();
+        self.counts.clear();
+    }
+
+    fn is_used(&self, number: u64) -> bool {
+        self.counts.get(&number).is_some_and(|count| *count > 0)
+    }
+
+    pub(super) fn update_host(&mut self, host: &Host) {
+        self.earlier.iter_mut().chain(&mut self.next).for_each(|beside| beside.update_host(host));
+    }
+
+    /// Iterates over the earlier backends that a lease needs.
+    pub(super) fn used(&self) -> impl Iterator<Item = (&dyn Backend, &Host)> {
+        self.earlier.iter().filter(|beside| self.is_used(beside.number)).map(|beside| (&*beside.backend, &beside.host))
+    }
+
+    /// Returns the first backend that makes no routes, if one does not.
+    pub(super) fn without_routes(&self) -> Option<&dyn Backend> {
+        let all = self.earlier.iter().chain(&self.next).map(|beside| &*beside.backend);
+        all.into_iter().find(|backend| !backend.makes_routes())
+    }
+
+    /// Returns what our lease would say for each of the earlier backends that can work on this host.
+    pub(super) fn ways(&self, host: &Host) -> Vec<Attrs> {
+        let way = |beside: &Beside| {
+            let host = Host { identities: beside.host.identities.clone(), ..host.clone() };
+            beside.backend.advertise(&host).ok()
+        };
+        self.earlier.iter().filter_map(way).collect()
+    }
+
+    /// Returns the contributors of devices with their entries.
+    pub(super) fn devices(&self, own: &Lease) -> [(Id, State); 2] {
+        let devices = |beside: &Beside| beside.backend.device(&beside.host, own);
+        let mut earlier = State::new();
+        for (key, value) in self.earlier.iter().flat_map(devices) {
+            // The latest of several backends with one device counts.
+            if earlier.get(&key).is_none() {
+                earlier.insert(key, value);
+            }
+        }
+        [(NEXT.into(), self.next.as_ref().map(devices).unwrap_or_default()), (EARLIER.into(), earlier)]
+    }
+
+    /// The backends in the order in which they are preferred.
+    fn order(&self) -> Vec<Which> {
+        let mut order: Vec<Which> = (0..self.earlier.len()).map(Which::Earlier).collect();
+        order.insert(if self.sends_earlier { order.len() } else { 0 }, Which::Current);
+        order.extend(self.next.as_ref().map(|_| Which::Next));
+        order
+    }
+}
+
+/// What one lease leads to, and by which backend it is reached.
+pub(super) struct Reached {
+    pub(super) planned: Planned,
+    pub(super) kind: &'static str,
+}
+
+impl Plan {
+    /// Plans a lease by the backends that understand one of its ways. The entries of all of them stand, so that packets arrive whatever
+    /// way the peer prefers. Only the first that reaches the peer gets the routes. Returns `None` if no backend understands a way.
+    pub(super) fn plan_by_ways(&mut self, lease: &Lease) -> Option<Reached> {
+        let main = Attrs { other_ways: None, ..lease.attrs.clone() };
+        let others = lease.attrs.other_ways();
+        let ways: Vec<Lease> = [main].into_iter().chain(others).map(|attrs| Lease { attrs, ..lease.clone() }).collect();
+        let mut found: Vec<(Which, Planned)> = Vec::new();
+        let mut needed = Vec::new();
+        for which in self.besides.order() {
+            let Some((backend, host)) = self.backend_of(which) else { continue };
+            let Some(at) = ways.iter().position(|way| backend.understands(&way.attrs)) else { continue };
+            found.push((which, backend.plan(host, &self.own, &ways[at])));
+            // The peer may know this way only, or prefer it.
+            if let Which::Earlier(number) = which
+                && at == 0
+            {
+                needed.push(self.besides.earlier[number].number);
+            }
+        }
+        let best = found.iter().position(|(_, planned)| planned.skipped.is_empty()).unwrap_or(0);
+        if found.is_empty() {
+            return None;
+        }
+        let (which, mut planned) = found.remove(best);
+        for (key, value) in found.into_iter().flat_map(|(_, planned)| planned.state) {
+            if !matches!(key, Key::Route(..)) && planned.state.get(&key).is_none() {
+                planned.state.insert(key, value);
+            }
+        }
+        if let Which::Earlier(at) = which {
+            needed.push(self.besides.earlier[at].number);
+        }
+        self.besides.need(&lease.id, needed);
+        let kind = self.backend_of(which).map_or(self.backend.kind(), |(backend, _)| backend.kind());
+        Some(Reached { planned, kind })
+    }
+
+    fn backend_of(&self, which: Which) -> Option<(&dyn Backend, &Host)> {
+        let beside = match which {
+            Which::Current => return Some((&*self.backend, &self.host)),
+            Which::Earlier(at) => self.besides.earlier.get(at),
+            Which::Next => self.besides.next.as_ref(),
+        };
+        beside.map(|beside| (&*beside.backend, &beside.host))
+    }
+
+    /// Plans the devices of the next and the earlier backends.
+    pub(super) fn plan_devices_beside(&mut self) {
+        for (contributor, state) in self.besides.devices(&self.own) {
+            let changed = self.index.set(&contributor, &Age::default(), state);
+            self.update_devices(&changed);
+        }
+    }
+
+    /// Returns true while there is another backend beside that of our lease.
+    pub fn is_changing(&self) -> bool {
+        !self.besides.is_empty()
+    }
+
+    /// Returns true for an entry of a device that this node needs for its lease, or for the next or an earlier backend.
+    pub fn is_device_of_ours(&self, key: &Key) -> bool {
+        self.index.owner(key).is_some_and(|id| [OWN, NEXT, EARLIER].contains(&&**id))
+    }
+
+    /// Returns the device that would have to be deleted and made again for this backend, and the key of net-conf that would give it
+    /// another name. Packets would be lost.
+    pub fn device_to_recreate(&self, backend: &dyn Backend, host: &Host) -> Option<(Name, Option<&'static str>)> {
+        let devices = backend.device(host, &self.own);
+        devices.iter().find_map(|(key, value)| {
+            let (Key::Link(name), Value::Link(wanted)) = (key, value) else { return None };
+            let Some(Value::Link(have)) = self.index.desired(key).filter(|_| self.is_device_of_ours(key)) else {
+                return None;
+            };
+            (wanted.compare(&have) == Difference::Recreate).then(|| (*name, wanted.kind.named_after()))
+        })
+    }
+
+    /// Returns true if another backend can follow that of our lease without a change of our lease: only options differ that concern
+    /// this node alone.
+    pub fn is_understood_by(&self, backend: &dyn Backend) -> bool {
+        self.backend.advertise(&self.host).is_ok_and(|attrs| backend.understands(&attrs))
+    }
+
+    /// Returns the identities of an earlier backend with the same options, if there is one.
+    pub fn earlier_identities(&self, network: &Network) -> Option<Identities> {
+        let same = self.besides.earlier.iter().find(|beside| beside.is_same(network));
+        same.map(|beside| beside.host.identities.clone())
+    }
+
+    /// Lets the devices of this backend stand beside those of our lease's backend. A full pass is necessary afterwards.
+    pub fn prepare(&mut self, next: Beside) {
+        self.besides.next = Some(next);
+        self.plan_everything();
+    }
+
+    /// Gives the next backend up. A full pass is necessary afterwards.
+    pub fn give_up_next(&mut self) {
+        if self.besides.next.take().is_some() {
+            self.plan_everything();
+        }
+    }
+
+    /// Returns the type of the next backend, the keys of its devices, and why it cannot work on this host, if it cannot.
+    pub fn next(&self) -> Option<(&'static str, Vec<Key>, Option<String>)> {
+        let next = self.besides.next.as_ref()?;
+        let problem = next.backend.advertise(&next.host).err().map(|skip| skip.to_string());
+        let devices = next.backend.device(&next.host, &self.own).keys().copied().collect();
+        Some((next.backend.kind(), devices, problem))
+    }
+
+    /// Makes the next backend that of our lease. The one before becomes an earlier one, and packets still go its way. Returns the text of
+    /// net-conf that is in force now. A full pass is necessary afterwards.
+    pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
+        let Beside { text, network, backend, host, .. } = self.besides.next.take()?;
+        self.besides.earlier.retain(|beside| !beside.is_same(&network));
+        let before = Host { identities: self.host.identities.clone(), ..host.clone() };
+        let network = std::mem::replace(&mut self.network, network);
+        let backend = std::mem::replace(&mut self.backend, backend);
+        self.host = host;
+        self.add_earlier(Beside::new((text_before, network), backend, before));
+        self.besides.earlier.rotate_right(1);
+        self.besides.sends_earlier = true;
+        self.plan_everything();
+        Some(text)
+    }
+
+    /// Adds a backend that our lease had before the agent was started again.
+    pub fn add_earlier(&mut self, beside: Beside) {
+        self.besides.last_number += 1;
+        self.besides.earlier.push(Beside { number: self.besides.last_number, ..beside });
+    }
+
+    /// Returns true while packets go an earlier way to peers that know it.
+    pub fn sends_earlier(&self) -> bool {
+        self.besides.sends_earlier
+    }
+
+    /// Lets packets go the way of our lease's backend to peers that know it. A full pass is necessary afterwards.
+    pub fn send_current(&mut self) {
+        self.besides.sends_earlier = false;
+        self.plan_everything();
+    }
+
+    /// Returns the numbers of the earlier backends with the net-conf of each, the latest first.
+    pub fn earlier(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.besides.earlier.iter().map(|beside| (beside.number, beside.text.as_str()))
+    }
+
+    /// Returns the type of an earlier backend, and the peers that need it, by id.
+    pub fn users(&self, number: u64) -> (&'static str, Vec<&Lease>) {
+        let kind = self.besides.earlier.iter().find(|beside| beside.number == number);
+        let needs = |(id, numbers): (_, &Vec<u64>)| numbers.contains(&number).then_some(id);
+        let mut ids: Vec<&Id> = self.besides.users.iter().filter_map(needs).collect();
+        ids.sort_unstable();
+        let leases = ids.into_iter().filter_map(|id| self.peers.get(id)).map(|lease| &**lease).collect();
+        (kind.map_or("", |beside| beside.backend.kind()), leases)
+    }
+
+    /// Returns true if a peer needs this earlier backend.
+    pub fn is_earlier_used(&self, number: u64) -> bool {
+        self.besides.is_used(number)
+    }
+
+    /// Removes an earlier backend. A full pass is necessary afterwards.
+    pub fn drop_earlier(&mut self, number: u64) {
+        self.besides.earlier.retain(|beside| beside.number != number);
+        self.plan_everything();
+    }
+
+    /// Returns the first believed lease, or our own one, that is not inside these networks, and how many they are.
+    pub fn outside(&self, networks: &Subnets) -> Option<(Id, usize)> {
+        let is_outside =
+            |lease: &&Lease| lease.subnets.iter().any(|net| !networks.iter().any(|all| all.contains(&net)));
+        let believed = self.peers.believed().map(|lease| &**lease);
+        let mut outside = std::iter::once(&self.own).chain(believed).filter(is_outside);
+        outside.next().map(|first| (first.id.clone(), 1 + outside.count()))
+    }
+}

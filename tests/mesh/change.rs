@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Another backend in net-conf while the cluster runs: no packet between any two pods is lost.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use weft_lab::change::{Streams, change, changed, vxlan};
+use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
+
+use crate::{on_this_thread, options};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn lab_options(store: StoreKind, ipv6: bool) -> LabOptions {
+    LabOptions { store, ipv6, agent_flags: vec!["--change-grace=3s".to_owned()], ..options() }
+}
+
+fn host_gw() -> Value {
+    json!({ "Type": "host-gw" })
+}
+
+/// Ends the streams, which must have lost nothing.
+async fn nothing_lost(lab: &Lab, streams: Streams) -> Result<()> {
+    let (loss, names) = streams.stop().await.with_context(|| lab.logs(20))?;
+    ensure!(loss.lost == 0, "{} of {} packets lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
+    Ok(())
+}
+
+/// Returns the devices of weft that a node has.
+async fn devices(lab: &Lab, node: usize) -> Result<Vec<String>> {
+    let text = lab.nodes[node].ns.ip("-o link show").await?;
+    let names =
+        text.lines().filter_map(|line| line.split(": ").nth(1)).map(|name| name.split('@').next().unwrap_or(name));
+    Ok(names.filter(|name| name.starts_with("flannel")).map(str::to_owned).collect())
+}
+
+/// Changes to each of these backends in turn, with the devices and the MTU that every node has afterwards.
+async fn walk(options: LabOptions, steps: &[(Value, &[&str], u32)]) -> Result<()> {
+    let mut lab = Lab::start(&options).await?;
+    lab.reach_all().await?;
+    for (backend, wanted, mtu) in steps {
+        let kind = backend["Type"].as_str().unwrap_or_default();
+        let (_, (loss, names)) = change(&mut lab, &options.net_conf_with(backend), kind).await?;
+        ensure!(loss.lost == 0, "{backend}: {} of {} lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
+        for node in 0..lab.nodes.len() {
+            let what = format!("{} to have only the devices {wanted:?}", lab.nodes[node].name());
+            wait_for(&what, LIMIT, async || devices(&lab, node).await.is_ok_and(|names| names == *wanted)).await?;
+            let env = std::fs::read_to_string(lab.nodes[node].subnet_file())?;
+            ensure!(env.contains(&format!("FLANNEL_MTU={mtu}\n")), "{backend}: {env}");
+        }
+        lab.reach_all().await?;
+    }
+    Ok(())
+}
+
+fn types_and_vnis(dual: bool) -> Vec<(Value, &'static [&'static str], u32)> {
+    let (first, seventh): (&[&str], &[&str]) = if dual {
+        (&["flannel.1", "flannel-v6.1"], &["flannel.7", "flannel-v6.7"])
+    } else {
+        (&["flannel.1"], &["flannel.7"])
+    };
+    let mtu = if dual { 1430 } else { 1450 };
+    vec![(host_gw(), &[], 1500), (vxlan(1), first, mtu), (vxlan(7), seventh, mtu), (vxlan(1), first, mtu)]
+}
+
+#[test]
+fn vxlan_to_host_gw_and_back_and_another_vni_over_etcd() {
+    on_this_thread(walk(lab_options(StoreKind::Etcd, false), &types_and_vnis(false)));
+}
+
+#[test]
+fn vxlan_to_host_gw_and_back_and_another_vni_over_a_directory_dual_stack() {
+    on_this_thread(walk(lab_options(StoreKind::Dir, true), &types_and_vnis(true)));
+}
+
+/// The operator changes his mind before the nodes have followed, several times.
+#[test]
+fn back_again_in_the_middle_of_a_change() {
+    on_this_thread(async {
+        let options = lab_options(StoreKind::Etcd, false);
+        let mut lab = Lab::start(&options).await?;
+        lab.reach_all().await?;
+        let mut streams = Streams::start(&lab.nodes).await?;
+        for backend in [host_gw(), vxlan(1), vxlan(7), host_gw(), vxlan(7), vxlan(1)] {
+            lab.store.set_net_conf(&options.net_conf_with(&backend)).await?;
+            // Some nodes have published the new lease by now, and others have not.
+            streams.answers(15).await?;
+        }
+        changed(&lab.nodes, "vxlan").await?;
+        nothing_lost(&lab, streams).await?;
+        for node in 0..lab.nodes.len() {
+            let clean = async || devices(&lab, node).await.is_ok_and(|names| names == ["flannel.1"]);
+            wait_for("the devices of the other backends to go", LIMIT, clean).await?;
+        }
+        Ok(())
+    });
+}
+
+/// One agent is down during the change. Its pods run on, and the others reach them by the earlier backend.
+#[test]
+fn a_node_whose_agent_is_down_follows_when_it_comes_back() {
+    on_this_thread(async {
+        let options = lab_options(StoreKind::Etcd, false);
+        let mut lab = Lab::start(&options).await?;
+        lab.reach_all().await?;
+        let mut streams = Streams::start(&lab.nodes).await?;
+        lab.nodes[2].stop(Signal::SIGKILL).await?;
+        lab.store.set_net_conf(&options.net_conf_with(&host_gw())).await?;
+        let named = async || {
+            let status = lab.nodes[0].status().await;
+            status.is_ok_and(|status| {
+                status.problems.iter().any(|text| text.contains("1 nodes still need the earlier vxlan"))
+            })
+        };
+        wait_for("n1 to name the node that is down", LIMIT, named).await?;
+        streams.answers(400).await?;
+        ensure!(devices(&lab, 0).await? == ["flannel.1"], "n3 sends to it");
+        lab.nodes[2].start()?;
+        changed(&lab.nodes, "host-gw").await.with_context(|| lab.logs(30))?;
+        nothing_lost(&lab, streams).await
+    });
+}
+
+/// Agents that are started again in the middle of a change go on with it.
+#[test]
+fn agents_that_restart_in_the_middle_of_a_change_lose_nothing() {
+    on_this_thread(async {
+        let options = lab_options(StoreKind::Etcd, false);
+        let mut lab = Lab::start(&options).await?;
+        lab.reach_all().await?;
+        let streams = Streams::start(&lab.nodes).await?;
+        lab.nodes[2].stop(Signal::SIGKILL).await?;
+        lab.store.set_net_conf(&options.net_conf_with(&json!({ "Type": "vxlan", "VNI": 7, "Port": 4789 }))).await?;
+        let told = async || {
+            let status = lab.nodes[0].status().await;
+            status.is_ok_and(|status| status.other_ways == ["vxlan"])
+        };
+        wait_for("n1 to name both ways", LIMIT, told).await?;
+        lab.nodes[0].stop(Signal::SIGTERM).await?;
+        lab.nodes[0].start()?;
+        lab.nodes[0].ready().await?;
+        lab.nodes[2].start()?;
+        changed(&lab.nodes, "vxlan").await?;
+        for node in 0..lab.nodes.len() {
+            let clean = async || devices(&lab, node).await.is_ok_and(|names| names == ["flannel.7"]);
+            wait_for("flannel.1 to go", LIMIT, clean).await.with_context(|| lab.logs(30))?;
+        }
+        nothing_lost(&lab, streams).await
+    });
+}
+
+/// n2 cannot make the device of the new backend, because another weft agent of its host has it.
+#[test]
+fn a_node_that_cannot_follow_says_so_and_is_reached_the_earlier_way() {
+    on_this_thread(async {
+        let options = LabOptions { backend: BackendKind::HostGw, ..lab_options(StoreKind::Dir, false) };
+        let mut lab = Lab::start(&options).await?;
+        lab.reach_all().await?;
+        let ns = &lab.nodes[1].ns;
+        ns.ip("link add flannel.7 type vxlan id 7 dev eth0 dstport 8472 nolearning").await?;
+        ns.ip("link set flannel.7 alias").await.ok();
+        ns.ip("link set dev flannel.7 alias weft:/run/another/subnet.env").await?;
+        let mut streams = Streams::start(&lab.nodes).await?;
+        lab.store.set_net_conf(&options.net_conf_with(&vxlan(7))).await?;
+        let told = async || {
+            let status = lab.nodes[1].status().await;
+            status.is_ok_and(|status| {
+                status.ready && status.problems.iter().any(|text| text.contains("vxlan cannot work on this node: "))
+            })
+        };
+        wait_for("n2 to say that it cannot follow", LIMIT, told).await?;
+        let others = async || {
+            let statuses = [lab.nodes[0].status().await, lab.nodes[2].status().await];
+            statuses
+                .into_iter()
+                .all(|status| status.is_ok_and(|status| status.backend == "vxlan" && status.other_ways == ["host-gw"]))
+        };
+        wait_for("the others to follow", LIMIT, others).await?;
+        streams.answers(400).await?;
+        lab.nodes[1].stop(Signal::SIGKILL).await?;
+        lab.nodes[1].start()?;
+        lab.nodes[1].ready().await?;
+        streams.answers(100).await?;
+        let (to_n2, to_n3) = (lab.nodes[1].pods[0].addrs[0], lab.nodes[2].pods[0].addrs[0]);
+        let route = async |to| lab.nodes[0].ns.ip(&format!("route get {to}")).await;
+        ensure!(route(to_n2).await?.contains("dev eth0"), "{}", route(to_n2).await?);
+        ensure!(route(to_n3).await?.contains("dev flannel.7"), "{}", route(to_n3).await?);
+        // The operator removes what was in the way.
+        lab.nodes[1].ns.ip("link del flannel.7").await?;
+        changed(&lab.nodes, "vxlan").await.with_context(|| lab.logs(30))?;
+        nothing_lost(&lab, streams).await
+    });
+}
