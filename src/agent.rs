@@ -128,7 +128,8 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = firewall::choice::Survey::begin(options.rules.firewall);
-    let secrets = SecretFiles::new(options.state_dir.as_deref());
+    let secrets = SecretFiles::new(options.state_dir.as_deref())
+        .with_wireguard_keys(&options.wireguard_key, &options.subnet_file);
     let started = {
         let context = StartContext {
             store: &*store,

@@ -23,6 +23,7 @@ mod replace;
 pub mod sysctl;
 mod typed;
 pub mod wireguard;
+mod wireguard_peers;
 mod write;
 
 pub use linux::{LinuxKernel, LinuxOptions};
@@ -30,12 +31,14 @@ pub use monitor::{LinuxMonitor, MonitorOptions};
 pub use weft_netlink::{rt, socket, wire};
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Mac, Name, Observed, Seen};
+use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 
 /// Which program created a link, as its alias says. Every program that may change the link can write its alias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +113,23 @@ pub struct Machine {
     pub routes: Vec<RouteInfo>,
 }
 
+/// The traffic with one peer of a WireGuard device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// The device.
+    pub device: Name,
+    /// The peer.
+    pub peer: PeerId,
+    /// Where the peer was heard last, or else what its lease says.
+    pub endpoint: Option<SocketAddr>,
+    /// The time of the last handshake since 1970. `None` if there was none.
+    pub handshake: Option<Duration>,
+    /// Received bytes.
+    pub received: u64,
+    /// Sent bytes.
+    pub sent: u64,
+}
+
 /// How an operation ended. Only `kernel/errno.rs` decides what an errno means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -178,6 +198,23 @@ pub trait Kernel {
         let all = self.observe(&[])?;
         Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Open(_) | Key::Fence(_))).collect())
     }
+    /// Sets the secrets of the WireGuard devices, which [`Kernel::apply`] writes and [`Kernel::observe`] compares. This writes nothing.
+    fn set_secrets(&mut self, _secrets: Option<DeviceSecrets>) {}
+    /// Returns only the peers and allowed IPs of these WireGuard devices, as [`Kernel::observe`] does.
+    ///
+    /// # Errors
+    /// As [`Kernel::observe`].
+    fn wireguard(&mut self, devices: &[Name]) -> io::Result<Observed> {
+        let all = self.observe(devices)?;
+        Ok(all.into_iter().filter(|(key, _)| key.is_of_wireguard()).collect())
+    }
+    /// Returns the traffic with the peers of these WireGuard devices.
+    ///
+    /// # Errors
+    /// A dump failed.
+    fn sessions(&mut self, _devices: &[Name]) -> io::Result<Vec<Session>> {
+        Ok(Vec::new())
+    }
     /// Carries out these operations in order. Returns one outcome for each, in order. A device without our alias is altered,
     /// re-created or removed only if the last [`Kernel::observe`] returned it. A device that another program has created since then gets
     /// no entries.
@@ -200,7 +237,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// The files of src/kernel. Each one may import only files that are before it, and none may be missing here.
-    const ORDER: [&str; 19] = [
+    const ORDER: [&str; 20] = [
         "sysctl",
         "errno",
         "wireguard",
@@ -213,6 +250,7 @@ mod tests {
         "guard",
         "fence",
         "linux",
+        "wireguard_peers",
         "links",
         "observe",
         "batch",

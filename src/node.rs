@@ -19,6 +19,7 @@ mod status;
 mod store;
 mod subnet_file;
 mod sysctls;
+mod wireguard;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -47,6 +48,7 @@ use rules::TrafficRules;
 use schedule::Schedule;
 use store::StoreState;
 use sysctls::Sysctls;
+use wireguard::WireguardAudit;
 
 /// What a node works with besides its kernel.
 pub struct NodeContext {
@@ -87,6 +89,7 @@ pub struct Node<K> {
     sysctls: Sysctls,
     rules: TrafficRules,
     schedule: Schedule,
+    wireguard: WireguardAudit,
     history: History,
     /// Why subnet.env could not be written.
     subnet_file_problem: Option<String>,
@@ -120,6 +123,7 @@ impl<K: Kernel> Node<K> {
             sysctls: Sysctls::new(&options.subnet_file, now),
             rules: TrafficRules::default(),
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
+            wireguard: WireguardAudit::default(),
             history: History::default(),
             subnet_file_problem: None,
             kernel_problem: None,
@@ -161,6 +165,7 @@ impl<K: Kernel> Node<K> {
             self.uplink.next(),
             self.own_lease.next(),
             self.next_step_of_change(),
+            self.wireguard.next(),
             // While the node is not ready, this time may be in the past. Then it is no reason to wake up.
             self.context.conflist.next().filter(|at| *at > now),
         ];
@@ -190,11 +195,12 @@ impl<K: Kernel> Node<K> {
             self.full_pass(Cause::Audit).await;
             return;
         }
+        self.audit_wireguard(now).await;
         self.retry(now).await;
     }
 
     /// Answers `weft status`.
-    pub fn answer(&self, request: socket::Request) {
+    pub fn answer(&mut self, request: socket::Request) {
         let socket::Request::Status(reply) = request;
         // The client may be gone already.
         drop(reply.send(self.status()));

@@ -94,6 +94,7 @@ impl<K: Kernel> Passer<K> {
     pub async fn full(&mut self, plan: &Plan, cause: Cause) -> io::Result<Report> {
         let started = Instant::now();
         let mut report = Report::new(cause);
+        self.kernel.set_secrets(plan.secrets());
         for _ in 0..ROUNDS {
             let observed = self.kernel.observe(&plan.watched_devices().collect::<Vec<_>>())?;
             self.devices = Devices::of(plan, &observed);
@@ -150,6 +151,27 @@ impl<K: Kernel> Passer<K> {
         report
     }
 
+    /// Compares the entries of WireGuard devices with the kernel, and repairs them. Returns `None` if there was nothing to write.
+    ///
+    /// # Errors
+    /// The kernel cannot be read.
+    pub async fn wireguard(&mut self, plan: &Plan) -> io::Result<Option<Report>> {
+        let devices: Vec<Name> =
+            plan.wireguard_devices().filter(|name| !self.devices.foreign().contains(name)).collect();
+        let observed = self.kernel.wireguard(&devices)?;
+        let mut differing: HashMap<Key, Option<Seen>> = HashMap::new();
+        for (key, value) in plan.wireguard_entries() {
+            let seen = observed.get(&key);
+            if !seen.is_some_and(|seen| diff::agrees(&value, seen)) {
+                differing.insert(key, seen.cloned());
+            }
+        }
+        for (key, seen) in observed.iter().filter(|(key, _)| plan.desired(key).is_none()) {
+            differing.insert(*key, Some(seen.clone()));
+        }
+        Ok(self.noticed(plan, differing).await)
+    }
+
     /// Compares entries that the kernel announced with the plan, and repairs them. `None` says that an entry is gone. Returns `None` if
     /// there was nothing to write.
     pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<Seen>>) -> Option<Report> {
@@ -170,7 +192,13 @@ impl<K: Kernel> Passer<K> {
             return None;
         }
         let mut report = Report::new(Cause::Kernel);
-        ops.sort_unstable_by_key(Op::key);
+        // Removals come last and in reverse order, as in a full pass.
+        let is_removal = |op: &Op| matches!(op, Op::Remove(..));
+        ops.sort_unstable_by(|one, two| match (is_removal(one), is_removal(two)) {
+            (true, true) => two.key().cmp(&one.key()),
+            (false, false) => one.key().cmp(&two.key()),
+            (one, two) => one.cmp(&two),
+        });
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         Some(report)

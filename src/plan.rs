@@ -36,6 +36,7 @@ pub use devices::{DeviceProblem, MOST_DEVICES};
 use fence::Fence;
 pub use host_networks::foreign_networks;
 use other_backends::Others;
+pub use peer::Claimed;
 use waiting::Waiting;
 
 use crate::firewall::guard::{self, Roster};

@@ -15,6 +15,7 @@ use crate::host::Host;
 use crate::identity::{Found, Identities};
 use crate::options::Options;
 use crate::state::State;
+use crate::wireguard::key::DeviceSecrets;
 
 /// Why a backend cannot reach one family of a lease, or cannot do its work on this host. Each backend has an enum of its own reasons,
 /// and this is any of them. As text it is a sentence for people, which names the field and its content.
@@ -63,6 +64,12 @@ pub enum BadOption {
         name: String,
         /// What net-conf says.
         value: String,
+    },
+    /// An option is no text.
+    #[error("Backend.{name} in net-conf is no text: write it in quotes")]
+    NoText {
+        /// The option.
+        name: String,
     },
     /// There is no backend of this type.
     #[error(transparent)]
@@ -165,6 +172,15 @@ pub trait Backend {
     fn makes_routes(&self) -> bool {
         true
     }
+    /// Why a lease of another type is not reached: this backend encrypts, and the other type would send packets in clear text. `None` if
+    /// leases of other types are reached by the backends of their types.
+    fn refuses(&self, _backend_type: &str) -> Option<Skip> {
+        None
+    }
+    /// The secrets of our WireGuard devices. They reach the kernel beside the entries, and no entry contains them.
+    fn secrets(&self, _host: &Host) -> Option<DeviceSecrets> {
+        None
+    }
     /// Bytes that a pod may send in one packet of this family over this backend.
     fn mtu(&self, host: &Host, family: Family) -> u32;
     /// What net-conf asks for and this host cannot do, with what is done instead, for people.
@@ -232,6 +248,7 @@ const REGISTER: &[BackendType] = &[
     crate::vxlan::TYPE,
     crate::host_gw::TYPE,
     crate::ipip::TYPE,
+    crate::wireguard::TYPE,
     crate::alloc::TYPE,
 ];
 
@@ -253,8 +270,7 @@ pub fn names_its_leases(kind: &str) -> bool {
 }
 
 /// Types of flannel that weft does not have yet.
-const NOT_YET: &[&str] =
-    &["udp", "wireguard", "ipsec", "extension", "alloc", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
+const NOT_YET: &[&str] = &["udp", "ipsec", "extension", "alloc", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
 
 /// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
 const REPLACED: &[(&str, &str, &str)] = &[

@@ -97,10 +97,16 @@ fn compare(want: &Value, seen: &Seen) -> Difference {
             Difference::None => seen.mark,
             difference => return difference,
         },
+        (Value::WgPeer(want), Value::WgPeer(have)) => want.agrees(have),
         (Value::Route(want), Value::Route(have)) => want == have && seen.protocol == PROTOCOL,
         (want, have) => want == have,
     };
     if equal { Difference::None } else { Difference::Alter }
+}
+
+/// True if the observed entry needs no write to be as it is wanted.
+pub fn agrees(want: &Value, seen: &Seen) -> bool {
+    compare(want, seen) == Difference::None
 }
 
 fn recreated(op: &Op) -> Option<Name> {

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
@@ -94,6 +94,12 @@ pub struct StandingLink {
 pub trait Secrets {
     /// The directory of `--state-dir`, for what must outlive a boot; `None` when there is none.
     fn directory(&self) -> Option<&Path>;
+
+    /// The places of the private key of WireGuard, in the order in which they are read: flannel's place first, then one that outlives a
+    /// boot.
+    fn wireguard_key_files(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
 
     /// The content of this file, and `None` if it does not exist.
     ///

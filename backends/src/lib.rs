@@ -19,3 +19,4 @@ pub mod overhead;
 pub mod owner;
 pub mod state;
 pub mod vxlan;
+pub mod wireguard;

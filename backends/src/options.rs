@@ -44,6 +44,12 @@ impl Options {
             .as_bool()
             .ok_or_else(|| BadOption::NoTruthValue { name: name.to_owned(), value: shown(&value.to_string()) })
     }
+
+    /// A text, `None` when the option is absent. Its content may be a secret, so the refusal does not quote it.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, BadOption> {
+        let Some(value) = self.0.get(name) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| BadOption::NoText { name: name.to_owned() })
+    }
 }
 
 #[cfg(test)]
@@ -69,6 +75,8 @@ mod tests {
         }
         let said = options.flag("GBP").unwrap_err().to_string();
         assert!(said.contains("Backend.GBP") && said.contains("true or false"), "{said}");
+        let said = options.text("Port").unwrap_err().to_string();
+        assert_eq!(said, "Backend.Port in net-conf is no text: write it in quotes");
         assert!(Options::parse("[]").unwrap_err().to_string().contains("JSON object"));
     }
 }

@@ -12,6 +12,8 @@ const IPV6: u32 = 40;
 const UDP: u32 = 8;
 /// VXLAN header (RFC 7348).
 const VXLAN: u32 = 8;
+/// Header (16 bytes) and authentication tag (16 bytes) of a WireGuard packet.
+const WIREGUARD: u32 = 32;
 /// Inner Ethernet header: vxlan carries frames.
 const ETHERNET: u32 = 14;
 
@@ -29,12 +31,18 @@ pub fn ipip() -> u32 {
     IPV4
 }
 
+/// Bytes that WireGuard adds: 80 over IPv6, and 60 over IPv4. The larger number counts for both, so that the MTU of pods is that of
+/// flannel's nodes in the same cluster.
+pub fn wireguard() -> u32 {
+    IPV6 + UDP + WIREGUARD
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Family, ipip, vxlan};
+    use super::{Family, ipip, vxlan, wireguard};
 
     #[test]
     fn documented_numbers() {
-        assert_eq!((vxlan(Family::V4), vxlan(Family::V6), ipip()), (50, 70, 20));
+        assert_eq!((vxlan(Family::V4), vxlan(Family::V6), ipip(), wireguard()), (50, 70, 20, 80));
     }
 }

@@ -41,6 +41,7 @@ impl Ownership {
             Key::Link(name) => seen.mark && self.devices.contains(name),
             Key::Addr(name, net) => self.devices.contains(name) && !kernel_made(net),
             Key::Fdb(name, mac) => self.devices.contains(name) && mac.0[0] & 1 == 0,
+            Key::WgPeer(name, _) | Key::AllowedIp(name, _) => self.devices.contains(name),
             Key::Neigh(name, ip) => self.devices.contains(name) && !kernel_made(&IpNet::from(*ip)),
             // Read from tables of our own.
             Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_) => true,
@@ -89,6 +90,28 @@ pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, see
         && allocate::fits(network, *net)
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
         && on_link.on_link(via) == Some(dev)
+}
+
+/// True for the names that flannel gives its devices: `flannel.<VNI>`, `flannel-v6.<VNI>`, `flannel.ipip`, `flannel-wg`,
+/// `flannel-wg-v6`.
+pub fn is_flannels_device(name: Name) -> bool {
+    let name = name.text();
+    if matches!(&*name, "flannel-wg" | "flannel-wg-v6") {
+        return true;
+    }
+    let rest = name.strip_prefix("flannel.").or_else(|| name.strip_prefix("flannel-v6."));
+    rest.is_some_and(|rest| rest == "ipip" || (!rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())))
+}
+
+/// True for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
+/// flannel left it. It is longer than a route to the whole Network, so packets would still take it, perhaps in clear text. Ask only
+/// where flannel ran, and weft did not.
+pub fn is_over_flannels_device(network: &Network, own: &Subnets, (key, seen): (&Key, &Seen)) -> bool {
+    let (Key::Route(net, _), Value::Route(route)) = (key, &seen.value) else { return false };
+    FLANNEL_PROTOCOLS.contains(&seen.protocol)
+        && route.dev().is_some_and(is_flannels_device)
+        && network.networks.of(family(net)).is_some_and(|all| all.contains(net) && all != *net)
+        && !own.of(family(net)).is_some_and(|own| own.contains(net))
 }
 
 /// Link-local and multicast: the kernel and its helpers put them on every interface.

@@ -2,8 +2,8 @@
 //! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Devices are known by name here; interface indexes are
 //! known in `src/kernel` alone.
 
-use std::borrow::Cow;
-use std::cmp::Ordering;
+mod name;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,94 +13,12 @@ use weft_subnet::cidr::{Family, family};
 
 use crate::entries::Entries;
 use crate::link::Link;
+use crate::wireguard::key::{PeerId, PublicKey};
+use crate::wireguard::peer::WgPeer;
+pub use name::Name;
 
 /// Metric of the blackhole and unreachable routes that earlier versions put into the main table: any other route won over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
-
-/// Name of a network interface: 1 to 15 bytes, stored inline so that keys are small and `Copy`. Linux lets a name have nearly any
-/// bytes, so it need not be UTF-8; [`Name::text`] is the form for people and for paths that are text.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Name([u8; 16]);
-
-impl Ord for Name {
-    /// By bytes, as one number: names are compared more often than anything else.
-    fn cmp(&self, other: &Name) -> Ordering {
-        u128::from_be_bytes(self.0).cmp(&u128::from_be_bytes(other.0))
-    }
-}
-
-impl PartialOrd for Name {
-    fn partial_cmp(&self, other: &Name) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Name {
-    /// A valid interface name (1 to 15 bytes, no `/`, no white space, not `.` or `..`), else `None`.
-    /// Rule: Linux `dev_valid_name` in net/core/dev.c.
-    pub fn new(name: &str) -> Option<Name> {
-        let bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
-        if name == "." || name == ".." || name.bytes().any(bad) {
-            return None;
-        }
-        Name::of_kernel(name.as_bytes())
-    }
-
-    /// The name of an interface that exists, as the kernel says it: what the kernel let somebody choose is not judged again.
-    /// Ends before the first zero byte; `None` when nothing is left, or more than 15 bytes.
-    pub fn of_kernel(bytes: &[u8]) -> Option<Name> {
-        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-        let mut inline = [0; 16];
-        inline.get_mut(..end).filter(|place| (1..=15).contains(&place.len()))?.copy_from_slice(&bytes[..end]);
-        Some(Name(inline))
-    }
-
-    /// The name as the kernel has it.
-    pub fn as_bytes(&self) -> &[u8] {
-        let end = self.0.iter().position(|b| *b == 0).unwrap_or(16);
-        &self.0[..end]
-    }
-
-    /// The name as text, nearly always as it is. What is not UTF-8, control characters (they could be commands to a terminal) and
-    /// the backslash are escaped: `\xff`, `\\`. Two names never have the same text.
-    pub fn text(&self) -> Cow<'_, str> {
-        let bytes = self.as_bytes();
-        let plain = |text: &&str| !text.chars().any(|c| c.is_control() || c == '\\');
-        if let Some(text) = std::str::from_utf8(bytes).ok().filter(plain) {
-            return Cow::Borrowed(text);
-        }
-        let mut text = String::new();
-        let escape = |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|b| text.push_str(&format!("\\x{b:02x}")));
-        for chunk in bytes.utf8_chunks() {
-            for c in chunk.valid().chars() {
-                match c {
-                    '\\' => text.push_str("\\\\"),
-                    c if c.is_control() => escape(&mut text, c.encode_utf8(&mut [0; 4]).as_bytes()),
-                    c => text.push(c),
-                }
-            }
-            escape(&mut text, chunk.invalid());
-        }
-        Cow::Owned(text)
-    }
-
-    /// True when somebody means this interface by `text`: its name, or the name as [`Name::text`] shows it.
-    pub fn is(&self, text: &str) -> bool {
-        self.as_bytes() == text.as_bytes() || self.text() == text
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text())
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text())
-    }
-}
 
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,6 +47,10 @@ pub enum Key<D = Name> {
     Addr(D, IpNet),
     /// An address from which the tunnel guard takes packets.
     Peer(IpAddr),
+    /// A peer of a WireGuard device: the first half of its public key.
+    WgPeer(D, PeerId),
+    /// A prefix that a WireGuard device sends to one of its peers, and accepts only from it.
+    AllowedIp(D, IpNet),
     /// A forwarding entry of a vxlan device: inner destination MAC.
     Fdb(D, Mac),
     /// A permanent neighbour on an interface.
@@ -149,6 +71,8 @@ impl<D> Key<D> {
         Some(match self {
             Key::Link(dev) => Key::Link(rename(dev)?),
             Key::Addr(dev, net) => Key::Addr(rename(dev)?, net),
+            Key::WgPeer(dev, peer) => Key::WgPeer(rename(dev)?, peer),
+            Key::AllowedIp(dev, net) => Key::AllowedIp(rename(dev)?, net),
             Key::Fdb(dev, mac) => Key::Fdb(rename(dev)?, mac),
             Key::Neigh(dev, ip) => Key::Neigh(rename(dev)?, ip),
             Key::Peer(ip) => Key::Peer(ip),
@@ -163,6 +87,7 @@ impl<D> Key<D> {
     pub fn device(&self) -> Option<&D> {
         match self {
             Key::Link(dev) | Key::Addr(dev, _) | Key::Fdb(dev, _) | Key::Neigh(dev, _) => Some(dev),
+            Key::WgPeer(dev, _) | Key::AllowedIp(dev, _) => Some(dev),
             Key::Peer(_) | Key::Route(..) | Key::Open(_) | Key::Fence(_) | Key::Guard(_) => None,
         }
     }
@@ -170,6 +95,22 @@ impl<D> Key<D> {
     /// True for link-layer entries: FDB entries and neighbours.
     pub fn is_link_layer(&self) -> bool {
         matches!(self, Key::Fdb(..) | Key::Neigh(..))
+    }
+
+    /// True for an entry that says where the node with an identity is: the FDB entry of a VTEP MAC, or the WireGuard peer of a public
+    /// key. The kernel has one such entry for each identity, so only one node can have it.
+    pub fn is_identity(&self) -> bool {
+        matches!(self, Key::Fdb(..) | Key::WgPeer(..))
+    }
+
+    /// True for an entry by which packets are sent to a subnet of a peer.
+    pub fn reaches(&self) -> bool {
+        matches!(self, Key::Neigh(..) | Key::Route(..) | Key::AllowedIp(..))
+    }
+
+    /// True for an entry of a WireGuard device. The kernel does not announce their changes.
+    pub fn is_of_wireguard(&self) -> bool {
+        matches!(self, Key::WgPeer(..) | Key::AllowedIp(..))
     }
 }
 
@@ -180,6 +121,10 @@ pub enum Value<D = Name> {
     Link(Arc<Link>),
     /// An address has no value but its being there.
     Addr,
+    /// See [`WgPeer`].
+    WgPeer(Arc<WgPeer>),
+    /// The public key of the peer that has the prefix.
+    AllowedIp(Arc<PublicKey>),
     /// Outer destination of the MAC.
     Fdb(IpAddr),
     /// Link-layer address of the neighbour.
@@ -202,6 +147,11 @@ impl Value {
         Value::Link(Arc::new(link))
     }
 
+    /// The value of a WireGuard peer.
+    pub fn peer(peer: WgPeer) -> Value {
+        Value::WgPeer(Arc::new(peer))
+    }
+
     /// The value of a fence.
     pub fn fence(fence: Fence) -> Value {
         Value::Fence(Arc::new(fence))
@@ -214,6 +164,8 @@ impl<D> Value<D> {
         Some(match self {
             Value::Link(link) => Value::Link(link),
             Value::Addr => Value::Addr,
+            Value::WgPeer(peer) => Value::WgPeer(peer),
+            Value::AllowedIp(key) => Value::AllowedIp(key),
             Value::Fdb(to) => Value::Fdb(to),
             Value::Neigh(mac) => Value::Neigh(mac),
             Value::Route(Route::Unicast { via, dev, onlink }) => {
@@ -319,6 +271,8 @@ impl fmt::Display for Key {
         match self {
             Key::Link(name) => write!(f, "link {name}"),
             Key::Addr(name, net) => write!(f, "addr {net} dev {name}"),
+            Key::WgPeer(name, peer) => write!(f, "wireguard peer {peer} dev {name}"),
+            Key::AllowedIp(name, net) => write!(f, "allowed ip {net} dev {name}"),
             Key::Fdb(name, mac) => write!(f, "fdb {mac} dev {name}"),
             Key::Neigh(name, ip) => write!(f, "neigh {ip} dev {name}"),
             Key::Route(net, metric) if *metric == crate::family::metric(family(net)) => write!(f, "route {net}"),
@@ -340,6 +294,8 @@ impl fmt::Display for Value {
             Value::Addr | Value::Peer | Value::Open => Ok(()),
             Value::Fence(fence) => fence.fmt(f),
             Value::Guard(Guard { ports: [a, b], ipip }) => write!(f, "udp {a} {b}{}", if *ipip { " ipip" } else { "" }),
+            Value::WgPeer(peer) => peer.fmt(f),
+            Value::AllowedIp(key) => write!(f, "key {key}"),
             Value::Fdb(to) => write!(f, "dst {to}"),
             Value::Neigh(mac) => write!(f, "lladdr {mac}"),
             Value::Route(route) => route.fmt(f),
@@ -370,32 +326,5 @@ impl fmt::Display for Route {
             Route::Unreachable => f.write_str("unreachable"),
             Route::Other => f.write_str("of another form"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Name;
-
-    #[test]
-    fn any_name_of_the_kernel_is_a_name_and_has_a_text_of_its_own() {
-        let text = |bytes: &[u8]| Name::of_kernel(bytes).map(|name| name.text().into_owned());
-        for (bytes, wanted) in [
-            (&b"eth0"[..], "eth0"),
-            (b"eth0\0", "eth0"),
-            ("größe0".as_bytes(), "größe0"),
-            (b"od\xff\x1b0", r"od\xff\x1b0"),
-            (br"od\xff", r"od\\xff"),
-            (b"\xc3", r"\xc3"),
-            (b"fifteen-bytes-0", "fifteen-bytes-0"),
-        ] {
-            assert_eq!(text(bytes).as_deref(), Some(wanted));
-            let name = Name::of_kernel(bytes).unwrap();
-            assert!(name.is(wanted) && name.to_string() == wanted && !name.is("eth1"));
-            assert_eq!(name.as_bytes(), bytes.strip_suffix(b"\0").unwrap_or(bytes));
-        }
-        assert!(Name::of_kernel(br"a\b").unwrap().is(r"a\b"), "as it is typed, too");
-        assert_eq!([&b""[..], b"\0eth0", b"sixteen-bytes-00"].map(Name::of_kernel), [None; 3]);
-        assert_eq!(["", ".", "..", "a b", "a/b", "a:b", "sixteen-bytes-00"].map(Name::new), [None; 7]);
     }
 }

@@ -14,9 +14,11 @@ use serde_json::value::RawValue;
 use weft_backends::backend::{Backend, make, make_for_lease};
 use weft_backends::diff::{Op, diff};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
+use weft_backends::identity::Identities;
 use weft_backends::index::{Index, OWN};
 use weft_backends::state::{Mac, Name, Observed};
 use weft_backends::vxlan::VtepMac;
+use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::lease::{Age, Id, Lease};
@@ -64,6 +66,13 @@ fn network(case: &Case) -> Network {
     }
 }
 
+fn identities(kind: &str) -> Identities {
+    match kind {
+        "wireguard" => KeyPair::of(Secret::new([1; 32])).both(),
+        _ => VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
+    }
+}
+
 fn host(case: &Case) -> Host {
     let reach =
         |dev: &Option<String>| dev.as_deref().map_or(Reach::Gateway, |dev| Reach::Link(Name::new(dev).unwrap()));
@@ -72,7 +81,7 @@ fn host(case: &Case) -> Host {
         uplink: Uplink { name: Name::new("eth0").unwrap(), mtu, v4, v6 },
         public_v4: public_v4.or(v4),
         public_v6: v6,
-        identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
+        identities: identities(&network(case).backend_type),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
         connected: Default::default(),
     }
@@ -114,6 +123,9 @@ fn render(case: &Case) -> String {
         let kind = peer.attrs.backend_type.clone();
         let backend = if own_backend.serves(&kind) {
             &own_backend
+        } else if let Some(refused) = own_backend.refuses(&kind) {
+            writeln!(text, "skip {key}: {refused}").unwrap();
+            continue;
         } else {
             match make_for_lease(&kind, &network) {
                 Ok(backend) => others.entry(kind).or_insert(backend),

@@ -18,6 +18,8 @@ use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Mac, Name, Observed, Route, Seen, State, Value};
 use weft_backends::vxlan::VxlanLink;
+use weft_backends::wireguard::key::PublicKey;
+use weft_backends::wireguard::peer::WgPeer;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id};
 
@@ -35,6 +37,15 @@ fn net() -> impl Strategy<Value = IpNet> {
 
 fn mac() -> impl Strategy<Value = Mac> {
     (0..4u8).prop_map(|last| Mac([2, 0, 0, 0, 0, last]))
+}
+
+/// Two of these keys agree in their first half.
+fn key() -> impl Strategy<Value = PublicKey> {
+    (1..3u8, 0..2u8).prop_map(|(first, last)| {
+        let mut key = [first; 32];
+        key[31] = last;
+        PublicKey(key)
+    })
 }
 
 fn link() -> impl Strategy<Value = Value> {
@@ -59,6 +70,12 @@ fn entry() -> impl Strategy<Value = (Key, Value)> {
         (name(), net()).prop_map(|(dev, net)| (Key::Addr(dev, net), Value::Addr)),
         (name(), mac(), ip()).prop_map(|(dev, mac, to)| (Key::Fdb(dev, mac), Value::Fdb(to))),
         (name(), ip(), mac()).prop_map(|(dev, ip, mac)| (Key::Neigh(dev, ip), Value::Neigh(mac))),
+        (name(), key(), 1..3u16, 0..2u16, any::<bool>()).prop_map(|(dev, key, port, keepalive, preshared)| {
+            let endpoint = Some(([192, 0, 2, 1], port).into());
+            let peer = WgPeer { key, endpoint, keepalive, preshared, is_live: false };
+            (Key::WgPeer(dev, key.id()), Value::peer(peer))
+        }),
+        (name(), net(), key()).prop_map(|(dev, net, key)| (Key::AllowedIp(dev, net), Value::AllowedIp(Arc::new(key)))),
         (net(), 0..2u32, route()).prop_map(|(net, metric, route)| (Key::Route(net, metric), route)),
     ]
 }

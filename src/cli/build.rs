@@ -33,7 +33,9 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         0 => None,
         port => Some(SocketAddr::new(parse::<IpAddr>("healthz-ip", &run.healthz_ip)?, port)),
     };
+    let wireguard_key = env("WIREGUARD_KEY_FILE").and_then(some).map(PathBuf::from);
     let options = Options {
+        wireguard_key: wireguard_key.unwrap_or_else(|| flags.place.instance.subnet_file.with_file_name("wgkey")),
         store: store(flags.store, env)?,
         uplink: uplink(flags.uplink)?,
         socket: flags.place.instance.socket(),

@@ -38,6 +38,7 @@ fn defaults_are_flannels() {
     assert_eq!(etcd.renew_margin, Duration::from_secs(3600));
     assert_eq!(task.options.subnet_file, PathBuf::from("/run/flannel/subnet.env"));
     assert_eq!(task.options.socket, PathBuf::from("/run/flannel/weft.sock"));
+    assert_eq!(task.options.wireguard_key, PathBuf::from("/run/flannel/wgkey"));
     assert_eq!(task.options.health, None);
     assert_eq!(task.options.resync, Duration::from_secs(10));
     assert_eq!(task.options.hold_removals, Duration::from_secs(300));
@@ -259,4 +260,17 @@ fn the_flags_of_mk_docker_opts_are_those_of_the_script() {
         assert_eq!((refusal(line).code, refusal(line).help), (code, false), "{line}");
     }
     assert!(refusal("weft docker-opts -h").help);
+}
+
+#[test]
+fn flannels_variable_names_the_key_of_wireguard() {
+    let key = |line: &str, value: &'static str| {
+        let env = move |name: &str| (name == "WIREGUARD_KEY_FILE").then(|| value.to_owned());
+        match parse_from(line.split(' ').map(OsString::from), env) {
+            Ok(Task::Agent(task)) => task.options.wireguard_key,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(key("weft agent", "/etc/weft/key"), PathBuf::from("/etc/weft/key"));
+    assert_eq!(key("weft agent --subnet-file /run/other/subnet.env", ""), PathBuf::from("/run/other/wgkey"));
 }

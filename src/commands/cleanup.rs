@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use weft_backends::diff::Op;
-use weft_backends::owner::PROTOCOL;
+use weft_backends::owner::{self, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, Seen};
 use weft_subnet::cidr::Subnets;
 
@@ -71,6 +71,7 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
             Key::Open(_) | Key::Fence(_) => true,
             // The table of the tunnel guard is removed together with the traffic rules.
             Key::Addr(..) | Key::Fdb(..) | Key::Neigh(..) | Key::Peer(_) | Key::Guard(_) => false,
+            Key::WgPeer(..) | Key::AllowedIp(..) => false,
         };
         if ours {
             ops.push(Op::Remove(*key, seen.value.clone()));
@@ -80,17 +81,11 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
 }
 
 fn device(name: Name, seen: &Seen, scope: &Scope, left: &mut Vec<Name>) -> bool {
-    let flannels = is_flannels(&name.text());
+    let flannels = owner::is_flannels_device(name);
     if flannels && !seen.mark && !scope.flannel_devices {
         left.push(name);
     }
     seen.mark || (flannels && scope.flannel_devices)
-}
-
-/// `flannel.<VNI>`, `flannel-v6.<VNI>`, `flannel.ipip`.
-fn is_flannels(name: &str) -> bool {
-    let rest = name.strip_prefix("flannel.").or_else(|| name.strip_prefix("flannel-v6."));
-    rest.is_some_and(|rest| rest == "ipip" || (!rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())))
 }
 
 /// An agent that runs in our network namespace, and its subnet file.

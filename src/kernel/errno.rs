@@ -62,6 +62,15 @@ pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
     if !explanation.is_empty() {
         let _ = write!(cause, " ({explanation})");
     }
+    if let (Errno::EOPNOTSUPP, Op::Ensure(_, Value::Link(link)) | Op::Recreate(_, Value::Link(link))) =
+        (refusal.errno, op)
+    {
+        let kind = link.kind.name();
+        let _ = write!(
+            cause,
+            "; if this kernel has no devices of the type {kind}, load its module {kind} on the host, or choose another backend"
+        );
+    }
     match meaning(op, refusal.errno, explanation) {
         Verdict::Done => Outcome::Done,
         Verdict::Retry => Outcome::Retry(format!("{}: {cause}", describe(op))),
@@ -103,6 +112,7 @@ pub fn describe(op: &Op) -> String {
         (Key::Neigh(name, ip), Value::Neigh(mac)) => format!("{verb} neighbour {ip} lladdr {mac} dev {name}"),
         (Key::Neigh(name, ip), _) => format!("{verb} neighbour {ip} dev {name}"),
         (Key::Route(net, metric), value) => format!("{verb} {}", route(*net, *metric, value)),
+        (Key::WgPeer(..) | Key::AllowedIp(..), _) => format!("{verb} {key}"),
         (Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => format!("{verb} {key}"),
     }
 }

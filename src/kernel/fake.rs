@@ -14,7 +14,7 @@ use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
 
-use super::{Kernel, Machine, Monitor, Notice, Outcome, errno};
+use super::{Kernel, Machine, Monitor, Notice, Outcome, Session, errno};
 
 /// What all clones share.
 #[derive(Debug, Default)]
@@ -28,6 +28,7 @@ struct Inside {
     plain_routes: bool,
     observations: usize,
     notices: VecDeque<Notice>,
+    sessions: Vec<Session>,
 }
 
 /// The kernel, and also its monitor. Clones share one content.
@@ -64,6 +65,11 @@ impl FakeKernel {
     /// Returns how often `observe` was called.
     pub fn observations(&self) -> usize {
         self.inside.borrow().observations
+    }
+
+    /// Sets the traffic with the peers of WireGuard devices.
+    pub fn set_sessions(&self, sessions: Vec<Session>) {
+        self.inside.borrow_mut().sessions = sessions;
     }
 
     /// Gives every operation on this key this outcome. With `None`, they succeed again.
@@ -169,11 +175,31 @@ impl Inside {
     }
 }
 
+impl Inside {
+    /// Linux removes the prefixes of a WireGuard peer together with it.
+    fn peer_removed(&mut self, name: Name, peer: &Value) {
+        let Value::WgPeer(peer) = peer else { return };
+        let its = |value: &Value| matches!(value, Value::AllowedIp(key) if **key == peer.key);
+        self.entries.retain(|key, seen| !(matches!(key, Key::AllowedIp(dev, _) if *dev == name) && its(&seen.value)));
+    }
+
+    /// Returns false for a prefix of a WireGuard peer that is not there: the adapter asks Linux not to add the peer.
+    fn has_peer_of(&self, key: &Key, value: &Value) -> bool {
+        match (key, value) {
+            (Key::AllowedIp(name, _), Value::AllowedIp(peer)) => {
+                self.entries.contains_key(&Key::WgPeer(*name, peer.id()))
+            }
+            _ => true,
+        }
+    }
+}
+
 /// Returns the device that an entry belongs to.
 fn device(key: &Key, value: &Value) -> Option<Name> {
     use weft_backends::state::Route;
     match (key, value) {
         (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
+        (Key::WgPeer(name, _) | Key::AllowedIp(name, _), _) => Some(*name),
         (Key::Route(..), Value::Route(Route::Unicast { dev, .. } | Route::Device { dev })) => Some(*dev),
         (Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => None,
     }
@@ -199,6 +225,11 @@ impl Kernel for FakeKernel {
         Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, s.clone())).collect())
     }
 
+    fn sessions(&mut self, devices: &[Name]) -> io::Result<Vec<Session>> {
+        let inside = self.inside.borrow();
+        Ok(inside.sessions.iter().filter(|session| devices.contains(&session.device)).cloned().collect())
+    }
+
     fn apply(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let mut inside = self.inside.borrow_mut();
         let mut outcomes = Vec::with_capacity(ops.len());
@@ -220,10 +251,12 @@ impl Kernel for FakeKernel {
             let is_route = matches!(key, Key::Route(..));
             if matches!(op, Op::Remove(..)) {
                 let removed = inside.entries.remove(&key);
-                if let (Some(_), Key::Addr(name, net)) = (removed, key) {
-                    inside.address_removed(name, net);
+                match (removed, key) {
+                    (Some(_), Key::Addr(name, net)) => inside.address_removed(name, net),
+                    (Some(seen), Key::WgPeer(name, _)) => inside.peer_removed(name, &seen.value),
+                    _ => {}
                 }
-            } else {
+            } else if inside.has_peer_of(&key, &value) {
                 let is_link = matches!(key, Key::Link(_));
                 let (protocol, mark) = (if is_route || is_link { self.protocol } else { 0 }, is_link);
                 inside.entries.insert(key, Seen { value, protocol, mark });

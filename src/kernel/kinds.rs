@@ -3,6 +3,7 @@
 
 mod ipip;
 mod vxlan;
+mod wireguard;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use weft_backends::link::{Foreign, LinkKind};
 use weft_backends::state::Name;
 
 /// All types.
-const ALL: &[&dyn Codec] = &[&vxlan::Codec, &ipip::Codec];
+const ALL: &[&dyn Codec] = &[&vxlan::Codec, &ipip::Codec, &wireguard::Codec];
 
 /// Writes and reads the attributes that only one type of device has (`IFLA_INFO_DATA` of linux/if_link.h).
 pub trait Codec: Sync {

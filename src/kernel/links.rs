@@ -9,6 +9,7 @@ use nix::libc;
 use weft_backends::diff::Op;
 use weft_backends::link::{Difference, Link, LinkKind};
 use weft_backends::state::{Key, Name, Value};
+use weft_backends::wireguard::WireGuardLink;
 
 use super::kinds::{self, Parents};
 use super::link_messages::{self, LinkFacts, is_alias_of_weft};
@@ -130,6 +131,10 @@ impl LinuxKernel {
         let have = self.kind(present, want);
         if let Some(what) = kinds::codec(want.kind.name()).and_then(|codec| codec.difference(&*want.kind, &*have)) {
             refused.extend(self.attribute(op, what, |w| link_messages::alter_kind(w, index, &*want.kind)));
+        }
+        // Before the device comes up, so that it listens on its port from the beginning.
+        if let (Key::Link(name), Some(wireguard)) = (op.key(), want.kind.of::<WireGuardLink>()) {
+            self.write_wireguard(op, name, wireguard)?;
         }
         // Unlike the attributes above, these affect packets: pods use the MTU, and peers send to the MAC.
         if want.mtu != present.info.mtu {

@@ -12,6 +12,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Route};
+use weft_backends::wireguard::key::DeviceSecrets;
 
 use super::encode::{self, Exit};
 use super::fence::FenceTable;
@@ -19,6 +20,7 @@ use super::guard::GuardTable;
 use super::nexthop::{self, Index, Shared};
 use super::socket::{NLM_F_ACK, Netlink};
 use super::wire::Writer;
+use super::wireguard::WireGuard;
 use super::{Outcome, errno};
 
 /// Messages per datagram. With this number the measured speed no longer grows, and the send buffer holds many times more.
@@ -64,6 +66,10 @@ pub struct LinuxKernel {
     pub(super) guard: GuardTable,
     /// The fence for forwarded packets, in policy rules.
     pub(super) fence: FenceTable,
+    /// The socket for WireGuard devices, if one was needed so far.
+    pub(super) wireguard: Option<WireGuard>,
+    /// The secrets of the WireGuard devices.
+    pub(super) secrets: Option<DeviceSecrets>,
 }
 
 impl LinuxKernel {
@@ -93,6 +99,8 @@ impl LinuxKernel {
             made,
             guard,
             fence,
+            wireguard: None,
+            secrets: None,
         })
     }
 

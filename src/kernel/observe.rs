@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -11,6 +12,7 @@ use nix::net::if_::if_nametoindex;
 use weft_backends::host::Reach;
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::wireguard::WireGuardLink;
 
 use super::decode::{self, Nexthop, RouteFacts};
 use super::encode::{self, dump};
@@ -99,15 +101,21 @@ impl LinuxKernel {
         self.restore_aliases(&mut links);
         let addrs = addresses(&mut self.netlink)?;
         let wanted: HashSet<Name> = devices.iter().copied().collect();
-        let ours = |l: &LinkFacts| l.alias == self.options.alias;
+        let alias = self.options.alias.clone();
         let of_interest: Vec<&LinkFacts> =
-            links.values().filter(|l| wanted.contains(&l.info.name) || ours(l)).collect();
+            links.values().filter(|l| wanted.contains(&l.info.name) || l.alias == alias).collect();
         let known = of_interest.iter().map(|l| (l.info.name, l.info.index)).collect();
         let mut found: Vec<(Key, Seen)> = Vec::new();
         for link in &of_interest {
             let protocol = if is_alias_of_weft(&link.alias) { PROTOCOL } else { 0 };
-            let value = Value::link(link.value(&links, &addrs));
-            found.push((Key::Link(link.info.name), Seen { value, protocol, mark: ours(link) }));
+            let mut value = link.value(&links, &addrs);
+            if value.kind.of::<WireGuardLink>().is_some() {
+                let (kind, entries) = self.observe_wireguard(link.info.name)?;
+                value.kind = Arc::new(kind);
+                found.extend(entries);
+            }
+            let value = Value::link(value);
+            found.push((Key::Link(link.info.name), Seen { value, protocol, mark: link.alias == alias }));
         }
         for link in of_interest {
             let (name, index) = (link.info.name, link.info.index);

@@ -22,46 +22,12 @@ use ipnet::IpNet;
 use weft_netlink::generic;
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::Writer;
-use zeroize::Zeroize;
 
 pub use error::WireGuardError;
+pub use weft_backends::wireguard::key::{KEY, PublicKey, Secret};
 
-/// Length of every key in bytes.
-pub const KEY: usize = 32;
 /// The key of the peer through which an old kernel loses an allowed IP. No node can have it: no private key belongs to it.
 const NOBODY: PublicKey = PublicKey([0; KEY]);
-
-/// The public key of a node, by which WireGuard names a peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PublicKey(pub [u8; KEY]);
-
-/// A private or a preshared key. `Debug` does not print it, and its memory is overwritten when it is dropped.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; KEY]);
-
-impl Secret {
-    /// Takes the key.
-    pub fn new(bytes: [u8; KEY]) -> Secret {
-        Secret(bytes)
-    }
-
-    /// Returns the bytes of the key. Do not copy them.
-    pub fn expose(&self) -> &[u8; KEY] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(not shown)")
-    }
-}
-
-impl Drop for Secret {
-    fn drop(&mut self) {
-        self.0.zeroize();
-    }
-}
 
 /// What to write to the device itself. `None` leaves a value as it is.
 #[derive(Debug, Clone, Copy, Default)]

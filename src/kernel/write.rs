@@ -11,12 +11,13 @@ use std::io;
 
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, Route, Value};
+use weft_backends::wireguard::key::DeviceSecrets;
 
 use super::batch::{Batch, Move, Step};
 use super::encode::{self, Exit, NewNexthop};
 use super::linux::{BATCH, LinuxKernel};
 use super::socket::NLM_F_ACK;
-use super::{Kernel, Machine, Outcome, errno};
+use super::{Kernel, Machine, Outcome, Session, errno};
 
 /// The most messages that one operation needs.
 const PER_OP: usize = 6;
@@ -171,10 +172,10 @@ impl LinuxKernel {
     fn write(&mut self, ops: &[Op]) -> (Vec<Outcome>, Vec<usize>) {
         let mut batch = Batch::new(ops);
         self.devices.clear();
-        let mut guarded = 0;
+        let mut written = 0;
         for (i, op) in ops.iter().enumerate() {
             let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
-            if i < guarded {
+            if i < written {
                 continue;
             }
             if is_guard(op) {
@@ -183,8 +184,16 @@ impl LinuxKernel {
                 self.flush(&mut batch);
                 let several = &ops[i..];
                 let several = &several[..several.iter().take_while(|op| is_guard(op)).count()];
-                guarded = i + several.len();
-                batch.outcomes[i..guarded].clone_from_slice(&self.guard.apply(several));
+                written = i + several.len();
+                batch.outcomes[i..written].clone_from_slice(&self.guard.apply(several));
+                continue;
+            }
+            if key.is_of_wireguard() {
+                self.flush(&mut batch);
+                let several = &ops[i..];
+                let several = &several[..several.iter().take_while(|op| op.key().is_of_wireguard()).count()];
+                written = i + several.len();
+                batch.outcomes[i..written].clone_from_slice(&self.apply_wireguard(several));
                 continue;
             }
             if matches!(key, Key::Link(_) | Key::Addr(..) | Key::Fence(_)) {
@@ -221,6 +230,26 @@ impl Kernel for LinuxKernel {
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {
         self.observe_entries(devices)
+    }
+
+    fn set_secrets(&mut self, secrets: Option<DeviceSecrets>) {
+        self.secrets = secrets;
+    }
+
+    fn wireguard(&mut self, devices: &[Name]) -> io::Result<Observed> {
+        let mut found = Vec::new();
+        for name in devices {
+            found.extend(self.observe_wireguard(*name)?.1);
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    fn sessions(&mut self, devices: &[Name]) -> io::Result<Vec<Session>> {
+        let mut all = Vec::new();
+        for name in devices {
+            all.extend(self.observe_sessions(*name)?);
+        }
+        Ok(all)
     }
 
     fn guard(&mut self) -> io::Result<Observed> {

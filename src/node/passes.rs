@@ -174,7 +174,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Records a pass for metrics and status.
-    fn record(&mut self, report: Report) {
+    pub(super) fn record(&mut self, report: Report) {
         let metrics = &self.context.reporter.metrics;
         metrics.pass(report.cause.as_str(), report.took);
         for ((kind, done), count) in &report.operations {

@@ -9,6 +9,7 @@ use weft_backends::state::Key;
 use weft_subnet::lease::{Id, Lease};
 
 use super::Node;
+use super::wireguard::Sessions;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
 use crate::observe::report::{self, NodeDetails, NodeState, PeerCounts, PeerList, PeerRow};
@@ -45,8 +46,9 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns the answer to `weft status`.
-    pub(super) fn status(&self) -> Status {
-        report::status(&self.state(), self.details())
+    pub(super) fn status(&mut self) -> Status {
+        let sessions = self.sessions();
+        report::status(&self.state(), self.details(&sessions))
     }
 
     fn state(&self) -> NodeState {
@@ -104,7 +106,7 @@ impl<K: Kernel> Node<K> {
         all
     }
 
-    fn details(&self) -> NodeDetails {
+    fn details(&self, sessions: &Sessions) -> NodeDetails {
         let (now, uplink) = (Instant::now(), &self.plan.host().uplink);
         let addresses = uplink.v4.map(IpAddr::V4).into_iter().chain(uplink.v6.map(IpAddr::V6));
         NodeDetails {
@@ -118,7 +120,7 @@ impl<K: Kernel> Node<K> {
             store: self.context.store.describe(),
             store_silence: now - self.store.last_answer,
             store_error: self.store.error.clone(),
-            peers: self.peer_rows(),
+            peers: self.peer_rows(sessions),
             last_pass: self.history.last_pass.clone(),
             last_error: self.history.last_error.clone(),
             audit_interval: self.schedule.audit_interval,
@@ -142,7 +144,9 @@ impl<K: Kernel> Node<K> {
     }
 
     fn pending_of_own_device(&self) -> impl Iterator<Item = (&Key, &Pending)> {
-        let is_own = |key: &Key| matches!(key, Key::Link(_) | Key::Addr(..)) && self.plan.is_own_device(key);
+        // Where one route of a device leads to all peers, it is a part of the device.
+        let is_own =
+            |key: &Key| matches!(key, Key::Link(_) | Key::Addr(..) | Key::Route(..)) && self.plan.is_own_device(key);
         self.passer.pending().iter().filter(move |(key, _)| is_own(key))
     }
 
@@ -168,12 +172,17 @@ impl<K: Kernel> Node<K> {
         PeerFailures { pending, failed }
     }
 
-    fn peer_rows(&self) -> Vec<PeerRow> {
+    fn peer_rows(&self, sessions: &Sessions) -> Vec<PeerRow> {
         let failures = self.peer_failures();
         let held: HashSet<&Id> = self.peers.hold.held().collect();
         let believed = self.plan.peers().believed().map(|lease| {
             let (state, reason) = self.peer_state(lease, &failures, &held);
-            PeerRow::of(lease, state, reason)
+            let row = PeerRow::of(lease, state, reason);
+            if sessions.is_empty() {
+                return row;
+            }
+            let keys = self.plan.keys(&lease.id);
+            row.with_sessions(keys.iter().filter_map(|key| sessions.get(key).cloned()).collect())
         });
         let set_aside = self.plan.peers().set_aside().map(|(id, reason, lease)| match lease {
             Some(lease) => PeerRow::of(lease, PeerState::SetAside, Some(reason.to_owned())),

@@ -11,6 +11,7 @@ use tokio::task::LocalSet;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_backends::vxlan::VtepMac;
+use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;
@@ -45,6 +46,7 @@ mod rate_limit;
 mod rules;
 mod subnet_file;
 mod uplink;
+mod wireguard;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
@@ -196,6 +198,7 @@ impl TestNode {
             on_lost_lease,
             manage_sysctls: false,
             state_dir: None,
+            wireguard_key: "/nonexistent/wgkey".into(),
             unwell_after: Duration::from_secs(30),
             rules,
             cni: None,
@@ -212,7 +215,11 @@ impl TestNode {
         let ground = acquire::ground(&there, &network, Subnets::default());
         let picked = crate::uplink::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
-        let host = acquire::host(&picked, &there, &network, VtepMac::both(mac, mac));
+        let identities = match backend.kind() {
+            "wireguard" => KeyPair::of(Secret::new([1; 32])).both(),
+            _ => VtepMac::both(mac, mac),
+        };
+        let host = acquire::host(&picked, &there, &network, identities);
         let started = Started {
             network,
             config: config.into(),

@@ -14,7 +14,7 @@ use weft_subnet::lease::{Id, Lease};
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
-use crate::observe::status::{Failure, Pass, Peer, PeerState, RuleStatus, Status};
+use crate::observe::status::{Failure, Pass, Peer, PeerSession, PeerState, RuleStatus, Status};
 use crate::observe::systemd::Notify;
 
 /// Where the leases of the peers come from.
@@ -195,14 +195,21 @@ impl PeerRow {
     pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> PeerRow {
         let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
         let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
-        let peer = Peer { subnet, public: public.join(","), backend, state, reason };
+        let peer = Peer { subnet, public: public.join(","), backend, state, reason, sessions: Vec::new() };
         PeerRow { id: lease.id.clone(), subnets: lease.subnets, peer }
+    }
+
+    /// The same peer with this traffic over WireGuard devices.
+    pub fn with_sessions(mut self, sessions: Vec<PeerSession>) -> PeerRow {
+        self.peer.sessions = sessions;
+        self
     }
 
     /// A record that cannot be read.
     pub fn unreadable(id: &Id, reason: String) -> PeerRow {
         let (public, backend) = (String::new(), String::new());
-        let peer = Peer { subnet: id.to_string(), public, backend, state: PeerState::SetAside, reason: Some(reason) };
+        let (state, sessions) = (PeerState::SetAside, Vec::new());
+        let peer = Peer { subnet: id.to_string(), public, backend, state, reason: Some(reason), sessions };
         PeerRow { id: id.clone(), subnets: Subnets::default(), peer }
     }
 }

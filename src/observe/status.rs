@@ -96,6 +96,24 @@ pub struct Peer {
     pub state: PeerState,
     /// The reason for the state. For `programmed`: which other lease claims the same address.
     pub reason: Option<String>,
+    /// The traffic over WireGuard devices. Empty for other backends.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sessions: Vec<PeerSession>,
+}
+
+/// The traffic with a peer over one WireGuard device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerSession {
+    /// The device.
+    pub device: String,
+    /// Where the peer was heard last, or else where its lease says that it is.
+    pub endpoint: Option<String>,
+    /// Seconds since the last handshake. `None`: never.
+    pub handshake_s: Option<u64>,
+    /// Received bytes.
+    pub received: u64,
+    /// Sent bytes.
+    pub sent: u64,
 }
 
 /// How far the entries of a peer are.

@@ -68,6 +68,8 @@ pub fn kind(key: &Key) -> &'static str {
     match key {
         Key::Link(_) => "link",
         Key::Addr(..) => "address",
+        Key::WgPeer(..) => "wireguard-peer",
+        Key::AllowedIp(..) => "allowed-ip",
         Key::Fdb(..) => "fdb",
         Key::Neigh(..) => "neighbour",
         Key::Route(..) => "route",

@@ -100,8 +100,9 @@ fn weft_ran_here(observed: &Observed, plan: &Plan) -> bool {
 
 fn routes_of_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
     let (network, own, on_link) = (plan.network(), plan.own().subnets, &plan.host().routes);
-    let left = observed
-        .iter()
-        .filter(|(key, seen)| plan.desired(key).is_none() && owner::is_flannels(network, &own, on_link, (key, seen)));
+    let of_flannel = |entry| {
+        owner::is_flannels(network, &own, on_link, entry) || owner::is_over_flannels_device(network, &own, entry)
+    };
+    let left = observed.iter().filter(|(key, seen)| plan.desired(key).is_none() && of_flannel((key, seen)));
     left.map(|(key, seen)| (*key, seen.value.clone())).collect()
 }

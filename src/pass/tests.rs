@@ -17,6 +17,8 @@ use crate::kernel::Machine;
 use crate::kernel::fake::FakeKernel;
 use crate::plan::tests::{lease, record};
 
+mod wireguard;
+
 const PROTOCOL: u8 = weft_backends::owner::PROTOCOL;
 
 fn name(text: &str) -> Name {

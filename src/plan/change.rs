@@ -12,6 +12,7 @@ use weft_backends::identity::Identities;
 use weft_backends::index::OWN;
 use weft_backends::link::Difference;
 use weft_backends::state::{Key, Name, State, Value};
+use weft_backends::wireguard::key::DeviceSecrets;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id, Lease};
@@ -123,6 +124,11 @@ impl Besides {
     pub(super) fn without_routes(&self) -> Option<&dyn Backend> {
         let all = self.earlier.iter().chain(&self.next).map(|beside| &*beside.backend);
         all.into_iter().find(|backend| !backend.makes_routes())
+    }
+
+    /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the latest.
+    pub(super) fn secrets(&self) -> Option<DeviceSecrets> {
+        self.next.iter().chain(&self.earlier).find_map(|beside| beside.backend.secrets(&beside.host))
     }
 
     /// Returns what our lease would say for each of the earlier backends that can work on this host.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sentences for the operator about two nodes that claim the same address or the same VTEP MAC. Whichever of them the
+//! Sentences for the operator about two nodes that claim the same address, the same VTEP MAC or the same public key. Whichever of them the
 //! agent decides for, some nodes do not reach the other one, and only a person can tell which of the two is right.
 
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use weft_backends::backend::TYPES;
 use weft_subnet::lease::Lease;
 use weft_subnet::text::Shown;
 
-use crate::plan::Plan;
+use crate::plan::{Claimed, Plan};
 
 /// Number of problems of one kind that are described one by one.
 const MAX_DESCRIBED: usize = 5;
@@ -17,7 +17,7 @@ const MAX_DESCRIBED: usize = 5;
 pub fn problems(plan: &Plan) -> Vec<String> {
     let mut all = shortened(plan.peers().naming_us().map(|(ip, lease)| with_our_address(plan, ip, lease)).collect());
     all.extend(shortened(with_our_identity(plan)));
-    all.extend(shortened(with_the_mac_of_another_peer(plan)));
+    all.extend(shortened(with_the_identity_of_another_peer(plan)));
     all.extend(shortened(with_the_address_of_another_peer(plan)));
     all
 }
@@ -68,19 +68,21 @@ fn with_our_identity(plan: &Plan) -> Vec<String> {
     plan.skipped_leases().filter_map(text).collect()
 }
 
-fn with_the_mac_of_another_peer(plan: &Plan) -> Vec<String> {
-    let text = |(mac, loser, winner): (_, &Lease, &Lease)| {
+fn with_the_identity_of_another_peer(plan: &Plan) -> Vec<String> {
+    let text = |(claimed, loser, winner): (Claimed, &Lease, &Lease)| {
         let age = if (&winner.age, &winner.id) < (&loser.age, &loser.id) { "older" } else { "newer" };
         format!(
-            "two nodes have VtepMAC {mac}: {} is not reached, since {} is {age}. On the machine that is a copy delete flannel's device \
-             and restart the agent, or remove the lease that no node holds (weft lease rm)",
+            "two nodes have {}: {} is not reached, since {} is {age}. On the machine that is a copy {}, or remove the lease that no node \
+             holds (weft lease rm)",
+            claimed.name,
             describe(loser),
-            describe(winner)
+            describe(winner),
+            claimed.remedy
         )
     };
     let clashes = plan
         .skipped_leases()
-        .flat_map(|loser| plan.clashes(loser).into_iter().map(move |(mac, winner)| (mac, loser, winner)));
+        .flat_map(|loser| plan.clashes(loser).into_iter().map(move |(claimed, winner)| (claimed, loser, winner)));
     clashes.map(text).collect()
 }
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use weft_backends::diff;
 use weft_backends::index::{Changed, OWN};
-use weft_backends::state::{Key, Name, State};
+use weft_backends::state::{Key, Name, State, Value};
+use weft_backends::wireguard::WireGuardLink;
+use weft_backends::wireguard::key::DeviceSecrets;
 use weft_subnet::lease::{Id, Lease};
 
 use super::Plan;
@@ -43,6 +45,24 @@ impl Plan {
     /// Iterates over the devices in the plan.
     pub fn devices(&self) -> impl Iterator<Item = Name> {
         self.devices.iter().copied()
+    }
+
+    /// Iterates over the WireGuard devices in the plan. The kernel does not announce changes of their entries.
+    pub fn wireguard_devices(&self) -> impl Iterator<Item = Name> {
+        self.devices().filter(|name| {
+            let link = self.index.desired(&Key::Link(*name));
+            matches!(link, Some(Value::Link(link)) if link.kind.of::<WireGuardLink>().is_some())
+        })
+    }
+
+    /// Returns the secrets of this node's WireGuard devices, if one of its backends has any.
+    pub fn secrets(&self) -> Option<DeviceSecrets> {
+        self.backend.secrets(&self.host).or_else(|| self.besides.secrets())
+    }
+
+    /// Returns the entries of WireGuard devices.
+    pub fn wireguard_entries(&self) -> impl Iterator<Item = (Key, Value)> {
+        self.index.iter().filter(|(key, _)| key.is_of_wireguard())
     }
 
     /// Iterates over the devices that a full pass reads: those in the plan, and those that peers need but other programs made.

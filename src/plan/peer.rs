@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The entries of one peer, and what happens when two leases claim one VtepMAC: the kernel has one forwarding entry for it. The lease
-//! that does not have it gets no routes either, since its traffic would go to the other node.
+//! The entries of one peer, and what happens when two leases claim one identity (a VtepMAC, or a public key of WireGuard): the kernel has
+//! one entry for it. The lease that does not have it gets no routes either, because its traffic would go to the other node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +9,9 @@ use std::sync::Arc;
 use weft_backends::backend::{BadOption, Planned};
 use weft_backends::diff;
 use weft_backends::index::{Beaten, Changed, MOST_SHARERS};
-use weft_backends::state::{Key, Mac, Name, State, Value};
+use weft_backends::state::{Key, Name, State, Value};
+use weft_backends::vxlan::VtepMac;
+use weft_backends::wireguard::key::KeyPair;
 use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 
@@ -19,6 +21,33 @@ use super::change::Reached;
 /// So many leases that share a public address with another one are said in the log; status names them all.
 const SHARED_SAID: usize = 10;
 
+/// An identity that a lease claims.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimed {
+    /// What it is, such as `VtepMAC 02:00:00:00:00:01`.
+    pub name: String,
+    /// What a person does on a copy of a machine so that it gets another identity.
+    pub remedy: &'static str,
+    /// Where the lease says that the node with this identity is.
+    at: Option<IpAddr>,
+}
+
+impl Claimed {
+    /// The identity that this entry is about, if it is about one.
+    fn of(key: &Key, value: &Value) -> Option<Claimed> {
+        Some(match (key, value) {
+            (Key::Fdb(_, mac), Value::Fdb(to)) => {
+                Claimed { name: format!("VtepMAC {mac}"), remedy: VtepMac::REMEDY, at: Some(*to) }
+            }
+            (Key::WgPeer(..), Value::WgPeer(peer)) => {
+                let at = peer.endpoint.map(|endpoint| endpoint.ip());
+                Claimed { name: format!("PublicKey {}", peer.key), remedy: KeyPair::REMEDY, at }
+            }
+            _ => return None,
+        })
+    }
+}
+
 impl Plan {
     /// Believed leases that have no or not all entries, by id.
     pub fn skipped_leases(&self) -> impl Iterator<Item = &Lease> {
@@ -27,18 +56,17 @@ impl Plan {
         ids.into_iter().filter_map(|id| Some(&**self.peers.get(id)?))
     }
 
-    /// The VtepMACs that this lease claims and that another one has, each with that lease.
-    pub fn clashes(&self, lease: &Lease) -> Vec<(Mac, &Lease)> {
+    /// The identities that this lease claims and that another lease has, each with that lease.
+    pub fn clashes(&self, lease: &Lease) -> Vec<(Claimed, &Lease)> {
         let public = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => lease.attrs.public_ip == Some(ip),
             IpAddr::V6(ip) => lease.attrs.public_ipv6 == Some(ip),
         };
-        let clash = |key: Key| match (key, self.index.desired(&key)) {
-            (Key::Fdb(_, mac), Some(Value::Fdb(to))) if !public(to) => {
-                let winner = self.index.owner(&key).filter(|id| **id != lease.id)?;
-                Some((mac, &**self.peers.get(winner)?))
-            }
-            _ => None,
+        let clash = |key: Key| {
+            let value = self.index.desired(&key)?;
+            let claimed = Claimed::of(&key, &value)?;
+            let winner = self.index.owner(&key).filter(|id| **id != lease.id && !claimed.at.is_some_and(public))?;
+            Some((claimed, &**self.peers.get(winner)?))
         };
         self.index.keys(&lease.id).into_iter().filter_map(clash).collect()
     }
@@ -65,12 +93,10 @@ impl Plan {
             self.planned += 1;
         }
         let (mut state, mut reasons, kind) = self.entries_of(lease);
-        for (dev, mac, beaten) in self.lost(&state, lease) {
-            reasons.push(self.clash(mac, lease, beaten));
-            // Traffic for its subnet would go to the other node. The forwarding entry stays claimed: it counts when the other is gone.
-            state.retain(|key, value| {
-                !matches!(key, Key::Neigh(..) | Key::Route(..)) || diff::device(key, value) != Some(dev)
-            });
+        for (dev, claimed, beaten) in self.lost(&state, lease) {
+            reasons.push(self.clash(&claimed, lease, beaten));
+            // Traffic for its subnet would go to the other node. The identity stays claimed: it counts when the other lease is gone.
+            state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(dev));
         }
         if reasons.is_empty() {
             self.skipped.remove(&lease.id);
@@ -82,7 +108,7 @@ impl Plan {
             self.skipped.insert(lease.id.clone(), reason);
         }
         // A lease that lost its MAC to another one still claims the FDB entry, but no packet is sent to its subnet.
-        let is_reached = state.keys().any(|key| matches!(key, Key::Neigh(..) | Key::Route(..)));
+        let is_reached = state.keys().any(Key::reaches);
         match &mut self.guard {
             Some(guard) if !is_reached => guard.forget(&lease.id),
             Some(guard) => state.extend(guard.peer(lease)),
@@ -120,36 +146,41 @@ impl Plan {
     fn plan_by_type(&mut self, lease: &Lease) -> Result<Reached, BadOption> {
         let kind = lease.attrs.backend_type.as_str();
         let is_served = self.backend.serves(kind);
+        if let Some(reason) = self.backend.refuses(kind).filter(|_| !is_served) {
+            return Err(reason.into());
+        }
         let backend = if is_served { &*self.backend } else { self.others.of(kind, &self.network)? };
         Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }
 
-    /// The forwarding entries of this lease that belong to another one, which claims the same MAC at another address.
-    fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Mac, Beaten<'_>)> {
-        let lost = state.iter().filter_map(|(key, value)| {
-            let Key::Fdb(dev, mac) = key else { return None };
-            Some((*dev, *mac, self.index.beaten_by((key, value), &lease.id, &lease.age)?))
+    /// The identities of this lease that belong to another one, which claims them at another address.
+    fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Claimed, Beaten<'_>)> {
+        let identities = state.iter().filter(|(key, _)| key.is_identity());
+        let lost = identities.filter_map(|(key, value)| {
+            let beaten = self.index.beaten_by((key, value), &lease.id, &lease.age)?;
+            Some((*key.device()?, Claimed::of(key, value)?, beaten))
         });
         lost.collect()
     }
 
-    fn clash(&self, mac: Mac, lease: &Lease, beaten: Beaten<'_>) -> String {
+    fn clash(&self, claimed: &Claimed, lease: &Lease, beaten: Beaten<'_>) -> String {
+        let name = &claimed.name;
         let Beaten::By(winner) = beaten else {
             return format!(
-                "more than {MOST_SHARERS} leases have VtepMAC {mac}, and no more count: {} is not reached",
+                "more than {MOST_SHARERS} leases have {name}, and no more count: {} is not reached",
                 lease.subnets
             );
         };
         let other = self.peers.get(winner);
         let at = other.map(|other| format!(" ({}, {})", other.subnets, other.attrs.owner())).unwrap_or_default();
-        let age = if self.assigned { "older" } else { "newer" };
-        let (subnet, winner) = (lease.subnets, Shown(winner));
-        format!("VtepMAC {mac} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
+        let older = other.is_some_and(|other| (&other.age, &other.id) < (&lease.age, &lease.id));
+        let (age, subnet, winner) = (if older { "older" } else { "newer" }, lease.subnets, Shown(winner));
+        format!("{name} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
     }
 
-    /// Who counts at the forwarding entries that this lease claims.
+    /// Who counts at the identities that this lease claims.
     fn forwarding(&self, id: &Id) -> BTreeMap<Key, Vec<(Id, bool)>> {
-        let keys = self.index.keys(id).into_iter().filter(|key| matches!(key, Key::Fdb(..)));
+        let keys = self.index.keys(id).into_iter().filter(Key::is_identity);
         keys.map(|key| (key, self.index.first(&key, None))).collect()
     }
 

@@ -11,6 +11,7 @@ use weft_subnet::connected::Connected;
 use super::*;
 
 mod no_routes;
+pub(crate) mod wireguard;
 
 pub(crate) fn lease(third: u8, vni: u32) -> Lease {
     let attrs = Attrs {

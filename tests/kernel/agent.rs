@@ -79,6 +79,7 @@ fn options(dir: &Path, resync: Duration) -> Options {
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
         state_dir: None,
+        wireguard_key: "/nonexistent/wgkey".into(),
         unwell_after: Duration::from_secs(30),
         rules: RuleOptions::default(),
         cni: None,

@@ -28,11 +28,14 @@ impl Identity for VtepMac {
     }
 
     fn remedy(&self) -> &'static str {
-        "delete flannel's device and restart the agent"
+        VtepMac::REMEDY
     }
 }
 
 impl VtepMac {
+    /// What a person does on a copy of a machine.
+    pub const REMEDY: &'static str = "delete flannel's device and restart the agent";
+
     /// The identities of two devices with these MACs.
     pub fn both(v4: Mac, v6: Mac) -> Identities {
         let identity = |mac| Some(Arc::new(VtepMac(mac)) as Arc<dyn Identity>);

@@ -12,6 +12,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::PublicIdentities;
 
 use crate::files;
+use crate::instance::Instance;
 use crate::kernel::{Creator, Machine};
 
 /// No key is larger, bytes: whoever put another file in its place must not fill our memory.
@@ -19,18 +20,34 @@ const MOST_OF_A_SECRET: u64 = 4096;
 
 /// Secrets in files that only root can read.
 #[derive(Debug, Clone, Default)]
-pub struct SecretFiles(Option<PathBuf>);
+pub struct SecretFiles {
+    directory: Option<PathBuf>,
+    wireguard_keys: Vec<PathBuf>,
+}
 
 impl SecretFiles {
     /// With the directory of `--state-dir`, if there is one.
     pub fn new(state_dir: Option<&Path>) -> SecretFiles {
-        SecretFiles(state_dir.map(Path::to_path_buf))
+        SecretFiles { directory: state_dir.map(Path::to_path_buf), wireguard_keys: Vec::new() }
+    }
+
+    /// With the places of the private key of WireGuard: flannel's, and one in the state directory, which outlives a boot. Each agent of
+    /// a host has a key of its own, like everything else that is named after its subnet file.
+    pub fn with_wireguard_keys(mut self, flannels: &Path, subnet_file: &Path) -> SecretFiles {
+        let name = format!("{}.wireguard.key", Instance::new(subnet_file).name);
+        let kept = self.directory.as_ref().map(|directory| directory.join(name));
+        self.wireguard_keys = std::iter::once(flannels.to_path_buf()).chain(kept).collect();
+        self
     }
 }
 
 impl Secrets for SecretFiles {
     fn directory(&self) -> Option<&Path> {
-        self.0.as_deref()
+        self.directory.as_deref()
+    }
+
+    fn wireguard_key_files(&self) -> Vec<PathBuf> {
+        self.wireguard_keys.clone()
     }
 
     fn read(&self, file: &Path) -> io::Result<Option<Vec<u8>>> {

@@ -209,15 +209,15 @@ async fn a_device_name_that_another_program_frees_is_used_in_the_same_pass() {
         let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
         test.kernel.disturb(dev, Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
         test.node.store_changed(vec![Event::Changes(vec![Ok(super::rate_limit::vxlan("10.5.77.0-24", 7))])]).await;
-        let state = |test: &TestNode| {
+        let state = |test: &mut TestNode| {
             let peers = test.node.status().peers;
             peers.iter().find(|peer| peer.subnet == "10.5.77.0/24").map(|peer| peer.state)
         };
-        assert_eq!(state(&test), Some(PeerState::SetAside));
+        assert_eq!(state(&mut test), Some(PeerState::SetAside));
         test.kernel.disturb(dev, None, false);
         test.node.full_pass(Cause::Kernel).await;
         assert!(device(&test.kernel, "flannel.7").is_some_and(|seen| seen.mark));
-        assert_eq!(state(&test), Some(PeerState::Programmed));
+        assert_eq!(state(&mut test), Some(PeerState::Programmed));
     })
     .await;
 }

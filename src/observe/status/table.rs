@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Peer, PeerState, RuleStatus, Status};
+use super::{Peer, PeerSession, PeerState, RuleStatus, Status};
 use crate::log::text::printable;
 
 /// Number of columns that every terminal has.
@@ -129,9 +129,28 @@ fn peers(out: &mut String, peers: &[Peer]) {
         if let Some(reason) = &peer.reason {
             wrapped(out, "    ", "    ", reason);
         }
+        for traffic in &peer.sessions {
+            wrapped(out, "    ", "    ", &session(traffic));
+        }
     }
     if shown < rows.len() {
         let _ = writeln!(out, "... and {} more, programmed (all: weft status -o json)", rows.len() - shown);
+    }
+}
+
+fn session(session: &PeerSession) -> String {
+    let handshake =
+        session.handshake_s.map_or_else(|| "never".to_owned(), |seconds| format!("{} ago", duration(seconds)));
+    let (device, received, sent) = (&session.device, bytes(session.received), bytes(session.sent));
+    let endpoint = session.endpoint.as_deref().unwrap_or("none");
+    format!("{device}: last handshake {handshake}, received {received}, sent {sent}, endpoint {endpoint}")
+}
+
+fn bytes(count: u64) -> String {
+    let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
+    match units.into_iter().find(|(unit, _)| count >= *unit) {
+        Some((unit, name)) => format!("{}.{} {name}", count / unit, count % unit * 10 / unit),
+        None => format!("{count} B"),
     }
 }
 

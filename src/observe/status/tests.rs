@@ -4,7 +4,8 @@ use super::*;
 
 fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
     let reason = reason.map(str::to_owned);
-    Peer { subnet: subnet.into(), public: "192.168.64.3".into(), backend: "vxlan".into(), state, reason }
+    let (backend, sessions) = ("vxlan".into(), Vec::new());
+    Peer { subnet: subnet.into(), public: "192.168.64.3".into(), backend, state, reason, sessions }
 }
 
 fn status() -> Status {
@@ -99,4 +100,23 @@ fn the_table_has_at_most_100_columns_and_problems_come_first() {
     let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("SUBNET")).collect();
     assert!(rows[1].ends_with("failed"), "{text}");
     assert!(rows.last().unwrap().starts_with("... and 40 more, programmed"), "{text}");
+}
+
+#[test]
+fn the_traffic_with_a_peer_has_a_line() {
+    let mut status = status();
+    let session = |handshake_s| PeerSession {
+        device: "flannel-wg".into(),
+        endpoint: Some("203.0.113.9:1024".into()),
+        handshake_s,
+        received: 2_500_000,
+        sent: 999,
+    };
+    status.peers[0].sessions = vec![session(Some(12)), session(None)];
+    let text = render(&status, 5_000);
+    let wanted = "\
+    flannel-wg: last handshake 12 s ago, received 2.5 MB, sent 999 B, endpoint 203.0.113.9:1024
+    flannel-wg: last handshake never, received 2.5 MB, sent 999 B, endpoint 203.0.113.9:1024
+";
+    assert!(text.ends_with(wanted), "{text}");
 }

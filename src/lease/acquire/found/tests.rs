@@ -147,3 +147,16 @@ fn a_device_counts_by_who_made_it() {
         assert_eq!(chosen.unwrap().to_string(), "02:00:00:00:00:09", "peers know the MAC of the lease");
     }
 }
+
+/// Two agents of one host share the state directory, and have two keys.
+#[test]
+fn the_key_of_wireguard_has_flannels_place_and_one_that_outlives_a_boot() {
+    let key = Path::new("/run/flannel/wgkey");
+    let files = |state: Option<&Path>, subnet_file: &str| {
+        SecretFiles::new(state).with_wireguard_keys(key, Path::new(subnet_file)).wireguard_key_files()
+    };
+    let usual = files(Some(Path::new("/state")), "/run/flannel/subnet.env");
+    assert_eq!(usual, [key, Path::new("/state/weft.wireguard.key")]);
+    assert_ne!(files(Some(Path::new("/state")), "/run/other/subnet.env")[1], usual[1]);
+    assert_eq!(files(None, "/run/flannel/subnet.env"), [key]);
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+//! WireGuard: encrypted tunnels over UDP. A device has one peer for each node, found by its public key, with the node's subnet as its
+//! allowed IPs; one route sends all of Network to the device. See docs/adr/017-wireguard.md.
+
+mod error;
+pub mod key;
+mod key_file;
+mod lease;
+mod link;
+mod mode;
+pub mod peer;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
+use weft_subnet::cidr::{Family, Subnets};
+use weft_subnet::lease::Lease;
+use weft_subnet::network::Network;
+use weft_subnet::text::Shown;
+
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
+use crate::family::{host_address, label, metric, public_member, publish, published};
+use crate::host::Host;
+use crate::identity::{Found, Identities, Identity};
+use crate::link::Link;
+use crate::options::Options;
+use crate::overhead;
+use crate::state::{Key, Name, Route, State, Value};
+use error::{LeaseFault, NotReached, WireguardError};
+use key::{DeviceSecrets, KeyPair, PublicKey, Secret};
+use lease::Data;
+pub use link::WireGuardLink;
+use mode::Mode;
+use peer::WgPeer;
+
+/// Its type, in net-conf and in leases.
+const KIND: &str = "wireguard";
+/// flannel's names: the device of IPv4, which is the only one unless the mode is `separate`, and that of IPv6.
+const DEVICES: [&str; 2] = ["flannel-wg", "flannel-wg-v6"];
+/// A smaller underlay leaves less than the 68 bytes that IPv4 asks for.
+const MIN_MTU: u32 = 148;
+
+/// wireguard in the register.
+pub(crate) const TYPE: BackendType = BackendType {
+    identities: |attrs| lease::keys(attrs).map(|key| key.map(PublicIdentity::new)),
+    ..BackendType::new(KIND, make)
+};
+
+fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Wireguard::new(options, network)?))
+}
+
+/// The wireguard backend. It has no `Debug`, because it contains the preshared key.
+struct Wireguard {
+    families: Vec<Family>,
+    networks: Subnets,
+    mode: Mode,
+    /// `ListenPort` and `ListenPortV6`.
+    ports: [u16; 2],
+    /// MTU of the underlay, bytes; `None` = the uplink's, which counts also where it is smaller.
+    mtu: Option<u32>,
+    /// Seconds; 0 is off.
+    keepalive: u16,
+    preshared: Option<Arc<Secret>>,
+    allow_plaintext: bool,
+    /// False in a cluster where we are of another type: no peer of this type has our key then.
+    is_own: bool,
+    devices: [Name; 2],
+}
+
+/// One of our devices, with the families that it carries.
+struct Device {
+    name: Name,
+    port: u16,
+    families: Vec<Family>,
+}
+
+impl Wireguard {
+    fn new(options: &Options, network: &Network) -> Result<Wireguard, BadOption> {
+        let refused = |error: WireguardError| BadOption::from(Skip::new(error));
+        let port = |name: &str, default: u32| -> Result<u16, BadOption> {
+            Ok(u16::try_from(options.number(name, 1..=65535, default)?).unwrap_or_default())
+        };
+        let mtu = match options.number("MTU", 0..=65535, 0)? {
+            0 => None,
+            mtu if mtu < MIN_MTU => return Err(refused(WireguardError::SmallMtu(mtu))),
+            mtu => Some(mtu),
+        };
+        let mode = match options.text("Mode")? {
+            None => Mode::Separate,
+            Some(text) => Mode::parse(text).ok_or_else(|| refused(WireguardError::Mode(Shown(text).to_string())))?,
+        };
+        let families = families(network);
+        if let Some(family) = mode.needs().filter(|family| !families.contains(family)) {
+            return Err(refused(WireguardError::ModeWithout(label(family))));
+        }
+        let preshared = match options.text("PSK")?.filter(|text| !text.is_empty()) {
+            None => None,
+            Some(text) => Some(Arc::new(Secret::parse(text).ok_or_else(|| refused(WireguardError::Psk))?)),
+        };
+        let ports = [port("ListenPort", 51820)?, port("ListenPortV6", 51821)?];
+        if mode == Mode::Separate && families.len() > 1 && ports[0] == ports[1] {
+            return Err(refused(WireguardError::OnePort(ports[0])));
+        }
+        let keepalive = options.number("PersistentKeepaliveInterval", 0..=65535, 0)?;
+        let name = |text| Name::new(text).ok_or_else(|| refused(WireguardError::Name));
+        Ok(Wireguard {
+            families,
+            networks: network.networks,
+            mode,
+            ports,
+            mtu,
+            keepalive: u16::try_from(keepalive).unwrap_or_default(),
+            preshared,
+            allow_plaintext: options.flag("AllowPlaintext")?,
+            is_own: network.backend_type == KIND,
+            devices: [name(DEVICES[0])?, name(DEVICES[1])?],
+        })
+    }
+
+    /// Our devices.
+    fn tunnels(&self) -> Vec<Device> {
+        let [name, name_v6] = self.devices;
+        let [port, port_v6] = self.ports;
+        if self.mode != Mode::Separate {
+            return vec![Device { name, port, families: self.families.clone() }];
+        }
+        let device = |family: &Family| match family {
+            Family::V4 => Device { name, port, families: vec![*family] },
+            Family::V6 => Device { name: name_v6, port: port_v6, families: vec![*family] },
+        };
+        self.families.iter().map(device).collect()
+    }
+
+    /// The port that our lease names for this family: the one on which the device listens. flannel names ListenPortV6 for IPv6 in every
+    /// mode, also where no device listens on it.
+    fn published_port(&self, family: Family) -> u16 {
+        match (self.mode, family) {
+            (Mode::Separate, Family::V6) => self.ports[1],
+            _ => self.ports[0],
+        }
+    }
+
+    /// The entries by which this device reaches one lease.
+    fn entries(&self, device: &Device, reached: Reached, subnets: impl Iterator<Item = IpNet>) -> State {
+        let Reached { key, endpoint } = reached;
+        let preshared = self.preshared.is_some();
+        let peer = WgPeer { key, endpoint: Some(endpoint), keepalive: self.keepalive, preshared, is_live: false };
+        let holder = Arc::new(key);
+        let allowed = subnets.map(|net| (Key::AllowedIp(device.name, net), Value::AllowedIp(holder.clone())));
+        let peer = (Key::WgPeer(device.name, key.id()), Value::peer(peer));
+        std::iter::once(peer).chain(allowed).collect()
+    }
+
+    /// The entries of one lease on one device; `None` if the lease has no subnet of its families.
+    fn on_device(&self, host: &Host, device: &Device, peer: &Lease) -> Option<Result<State, Skip>> {
+        let subnets: Vec<IpNet> = device.families.iter().filter_map(|family| peer.subnets.of(*family)).collect();
+        if subnets.is_empty() {
+            return None;
+        }
+        let reached = self.reach(host, device, &peer.attrs);
+        Some(match reached {
+            Ok(reached) => Ok(self.entries(device, reached, subnets.into_iter())),
+            Err(reason) => Err(Skip::new(NotReached { subnets, reason })),
+        })
+    }
+
+    fn reach(&self, host: &Host, device: &Device, attrs: &Attrs) -> Result<Reached, LeaseFault> {
+        let underlay = match self.mode {
+            Mode::Separate => device.families.first().copied().unwrap_or(Family::V4),
+            mode => mode.underlay(attrs, host),
+        };
+        let missing = || LeaseFault::Missing(public_member(underlay));
+        let address = crate::family::public(attrs, underlay).ok_or_else(missing)?;
+        if host.uplink.address(underlay).is_none() {
+            return Err(LeaseFault::NoLocal { family: label(underlay), uplink: host.uplink.name });
+        }
+        // The key of IPv6 counts where IPv6 is on, as in flannel; a node has one key for both.
+        let keyed = device.families.last().copied().unwrap_or(Family::V4);
+        let data = match lease::data(attrs, keyed) {
+            Err(LeaseFault::Missing(_)) if keyed == Family::V6 && self.mode != Mode::Separate => {
+                lease::data(attrs, Family::V4)?
+            }
+            data => data?,
+        };
+        let key = data.key;
+        if key.is_zero() {
+            return Err(LeaseFault::ZeroKey);
+        }
+        let ours = pair(host).ok_or(LeaseFault::NoOwnKey)?;
+        if key.id() == ours.public_key().id() {
+            return Err(LeaseFault::OurKey(key));
+        }
+        let inside = self.networks.iter().find(|network| network.contains(&address));
+        if let Some(network) = inside.filter(|_| host.routes.on_link(address).is_none()) {
+            return Err(LeaseFault::Loop { address, network });
+        }
+        Ok(Reached { key, endpoint: SocketAddr::new(address, self.port(attrs, underlay, &data)) })
+    }
+
+    /// The UDP port of a peer. A lease of flannel before 0.26.5 names none, and then the peer is believed to listen where we do.
+    fn port(&self, attrs: &Attrs, underlay: Family, data: &Data) -> u16 {
+        if self.mode == Mode::Separate {
+            return data.port.unwrap_or(self.published_port(underlay));
+        }
+        // flannel's only device listens on the port of BackendData, also where its lease names another one for IPv6. A node of flannel
+        // without IPv4 names only the port on which it does not listen.
+        let wrong = self.ports[1];
+        let port =
+            lease::data(attrs, Family::V4).map_or_else(|_| data.port.filter(|port| *port != wrong), |v4| v4.port);
+        port.unwrap_or(self.ports[0])
+    }
+}
+
+/// How a peer is reached.
+struct Reached {
+    key: PublicKey,
+    endpoint: SocketAddr,
+}
+
+/// Our key pair. There is none where our network is of another type.
+fn pair(host: &Host) -> Option<&KeyPair> {
+    [Family::V4, Family::V6].into_iter().find_map(|family| host.identities.of(family)?.of::<KeyPair>())
+}
+
+impl Backend for Wireguard {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn refuses(&self, backend_type: &str) -> Option<Skip> {
+        let kind = || Shown(backend_type).to_string();
+        (!self.allow_plaintext).then(|| Skip::new(WireguardError::Plaintext(kind())))
+    }
+
+    fn secrets(&self, host: &Host) -> Option<DeviceSecrets> {
+        Some(DeviceSecrets { private: pair(host)?.private().clone(), preshared: self.preshared.clone() })
+    }
+
+    fn mtu(&self, host: &Host, _family: Family) -> u32 {
+        let underlay = self.mtu.map_or(host.uplink.mtu, |mtu| mtu.min(host.uplink.mtu));
+        underlay.saturating_sub(overhead::wireguard())
+    }
+
+    fn remark(&self, host: &Host) -> Option<String> {
+        let (name, carries) = (host.uplink.name, host.uplink.mtu);
+        let mtu = self.mtu.filter(|mtu| *mtu > carries).map(|mtu| {
+            format!(
+                "Backend.MTU in net-conf is {mtu}, but the uplink {name} carries {carries}: this node uses {carries}"
+            )
+        });
+        let plaintext = self.allow_plaintext.then(|| {
+            "Backend.AllowPlaintext in net-conf is true: packets to nodes of other backend types are not encrypted; remove it when every \
+             node has the type wireguard"
+                .to_owned()
+        });
+        let all: Vec<String> = plaintext.into_iter().chain(mtu).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// A device that an earlier run of this agent made shows that the key in the file was published by this machine. The file alone does
+    /// not: it may have come here with a copy of the disk.
+    fn standing_identities(&self, found: &Found<'_>) -> Result<PublicIdentities, Skip> {
+        let stands = |device: &Device| found.link(device.name).is_some_and(|link| link.ours);
+        if !self.tunnels().iter().any(stands) {
+            return Ok(PublicIdentities::default());
+        }
+        let kept = key_file::kept(found).map_err(Skip::new)?;
+        Ok(kept.map(|(pair, _)| self.identities_of(pair).public()).unwrap_or_default())
+    }
+
+    fn identities(&self, found: &Found<'_>, _lease: Option<&Attrs>) -> Result<Identities, Skip> {
+        Ok(self.identities_of(key_file::load(found).map_err(Skip::new)?))
+    }
+
+    fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        let pair = pair(host).ok_or_else(|| Skip::new(WireguardError::NoKey))?;
+        let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
+        for family in self.families.iter().copied() {
+            let Some(address) = published(host, family).or(host.uplink.address(family)) else {
+                let uplink = host.uplink.name;
+                return Err(Skip::new(WireguardError::NoAddress { uplink, family: label(family) }));
+            };
+            publish(&mut attrs, address);
+            let data = lease::text(pair.public_key(), self.published_port(family));
+            match family {
+                Family::V4 => attrs.backend_data = Some(data),
+                Family::V6 => attrs.backend_v6_data = Some(data),
+            }
+        }
+        Ok(attrs)
+    }
+
+    fn device(&self, host: &Host, own: &Lease) -> State {
+        let Some(pair) = pair(host) else { return State::new() };
+        let mut state = Vec::new();
+        for Device { name, port, families } in self.tunnels() {
+            let kind = Arc::new(WireGuardLink { public: Some(pair.public_key()), port });
+            let link = Link { kind, mtu: self.mtu(host, families[0]), mac: None, up: true };
+            state.push((Key::Link(name), Value::link(link)));
+            for family in families {
+                let (Some(network), Some(subnet)) = (self.networks.of(family), own.subnets.of(family)) else {
+                    continue;
+                };
+                state.push((Key::Addr(name, host_address(subnet)), Value::Addr));
+                state.push((Key::Route(network, metric(family)), Value::Route(Route::Device { dev: name })));
+            }
+        }
+        state.into_iter().collect()
+    }
+
+    fn plan(&self, host: &Host, _own: &Lease, peer: &Lease) -> Planned {
+        if let Err(reason) = of_kind(KIND, peer) {
+            return Planned::none(reason);
+        }
+        if !self.is_own {
+            return Planned::none(Skip::new(LeaseFault::NoOwnKey));
+        }
+        let mut planned = Planned::default();
+        let all = self.tunnels();
+        all.iter().filter_map(|device| self.on_device(host, device, peer)).for_each(|half| planned.take(half));
+        planned
+    }
+}
+
+impl Wireguard {
+    /// The identities of the devices of the families that are on.
+    fn identities_of(&self, pair: KeyPair) -> Identities {
+        let pair: Arc<dyn Identity> = Arc::new(pair);
+        let [v4, v6] = [Family::V4, Family::V6].map(|family| self.families.contains(&family).then(|| pair.clone()));
+        Identities::new(v4, v6)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a lease says for WireGuard: `{"PublicKey":"...","Port":51820}` for each family.
+
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Family;
+use weft_subnet::text::shown;
+
+use super::error::LeaseFault;
+use super::key::PublicKey;
+use crate::family;
+use crate::options::Members;
+
+/// The data of one family.
+pub(super) struct Data {
+    pub(super) key: PublicKey,
+    /// `None` if the lease names none, as flannel before 0.26.5, or 0.
+    pub(super) port: Option<u16>,
+}
+
+/// The data as flannel writes them, to the byte.
+pub(super) fn text(key: PublicKey, port: u16) -> Box<str> {
+    format!("{{\"PublicKey\":\"{key}\",\"Port\":{port}}}").into_boxed_str()
+}
+
+/// Reads `BackendData` or `BackendV6Data`, names in any case, as Go does.
+pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
+    let member = family::data_member(family);
+    let raw = family::data(attrs, family).ok_or(LeaseFault::Missing(member))?;
+    let members: Members = serde_json::from_str(raw)
+        .map_err(|e: serde_json::Error| LeaseFault::NoObject { member, error: shown(&e.to_string()) })?;
+    let key = members.get("PublicKey").ok_or(LeaseFault::NoKey(member))?;
+    let bad = || LeaseFault::BadKey { key: shown(&key.to_string()), member };
+    let key = key.as_str().and_then(PublicKey::parse).ok_or_else(bad)?;
+    let port = match members.get("Port") {
+        None => 0,
+        Some(port) => port
+            .as_u64()
+            .and_then(|port| u16::try_from(port).ok())
+            .ok_or_else(|| LeaseFault::BadPort { port: shown(&port.to_string()), member })?,
+    };
+    Ok(Data { key, port: Some(port).filter(|port| *port != 0) })
+}
+
+/// The public keys that a lease names; one that no node can have counts as none.
+pub(super) fn keys(attrs: &Attrs) -> [Option<PublicKey>; 2] {
+    let key = |family| data(attrs, family).ok().map(|data| data.key).filter(|key| !key.is_zero());
+    [key(Family::V4), key(Family::V6)]
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The type of a WireGuard device.
+
+use std::fmt;
+
+use super::key::PublicKey;
+use crate::link::{Difference, LinkKind};
+
+/// A WireGuard device. Everything about it can be changed in place, so a device of flannel is adopted with its sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WireGuardLink {
+    /// The public key that belongs to the private key of the device; `None` if it has none, or if it was not read.
+    pub public: Option<PublicKey>,
+    /// The UDP port on which it listens; 0 if it was not read.
+    pub port: u16,
+}
+
+impl fmt::Display for WireGuardLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wireguard port {}", self.port)?;
+        match self.public {
+            Some(public) => write!(f, " key {public}"),
+            None => f.write_str(" without a key"),
+        }
+    }
+}
+
+impl LinkKind for WireGuardLink {
+    fn name(&self) -> &'static str {
+        "wireguard"
+    }
+
+    fn compare(&self, have: &dyn LinkKind) -> Difference {
+        match have.of::<WireGuardLink>() {
+            Some(have) if have == self => Difference::None,
+            Some(_) => Difference::Alter,
+            None => Difference::Recreate,
+        }
+    }
+
+    fn is_equal(&self, other: &dyn LinkKind) -> bool {
+        other.of() == Some(self)
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the golden plans do not show: the key files, and that no secret is shown.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::identity::{Secrets, StandingLink};
+
+const FLANNELS: &str = "/run/flannel/wgkey";
+const KEPT: &str = "/var/lib/weft/weft.wireguard.key";
+const PRIVATE: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
+const PUBLIC: &str = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=";
+
+/// Files in memory. A file with the content `unreadable` cannot be read.
+#[derive(Default)]
+struct Files(RefCell<BTreeMap<PathBuf, Vec<u8>>>);
+
+impl Files {
+    fn with(files: &[(&str, &str)]) -> Files {
+        Files(RefCell::new(files.iter().map(|(path, text)| (path.into(), text.as_bytes().to_vec())).collect()))
+    }
+
+    fn text(&self, file: &str) -> Option<String> {
+        self.0.borrow().get(Path::new(file)).map(|content| String::from_utf8(content.clone()).unwrap())
+    }
+}
+
+impl Secrets for Files {
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
+
+    fn wireguard_key_files(&self) -> Vec<PathBuf> {
+        vec![FLANNELS.into(), KEPT.into()]
+    }
+
+    fn read(&self, file: &Path) -> io::Result<Option<Vec<u8>>> {
+        match self.0.borrow().get(file) {
+            Some(content) if content == b"unreadable" => Err(io::ErrorKind::PermissionDenied.into()),
+            content => Ok(content.cloned()),
+        }
+    }
+
+    fn create(&self, file: &Path, content: &[u8]) -> io::Result<()> {
+        let mut files = self.0.borrow_mut();
+        if files.contains_key(file) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        files.insert(file.to_owned(), content.to_vec());
+        Ok(())
+    }
+}
+
+fn network(backend: &str) -> Network {
+    Network::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#)).unwrap()
+}
+
+fn made(options: &str) -> Box<dyn Backend> {
+    crate::backend::make(&network(&format!(r#"{{"Type":"wireguard"{options}}}"#))).unwrap()
+}
+
+fn found<'a>(files: &'a Files, links: &'a [StandingLink]) -> Found<'a> {
+    let random = &|buffer: &mut [u8]| {
+        buffer.fill(0x55);
+        Ok(())
+    };
+    Found { links, secrets: files, random }
+}
+
+fn public(files: &Files) -> Result<String, String> {
+    let identities = made("").identities(&found(files, &[]), None).map_err(|error| error.to_string())?;
+    let [Some(v4), None] = identities.public() else { panic!("the network has no IPv6") };
+    Ok(v4.to_string())
+}
+
+#[test]
+fn flannels_key_is_taken_over_and_outlives_a_boot() {
+    let files = Files::with(&[(FLANNELS, PRIVATE)]);
+    assert_eq!(public(&files).unwrap(), PUBLIC);
+    let kept = files.text(KEPT).unwrap();
+    // A boot empties /run.
+    let files = Files::with(&[(KEPT, &kept)]);
+    assert_eq!(public(&files).unwrap(), PUBLIC);
+    assert_eq!(files.text(FLANNELS), Some(kept), "flannel finds the key when the operator goes back");
+}
+
+#[test]
+fn flannels_key_counts_first_and_no_file_is_replaced() {
+    let files = Files::with(&[(FLANNELS, &format!("{PRIVATE}\n")), (KEPT, &PublicKey([9; 32]).to_string())]);
+    assert_eq!(public(&files).unwrap(), PUBLIC);
+    assert_eq!(files.text(KEPT), Some(PublicKey([9; 32]).to_string()));
+}
+
+#[test]
+fn a_key_is_made_once() {
+    let files = Files::default();
+    let first = public(&files).unwrap();
+    assert_eq!(public(&files).unwrap(), first);
+    assert_eq!(files.text(FLANNELS), files.text(KEPT));
+    assert_eq!(files.text(KEPT).unwrap().len(), 44, "without a newline, as flannel reads it");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_an_error_that_names_it() {
+    let said = public(&Files::with(&[(FLANNELS, "unreadable")])).unwrap_err();
+    assert!(said.contains(FLANNELS) && said.contains("permission denied"), "{said}");
+    // flannel leaves an empty file when it is killed at the wrong moment.
+    for content in ["", "half a key"] {
+        let files = Files::with(&[(FLANNELS, content), (KEPT, PRIVATE)]);
+        let said = public(&files).unwrap_err();
+        assert!(said.contains(FLANNELS) && said.contains("delete the file"), "{said}");
+        assert_eq!(files.text(FLANNELS).unwrap(), content);
+    }
+}
+
+/// A key that came here with a copy of a disk must not claim the lease of the machine that was copied.
+#[test]
+fn only_a_device_of_ours_shows_that_the_key_was_published_by_this_machine() {
+    let files = Files::with(&[(KEPT, PRIVATE)]);
+    let standing = |links: &[StandingLink]| made("").standing_identities(&found(&files, links)).unwrap();
+    let link = |ours| StandingLink { name: Name::new("flannel-wg").unwrap(), mac: None, ours };
+    assert_eq!(standing(&[]), [None, None]);
+    assert_eq!(standing(&[link(false)]), [None, None]);
+    assert_eq!(standing(&[link(true)]), [Some(PublicIdentity::new(PUBLIC)), None]);
+}
+
+#[test]
+fn no_secret_is_in_a_refusal() {
+    let refusal = |options: &str| {
+        let network = network(&format!(r#"{{"Type":"wireguard",{options}}}"#));
+        crate::backend::make(&network).err().unwrap().to_string()
+    };
+    for options in [r#""PSK":"secretsecret""#, r#""PSK":["secretsecret"]"#] {
+        let said = refusal(options);
+        assert!(said.contains("Backend.PSK") && !said.contains("secretsecret"), "{said}");
+    }
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+//! WireGuard devices for the kernel adapter: keys, peers and allowed IPs become entries, and operations on them become messages of the
+//! family `wireguard` ([`super::wireguard`]).
+//!
+//! The secrets come from [`LinuxKernel::secrets`]. They are compared here, and no entry contains them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ipnet::IpNet;
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Name, Seen, Value};
+use weft_backends::wireguard::WireGuardLink;
+use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard::peer::WgPeer;
+
+use super::linux::LinuxKernel;
+use super::wireguard::{self, DeviceChange, KEY, PeerChange, PublicKey, Secret, WireGuard, WireGuardError};
+use super::{Outcome, Session, errno};
+
+/// An endpoint with a handshake younger than this works. WireGuard refuses a session that is older (REJECT_AFTER_TIME).
+const LIVE: Duration = Duration::from_secs(180);
+/// At most this many peers of one [`LinuxKernel::apply_wireguard`] get a handshake at once. The others get one with their first packet:
+/// a node that joins a large cluster must not make thousands of nodes compute keys for traffic that may never come.
+const MOST_HANDSHAKES: usize = 256;
+
+/// The peers and prefixes of one device that a sequence of operations ensures and removes.
+#[derive(Default)]
+struct Changes<'a> {
+    peers: Vec<PeerChange<'a>>,
+    /// The operations that each of [`Changes::peers`] carries out.
+    owners: Vec<Vec<usize>>,
+    by_key: HashMap<PublicKey, usize>,
+    prefixes: Vec<(usize, PublicKey, IpNet)>,
+    gone: Vec<(usize, PublicKey)>,
+}
+
+impl<'a> Changes<'a> {
+    /// The change of this peer. It adds the peer only if an operation asks for that.
+    fn peer(&mut self, key: PublicKey, op: usize) -> &mut PeerChange<'a> {
+        let at = *self.by_key.entry(key).or_insert_with(|| {
+            self.peers.push(PeerChange { update_only: true, ..PeerChange::of(key) });
+            self.owners.push(Vec::new());
+            self.peers.len() - 1
+        });
+        self.owners[at].push(op);
+        &mut self.peers[at]
+    }
+
+    fn add(&mut self, at: usize, op: &Op, preshared: &'a Secret) {
+        match op {
+            Op::Ensure(Key::AllowedIp(_, net), Value::AllowedIp(key))
+            | Op::Recreate(Key::AllowedIp(_, net), Value::AllowedIp(key)) => self.peer(**key, at).allowed.push(*net),
+            Op::Ensure(_, Value::WgPeer(peer)) | Op::Recreate(_, Value::WgPeer(peer)) => {
+                let change = self.peer(peer.key, at);
+                (change.update_only, change.endpoint) = (false, peer.endpoint);
+                (change.keepalive, change.preshared) = (Some(peer.keepalive), Some(preshared));
+            }
+            Op::Remove(Key::AllowedIp(_, net), Value::AllowedIp(key)) => self.prefixes.push((at, **key, *net)),
+            Op::Remove(_, Value::WgPeer(peer)) => self.gone.push((at, peer.key)),
+            _ => {}
+        }
+    }
+
+    /// Sets keepalive to one second for the first peers that want none, which makes the kernel begin a handshake. Returns the changes
+    /// that turn it off again.
+    fn begin_handshakes(&mut self) -> Vec<PeerChange<'a>> {
+        let off = self.peers.iter_mut().filter(|peer| peer.keepalive == Some(0)).take(MOST_HANDSHAKES);
+        let restore = off.map(|peer| {
+            peer.keepalive = Some(1);
+            PeerChange { update_only: true, keepalive: Some(0), ..PeerChange::of(peer.key) }
+        });
+        restore.collect()
+    }
+}
+
+impl LinuxKernel {
+    /// Reads a WireGuard device: what its link cannot show, and its entries.
+    pub(super) fn observe_wireguard(&mut self, name: Name) -> io::Result<(WireGuardLink, Vec<(Key, Seen)>)> {
+        let Some(device) = self.wireguard_device(name)? else {
+            // It was deleted a moment ago. The notice of that leads to another observation.
+            return Ok((WireGuardLink { public: None, port: 0 }, Vec::new()));
+        };
+        let link = WireGuardLink { public: device.public, port: device.port };
+        let (secrets, now) = (self.secrets.as_ref(), now());
+        let entries = device.peers.into_iter().flat_map(|(key, peer)| entries(name, key, peer, (secrets, now)));
+        Ok((link, entries.collect()))
+    }
+
+    /// Reads the sessions of a device.
+    pub(super) fn observe_sessions(&mut self, name: Name) -> io::Result<Vec<Session>> {
+        let Some(device) = self.wireguard_device(name)? else { return Ok(Vec::new()) };
+        let session = |(key, peer): (PublicKey, wireguard::Peer)| Session {
+            device: name,
+            peer: key.id(),
+            endpoint: peer.endpoint,
+            handshake: peer.handshake,
+            received: peer.received,
+            sent: peer.sent,
+        };
+        Ok(device.peers.into_iter().map(session).collect())
+    }
+
+    /// Writes the private key and the port. Writing what is there already disturbs nothing.
+    pub(super) fn write_wireguard(&mut self, op: &Op, name: Name, want: &WireGuardLink) -> Result<(), Outcome> {
+        let Some(secrets) = self.secrets.clone() else { return Err(errno::retry(op, "the private key is not known")) };
+        let change = DeviceChange { private: Some(&secrets.private), port: Some(want.port), replace_peers: false };
+        self.family().and_then(|family| family.set(&name.text(), change, &[])).map_err(|error| outcome(op, &error))
+    }
+
+    /// Carries out operations on peers and allowed IPs. Returns one outcome for each, in order.
+    pub(super) fn apply_wireguard(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let mut outcomes = vec![Outcome::Done; ops.len()];
+        let secrets = self.secrets.clone();
+        // 32 zeros mean that there is none.
+        let none = Secret::new([0; KEY]);
+        let preshared = secrets.as_ref().and_then(|secrets| secrets.preshared.as_deref());
+        let mut devices: BTreeMap<Name, Changes<'_>> = BTreeMap::new();
+        for (at, op) in ops.iter().enumerate() {
+            let Some(name) = op.key().device().copied() else { continue };
+            match self.resolve(op, name) {
+                Ok(_) => {}
+                Err(stop) => {
+                    outcomes[at] = stop;
+                    continue;
+                }
+            }
+            let wanted = match op {
+                Op::Ensure(_, Value::WgPeer(peer)) if peer.preshared => preshared,
+                _ => Some(&none),
+            };
+            match wanted {
+                Some(wanted) => devices.entry(name).or_default().add(at, op, wanted),
+                None => outcomes[at] = errno::retry(op, "the preshared key is not known"),
+            }
+        }
+        for (name, changes) in devices {
+            self.write_changes(name, changes, ops, &mut outcomes);
+        }
+        outcomes
+    }
+
+    fn write_changes(&mut self, name: Name, mut changes: Changes<'_>, ops: &[Op], outcomes: &mut [Outcome]) {
+        let device = name.text().into_owned();
+        let restore = changes.begin_handshakes();
+        for (at, error) in self.set_peers(&device, &changes.peers) {
+            for op in &changes.owners[at] {
+                outcomes[*op] = outcome(&ops[*op], &error);
+            }
+        }
+        for (at, error) in self.set_peers(&device, &restore) {
+            if let Some(owners) = changes.by_key.get(&restore[at].key).and_then(|at| changes.owners.get(*at)) {
+                owners.iter().for_each(|op| outcomes[*op] = outcome(&ops[*op], &error));
+            }
+        }
+        // The kernel removes the prefixes of a peer together with it.
+        let gone: HashSet<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
+        for (op, key, net) in changes.prefixes.into_iter().filter(|(_, key, _)| !gone.contains(key)) {
+            if let Err(error) = self.family().and_then(|family| family.remove_allowed(&device, key, net)) {
+                outcomes[op] = outcome(&ops[op], &error);
+            }
+        }
+        let keys: Vec<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
+        if let Err(error) = self.family().and_then(|family| family.remove_peers(&device, &keys)) {
+            changes.gone.iter().for_each(|(op, _)| outcomes[*op] = outcome(&ops[*op], &error));
+        }
+    }
+
+    /// Writes peers, all at once. If the kernel refuses that, they are written one by one, so that one bad peer does not harm the
+    /// others. Returns those that were refused.
+    fn set_peers(&mut self, device: &str, peers: &[PeerChange<'_>]) -> Vec<(usize, WireGuardError)> {
+        if peers.is_empty() {
+            return Vec::new();
+        }
+        let mut set = |peers: &[PeerChange<'_>]| {
+            self.family().and_then(|family| family.set(device, DeviceChange::default(), peers))
+        };
+        if set(peers).is_ok() {
+            return Vec::new();
+        }
+        let alone = peers.iter().enumerate().map(|(at, peer)| (at, set(std::slice::from_ref(peer))));
+        alone.filter_map(|(at, result)| Some((at, result.err()?))).collect()
+    }
+
+    /// Reads a device. `None` if there is no WireGuard device of this name.
+    fn wireguard_device(&mut self, name: Name) -> io::Result<Option<wireguard::Device>> {
+        match self.family().and_then(|family| family.get(&name.text())) {
+            Ok(device) => Ok(Some(device)),
+            Err(WireGuardError::NoDevice { .. } | WireGuardError::NotWireGuard { .. }) => Ok(None),
+            Err(WireGuardError::Socket(error)) => Err(error),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// The socket of the family, opened when it is needed for the first time.
+    fn family(&mut self) -> Result<&mut WireGuard, WireGuardError> {
+        match &mut self.wireguard {
+            Some(family) => Ok(family),
+            none => Ok(none.insert(WireGuard::open()?)),
+        }
+    }
+}
+
+/// The entries of one peer.
+fn entries(
+    device: Name,
+    key: PublicKey,
+    peer: wireguard::Peer,
+    (secrets, now): (Option<&DeviceSecrets>, Duration),
+) -> Vec<(Key, Seen)> {
+    let wanted = secrets.and_then(|secrets| secrets.preshared.as_deref());
+    let preshared = match wanted {
+        Some(wanted) => peer.preshared.as_ref() == Some(wanted),
+        None => peer.preshared.is_some(),
+    };
+    let is_live = peer.handshake.is_some_and(|at| now.abs_diff(at) < LIVE);
+    let value = WgPeer { key, endpoint: peer.endpoint, keepalive: peer.keepalive, preshared, is_live };
+    let holder = std::sync::Arc::new(key);
+    let seen = |value| Seen { value, protocol: 0, mark: false };
+    let allowed = peer.allowed.iter().map(|net| (Key::AllowedIp(device, *net), seen(Value::AllowedIp(holder.clone()))));
+    std::iter::once((Key::WgPeer(device, key.id()), seen(Value::peer(value)))).chain(allowed).collect()
+}
+
+/// The time since 1970, as the kernel counts handshakes.
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What an error means for an operation.
+fn outcome(op: &Op, error: &WireGuardError) -> Outcome {
+    match error {
+        WireGuardError::NoDevice { .. } if matches!(op, Op::Remove(..)) => Outcome::Done,
+        WireGuardError::Invalid { .. } | WireGuardError::NotPermitted { .. } | WireGuardError::NoFamily => {
+            errno::fatal(op, &error.to_string())
+        }
+        _ => errno::retry(op, &error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name() -> Name {
+        Name::new("flannel-wg").unwrap()
+    }
+
+    fn peer(last: u8, keepalive: u16) -> WgPeer {
+        let endpoint = Some(format!("192.0.2.{last}:51820").parse().unwrap());
+        WgPeer { key: PublicKey([last; KEY]), endpoint, keepalive, preshared: false, is_live: false }
+    }
+
+    fn ensure(peer: WgPeer) -> Op {
+        Op::Ensure(Key::WgPeer(name(), peer.key.id()), Value::peer(peer))
+    }
+
+    fn allow(net: &str, last: u8) -> Op {
+        let key = Value::AllowedIp(std::sync::Arc::new(PublicKey([last; KEY])));
+        Op::Ensure(Key::AllowedIp(name(), net.parse().unwrap()), key)
+    }
+
+    #[test]
+    fn a_peer_and_its_prefixes_are_one_change() {
+        let (mut changes, none) = (Changes::default(), Secret::new([0; KEY]));
+        let ops = [ensure(peer(1, 0)), ensure(peer(2, 25)), allow("10.5.1.0/24", 1), allow("10.5.3.0/24", 3)];
+        for (at, op) in ops.iter().enumerate() {
+            changes.add(at, op, &none);
+        }
+        let said: Vec<_> = changes.peers.iter().map(|p| (p.key.0[0], p.allowed.len(), p.update_only)).collect();
+        assert_eq!(said, [(1, 1, false), (2, 0, false), (3, 1, true)], "a prefix alone adds no peer");
+        assert_eq!(changes.owners, [vec![0, 2], vec![1], vec![3]]);
+        // The kernel begins a handshake when keepalive becomes more than zero.
+        let restore: Vec<_> = changes.begin_handshakes().iter().map(|p| (p.key.0[0], p.keepalive)).collect();
+        assert_eq!(restore, [(1, Some(0))]);
+        let keepalive: Vec<_> = changes.peers.iter().map(|p| p.keepalive).collect();
+        assert_eq!(keepalive, [Some(1), Some(25), None]);
+    }
+
+    #[test]
+    fn handshakes_are_begun_with_a_bounded_number_of_peers() {
+        let (mut changes, none) = (Changes::default(), Secret::new([0; KEY]));
+        for at in 0..MOST_HANDSHAKES + 7 {
+            let mut key = [0; KEY];
+            key[..8].copy_from_slice(&at.to_ne_bytes());
+            changes.add(at, &ensure(WgPeer { key: PublicKey(key), ..peer(1, 0) }), &none);
+        }
+        assert_eq!(changes.begin_handshakes().len(), MOST_HANDSHAKES);
+        assert_eq!(changes.peers.iter().filter(|peer| peer.keepalive == Some(0)).count(), 7);
+    }
+
+    #[test]
+    fn an_observed_peer_shows_whether_its_secret_is_the_wanted_one() {
+        let secret = |byte| std::sync::Arc::new(Secret::new([byte; KEY]));
+        let seen = |wanted: Option<u8>, has: Option<u8>| {
+            let secrets = DeviceSecrets { private: secret(1), preshared: wanted.map(secret) };
+            let observed =
+                wireguard::Peer { preshared: has.map(|byte| Secret::new([byte; KEY])), ..Default::default() };
+            let entries = entries(name(), PublicKey([2; KEY]), observed, (Some(&secrets), Duration::ZERO));
+            let Value::WgPeer(peer) = &entries[0].1.value else { panic!("{entries:?}") };
+            peer.preshared
+        };
+        assert!(seen(Some(7), Some(7)) && !seen(Some(7), Some(8)) && !seen(Some(7), None));
+        assert!(seen(None, Some(7)) && !seen(None, None), "one that is not wanted must go");
+    }
+
+    #[test]
+    fn an_endpoint_works_while_the_last_handshake_is_young() {
+        let live = |handshake: Option<u64>| {
+            let observed = wireguard::Peer { handshake: handshake.map(Duration::from_secs), ..Default::default() };
+            let entries = entries(name(), PublicKey([2; KEY]), observed, (None, Duration::from_secs(1000)));
+            matches!(&entries[0].1.value, Value::WgPeer(peer) if peer.is_live)
+        };
+        assert!(live(Some(900)) && !live(Some(820)) && !live(None));
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The audit of WireGuard peers. The kernel announces nothing about them.
+
+use weft_backends::wireguard::key::PublicKey;
+use weft_backends::wireguard::peer::WgPeer;
+
+use super::*;
+use crate::plan::tests::wireguard::{wireguard, with_key};
+
+fn peer_key(key: u8) -> Key {
+    Key::WgPeer(name("flannel-wg"), PublicKey([key; 32]).id())
+}
+
+fn allowed(net: &str) -> Key {
+    Key::AllowedIp(name("flannel-wg"), net.parse().unwrap())
+}
+
+async fn started() -> (Plan, Passer<FakeKernel>, FakeKernel) {
+    let (_, mut passer, kernel) = bench();
+    let mut plan = wireguard("");
+    plan.put(with_key(2, 2, 2));
+    plan.put(with_key(3, 3, 3));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    kernel.take_ops();
+    (plan, passer, kernel)
+}
+
+#[tokio::test]
+async fn peers_and_prefixes_that_somebody_removed_come_back() {
+    let (plan, mut passer, kernel) = started().await;
+    assert!(passer.wireguard(&plan).await.unwrap().is_none(), "nothing to write");
+    // Linux removes the prefixes together with the peer.
+    kernel.disturb(peer_key(2), None, false);
+    kernel.disturb(allowed("10.5.2.0/24"), None, false);
+    kernel.disturb(allowed("10.5.3.0/24"), None, false);
+    assert_eq!(passer.wireguard(&plan).await.unwrap().unwrap().writes(), 3);
+    for key in [peer_key(2), allowed("10.5.2.0/24"), allowed("10.5.3.0/24")] {
+        assert_eq!(kernel.entries().get(&key).map(|seen| seen.value.clone()), plan.desired(&key));
+    }
+}
+
+#[tokio::test]
+async fn peers_that_nobody_wants_are_removed_after_their_prefixes_and_a_stolen_prefix_moves_back() {
+    let (plan, mut passer, kernel) = started().await;
+    let thief = WgPeer { key: PublicKey([9; 32]), endpoint: None, keepalive: 0, preshared: false, is_live: true };
+    let seen = |value| Some(Seen { value, protocol: 0, mark: false });
+    let theirs = Value::AllowedIp(Arc::new(thief.key));
+    kernel.disturb(peer_key(9), seen(Value::peer(thief)), false);
+    kernel.disturb(allowed("10.5.2.0/24"), seen(theirs.clone()), false);
+    kernel.disturb(allowed("10.5.77.0/24"), seen(theirs), false);
+    passer.wireguard(&plan).await.unwrap().unwrap();
+    let written: Vec<String> = kernel.take_ops().iter().map(|op| op.key().to_string()).collect();
+    let gone = ["allowed ip 10.5.77.0/24 dev flannel-wg".to_owned(), peer_key(9).to_string()];
+    assert_eq!(written[1..], gone, "the prefix that another peer has is moved and not removed");
+    assert_eq!(kernel.entries().iter().filter(|(key, _)| key.is_of_wireguard()).count(), 4);
+}
+
+#[tokio::test]
+async fn an_endpoint_that_works_is_not_written() {
+    let (plan, mut passer, kernel) = started().await;
+    let Some(Value::WgPeer(wanted)) = plan.desired(&peer_key(2)) else { panic!("no peer") };
+    let roamed = |is_live| {
+        let endpoint = Some("203.0.113.9:1024".parse().unwrap());
+        let value = Value::peer(WgPeer { endpoint, is_live, ..WgPeer::clone(&wanted) });
+        Some(Seen { value, protocol: 0, mark: false })
+    };
+    kernel.disturb(peer_key(2), roamed(true), false);
+    assert!(passer.wireguard(&plan).await.unwrap().is_none());
+    assert_eq!(passer.full(&plan, Cause::Audit).await.unwrap().writes(), 0);
+    kernel.disturb(peer_key(2), roamed(false), false);
+    assert_eq!(passer.wireguard(&plan).await.unwrap().unwrap().writes(), 1);
+}
+
+#[tokio::test]
+async fn entries_are_written_in_an_order_in_which_each_finds_what_it_needs() {
+    let (_, mut passer, kernel) = bench();
+    let mut plan = wireguard("");
+    plan.put(with_key(2, 2, 2));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let written: Vec<String> = kernel.take_ops().iter().map(|op| op.key().to_string()).collect();
+    let wanted = [
+        "link flannel-wg",
+        "addr 10.5.1.0/32 dev flannel-wg",
+        "wireguard peer AgICAgICAgICAgICAgIC... dev flannel-wg",
+        "allowed ip 10.5.2.0/24 dev flannel-wg",
+        "route 10.5.0.0/16",
+    ];
+    assert_eq!(written, wanted);
+}

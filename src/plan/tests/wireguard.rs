@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! WireGuard in the plan: who has a key that two leases claim, and what an encrypted network does with other types.
+
+use weft_backends::wireguard::key::{KeyPair, PublicKey, Secret};
+
+use super::*;
+
+pub(crate) fn wireguard(options: &str) -> Plan {
+    let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"wireguard"{options}}}}}"#);
+    let network = Network::parse(&text).unwrap();
+    let Plan { mut host, own, .. } = plan();
+    host.identities = KeyPair::of(Secret::new([1; 32])).both();
+    let backend = make(&network).unwrap();
+    Plan::new(network, backend, host, own)
+}
+
+/// A lease of the subnet and the address with these numbers, with this key.
+pub(crate) fn with_key(third: u8, address: u8, key: u8) -> Record {
+    let mut lease = lease(third, 1);
+    lease.attrs.public_ip = Some([192, 168, 0, address].into());
+    lease.attrs.backend_type = "wireguard".into();
+    let key = PublicKey([key; 32]);
+    lease.attrs.backend_data = Some(format!(r#"{{"PublicKey":"{key}","Port":51820}}"#).into());
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+fn entries(plan: &Plan) -> Vec<String> {
+    let entries = plan.wireguard_entries();
+    entries.map(|(key, value)| format!("{key} {value}").replace(&PublicKey([2; 32]).to_string(), "TWO")).collect()
+}
+
+#[test]
+fn the_older_of_two_leases_with_one_key_has_the_peer() {
+    for assigned in [false, true] {
+        let mut plan = wireguard("").with_assigned_subnets(assigned);
+        // The age of a lease is its subnet's number here.
+        plan.put(with_key(3, 3, 2));
+        plan.put(with_key(2, 2, 2));
+        let wanted = [
+            "wireguard peer AgICAgICAgICAgICAgIC... dev flannel-wg key TWO endpoint 192.168.0.2:51820",
+            "allowed ip 10.5.2.0/24 dev flannel-wg key TWO",
+        ];
+        assert_eq!(entries(&plan), wanted);
+        let reason = plan.skipped(&"10.5.3.0-24".into()).unwrap();
+        assert!(reason.contains("is also that of the older lease 10.5.2.0-24"), "{reason}");
+        let problems = claims::problems(&plan).join(" ");
+        assert!(problems.contains("two nodes have PublicKey") && problems.contains("wgkey"), "{problems}");
+        plan.remove(&"10.5.2.0-24".into());
+        assert!(entries(&plan)[1].starts_with("allowed ip 10.5.3.0/24"), "{:?}", entries(&plan));
+        assert_eq!(plan.skipped_count(), 0);
+    }
+}
+
+#[test]
+fn two_leases_of_one_node_give_their_prefixes_to_one_peer() {
+    let mut plan = wireguard("");
+    plan.put(with_key(2, 2, 2));
+    plan.put(with_key(3, 2, 2));
+    assert_eq!((entries(&plan).len(), plan.skipped_count()), (3, 0), "{:?}", entries(&plan));
+}
+
+#[test]
+fn a_new_key_of_a_node_takes_its_prefix_along_and_removes_the_old_peer() {
+    let mut plan = wireguard("");
+    plan.put(with_key(2, 2, 2));
+    let changed = plan.put(with_key(2, 2, 3));
+    let shown: Vec<(bool, bool)> =
+        changed.iter().map(|(_, before, after)| (before.is_some(), after.is_some())).collect();
+    assert_eq!(shown.len(), 3);
+    assert_eq!(
+        shown.iter().filter(|all| **all == (true, true)).count(),
+        1,
+        "the prefix moves in one step: {changed:?}"
+    );
+}
+
+#[test]
+fn an_encrypted_network_sets_other_types_aside_unless_clear_text_is_allowed() {
+    let mut plan = wireguard("");
+    assert_eq!(plan.put(record(2, 1)), []);
+    let reason = plan.skipped(&"10.5.2.0-24".into()).unwrap();
+    assert!(reason.contains("this network is encrypted"), "{reason}");
+    assert_eq!(plan.problems(), [""; 0]);
+    let mut plan = wireguard(r#","AllowPlaintext":true"#);
+    assert!(links(&plan.put(record(2, 1))).contains(&"link flannel.1".to_owned()));
+    let problems = plan.problems();
+    assert!(problems[0].contains("AllowPlaintext") && problems.len() == 1, "{problems:?}");
+}
+
+/// Without it, a route to one subnet, which is longer, would still lead over flannel's old device in clear text.
+#[test]
+fn routes_over_a_device_of_flannels_earlier_backend_are_flannels() {
+    use crate::pass::takeover::Takeover;
+    use crate::subnet_file::Author;
+    use weft_backends::state::Route;
+    let plan = wireguard("");
+    let route = |net: &str, dev: &str, protocol| {
+        let (via, dev) = ([10, 5, 2, 0].into(), Name::new(dev).unwrap());
+        let value = Value::Route(Route::Unicast { via, dev, onlink: true });
+        (Key::Route(net.parse().unwrap(), 0), Seen { value, protocol, mark: false })
+    };
+    let rows = [
+        ("10.5.2.0/24", "flannel.1", 3, true),
+        ("10.5.3.0/24", "flannel.ipip", 0, true),
+        ("10.5.4.0/24", "tun0", 3, false),
+        ("10.5.5.0/24", "flannel.1", 4, false),
+        ("10.5.1.0/25", "flannel.1", 3, false),
+        ("10.6.2.0/24", "flannel.1", 3, false),
+    ];
+    let observed: Observed = rows.iter().map(|(net, dev, protocol, _)| route(net, dev, *protocol)).collect();
+    let mut takeover = Takeover::new(Author::Another);
+    takeover.update(&observed, &plan);
+    for (net, dev, protocol, left) in rows {
+        let (key, seen) = route(net, dev, protocol);
+        assert_eq!(takeover.contains(&key, &seen), left, "{net} {dev} {protocol}");
+    }
+    let mut takeover = Takeover::new(Author::Weft);
+    takeover.update(&observed, &plan);
+    assert!(!takeover.contains(&route("10.5.2.0/24", "flannel.1", 3).0, &route("10.5.2.0/24", "flannel.1", 3).1));
+}
