@@ -90,7 +90,7 @@ static-bare: ## build the static agent without Kubernetes
 	@[ $$(stat -c %s $(BARE)) -le $(BARE_SIZE) ] || { echo "$(BARE) is larger than $(BARE_SIZE) bytes" >&2; exit 1; }
 	@ls -l $(BARE)
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+VERSION := $(shell tools/version)
 IMAGE := $(TARGET_DIR)/weft-image.tar
 IMAGE_ROOT := $(TARGET_DIR)/image
 
@@ -102,6 +102,33 @@ image-only:
 	@tools/image-root $(IMAGE_ROOT) $(STATIC) $(STATIC_CNI)
 	@tools/image $(IMAGE) weft:$(VERSION) $(IMAGE_ROOT) /weft
 	@ls -l $(IMAGE)
+
+MANUAL := $(TARGET_DIR)/manual
+DEB := $(TARGET_DIR)/weft_$(VERSION)-1_$(shell dpkg --print-architecture 2>/dev/null).deb
+.PHONY: manual deb test-deb
+manual: ## write the manual pages and the completions of shells into target/manual
+	@$(STEP) 900 "manual pages" cargo build --locked --example weft-manual
+	@rm -rf $(MANUAL) && $(TARGET_DIR)/debug/examples/weft-manual $(MANUAL)
+
+deb: static manual ## write a Debian package for this machine's processor
+	@tools/deb $(DEB) $$(dpkg --print-architecture) $(STATIC) $(STATIC_CNI) $(MANUAL)
+	@ls -l $(DEB)
+
+test-deb: manual ## install, upgrade and remove the Debian package in a Debian with systemd, and check it with lintian
+	@tools/prepare deb
+	@$(STEP) 900 "build for the package" cargo build --locked -p weft -p weft-cni
+	@$(STEP) 900 "Debian package" cargo test --locked -p weft --test deploy_deb
+
+# All processors: tools/release says which, and which are left out. RELEASE_ARGS="--out DIR amd64 arm64"
+RELEASE_ARGS ?=
+.PHONY: release test-release
+release: ## build everything that is published into target/release-VERSION: binaries, packages, images, SBOM, licences, sums
+	@tools/prepare release
+	@tools/release $(RELEASE_ARGS)
+
+test-release: ## build the release twice, in two places, compare all bytes, and start the binaries of other processors; an hour
+	@tools/prepare release
+	@tools/release-twice $(RELEASE_ARGS)
 
 aarch64: ## check that everything compiles for aarch64
 	@$(STEP) 900 "aarch64" cargo check --locked --workspace --target aarch64-unknown-linux-gnu

@@ -9,8 +9,11 @@ use clap::Command;
 use crate::page::{Page, files};
 
 /// Flags that a page names by themselves and that belong to another program.
-const OTHERS: [(&str, &str); 10] = [
+const OTHERS: [(&str, &str); 13] = [
     ("--random-fully", "iptables"),
+    ("--bip", "Docker"),
+    ("--mtu", "Docker"),
+    ("--set", "helm"),
     ("--allocate-node-cidrs", "kube-controller-manager"),
     ("--cluster-cidr", "kube-controller-manager"),
     ("--pod-network-cidr", "kubeadm"),

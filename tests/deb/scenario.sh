@@ -1,0 +1,91 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The life of the Debian package on a machine with systemd: installation, configuration, upgrade under traffic, removal and purge. It runs
+# inside the container that tests/deploy_deb.rs starts. /packages has old.deb and new.deb; the result is in /out/log.
+set -u
+exec >/out/log 2>&1
+
+fail() { echo "FAIL $*"; systemctl status weft; journalctl -u weft --no-pager | tail -n 40; exit 1; }
+# check NAME COMMAND...
+check() {
+    local name=$1
+    shift
+    "$@" || fail "$name: $*"
+    echo "PASS $name"
+}
+# until SECONDS NAME COMMAND...: waits for a condition.
+within() {
+    local end=$((SECONDS + $1)) name=$2
+    shift 2
+    until "$@"; do
+        [ $SECONDS -lt $end ] || fail "$name, waited for: $*"
+        sleep 0.2
+    done
+    echo "PASS $name"
+}
+main_pid() { systemctl show --property MainPID --value weft; }
+runs_anew() { [ "$(main_pid)" != 0 ] && [ "$(main_pid)" != "$1" ] && systemctl --quiet is-active weft; }
+is() { [ "$(eval "$1")" = "$2" ]; }
+
+# Another node, with a pod that answers.
+ip netns add peer
+ip link add eth0 type veth peer name eth0 netns peer
+ip addr add 192.168.70.1/24 dev eth0
+ip link set eth0 up
+ip route add default via 192.168.70.2
+ip -n peer link set lo up
+ip -n peer link set eth0 up
+ip -n peer addr add 192.168.70.2/24 dev eth0
+ip -n peer addr add 10.244.9.1/32 dev lo
+ip -n peer route add 10.244.0.0/16 via 192.168.70.1
+
+check "installation" dpkg -i /packages/old.deb
+check "the first installation starts nothing" is "systemctl is-active weft" inactive
+check "the first installation enables nothing" is "systemctl is-enabled weft" disabled
+check "the password is for root alone" is "stat -c %a /etc/default/weft" 600
+check "systemd accepts the unit" is "systemd-analyze verify --man=no weft.service 2>&1 | grep weft" ""
+check "udev's rule for the devices is there" test -e /lib/systemd/network/10-flannel.link
+check "the plugins are where Debian's runtimes look" /usr/lib/cni/weft-veth </dev/null
+
+mkdir -p /var/lib/weft/subnets
+echo '{"Network":"10.244.0.0/16","Backend":{"Type":"host-gw"}}' >/var/lib/weft/config.json
+echo '{"PublicIP":"192.168.70.2","PublicIPv6":null,"BackendType":"host-gw"}' >/var/lib/weft/subnets/10.244.9.0-24.json
+echo 'WEFT_ARGS=--store dir:/var/lib/weft' >>/etc/default/weft
+check "the agent becomes ready" systemctl enable --now weft
+check "weft status" weft status
+within 30 "the pod of the other node answers" ping -q -c 1 -W 1 10.244.9.1
+
+before=$(main_pid)
+ping -i 0.05 10.244.9.1 >/tmp/ping &
+ping=$!
+check "upgrade" dpkg -i /packages/new.deb
+within 60 "the upgrade starts the new agent" runs_anew "$before"
+within 30 "the new agent answers" weft status
+kill -INT $ping
+wait $ping
+tail -n 2 /tmp/ping
+check "no packet is lost by the upgrade" grep -q ' 0% packet loss' /tmp/ping
+check "the configuration is kept" grep -q '^WEFT_ARGS=' /etc/default/weft
+check "it is still for root alone" is "stat -c %a /etc/default/weft" 600
+
+before=$(main_pid)
+printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+chmod 755 /usr/sbin/policy-rc.d
+check "an upgrade where the administrator forbids restarts" dpkg -i /packages/old.deb
+check "the agent runs on" is main_pid "$before"
+rm /usr/sbin/policy-rc.d
+
+sed -i '/^WEFT_ARGS=/d' /etc/default/weft
+echo 'FLANNELD_ETCD_ENDPOINTS=http://192.168.70.99:2379' >>/etc/default/weft
+systemctl --no-block restart weft
+check "an upgrade while the store is away does not wait" timeout 60 dpkg -i /packages/new.deb
+check "routes stay while the store is away" ping -q -c 1 -W 1 10.244.9.1
+
+check "removal" dpkg -r weft
+check "removal stops the agent" is "systemctl is-active weft" inactive
+check "pods keep their network" ping -q -c 1 -W 1 10.244.9.1
+check "removal keeps the configuration" test -e /etc/default/weft
+check "purge" dpkg -P weft
+left=$(find / -xdev '(' -name '*weft*' -o -name '10-flannel.link' ')' -not -path '/proc/*' -not -path '/run/*' -not -path '/var/log/*' -not -path '/var/cache/*')
+check "purge leaves nothing" test -z "$left"
+echo END

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Debian package: the same input gives the same bytes, lintian has no complaint, and the package is installed, upgraded under traffic,
+//! removed and purged in a Debian with systemd, which runs in a container. Needs root, and what `make test-deb` prepares.
+//!
+//! `WEFT_BIN` and `WEFT_CNI` name other binaries than those of this build, such as static ones.
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
+#![allow(clippy::disallowed_methods, reason = "a test is told its binaries by the environment")]
+
+#[path = "common/exe.rs"]
+mod exe;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The checks of tests/deb/scenario.sh that must have been made, beside others.
+const CHECKS: [&str; 6] = [
+    "the first installation starts nothing",
+    "the pod of the other node answers",
+    "no packet is lost by the upgrade",
+    "an upgrade while the store is away does not wait",
+    "pods keep their network",
+    "purge leaves nothing",
+];
+/// Seconds for the whole container. A busy machine needs about one minute.
+const LIMIT: &str = "300";
+/// The time of the files in the packages, so that the tests do not depend on the clone.
+const EPOCH: &str = "1700000000";
+
+fn tree() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn ok(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error} (make test-deb)"));
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{text}", output.status);
+    output
+}
+
+/// Returns a copy of a program without its symbols, as a release has it.
+fn stripped(program: &Path, dir: &Path) -> PathBuf {
+    let copy = dir.join(program.file_name().unwrap());
+    ok(Command::new("strip").arg("-o").arg(&copy).arg(program));
+    copy
+}
+
+/// Writes a package with the programs of this build.
+fn package(dir: &Path, name: &str, revision: &str) -> PathBuf {
+    let package = dir.join(name);
+    let weft = exe::weft_exe();
+    let cni = std::env::var_os("WEFT_CNI").map_or_else(|| weft.with_file_name("weft-cni"), PathBuf::from);
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("manual");
+    let mut tool = Command::new(tree().join("tools/deb"));
+    tool.arg(&package).arg("amd64").arg(stripped(&weft, dir)).arg(stripped(&cni, dir)).arg(target);
+    ok(tool.env("SOURCE_DATE_EPOCH", EPOCH).env("DEB_REVISION", revision).env("DEB_COMPRESSION", "gzip"));
+    package
+}
+
+#[test]
+fn the_same_input_gives_the_same_bytes() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = fs::read(package(one.path(), "a.deb", "1")).unwrap();
+    assert!(first == fs::read(package(two.path(), "b.deb", "1")).unwrap(), "the packages differ");
+}
+
+#[test]
+fn lintian_has_no_complaint() {
+    let dir = tempfile::tempdir().unwrap();
+    let package = package(dir.path(), "weft.deb", "1");
+    // A build for tests is linked with the C library of this machine, and the package is made for static programs.
+    let dynamic = "missing-dependency-on-libc,undeclared-elf-prerequisites,library-not-linked-against-libc";
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--allow-root", "--fail-on", "error,warning", "--suppress-tags", dynamic]).arg(package);
+    ok(&mut lintian);
+}
+
+/// Returns a Debian with systemd, which is made once and never changed.
+fn debian() -> PathBuf {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debian-bookworm");
+    if !root.is_dir() {
+        let aside = tempfile::Builder::new().prefix("debian-").tempdir_in(root.parent().unwrap()).unwrap();
+        let packages = "--include=systemd,systemd-sysv,dbus,iproute2,iputils-ping";
+        ok(Command::new("debootstrap").args(["--variant=minbase", packages, "bookworm"]).arg(aside.path()));
+        // Renamed, so that a Debian that was broken off is never used.
+        fs::rename(aside.keep(), &root).unwrap();
+    }
+    root
+}
+
+#[test]
+fn install_upgrade_under_traffic_remove_and_purge() {
+    let dir = tempfile::tempdir().unwrap();
+    let packages = dir.path().join("packages");
+    let out = dir.path().join("out");
+    fs::create_dir(&packages).unwrap();
+    fs::create_dir(&out).unwrap();
+    package(&packages, "old.deb", "1");
+    package(&packages, "new.deb", "2");
+    let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
+    let scenario = tree().join("tests/deb");
+    let mut container = Command::new("timeout");
+    container
+        .args([
+            "--kill-after=10",
+            LIMIT,
+            "systemd-nspawn",
+            "--quiet",
+            "--register=no",
+            "--keep-unit",
+            "--private-network",
+        ])
+        .args(["--volatile=overlay", "--console=pipe", "--capability=CAP_NET_ADMIN"])
+        .arg(format!("--machine=weft-deb-{}", std::process::id()))
+        .arg(format!("--directory={}", debian().display()))
+        .args([bind(&packages, "/packages"), bind(&scenario.join("scenario.sh"), "/scenario.sh")])
+        .arg(bind(&scenario.join("scenario.service"), "/run/systemd/system/scenario.service"))
+        .arg(format!("--bind={}:/out", out.display()))
+        .args(["--boot", "--", "--unit=scenario.service"]);
+    let output = container.output().expect("run systemd-nspawn (make test-deb)");
+    let console = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let log = fs::read_to_string(out.join("log")).unwrap_or_else(|error| panic!("no result: {error}\n{console}"));
+    assert_eq!(log.lines().last(), Some("END"), "{log}");
+    for check in CHECKS {
+        assert!(log.contains(&format!("PASS {check}\n")), "'{check}' was never checked:\n{log}");
+    }
+}
