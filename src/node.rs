@@ -100,7 +100,7 @@ pub struct Node<K> {
 impl<K: Kernel> Node<K> {
     /// Creates a node that has just got its lease. Nothing is written to the kernel yet.
     pub fn new(context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, author, chosen, saved, .. } = started;
+        let Started { network, config, backend, host, own, author, chosen, saved, wanted, earlier, .. } = started;
         passer.takeover = Takeover::new(author);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
@@ -108,6 +108,7 @@ impl<K: Kernel> Node<K> {
         }
         let (now, options) = (Instant::now(), &context.options);
         let plan = Plan::new(network, backend, host, own)
+            .with_earlier(earlier)
             .with_assigned_subnets(context.store.capabilities().assigned)
             .with_fences(options.rules.fences)
             .with_tunnel_guard(options.rules.guard);
@@ -118,7 +119,7 @@ impl<K: Kernel> Node<K> {
             peers: PeerLeases::new(options.hold_removals, now),
             store: StoreState::new(now),
             net_conf: NetConf::new(config, chosen),
-            change: Change::default(),
+            change: Change::at_start(wanted),
             uplink: UplinkState::default(),
             sysctls: Sysctls::new(&options.subnet_file, now),
             rules: TrafficRules::default(),

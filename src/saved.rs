@@ -281,6 +281,7 @@ mod tests {
             public,
             chosen,
             uplink: None,
+            earlier: Vec::new(),
         }
     }
 

@@ -16,7 +16,7 @@ use super::wait_for;
 /// The agents' `--change-grace` in a lab that changes its backend. The default is a minute, which is long for somebody who watches.
 pub const GRACE: &str = "--change-grace=6s";
 /// Time limit for a change.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Time limit for pings to be answered.
 const ANSWERS: Duration = Duration::from_secs(20);
 
@@ -80,7 +80,10 @@ pub async fn changed(nodes: &[Node], kind: &str) -> Result<()> {
     for node in nodes {
         let done =
             async || node.status().await.is_ok_and(|status| status.backend == kind && status.other_ways.is_empty());
-        wait_for(&format!("{} to change to {kind}", node.name()), PATIENCE, done).await?;
+        let waited = wait_for(&format!("{} to change to {kind}", node.name()), PATIENCE, done).await;
+        if waited.is_err() {
+            return waited.context(format!("its status: {:?}", node.status().await));
+        }
     }
     Ok(())
 }

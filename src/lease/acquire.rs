@@ -34,7 +34,7 @@ use crate::observe::node_condition::{ConditionReporter, Health};
 use crate::observe::systemd::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
-use crate::plan::foreign_networks;
+use crate::plan::{Beside, foreign_networks};
 use crate::subnet_file::{self, Author};
 use crate::uplink::{self, Before, Ground, Picked};
 
@@ -65,7 +65,15 @@ pub struct Started {
     pub chosen: [Option<IpAddr>; 2],
     /// The store is away: lease and peers are those that were saved.
     pub saved: Option<Saved>,
+    /// The net-conf in the store, if it names another backend than our lease. The node begins with the backend of its lease, because
+    /// peers reach its pods that way, and then changes to this one.
+    pub wanted: Option<String>,
+    /// The earlier backends by which peers still reach this node.
+    pub earlier: Vec<Beside>,
 }
+
+/// A net-conf as text, and what it means.
+type NetConf = (String, Network, Box<dyn Backend>);
 
 /// Where a node starts.
 pub struct StartContext<'a, K> {
@@ -165,8 +173,46 @@ async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, 
     let config = place.store.config().await.map_err(|error| Lack::of("net-conf: ", &error, None))?;
     let (network, backend) = parse(&config).map_err(|error| Lack::Own(error.to_string()))?;
     let (author, previous) = found(place.subnet_file, &network);
-    let (host, own, uplink, chosen) = lease(place, &network, &*backend, (previous, &config)).await?;
-    Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None })
+    if let Some((text, before, old)) = place.memory.other_backend(&network, &*backend)
+        && let Some(leased) = lease(place, (&before, &*old), (previous, &text), Some(&*backend)).await?
+    {
+        let started = started(place, (text, before, old), author, leased)?;
+        return Ok(Started { wanted: Some(config), ..started });
+    }
+    let leased = lease(place, (&network, &*backend), (previous, &config), None).await?;
+    let leased = leased.ok_or_else(|| Lack::Own("own lease: it has another backend".to_owned()))?;
+    started(place, (config, network, backend), author, leased)
+}
+
+/// Our lease, and from what it was made.
+struct Leased {
+    host: Host,
+    own: Lease,
+    /// What the lease said before.
+    was: Option<Attrs>,
+    uplink: UplinkChoice,
+    chosen: [Option<IpAddr>; 2],
+}
+
+/// Adds the earlier backends that our lease named.
+fn started<K: Kernel>(
+    place: &mut StartContext<'_, K>,
+    (config, network, backend): NetConf,
+    author: Author,
+    leased: Leased,
+) -> Result<Started, Lack> {
+    let Leased { host, own, was, uplink, chosen } = leased;
+    let mut earlier = Vec::new();
+    for (text, then, old) in was.map(|was| place.memory.earlier(&network, &was)).unwrap_or_default() {
+        if old.advertise(&host).is_ok_and(|attrs| backend.understands(&attrs)) {
+            continue;
+        }
+        let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
+        let identities = found::identities(&*old, &machine, &place.secrets, None);
+        let identities = identities.map_err(|skip| Lack::Own(skip.to_string()))?;
+        earlier.push(Beside::new((text, then), old, Host { identities, ..host.clone() }));
+    }
+    Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None, wanted: None, earlier })
 }
 
 /// Who wrote subnet.env, and which subnet it names. One for another Network, or none, counts as weft's: flannel left nothing here.
@@ -210,12 +256,14 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
     choice
 }
 
+/// Takes our lease for this backend. Returns `None`, and changes nothing, if our lease in the store is not of this backend but of the
+/// `next` one.
 async fn lease<K: Kernel>(
     place: &mut StartContext<'_, K>,
-    network: &Network,
-    backend: &dyn Backend,
+    (network, backend): (&Network, &dyn Backend),
     (previous, config): (Option<Subnets>, &str),
-) -> Result<(Host, Lease, UplinkChoice, [Option<IpAddr>; 2]), Lack> {
+    next: Option<&dyn Backend>,
+) -> Result<Option<Leased>, Lack> {
     let lack = |what: &str, error: &Error| Lack::of(what, error, Some(config));
     let chosen = place.store.chosen().await.map_err(|error| lack("", &error))?;
     let choice = with_chosen(place.choice, chosen);
@@ -234,6 +282,9 @@ async fn lease<K: Kernel>(
         ..Evidence::none(TYPES)
     };
     let mine = place.store.own(&evidence).await.map_err(|error| lack("own lease: ", &error))?;
+    if next.is_some_and(|next| mine.as_ref().is_none_or(|mine| next.understands(&mine.attrs))) {
+        return Ok(None);
+    }
     if let Some(lease) = &mine {
         // What was published so far stays, where the choice leaves it to us.
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
@@ -245,13 +296,15 @@ async fn lease<K: Kernel>(
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
     }
+    // Peers may know another way only. The node removes those that it cannot keep.
+    attrs.other_ways = mine.as_ref().and_then(|lease| lease.attrs.other_ways.clone());
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
     let connected = foreign_networks(&host, backend, &before, &BTreeSet::new());
     let was = mine.map(|lease| lease.attrs);
-    let claim = Claim { network: network.clone(), attrs, previous, was, connected };
+    let claim = Claim { network: network.clone(), attrs, previous, was: was.clone(), connected };
     let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;
-    Ok((host, own, choice, chosen))
+    Ok(Some(Leased { host, own, was, uplink: choice, chosen }))
 }
 
 /// The facts of this machine, with the identities that the backend chooses.

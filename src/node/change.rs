@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use weft_backends::backend::Backend;
 use weft_backends::host::Host;
+use weft_backends::identity::Identities;
 use weft_backends::state::Key;
 use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
@@ -33,6 +34,8 @@ pub(super) struct Change {
     pub(super) wanted: Option<String>,
     /// A net-conf that cannot be applied before the change that is under way has ended.
     pub(super) postponed: Option<String>,
+    /// The net-conf in the store at the start, if it names another backend than our lease.
+    pub(super) at_start: Option<String>,
     /// A full pass has compared the devices of the next backend.
     is_compared: bool,
     /// When packets begin to go the new way.
@@ -41,10 +44,17 @@ pub(super) struct Change {
     unused_since: HashMap<u64, Instant>,
 }
 
+impl Change {
+    /// Returns the state at the start of the agent, with the net-conf that is to be applied after the first pass.
+    pub(super) fn at_start(wanted: Option<String>) -> Change {
+        Change { at_start: wanted, ..Change::default() }
+    }
+}
+
 impl<K: Kernel> Node<K> {
     /// Begins a change to this backend. A full pass must follow, which makes its devices.
     pub(super) fn begin_change(&mut self, text: &str, network: Network, backend: Box<dyn Backend>) -> NetConfChange {
-        let identities = match self.identities_for(&network, &*backend) {
+        let identities = match self.identities_for(&*backend) {
             Ok(identities) => identities,
             Err(reason) => {
                 let text = format!(
@@ -67,12 +77,8 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns the identities of the next backend: those that it had before, or those of devices that stand, or new ones.
-    fn identities_for(
-        &mut self,
-        network: &Network,
-        backend: &dyn Backend,
-    ) -> Result<weft_backends::identity::Identities, String> {
-        if let Some(identities) = self.plan.earlier_identities(network) {
+    fn identities_for(&mut self, backend: &dyn Backend) -> Result<Identities, String> {
+        if let Some(identities) = self.plan.earlier_identities(backend) {
             return Ok(identities);
         }
         let machine = self.passer.kernel().machine().map_err(|error| acquire::unreadable(&error))?;

@@ -102,6 +102,7 @@ impl<K: Kernel> Node<K> {
             saved: heard,
             expires,
             config: config.clone(),
+            earlier: plan.earlier().map(|(_, text)| text.to_owned()).collect(),
             own: plan.own().clone(),
             public: (plan.host().public_v4, plan.host().public_v6),
             chosen,

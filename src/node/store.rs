@@ -44,6 +44,11 @@ impl<K: Kernel> Node<K> {
         // Without a complete list nothing of peers is written, and with one the full pass writes it.
         self.apply_events(events);
         self.full_pass(Cause::Start).await;
+        if let Some(text) = self.change.at_start.take()
+            && self.apply_net_conf(&text) == NetConfChange::Applied
+        {
+            self.full_pass(Cause::Start).await;
+        }
     }
 
     /// The store sent these events.

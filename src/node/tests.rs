@@ -230,6 +230,8 @@ impl TestNode {
             uplink: UplinkChoice::default(),
             chosen: [None, None],
             saved: None,
+            wanted: None,
+            earlier: Vec::new(),
         };
         let (events, received) = mpsc::channel(8);
         let (tasks, answers) = LeaseTasks::new(store.clone(), events);

@@ -48,8 +48,10 @@ impl Beside {
         self.host = Host { identities, ..host.clone() };
     }
 
-    fn is_same(&self, other: &Network) -> bool {
-        self.network.same_except(other).iter().all(|key| !key.starts_with("Backend."))
+    /// Returns true if the other backend reaches every node that this one reaches, so that this one is not needed beside it. Their
+    /// options may differ, for example in the MTU.
+    fn is_replaced_by(&self, other: &dyn Backend) -> bool {
+        self.backend.advertise(&self.host).is_ok_and(|attrs| other.understands(&attrs))
     }
 }
 
@@ -184,6 +186,7 @@ impl Plan {
             // The peer may know this way only, or prefer it.
             if let Which::Earlier(number) = which
                 && at == 0
+                && !self.backend.understands(&ways[at].attrs)
             {
                 needed.push(self.besides.earlier[number].number);
             }
@@ -252,9 +255,9 @@ impl Plan {
         self.backend.advertise(&self.host).is_ok_and(|attrs| backend.understands(&attrs))
     }
 
-    /// Returns the identities of an earlier backend with the same options, if there is one.
-    pub fn earlier_identities(&self, network: &Network) -> Option<Identities> {
-        let same = self.besides.earlier.iter().find(|beside| beside.is_same(network));
+    /// Returns the identities of an earlier backend that this one replaces, if there is one.
+    pub fn earlier_identities(&self, backend: &dyn Backend) -> Option<Identities> {
+        let same = self.besides.earlier.iter().find(|beside| beside.is_replaced_by(backend));
         same.map(|beside| beside.host.identities.clone())
     }
 
@@ -283,7 +286,7 @@ impl Plan {
     /// net-conf that is in force now. A full pass is necessary afterwards.
     pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
         let Beside { text, network, backend, host, .. } = self.besides.next.take()?;
-        self.besides.earlier.retain(|beside| !beside.is_same(&network));
+        self.besides.earlier.retain(|beside| !beside.is_replaced_by(&*backend));
         let before = Host { identities: self.host.identities.clone(), ..host.clone() };
         let network = std::mem::replace(&mut self.network, network);
         let backend = std::mem::replace(&mut self.backend, backend);
@@ -295,8 +298,14 @@ impl Plan {
         Some(text)
     }
 
-    /// Adds a backend that our lease had before the agent was started again.
-    pub fn add_earlier(&mut self, beside: Beside) {
+    /// Adds backends that our lease had before the agent was started again. This must be called before the first [`Plan::put`].
+    pub fn with_earlier(mut self, earlier: Vec<Beside>) -> Plan {
+        earlier.into_iter().for_each(|beside| self.add_earlier(beside));
+        self.plan_devices_beside();
+        self
+    }
+
+    fn add_earlier(&mut self, beside: Beside) {
         self.besides.last_number += 1;
         self.besides.earlier.push(Beside { number: self.besides.last_number, ..beside });
     }

@@ -41,8 +41,10 @@ pub struct Head {
     pub saved: u64,
     /// When the own lease ends.
     pub expires: Expiry,
-    /// The text of net-conf.
+    /// The text of the net-conf that was in force.
     pub config: String,
+    /// The texts of earlier net-confs whose backends peers still needed, because the backend changed.
+    pub earlier: Vec<String>,
     /// The own lease.
     pub own: Lease,
     /// Public IPv4 and IPv6 address of the uplink. If they differ at the next start, this is another machine or another network.
@@ -97,6 +99,9 @@ struct WireHead {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     expires: Option<u64>,
     config: String,
+    /// The first versions neither wrote nor read this member.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    earlier: Vec<String>,
     own: Entry,
     public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
     chosen: [Option<IpAddr>; 2],
@@ -109,13 +114,13 @@ impl WireHead {
     /// Returns `None` if the own lease cannot be represented.
     fn new(head: &Head) -> Option<WireHead> {
         let own = Entry::new(&head.own)?;
-        let Head { store, saved, expires, config, public, chosen, uplink, .. } = head.clone();
+        let Head { store, saved, expires, config, earlier, public, chosen, uplink, .. } = head.clone();
         let expires = match expires {
             Expiry::Never => Some(0),
             Expiry::At(seconds) => Some(seconds.max(1)),
             Expiry::Unknown => None,
         };
-        Some(WireHead { store, saved, expires, config, own, public, chosen, uplink })
+        Some(WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink })
     }
 }
 
@@ -243,14 +248,14 @@ fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> 
     if head.store != store {
         return Err(Unusable::Store(head.store));
     }
-    let WireHead { store, saved, expires, config, own, public, chosen, uplink } = head;
+    let WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink } = head;
     let expires = match expires {
         None => Expiry::Unknown,
         Some(0) => Expiry::Never,
         Some(seconds) => Expiry::At(seconds),
     };
     let own = own.lease().ok_or(Unusable::Damaged)?;
-    Ok((Head { store, saved, expires, config, own, public, chosen, uplink }, &body[values.byte_offset()..]))
+    Ok((Head { store, saved, expires, config, earlier, own, public, chosen, uplink }, &body[values.byte_offset()..]))
 }
 
 #[cfg(test)]
@@ -288,7 +293,17 @@ mod tests {
             v6: None,
             flags: "--iface-regex ^10\\.".into(),
         });
-        let head = Head { store: STORE.into(), saved, expires, config, own: lease(1), public, chosen, uplink };
+        let head = Head {
+            store: STORE.into(),
+            saved,
+            expires,
+            config,
+            own: lease(1),
+            public,
+            chosen,
+            uplink,
+            earlier: vec!["{}".into()],
+        };
         Saved { head, peers: vec![lease(2), lease(3), only_v6] }
     }
 

@@ -5,15 +5,16 @@
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use weft_backends::backend::Skip;
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::state::Name;
+use weft_subnet::attrs::Attrs;
 use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::source::Capabilities;
 
-use super::{ConfError, StartContext, Started, found, ground, host_with, parse, unreadable, with_chosen};
+use super::{ConfError, NetConf, StartContext, Started, found, ground, host_with, parse, unreadable, with_chosen};
 use crate::kernel::Kernel;
 use crate::log::chain;
 use crate::log::text::date;
@@ -65,6 +66,27 @@ impl EarlierRun {
             // Only a choice by the default route is one that the lease alone can speak for: nobody knows the flags of then.
             None => Before { same_flags: uplink::flags(choice).is_empty(), ..Before::default() },
         }
+    }
+
+    /// The net-conf that was in force, and what it means, if it names the same networks as this one with a backend whose leases the
+    /// backend of this one does not understand.
+    pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
+        let head = self.head()?;
+        let (then, old) = parse(&head.config).ok()?;
+        let is_other = then.networks == network.networks && !backend.understands(&head.own.attrs);
+        (is_other && old.understands(&head.own.attrs)).then(|| (head.config.clone(), then, old))
+    }
+
+    /// The net-confs by whose backends peers reach this node, too, as far as our lease names them as other ways.
+    pub(super) fn earlier(&mut self, network: &Network, lease: &Attrs) -> Vec<NetConf> {
+        let Some(head) = self.head() else { return Vec::new() };
+        let ways = lease.other_ways();
+        let read = |text: &String| {
+            let (then, backend) = parse(text).ok()?;
+            let is_named = ways.iter().any(|way| backend.understands(way));
+            (is_named && then.networks == network.networks).then(|| (text.clone(), then, backend))
+        };
+        std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
     }
 
     /// All but the peers.
@@ -178,7 +200,19 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
     let (author, _) = found(place.subnet_file, &network);
     let (own, chosen) = (head.own, head.chosen);
     let host = host_with(&picked, &machine, (&*backend, &network), (&place.secrets, Some(&own)))?;
-    Ok(Started { network, config, backend, host, own, author, uplink: choice, chosen, saved: None })
+    Ok(Started {
+        network,
+        config,
+        backend,
+        host,
+        own,
+        author,
+        uplink: choice,
+        chosen,
+        saved: None,
+        wanted: None,
+        earlier: Vec::new(),
+    })
 }
 
 #[cfg(test)]
@@ -205,7 +239,17 @@ mod tests {
         let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
         let own = Lease { id: "x".into(), subnets, attrs: Attrs::default(), age: Age::default() };
         let (config, public, chosen) = (String::new(), (None, None), [None, None]);
-        Head { store: String::new(), saved: SAVED, expires, config, own, public, chosen, uplink: None }
+        Head {
+            store: String::new(),
+            saved: SAVED,
+            expires,
+            config,
+            own,
+            public,
+            chosen,
+            uplink: None,
+            earlier: Vec::new(),
+        }
     }
 
     #[test]
