@@ -161,7 +161,7 @@ fn agents_that_restart_in_the_middle_of_a_change_lose_nothing() {
 #[test]
 fn a_node_that_cannot_follow_says_so_and_is_reached_the_earlier_way() {
     on_this_thread(async {
-        let options = LabOptions { backend: BackendKind::HostGw, ..lab_options(StoreKind::Dir, false) };
+        let options = LabOptions { backend: BackendKind::HostGw, ..lab_options(StoreKind::Etcd, false) };
         let mut lab = Lab::start(&options).await?;
         lab.reach_all().await?;
         let ns = &lab.nodes[1].ns;
