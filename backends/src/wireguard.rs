@@ -148,7 +148,14 @@ impl Wireguard {
     fn entries(&self, device: &Device, reached: Reached, subnets: impl Iterator<Item = IpNet>) -> State {
         let Reached { key, endpoint } = reached;
         let preshared = self.preshared.is_some();
-        let peer = WgPeer { key, endpoint: Some(endpoint), keepalive: self.keepalive, preshared, is_live: false };
+        let peer = WgPeer {
+            key,
+            endpoint: Some(endpoint),
+            keepalive: self.keepalive,
+            preshared,
+            is_live: false,
+            written: None,
+        };
         let holder = Arc::new(key);
         let allowed = subnets.map(|net| (Key::AllowedIp(device.name, net), Value::AllowedIp(holder.clone())));
         let peer = (Key::WgPeer(device.name, key.id()), Value::peer(peer));

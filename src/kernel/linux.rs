@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use nix::errno::Errno;
@@ -12,7 +13,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Route};
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 
 use super::encode::{self, Exit};
 use super::fence::FenceTable;
@@ -70,6 +71,8 @@ pub struct LinuxKernel {
     pub(super) wireguard: Option<WireGuard>,
     /// The secrets of the WireGuard devices.
     pub(super) secrets: Option<DeviceSecrets>,
+    /// The endpoint of each WireGuard peer that was written last.
+    pub(super) endpoints: HashMap<(Name, PeerId), SocketAddr>,
 }
 
 impl LinuxKernel {
@@ -101,6 +104,7 @@ impl LinuxKernel {
             fence,
             wireguard: None,
             secrets: None,
+            endpoints: HashMap::new(),
         })
     }
 

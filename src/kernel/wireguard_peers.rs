@@ -6,13 +6,14 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ipnet::IpNet;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Seen, Value};
 use weft_backends::wireguard::WireGuardLink;
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 use weft_backends::wireguard::peer::WgPeer;
 
 use super::linux::LinuxKernel;
@@ -83,8 +84,13 @@ impl LinuxKernel {
             return Ok((WireGuardLink { public: None, port: 0 }, Vec::new()));
         };
         let link = WireGuardLink { public: device.public, port: device.port };
-        let (secrets, now) = (self.secrets.as_ref(), now());
-        let entries = device.peers.into_iter().flat_map(|(key, peer)| entries(name, key, peer, (secrets, now)));
+        let present: HashSet<PeerId> = device.peers.keys().map(PublicKey::id).collect();
+        self.endpoints.retain(|(of, peer), _| *of != name || present.contains(peer));
+        let (secrets, endpoints, now) = (self.secrets.as_ref(), &self.endpoints, now());
+        let entries = device.peers.into_iter().flat_map(|(key, peer)| {
+            let written = endpoints.get(&(name, key.id())).copied();
+            entries((name, key, written), peer, secrets, now)
+        });
         Ok((link, entries.collect()))
     }
 
@@ -144,7 +150,13 @@ impl LinuxKernel {
     fn write_changes(&mut self, name: Name, mut changes: Changes<'_>, ops: &[Op], outcomes: &mut [Outcome]) {
         let device = name.text().into_owned();
         let restore = changes.begin_handshakes();
+        for peer in &changes.peers {
+            if let Some(endpoint) = peer.endpoint {
+                self.endpoints.insert((name, peer.key.id()), endpoint);
+            }
+        }
         for (at, error) in self.set_peers(&device, &changes.peers) {
+            self.endpoints.remove(&(name, changes.peers[at].key.id()));
             for op in &changes.owners[at] {
                 outcomes[*op] = outcome(&ops[*op], &error);
             }
@@ -202,12 +214,12 @@ impl LinuxKernel {
     }
 }
 
-/// The entries of one peer.
+/// The entries of one peer. `written` is the endpoint that was written last.
 fn entries(
-    device: Name,
-    key: PublicKey,
+    (device, key, written): (Name, PublicKey, Option<SocketAddr>),
     peer: wireguard::Peer,
-    (secrets, now): (Option<&DeviceSecrets>, Duration),
+    secrets: Option<&DeviceSecrets>,
+    now: Duration,
 ) -> Vec<(Key, Seen)> {
     let wanted = secrets.and_then(|secrets| secrets.preshared.as_deref());
     let preshared = match wanted {
@@ -215,7 +227,7 @@ fn entries(
         None => peer.preshared.is_some(),
     };
     let is_live = peer.handshake.is_some_and(|at| now.abs_diff(at) < LIVE);
-    let value = WgPeer { key, endpoint: peer.endpoint, keepalive: peer.keepalive, preshared, is_live };
+    let value = WgPeer { key, endpoint: peer.endpoint, keepalive: peer.keepalive, preshared, is_live, written };
     let holder = std::sync::Arc::new(key);
     let seen = |value| Seen { value, protocol: 0, mark: false };
     let allowed = peer.allowed.iter().map(|net| (Key::AllowedIp(device, *net), seen(Value::AllowedIp(holder.clone()))));
@@ -248,7 +260,7 @@ mod tests {
 
     fn peer(last: u8, keepalive: u16) -> WgPeer {
         let endpoint = Some(format!("192.0.2.{last}:51820").parse().unwrap());
-        WgPeer { key: PublicKey([last; KEY]), endpoint, keepalive, preshared: false, is_live: false }
+        WgPeer { key: PublicKey([last; KEY]), endpoint, keepalive, preshared: false, is_live: false, written: None }
     }
 
     fn ensure(peer: WgPeer) -> Op {
@@ -296,7 +308,7 @@ mod tests {
             let secrets = DeviceSecrets { private: secret(1), preshared: wanted.map(secret) };
             let observed =
                 wireguard::Peer { preshared: has.map(|byte| Secret::new([byte; KEY])), ..Default::default() };
-            let entries = entries(name(), PublicKey([2; KEY]), observed, (Some(&secrets), Duration::ZERO));
+            let entries = entries((name(), PublicKey([2; KEY]), None), observed, Some(&secrets), Duration::ZERO);
             let Value::WgPeer(peer) = &entries[0].1.value else { panic!("{entries:?}") };
             peer.preshared
         };
@@ -308,7 +320,7 @@ mod tests {
     fn an_endpoint_works_while_the_last_handshake_is_young() {
         let live = |handshake: Option<u64>| {
             let observed = wireguard::Peer { handshake: handshake.map(Duration::from_secs), ..Default::default() };
-            let entries = entries(name(), PublicKey([2; KEY]), observed, (None, Duration::from_secs(1000)));
+            let entries = entries((name(), PublicKey([2; KEY]), None), observed, None, Duration::from_secs(1000));
             matches!(&entries[0].1.value, Value::WgPeer(peer) if peer.is_live)
         };
         assert!(live(Some(900)) && !live(Some(820)) && !live(None));

@@ -20,13 +20,17 @@ pub struct WgPeer {
     pub preshared: bool,
     /// Observed only: the last handshake is so young that the endpoint works, whatever the lease says.
     pub is_live: bool,
+    /// Observed only: the endpoint that this agent wrote last, if it wrote one since its start.
+    pub written: Option<SocketAddr>,
 }
 
 impl WgPeer {
     /// True if the observed peer `have` needs no write. An endpoint that works is left alone: the peer may have a new address, or be
-    /// behind a NAT, and WireGuard learned that from authenticated packets.
+    /// behind a NAT, and WireGuard learned that from authenticated packets. But if another endpoint is wanted than was written last, it is
+    /// written: the lease, or net-conf, has changed since.
     pub fn agrees(&self, have: &WgPeer) -> bool {
-        let endpoint = have.is_live || self.endpoint == have.endpoint;
+        let is_learned = have.is_live && (have.written.is_none() || have.written == self.endpoint);
+        let endpoint = is_learned || self.endpoint == have.endpoint;
         endpoint && (self.key, self.keepalive, self.preshared) == (have.key, have.keepalive, have.preshared)
     }
 }
@@ -50,7 +54,7 @@ mod tests {
 
     fn peer(endpoint: &str, is_live: bool) -> WgPeer {
         let endpoint = Some(endpoint.parse().unwrap());
-        WgPeer { key: PublicKey([7; 32]), endpoint, keepalive: 0, preshared: false, is_live }
+        WgPeer { key: PublicKey([7; 32]), endpoint, keepalive: 0, preshared: false, is_live, written: None }
     }
 
     #[test]
@@ -59,6 +63,9 @@ mod tests {
         assert!(peer(wanted, false).agrees(&peer(learned, true)));
         assert!(!peer(wanted, false).agrees(&peer(learned, false)), "no handshake for long");
         assert!(peer(wanted, false).agrees(&peer(wanted, false)));
+        let written = |at: &str| WgPeer { written: at.parse().ok(), ..peer(learned, true) };
+        assert!(peer(wanted, false).agrees(&written(wanted)));
+        assert!(!peer(wanted, false).agrees(&written("192.0.2.1:7777")), "another endpoint is wanted now");
     }
 
     #[test]

@@ -42,7 +42,14 @@ async fn peers_and_prefixes_that_somebody_removed_come_back() {
 #[tokio::test]
 async fn peers_that_nobody_wants_are_removed_after_their_prefixes_and_a_stolen_prefix_moves_back() {
     let (plan, mut passer, kernel) = started().await;
-    let thief = WgPeer { key: PublicKey([9; 32]), endpoint: None, keepalive: 0, preshared: false, is_live: true };
+    let thief = WgPeer {
+        key: PublicKey([9; 32]),
+        endpoint: None,
+        keepalive: 0,
+        preshared: false,
+        is_live: true,
+        written: None,
+    };
     let seen = |value| Some(Seen { value, protocol: 0, mark: false });
     let theirs = Value::AllowedIp(Arc::new(thief.key));
     kernel.disturb(peer_key(9), seen(Value::peer(thief)), false);
