@@ -189,7 +189,7 @@ kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with we
 test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
 	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
-	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft -p weft-udp --test mesh --test rules --test lab -- --ignored flanneld)
+	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft -p weft-udp --test mesh --test rules --test lab --test vm --example wg -- --ignored flanneld)
 	$(if $(FLANNEL_CNI),@$(STEP) 600 "beside flannel's CNI plugin" \
 	  env FLANNEL_CNI=$(abspath $(FLANNEL_CNI)) cargo test --locked -p weft-cni --test plugin -- --ignored flannels_plugin)
 

@@ -12,8 +12,11 @@ use std::sync::OnceLock;
 /// Depends on the current kernel package: its name changes with every ABI.
 const META: &str = "linux-image-cloud-amd64";
 /// Loaded in this order, each after what it depends on.
-const MODULES: [&str; 9] =
-    ["dummy", "veth", "bridge", "ipip", "vxlan", "nf_tables", "nft_chain_nat", "nft_masq", "sch_fq"];
+const MODULES: [&str; 10] =
+    ["dummy", "veth", "bridge", "ipip", "vxlan", "wireguard", "nf_tables", "nft_chain_nat", "nft_masq", "sch_fq"];
+
+/// The scenario that gets flanneld and etcd, and needs memory for them.
+pub const WITH_FLANNEL: &str = "wireguard-flannel.sh";
 
 /// A kernel and its modules.
 pub struct Kernel {
@@ -142,6 +145,14 @@ impl Tree {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");
     }
 
+    /// A program of this build, without its symbols: with them, two programs fill the memory of the machine.
+    fn own_program(&self, from: &Path, at: &str) {
+        let stripped = tempfile::NamedTempFile::new().expect("temporary file").into_temp_path();
+        assert!(from.is_file(), "{} is missing: build it (cargo build --bin weft --example wg)", from.display());
+        tool(Command::new("strip").arg("-o").arg(&stripped).arg(from));
+        self.program(&stripped, at);
+    }
+
     /// A program under another name, with the shared libraries it needs at the places where it expects them.
     fn program(&self, from: &Path, at: &str) {
         let bytes =
@@ -174,12 +185,22 @@ pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> Pa
     for name in ["ip", "bridge", "ping"] {
         tree.program(&which(name), &format!("/opt/bin/{name}"));
     }
-    tree.program(&crate::exe::weft_exe(), "/opt/bin/weft");
+    tree.own_program(&crate::exe::weft_exe(), "/opt/bin/weft");
+    tree.own_program(&Path::new(env!("CARGO_BIN_EXE_weft")).with_file_name("examples").join("wg"), "/opt/bin/wg");
     if let Some(extra) = extra {
         tree.program(extra, "/extra/run");
     }
     let (mut modules, mut seen) = (Vec::new(), HashSet::new());
-    for name in MODULES {
+    let mut names = MODULES.to_vec();
+    if scenario == WITH_FLANNEL {
+        tree.program(&crate::flanneld::flanneld(), "/opt/bin/flanneld");
+        for name in ["etcd", "etcdctl"] {
+            tree.program(&which(name), &format!("/opt/bin/{name}"));
+        }
+        tree.put("etc/hosts", b"127.0.0.1 localhost\n", 0o644);
+        names.push("br_netfilter");
+    }
+    for name in names {
         kernel().load(name, &mut modules, &mut seen);
     }
     let order: String = modules.iter().map(|(name, _)| format!("{name}.ko\n")).collect();

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# wireguard with the real flanneld on n2, and weft on n1 and n3. Then n2 changes to weft and back.
+. /lib.sh
+
+wg() { node=$1; shift; /opt/bin/ip netns exec "$node" /opt/bin/wg "$@"; } # wg NODE COMMAND...
+STORE=http://10.99.0.254:2379
+flannel() { # flannel NODE
+    # The program, not the function: $! must be the agent.
+    WIREGUARD_KEY_FILE="/run/$1/wgkey" /opt/bin/ip netns exec "$1" flanneld --etcd-endpoints=$STORE --iface=eth0 \
+        --subnet-file="/run/$1/subnet.env" --iptables-forward-rules=false >>"/run/$1/log" 2>&1 &
+    echo $! >"/run/$1/pid"
+}
+weft_on() { # weft_on NODE
+    /opt/bin/ip netns exec "$1" weft agent --etcd-endpoints $STORE --iface eth0 --subnet-file "/run/$1/subnet.env" \
+        --socket "/run/$1/weft.sock" --state-dir "/run/$1/state" >>"/run/$1/log" 2>&1 &
+    echo $! >"/run/$1/pid"
+}
+key() { wg "$1" show flannel-wg | sed -n 's/^device \([^ ]*\) .*/\1/p'; }
+
+topology
+/opt/bin/ip netns exec rt etcd --data-dir /tmp/etcd --listen-client-urls $STORE --advertise-client-urls $STORE \
+    --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
+    --initial-cluster default=http://127.0.0.1:2380 >/tmp/etcd.log 2>&1 &
+ctl() { /opt/bin/ip netns exec rt etcdctl --endpoints $STORE "$@"; }
+eventually "etcd answers" 300 ctl put /coreos.com/network/config \
+    '{"EnableIPv6":true,"Network":"10.244.0.0/16","IPv6Network":"fd10::/48","Backend":{"Type":"wireguard"}}'
+flannel n2
+eventually "n2 has its subnet" 300 grep -q ^FLANNEL_MTU= /run/n2/subnet.env
+for n in n1 n3; do
+    weft_on $n
+    eventually "$n has its subnet" 300 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
+done
+for n in n1 n2 n3; do
+    pod $n
+    check "$n mtu" [ "$(value $n FLANNEL_MTU)" = 1420 ]
+done
+reach pods
+
+# The keys and blanks of both leases, without what differs.
+form() { ctl get --print-value-only --prefix "/coreos.com/network/subnets/$(base "$1")-24" | sed 's/"PublicKey":"[^"]*"/KEY/g; s/"PublicIP[^,]*,//g'; }
+check "lease bytes are flannel's" [ "$(form n1)" = "$(form n2)" ]
+[ -n "$(form n1)" ] || die "no lease"
+
+# --- flanneld to weft ---
+
+left=$(index n2 flannel-wg); before=$(key n2)
+ip netns exec p1 ping -q -i 0.1 -c 100 "$(pod4 n2)" >/tmp/ping 2>&1 &
+ping=$!
+stop n2 KILL
+weft_on n2
+eventually "n2 is ready with weft" 300 ready n2
+wait $ping
+check "from flannel to weft without loss" shows "0% packet loss,|100 received," cat /tmp/ping
+check "flannel's device is adopted" [ "$(index n2 flannel-wg)" = "$left" ]
+check "with its key" [ "$(key n2)" = "$before" ]
+reach weft
+
+# --- and back ---
+
+stop n2 TERM || die "n2 did not end with 0"
+flannel n2
+sleep 5
+reach flannel
+check "the key is the same" [ "$(key n2)" = "$before" ]
