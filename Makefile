@@ -36,7 +36,7 @@ lab: static ## the same with the static binary, without installing anything; LAB
 # One job after the other: cargo uses all cores, and the output stays in order.
 test: prepare-test ## install what is missing, then every check and test
 	@$(MAKE) --no-print-directory -j1 fmt check alone static static-bare aarch64 fuzz test-lab bench-shape prepare-kube image-only \
-	  test-kube test-clusters test-conformance $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+	  test-kube test-clusters test-conformance test-deb $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
 
 # The names of the integration tests that need no root, no network and no second.
 QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs

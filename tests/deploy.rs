@@ -128,6 +128,42 @@ fn manifests_name_the_image_of_this_version() {
     }
 }
 
+/// Releases are made with this tool: it must find every file that repeats the version.
+#[test]
+fn a_new_version_is_written_everywhere() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let all = [
+        "Cargo.toml",
+        "Cargo.lock",
+        "CHANGELOG.md",
+        "deploy",
+        "tests/kube/flannel.yml",
+        "subnet/tests/kube/policy.rs",
+        "tools/version",
+    ];
+    let mut copy = Command::new("cp");
+    let copied = copy.current_dir(tree).args(["-r", "--parents"]).args(all).arg(place.path()).status();
+    assert!(copied.expect("run cp").success());
+    let set = |version: &str| {
+        Command::new(place.path().join("tools/version")).arg(version).output().expect("run tools/version")
+    };
+    assert!(said(&set("98.7.6")).contains("CHANGELOG.md has no heading '## 98.7.6'"), "a release needs its changes");
+    let log = place.path().join("CHANGELOG.md");
+    fs::write(&log, format!("## 98.7.6\n\n{}", fs::read_to_string(&log).expect("read"))).expect("write");
+    let output = set("98.7.6");
+    assert!(output.status.success(), "{}", said(&output));
+    fs::remove_file(log).expect("remove the log, which names all versions");
+    let old = env!("CARGO_PKG_VERSION").replace('.', "\\.");
+    let pattern = format!("weft:{old}|^version = \"{old}\"|ersion: {old}|tag: \"{old}\"");
+    let found = Command::new("grep").args(["-rE", "--exclude=Cargo.lock", &pattern]).arg(place.path()).output();
+    assert_eq!(said(&found.expect("run grep")), "", "the old version is still there");
+    let lock = fs::read_to_string(place.path().join("Cargo.lock")).expect("read the lock");
+    let ours = lock.split("[[package]]").filter(|one| one.contains("name = \"weft") && !one.contains("source ="));
+    let versions: Vec<bool> = ours.map(|one| one.contains("version = \"98.7.6\"")).collect();
+    assert!(versions.len() > 5 && versions.iter().all(|new| *new), "{versions:?}");
+}
+
 #[test]
 fn the_agent_has_one_memory_limit() {
     for name in ["kube/weft.yml", "helm/weft/values.yaml"] {
