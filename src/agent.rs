@@ -248,10 +248,15 @@ async fn changed(file: &mut Option<FileWatch>) {
     }
 }
 
-/// Answers `weft status` before the agent has a lease.
+/// Answers a command before the agent has a lease. The client may be gone already.
 fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readiness) {
-    let socket::Request::Status(reply) = request;
-    let status = report::starting(store.describe(), readiness.reasons());
-    // The client may be gone already.
-    drop(reply.send(status));
+    match request {
+        socket::Request::Status(reply) => {
+            drop(reply.send(report::starting(store.describe(), readiness.reasons())));
+        }
+        socket::Request::Plan(reply) => {
+            let reasons = readiness.reasons().join("; ");
+            drop(reply.send(Err(format!("there is no plan before the node has its lease: {reasons}"))));
+        }
+    }
 }

@@ -26,6 +26,8 @@ use flags::{AgentFlags, CniDirFlag, InstallFlags, InstanceFlags, PlaceFlags, Sto
 pub const FAILURE: u8 = 1;
 /// Exit code of bad usage.
 pub const USAGE: u8 = 2;
+/// Exit code of `weft plan` if there is something to write.
+pub const DIFFERENCE: u8 = 2;
 
 /// The process ends without a task: what it prints, and its exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +59,13 @@ pub enum Task {
         json: bool,
         /// Print only the traffic rules.
         rules: bool,
+    },
+    /// Ask the agent what its next full pass would write.
+    Plan {
+        /// Its socket.
+        socket: PathBuf,
+        /// Print JSON.
+        json: bool,
     },
     /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
@@ -146,6 +155,8 @@ enum Command {
     Agent(Box<AgentFlags>),
     /// Show the state of an agent of this machine.
     Status(StatusFlags),
+    /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
+    Plan(PlanFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin from this image; a running plugin is not disturbed.
@@ -184,6 +195,15 @@ struct StatusFlags {
     /// Show the traffic rules one by one instead of everything.
     #[arg(value_parser = ["rules"], value_name = "rules")]
     part: Option<String>,
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+}
+
+#[derive(Args)]
+struct PlanFlags {
     #[command(flatten)]
     instance: InstanceFlags,
     /// Form of the answer.
@@ -305,6 +325,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         Command::Status(flags) => {
             Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
         }
+        Command::Plan(flags) => Task::Plan { socket: flags.instance.socket(), json: flags.output == "json" },
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             socket: flags.place.instance.socket(),
             subnet_file: flags.place.instance.subnet_file,

@@ -28,7 +28,7 @@ use weft::log::text::printable;
 use weft::observe::socket;
 use weft::observe::status;
 use weft::sysctls::loosened::Loosened;
-use weft::{agent, conflist, files, firewall, log, saved};
+use weft::{agent, conflist, files, firewall, log, observe, saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -73,6 +73,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             };
             Ok(print(&text))
         }
+        Task::Plan { socket, json } => plan(&socket, json).await,
         Task::Cleanup(task) => cleanup(&task).await,
         Task::InstallCni(flags) => install_cni(flags),
         Task::Copy(files) => copy::copy(&files.from, &files.to).map(|()| ExitCode::SUCCESS),
@@ -118,6 +119,14 @@ fn version(form: VersionForm) -> anyhow::Result<ExitCode> {
             print(&format!("{build}\n"))
         }
     })
+}
+
+/// `weft plan`. Scripts tell by the exit code whether there is anything to write.
+async fn plan(socket: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let plan = socket::ask_plan(socket).await?;
+    let text = if json { serde_json::to_string_pretty(&plan)? + "\n" } else { observe::plan::render(&plan) };
+    let printed = print(&text);
+    Ok(if plan.operations.is_empty() { printed } else { ExitCode::from(cli::DIFFERENCE) })
 }
 
 fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<ExitCode> {

@@ -200,11 +200,12 @@ impl<K: Kernel> Node<K> {
         self.retry(now).await;
     }
 
-    /// Answers `weft status`.
+    /// Answers a command. The client may be gone already.
     pub fn answer(&mut self, request: socket::Request) {
-        let socket::Request::Status(reply) = request;
-        // The client may be gone already.
-        drop(reply.send(self.status()));
+        match request {
+            socket::Request::Status(reply) => drop(reply.send(self.status())),
+            socket::Request::Plan(reply) => drop(reply.send(self.preview())),
+        }
     }
 
     /// The agent ends. Routes, devices and rules stay, so that pods keep their network.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What others see of the agent: readiness, `weft status`, metrics, systemd's status and the condition of the Kubernetes Node.
 
+pub mod entries;
 pub mod health;
 pub mod metrics;
 pub mod node_condition;
+pub mod plan;
 pub mod report;
 pub mod socket;
 pub mod status;

@@ -3,6 +3,7 @@
 //! [`Kernel::apply`]. An entry that the kernel refused is pending: it is tried again after a delay that grows.
 
 mod devices;
+mod difference;
 mod machine;
 pub mod old_routes;
 mod pending;
@@ -21,6 +22,7 @@ use crate::conflicts::Conflicts;
 use crate::kernel::{Kernel, Outcome};
 use crate::plan::{MOST_DEVICES, Plan};
 use devices::{Devices, on};
+use difference::Difference;
 use takeover::Takeover;
 
 pub use machine::{connected, on_link};
@@ -96,16 +98,7 @@ impl<K: Kernel> Passer<K> {
         let mut report = Report::new(cause);
         self.kernel.set_secrets(plan.secrets());
         for _ in 0..ROUNDS {
-            let observed = self.kernel.observe(&plan.watched_devices().collect::<Vec<_>>())?;
-            self.devices = Devices::of(plan, &observed);
-            self.takeover.update(&observed, plan);
-            let (ownership, takeover) = (self.devices.ownership(plan), &self.takeover);
-            let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen) || takeover.contains(key, seen));
-            drop(observed);
-            let ops = self.without_held_removals(ops, started);
-            let crowded = self.devices.crowded(plan, &ops);
-            let makes_room = ops.iter().any(|op| matches!(op, Op::Remove(Key::Link(_), _)));
-            let again = ops.iter().any(|op| matches!(op, Op::Recreate(..))) || (makes_room && !crowded.is_empty());
+            let Difference { ops, crowded, again, .. } = self.compare(plan, started)?;
             let ops = self.permitted(ops, plan, &crowded, &mut report);
             if !self.pending.is_empty() {
                 // An entry that needs no write any more is not pending, even if another program repaired it.
@@ -240,36 +233,22 @@ impl<K: Kernel> Passer<K> {
         retried
     }
 
-    /// Leaves out operations on devices of other programs, and new devices for which there is no room. An operation on this node's own
-    /// device stays: if another agent has that device, [`Kernel::apply`] refuses the operation with a reason that status shows.
+    /// Leaves out operations on devices of other programs, and new devices for which there is no room. A device that is left out for lack
+    /// of room is pending.
     fn permitted(&mut self, mut ops: Vec<Op>, plan: &Plan, crowded: &BTreeSet<Name>, report: &mut Report) -> Vec<Op> {
         if crowded.is_empty() && self.devices.foreign().is_empty() {
             return ops;
         }
         let (now, ours) = (Instant::now(), self.devices.len());
         ops.retain(|op| {
-            let key = op.key();
-            if !self.devices.permit(op) {
-                return matches!(key, Key::Link(_)) && plan.is_device_of_ours(&key);
-            }
-            let makes = !matches!(op, Op::Remove(..)) && on(op).is_some_and(|name| crowded.contains(&name));
-            if makes && matches!(key, Key::Link(_)) {
+            let may_write = self.may_write(op, plan, crowded);
+            if !may_write && self.devices.permit(op) && matches!(op.key(), Key::Link(_)) {
                 let reason =
                     format!("{ours} devices of this agent are in the kernel already, and {MOST_DEVICES} is the limit");
                 self.note(op, Outcome::Retry(reason), now, report);
             }
-            !makes
+            may_write
         });
-        ops
-    }
-
-    fn without_held_removals(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
-        if self.keep_stale_until.is_some_and(|until| now >= until) {
-            self.keep_stale_until = None;
-        }
-        if self.keep_all || self.keep_stale_until.is_some() {
-            ops.retain(|op| !matches!(op, Op::Remove(..)));
-        }
         ops
     }
 

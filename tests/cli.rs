@@ -17,6 +17,8 @@ use nix::unistd::Pid;
 #[allow(dead_code, reason = "others use more of it")]
 #[path = "common/namespace.rs"]
 mod namespace;
+#[path = "cli/plan.rs"]
+mod plan;
 
 /// The longest that any condition is waited for.
 const LIMIT: Duration = Duration::from_secs(120);

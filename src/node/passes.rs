@@ -12,6 +12,7 @@ use weft_backends::state::{Key, Seen};
 use super::status::FailureCounts;
 use super::{Node, audit};
 use crate::kernel::{Kernel, Notice};
+use crate::observe::plan::Planned;
 use crate::observe::status::{Failure, Pass, now_ms};
 use crate::pass::{Cause, Report};
 
@@ -68,6 +69,13 @@ impl<K: Kernel> Node<K> {
         self.write_subnet_file();
         self.pass_ended_in_change();
         self.schedule.full_pass_ended(started);
+    }
+
+    /// Returns what the next full pass would write, without writing it. The facts of the host (uplink, addresses, other routes) are those
+    /// that were read last, because a change of them leads to a full pass by itself.
+    pub(super) fn preview(&mut self) -> Result<Vec<Planned>, String> {
+        self.passer.keep_all(!self.has_list());
+        self.passer.preview(&self.plan).map_err(|error| format!("read the kernel's tables: {error}"))
     }
 
     async fn compare_everything(&mut self, cause: Cause) -> io::Result<Report> {

@@ -42,6 +42,7 @@ mod conflist;
 mod lease;
 mod passes;
 mod peers;
+mod plan;
 mod rate_limit;
 mod rules;
 mod subnet_file;

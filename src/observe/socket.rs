@@ -15,10 +15,15 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::observe::health::Readiness;
+use crate::observe::plan::{Operation, Plan, Planned};
 use crate::observe::status::Status;
 
 /// Time limit for a request and its answer.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for an answer that may have hundreds of thousands of lines.
+const LONG_LIMIT: Duration = Duration::from_secs(60);
+/// Number of operations that are written to the socket at once. Other tasks get a turn in between.
+const SLICE: usize = 512;
 /// If a socket does not answer within this time, an agent holds it that is busy or stopped.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum size of a request in bytes.
@@ -29,12 +34,15 @@ const MAX_REQUEST: u64 = 4096;
 pub enum Request {
     /// `weft status`.
     Status(oneshot::Sender<Status>),
+    /// `weft plan`. The error says why there is no answer.
+    Plan(oneshot::Sender<Result<Vec<Planned>, String>>),
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Question {
     Status {},
+    Plan {},
     /// The request of the CNI plugin for each pod. It is answered without the agent's loop, so also during a pass.
     Ready {},
 }
@@ -43,6 +51,7 @@ enum Question {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Status(Box<Status>),
+    Plan(Plan),
     Ready { ready: bool, problems: Vec<String> },
     Error(String),
 }
@@ -89,7 +98,7 @@ impl AgentSocket {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
                     let (agent, readiness) = (agent.clone(), readiness.clone());
-                    clients.spawn(async move { tokio::time::timeout(LIMIT, client(stream, agent, readiness)).await });
+                    clients.spawn(client(stream, agent, readiness));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "accept on the socket");
@@ -122,30 +131,74 @@ pub fn answers(path: &Path) -> bool {
     }
 }
 
+impl Question {
+    fn limit(&self) -> Duration {
+        if matches!(self, Question::Plan {}) { LONG_LIMIT } else { LIMIT }
+    }
+}
+
 async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness: Readiness) -> io::Result<()> {
     let mut line = String::new();
     let (read, mut write) = stream.split();
-    BufReader::new(read.take(MAX_REQUEST)).read_line(&mut line).await?;
-    let answer = match serde_json::from_str(&line) {
-        Ok(Question::Status {}) => match status(&agent).await {
-            Some(status) => Answer::Status(Box::new(status)),
-            None => Answer::Error("the agent is ending".to_owned()),
-        },
-        Ok(Question::Ready {}) => {
-            let problems = readiness.reasons();
-            Answer::Ready { ready: problems.is_empty(), problems }
-        }
-        Err(error) => Answer::Error(format!("this version does not know the question: {error}")),
+    let mut read = BufReader::new(read.take(MAX_REQUEST));
+    tokio::time::timeout(LIMIT, read.read_line(&mut line)).await??;
+    let (limit, question) = match serde_json::from_str::<Question>(&line) {
+        Ok(question) => (question.limit(), Ok(question)),
+        Err(error) => (LIMIT, Err(error)),
     };
-    let mut text = serde_json::to_string(&answer)?;
-    text.push('\n');
-    write.write_all(text.as_bytes()).await
+    let answered = async {
+        let answer = match question {
+            Ok(Question::Status {}) => match ask(&agent, Request::Status).await {
+                Some(status) => Answer::Status(Box::new(status)),
+                None => Answer::ending(),
+            },
+            Ok(Question::Plan {}) => match ask(&agent, Request::Plan).await {
+                Some(Ok(operations)) => return write_plan(&mut write, operations).await,
+                Some(Err(reason)) => Answer::Error(reason),
+                None => Answer::ending(),
+            },
+            Ok(Question::Ready {}) => {
+                let problems = readiness.reasons();
+                Answer::Ready { ready: problems.is_empty(), problems }
+            }
+            Err(error) => Answer::Error(format!("this version does not know the question: {error}")),
+        };
+        let mut text = serde_json::to_string(&answer)?;
+        text.push('\n');
+        write.write_all(text.as_bytes()).await
+    };
+    tokio::time::timeout(limit, answered).await?
 }
 
-async fn status(agent: &mpsc::Sender<Request>) -> Option<Status> {
+impl Answer {
+    fn ending() -> Answer {
+        Answer::Error("the agent is ending".to_owned())
+    }
+}
+
+/// Asks the loop of the agent. Returns `None` if it ends.
+async fn ask<T>(agent: &mpsc::Sender<Request>, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Option<T> {
     let (reply, answer) = oneshot::channel();
-    agent.send(Request::Status(reply)).await.ok()?;
+    agent.send(request(reply)).await.ok()?;
     answer.await.ok()
+}
+
+/// Writes an [`Answer::Plan`] piece by piece, so that the text of all operations is never in memory at once.
+async fn write_plan(write: &mut (impl AsyncWriteExt + Unpin), operations: Vec<Planned>) -> io::Result<()> {
+    let mut text = "{\"plan\":{\"operations\":[".to_owned();
+    for (position, operation) in operations.into_iter().enumerate() {
+        if position > 0 {
+            text.push(',');
+        }
+        text.push_str(&serde_json::to_string(&Operation::from(operation))?);
+        if position % SLICE == SLICE - 1 {
+            write.write_all(text.as_bytes()).await?;
+            text.clear();
+            tokio::task::yield_now().await;
+        }
+    }
+    text.push_str("]}}\n");
+    write.write_all(text.as_bytes()).await
 }
 
 /// Asks the agent behind this socket for its status.
@@ -153,6 +206,24 @@ async fn status(agent: &mpsc::Sender<Request>) -> Option<Status> {
 /// # Errors
 /// No agent answers, or its answer cannot be read. The error says what to do.
 pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
+    match question(socket, &Question::Status {}).await? {
+        Answer::Status(status) => Ok(*status),
+        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+    }
+}
+
+/// Asks the agent behind this socket what its next full pass would write.
+///
+/// # Errors
+/// As [`ask_status`]; or the agent has no lease yet, or cannot read the kernel.
+pub async fn ask_plan(socket: &Path) -> anyhow::Result<Plan> {
+    match question(socket, &Question::Plan {}).await? {
+        Answer::Plan(plan) => Ok(plan),
+        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+    }
+}
+
+async fn question(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     let place = socket.display();
     let ask = async {
         let mut stream = UnixStream::connect(socket).await.with_context(|| {
@@ -161,25 +232,37 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
                  If several agents run here, name one with --subnet-file or --socket"
             )
         })?;
-        let question = serde_json::to_string(&Question::Status {})? + "\n";
-        stream.write_all(question.as_bytes()).await.with_context(|| format!("ask on {place}"))?;
+        let text = serde_json::to_string(question)? + "\n";
+        stream.write_all(text.as_bytes()).await.with_context(|| format!("ask on {place}"))?;
         let mut text = String::new();
         BufReader::new(stream).read_line(&mut text).await.with_context(|| format!("read from {place}"))?;
         match serde_json::from_str(&text).with_context(|| format!("read the answer on {place}"))? {
-            Answer::Status(status) => Ok(*status),
             Answer::Error(error) => anyhow::bail!("the agent on {place} says: {error}"),
-            Answer::Ready { .. } => anyhow::bail!("the agent on {place} answered another question"),
+            answer => Ok(answer),
         }
     };
-    let late = || format!("the agent on {place} did not answer within {} s: it is stuck, see its log", LIMIT.as_secs());
-    tokio::time::timeout(LIMIT, ask).await.with_context(late)?
+    let limit = question.limit();
+    let late = || format!("the agent on {place} did not answer within {} s: it is stuck, see its log", limit.as_secs());
+    tokio::time::timeout(limit, ask).await.with_context(late)?
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use weft_backends::diff::Op;
+    use weft_backends::state::{Key, Route, Value};
+
     use super::*;
+
+    fn many_operations() -> Vec<Planned> {
+        let route = |n: u32| {
+            let net = ipnet::Ipv4Net::new((0x0a00_0000 + (n << 8)).into(), 24).unwrap();
+            let op = Op::Ensure(Key::Route(net.into(), 0), Value::Route(Route::Blackhole));
+            Planned { op, before: None }
+        };
+        (0..3 * SLICE as u32).map(route).collect()
+    }
 
     #[tokio::test]
     async fn requests_are_answered_and_the_socket_of_a_killed_agent_is_replaced() {
@@ -196,11 +279,17 @@ mod tests {
         let (ask, mut asked) = mpsc::channel(1);
         let server = tokio::spawn(async move { socket.serve(ask, Readiness::new()).await });
         let agent = tokio::spawn(async move {
-            while let Some(Request::Status(reply)) = asked.recv().await {
-                reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap();
+            while let Some(request) = asked.recv().await {
+                match request {
+                    Request::Status(reply) => reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap(),
+                    Request::Plan(reply) => reply.send(Ok(many_operations())).unwrap(),
+                }
             }
         });
         assert_eq!(ask_status(&path).await.unwrap().node, "n1");
+        let plan = ask_plan(&path).await.unwrap();
+        let wanted: Vec<Operation> = many_operations().into_iter().map(Operation::from).collect();
+        assert_eq!(plan.operations, wanted, "an answer of several slices arrives as a whole");
         let mut raw = UnixStream::connect(&path).await.unwrap();
         raw.write_all(b"{\"dance\":{}}\n").await.unwrap();
         let mut text = String::new();

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The answer to `weft plan`: what the next full pass would write. The node hands out the operations as they are. They become text here,
+//! when the answer is written to the socket.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use weft_backends::diff::Op;
+use weft_backends::state::Seen;
+
+use super::entries;
+use crate::log::text::printable;
+
+/// An operation that a full pass would carry out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// The operation.
+    pub op: Op,
+    /// What is in the kernel now, if the entry exists.
+    pub before: Option<Seen>,
+}
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// The entry does not exist and is created.
+    Add,
+    /// The entry exists and is changed in place.
+    Replace,
+    /// The device is deleted and created again. Then its entries are written again.
+    Recreate,
+    /// The entry is deleted.
+    Remove,
+}
+
+impl Action {
+    /// Returns the word of JSON and tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Action::Add => "add",
+            Action::Replace => "replace",
+            Action::Recreate => "recreate",
+            Action::Remove => "remove",
+        }
+    }
+}
+
+/// An operation as text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// What it does.
+    pub action: Action,
+    /// The entry, such as `route 10.5.2.0/24`.
+    pub entry: String,
+    /// The value in the kernel, if the entry exists.
+    pub before: Option<String>,
+    /// The value that is wanted, if the entry is not removed.
+    pub after: Option<String>,
+}
+
+impl From<Planned> for Operation {
+    fn from(Planned { op, before }: Planned) -> Operation {
+        let (action, after) = match (&op, &before) {
+            (Op::Ensure(_, value), None) => (Action::Add, Some(value)),
+            (Op::Ensure(_, value), Some(_)) => (Action::Replace, Some(value)),
+            (Op::Recreate(_, value), _) => (Action::Recreate, Some(value)),
+            (Op::Remove(..), _) => (Action::Remove, None),
+        };
+        let key = op.key();
+        let before = before.map(|seen| entries::seen(&key, &seen));
+        Operation { action, entry: key.to_string(), before, after: after.map(entries::value) }
+    }
+}
+
+/// The whole answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The operations in the order in which they would be written.
+    pub operations: Vec<Operation>,
+}
+
+/// Returns the answer for people: one line for each operation, and a line with their number.
+pub fn render(plan: &Plan) -> String {
+    let mut out = String::new();
+    if plan.operations.is_empty() {
+        return "nothing to write: the kernel is as it should be\n".to_owned();
+    }
+    let width = plan.operations.iter().map(|operation| operation.entry.chars().count()).max().unwrap_or_default();
+    for Operation { action, entry, before, after } in &plan.operations {
+        let values = match (before, after) {
+            (Some(before), Some(after)) => format!("{before} -> {after}"),
+            (Some(value), None) | (None, Some(value)) => value.clone(),
+            (None, None) => String::new(),
+        };
+        let line = format!("{:8}  {entry:width$}  {values}", action.word());
+        // Writing into a String cannot fail.
+        let _ = writeln!(out, "{}", printable(line.trim_end()));
+    }
+    let counts = [Action::Add, Action::Replace, Action::Recreate, Action::Remove].map(|action| {
+        let count = plan.operations.iter().filter(|operation| operation.action == action).count();
+        (count > 0).then(|| format!("{count} to {}", action.word()))
+    });
+    let counts: Vec<String> = counts.into_iter().flatten().collect();
+    let count = plan.operations.len();
+    let noun = if count == 1 { "operation" } else { "operations" };
+    let _ = writeln!(out, "\n{count} {noun}: {}", counts.join(", "));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_backends::owner::PROTOCOL;
+    use weft_backends::state::{Key, Name, Route, Value};
+
+    use super::*;
+
+    fn route(via: &str) -> Value {
+        let dev = Name::new("eth0").unwrap();
+        Value::Route(Route::Unicast { via: via.parse().unwrap(), dev, onlink: false })
+    }
+
+    #[test]
+    fn operations_show_what_is_and_what_should_be_and_whose_route_is_replaced() {
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        let seen = |protocol| Some(Seen { value: route("192.168.0.9"), protocol, mark: false });
+        let ops = [
+            Planned { op: Op::Ensure(key, route("192.168.0.2")), before: None },
+            Planned { op: Op::Ensure(key, route("192.168.0.2")), before: seen(12) },
+            Planned { op: Op::Remove(key, route("192.168.0.9")), before: seen(PROTOCOL) },
+        ];
+        let plan = Plan { operations: ops.into_iter().map(Operation::from).collect() };
+        let text = render(&plan);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "add       route 10.5.2.0/24  via 192.168.0.2 dev eth0",
+                "replace   route 10.5.2.0/24  via 192.168.0.9 dev eth0 protocol bird -> via 192.168.0.2 dev eth0",
+                "remove    route 10.5.2.0/24  via 192.168.0.9 dev eth0",
+                "",
+                "3 operations: 1 to add, 1 to replace, 1 to remove",
+            ]
+        );
+        let json = serde_json::to_string(&plan.operations[0]).unwrap();
+        assert_eq!(
+            json,
+            r#"{"action":"add","entry":"route 10.5.2.0/24","before":null,"after":"via 192.168.0.2 dev eth0"}"#
+        );
+        assert_eq!(render(&Plan::default()), "nothing to write: the kernel is as it should be\n");
+    }
+}

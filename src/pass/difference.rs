@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The first half of a full pass: it reads the kernel and compares it with the plan. Nothing is written here, so `weft plan` uses the
+//! same code to show what the next full pass would write.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Instant;
+
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Name, Observed};
+
+use super::Passer;
+use super::devices::{Devices, on};
+use crate::kernel::Kernel;
+use crate::observe::plan::Planned;
+use crate::plan::Plan;
+
+/// How the kernel differs from the plan.
+pub(super) struct Difference {
+    /// The operations that remove the difference, in the order in which they are written.
+    pub ops: Vec<Op>,
+    /// What the kernel contained.
+    pub observed: Observed,
+    /// New devices for which there is no room.
+    pub crowded: BTreeSet<Name>,
+    /// The comparison must be repeated after these operations, because they also remove or allow other entries.
+    pub again: bool,
+}
+
+impl<K: Kernel> Passer<K> {
+    /// Returns what a full pass would write now, without writing it. A device that is created again takes its entries along; that a
+    /// pass writes these entries again afterwards is not listed.
+    ///
+    /// # Errors
+    /// The kernel cannot be read.
+    pub fn preview(&mut self, plan: &Plan) -> io::Result<Vec<Planned>> {
+        let Difference { ops, observed, crowded, .. } = self.compare(plan, Instant::now())?;
+        let ops = ops.into_iter().filter(|op| self.may_write(op, plan, &crowded));
+        Ok(ops.map(|op| Planned { before: observed.get(&op.key()).cloned(), op }).collect())
+    }
+
+    /// Reads the kernel and compares everything with the plan.
+    pub(super) fn compare(&mut self, plan: &Plan, now: Instant) -> io::Result<Difference> {
+        let observed = self.kernel.observe(&plan.watched_devices().collect::<Vec<_>>())?;
+        self.devices = Devices::of(plan, &observed);
+        self.takeover.update(&observed, plan);
+        let (ownership, takeover) = (self.devices.ownership(plan), &self.takeover);
+        let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen) || takeover.contains(key, seen));
+        let ops = self.without_held_removals(ops, now);
+        let crowded = self.devices.crowded(plan, &ops);
+        let makes_room = ops.iter().any(|op| matches!(op, Op::Remove(Key::Link(_), _)));
+        let again = ops.iter().any(|op| matches!(op, Op::Recreate(..))) || (makes_room && !crowded.is_empty());
+        Ok(Difference { ops, observed, crowded, again })
+    }
+
+    fn without_held_removals(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
+        if self.keep_stale_until.is_some_and(|until| now >= until) {
+            self.keep_stale_until = None;
+        }
+        if self.keep_all || self.keep_stale_until.is_some() {
+            ops.retain(|op| !matches!(op, Op::Remove(..)));
+        }
+        ops
+    }
+
+    /// Returns false for an operation on a device of another program, and on a device for which there is no room. An operation on this
+    /// node's own device is always tried: if another agent has that device, [`Kernel::apply`] refuses the operation with a reason that
+    /// status shows.
+    pub(super) fn may_write(&self, op: &Op, plan: &Plan, crowded: &BTreeSet<Name>) -> bool {
+        if !self.devices.permit(op) {
+            return matches!(op.key(), Key::Link(_)) && plan.is_device_of_ours(&op.key());
+        }
+        matches!(op, Op::Remove(..)) || on(op).is_none_or(|name| !crowded.contains(&name))
+    }
+}
