@@ -32,6 +32,7 @@ use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::log::Reminder;
 use crate::node::{NextStep, Node, NodeContext};
 use crate::observe::health::{self, Readiness};
+use crate::observe::history::recorder::{self, Recorder};
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::{self, Reporter};
@@ -117,6 +118,8 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     helpers.spawn_local(async move { socket.serve(requests, ready).await });
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
+    let history_file = options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file));
+    let recorder = Recorder::open(history_file).await;
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify: Notify::new(), condition };
@@ -146,7 +149,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
             tokio::select! {
                 () = &mut shutdown => return Ok(ended_early()),
                 started = &mut starting => break started,
-                Some(request) = received_requests.recv() => answer_early(request, &*store, &readiness),
+                Some(request) = received_requests.recv() => answer_early(request, &*store, &readiness, &recorder),
             }
         }
     };
@@ -161,7 +164,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let (saver, conflist) = (Saver::new(saved_file), Conflist::new(options.cni.clone(), &options.subnet_file));
-    let context = NodeContext { options, store, reporter, saver, conflist, secrets };
+    let context = NodeContext { options, store, reporter, saver, conflist, secrets, recorder };
     let mut node = Node::new(context, Passer::new(kernel), lease_tasks, started);
     node.attach_rules(handle);
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };
@@ -204,7 +207,7 @@ async fn run_loop<K: Kernel, M: Monitor>(
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + MAX_SLEEP);
         tokio::select! {
             () = &mut shutdown => {
-                node.stopping();
+                node.stopping().await;
                 return Ok(ExitCode::SUCCESS);
             }
             notices = monitor.next() => match notices {
@@ -249,7 +252,7 @@ async fn changed(file: &mut Option<FileWatch>) {
 }
 
 /// Answers a command before the agent has a lease. The client may be gone already.
-fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readiness) {
+fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readiness, recorder: &Recorder) {
     match request {
         socket::Request::Status(reply) => {
             drop(reply.send(report::starting(store.describe(), readiness.reasons())));
@@ -258,5 +261,6 @@ fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readin
             let reasons = readiness.reasons().join("; ");
             drop(reply.send(Err(format!("there is no plan before the node has its lease: {reasons}"))));
         }
+        socket::Request::History(query, reply) => drop(reply.send(recorder.query(&query))),
     }
 }

@@ -67,6 +67,8 @@ pub enum Task {
         /// Print JSON.
         json: bool,
     },
+    /// Ask the agent what it changed in the kernel.
+    History(HistoryTask),
     /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
     /// Install the CNI plugin into a directory.
@@ -109,6 +111,19 @@ pub struct AgentTask {
     pub verbosity: u8,
     /// Lines to be logged at the start.
     pub notes: Vec<String>,
+}
+
+/// `weft history`.
+#[derive(Debug)]
+pub struct HistoryTask {
+    /// The socket of the agent.
+    pub socket: PathBuf,
+    /// Print each record as one line of JSON.
+    pub json: bool,
+    /// Wait for new records.
+    pub follow: bool,
+    /// Only records that are not older than this.
+    pub since: Option<std::time::Duration>,
 }
 
 /// `weft cleanup`.
@@ -157,6 +172,8 @@ enum Command {
     Status(StatusFlags),
     /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
     Plan(PlanFlags),
+    /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
+    History(HistoryFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin from this image; a running plugin is not disturbed.
@@ -209,6 +226,21 @@ struct PlanFlags {
     /// Form of the answer.
     #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
     output: String,
+}
+
+#[derive(Args)]
+struct HistoryFlags {
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Form of the answer; json = one record a line.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+    /// Go on, and show new records when they come.
+    #[arg(long, short = 'f', action = ArgAction::SetTrue)]
+    follow: bool,
+    /// Show only records of this time before now, such as 10m.
+    #[arg(long, value_parser = duration::duration, value_name = "DURATION")]
+    since: Option<std::time::Duration>,
 }
 
 #[derive(Args)]
@@ -326,6 +358,12 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
             Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
         }
         Command::Plan(flags) => Task::Plan { socket: flags.instance.socket(), json: flags.output == "json" },
+        Command::History(flags) => Task::History(HistoryTask {
+            socket: flags.instance.socket(),
+            json: flags.output == "json",
+            follow: flags.follow,
+            since: flags.since,
+        }),
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             socket: flags.place.instance.socket(),
             subnet_file: flags.place.instance.subnet_file,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands that need no running agent.
+//! Commands that are more than one question to the agent.
 
 pub mod cleanup;
 pub mod copy;
 pub mod docker_options;
+pub mod history;
 pub mod install_cni;

@@ -20,6 +20,7 @@ use weft::commands::cleanup;
 use weft::commands::cleanup::Running;
 use weft::commands::copy;
 use weft::commands::docker_options;
+use weft::commands::history;
 use weft::commands::install_cni;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
@@ -74,6 +75,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(print(&text))
         }
         Task::Plan { socket, json } => plan(&socket, json).await,
+        Task::History(task) => history::run(&task).await,
         Task::Cleanup(task) => cleanup(&task).await,
         Task::InstallCni(flags) => install_cni(flags),
         Task::Copy(files) => copy::copy(&files.from, &files.to).map(|()| ExitCode::SUCCESS),
@@ -189,6 +191,9 @@ async fn cleanup(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     report.failed.extend(Loosened::beside(&task.subnet_file).ensure(None, true));
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the saved peers: {error}"));
+    }
+    if let Err(error) = observe::history::recorder::remove(&task.state_dir, &task.subnet_file) {
+        report.failed.push(format!("remove the history: {error}"));
     }
     for name in &report.left {
         eprintln!(

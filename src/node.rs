@@ -6,6 +6,7 @@
 
 mod audit;
 mod change;
+mod event;
 mod host;
 mod net_conf;
 mod own_lease;
@@ -31,11 +32,12 @@ use crate::conflist::Conflist;
 use crate::kernel::Kernel;
 use crate::lease::acquire::{SecretFiles, Started};
 use crate::lease::tasks::LeaseTasks;
+use crate::observe::history::recorder::Recorder;
 use crate::observe::report::Reporter;
 use crate::observe::socket;
 use crate::options::Options;
 use crate::pass::takeover::Takeover;
-use crate::pass::{Cause, Passer};
+use crate::pass::{Cause, Passer, Trigger};
 use crate::plan::Plan;
 use crate::saved::Saver;
 use change::Change;
@@ -64,6 +66,8 @@ pub struct NodeContext {
     pub conflist: Conflist,
     /// Where backends keep their secrets.
     pub secrets: SecretFiles,
+    /// The history of what this node changed in the kernel.
+    pub recorder: Recorder,
 }
 
 /// What the agent does after an event.
@@ -167,6 +171,7 @@ impl<K: Kernel> Node<K> {
             self.own_lease.next(),
             self.next_step_of_change(),
             self.wireguard.next(),
+            self.context.recorder.next(),
             // While the node is not ready, this time may be in the past. Then it is no reason to wake up.
             self.context.conflist.next().filter(|at| *at > now),
         ];
@@ -184,6 +189,7 @@ impl<K: Kernel> Node<K> {
         self.apply_delayed(now).await;
         self.update_rules();
         self.save(now);
+        self.context.recorder.save(now);
         self.continue_contest(now);
         if self.sysctls.is_due(now) {
             self.check_sysctls();
@@ -193,7 +199,9 @@ impl<K: Kernel> Node<K> {
         let uplink_changes = self.uplink.take_due(now);
         self.continue_change(now);
         if self.schedule.audit_due(now) || uplink_changes {
-            self.full_pass(Cause::Audit).await;
+            let early = self.schedule.take_event();
+            let event = if uplink_changes { Some("the uplink was gone for too long") } else { early };
+            self.full_pass(event.map_or(Cause::Audit.into(), |event| Trigger::new(Cause::Audit, event))).await;
             return;
         }
         self.audit_wireguard(now).await;
@@ -205,12 +213,14 @@ impl<K: Kernel> Node<K> {
         match request {
             socket::Request::Status(reply) => drop(reply.send(self.status())),
             socket::Request::Plan(reply) => drop(reply.send(self.preview())),
+            socket::Request::History(query, reply) => drop(reply.send(self.context.recorder.query(&query))),
         }
     }
 
     /// The agent ends. Routes, devices and rules stay, so that pods keep their network.
-    pub fn stopping(&mut self) {
+    pub async fn stopping(&mut self) {
         self.context.reporter.notify.stopping();
+        self.context.recorder.close().await;
         tracing::info!("weft ends; routes and devices stay as they are");
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod entries;
 pub mod health;
+pub mod history;
 pub mod metrics;
 pub mod node_condition;
 pub mod plan;

@@ -20,6 +20,7 @@ use weft_backends::state::{Key, Name, Seen, Value};
 
 use crate::conflicts::Conflicts;
 use crate::kernel::{Kernel, Outcome};
+use crate::observe::history::MAX_LISTED;
 use crate::plan::{MOST_DEVICES, Plan};
 use devices::{Devices, on};
 use difference::Difference;
@@ -27,7 +28,8 @@ use takeover::Takeover;
 
 pub use machine::{connected, on_link};
 pub use pending::{Pending, Pendings};
-pub use report::{Cause, Report, kind};
+use report::Before;
+pub use report::{Cause, Report, Trigger, kind};
 
 /// Number of operations after which other tasks (health checks, signals) get a turn.
 const SLICE: usize = 2048;
@@ -98,7 +100,9 @@ impl<K: Kernel> Passer<K> {
         let mut report = Report::new(cause);
         self.kernel.set_secrets(plan.secrets());
         for _ in 0..ROUNDS {
-            let Difference { ops, crowded, again, .. } = self.compare(plan, started)?;
+            let Difference { ops, observed, crowded, again } = self.compare(plan, started)?;
+            report.remember(&ops, |key| observed.get(key).cloned().map(Before::Seen));
+            drop(observed);
             let ops = self.permitted(ops, plan, &crowded, &mut report);
             if !self.pending.is_empty() {
                 // An entry that needs no write any more is not pending, even if another program repaired it.
@@ -126,7 +130,11 @@ impl<K: Kernel> Passer<K> {
         }
         // Additions come first, all in one batch.
         let (mut ops, mut remove) = (Vec::with_capacity(net.len()), Vec::new());
+        let few = net.len() <= MAX_LISTED;
         for (key, change) in net {
+            if let (true, Some(value)) = (few, &change.0) {
+                report.before.insert(key, Before::written(value.clone()));
+            }
             match change {
                 (before, Some(after)) if before.as_ref() == Some(&after) => {}
                 (_, Some(after)) => ops.push(Op::Ensure(key, after)),
@@ -171,20 +179,21 @@ impl<K: Kernel> Passer<K> {
         let started = Instant::now();
         let ownership = self.devices.ownership(plan);
         let mut ops = Vec::new();
+        let mut report = Report::new(Cause::Kernel);
         for (key, seen) in seen {
             let ours = seen.as_ref().is_some_and(|seen| ownership.ours(&key, seen));
             let Some(op) = diff::change(key, plan.desired(&key), seen.clone(), ours) else { continue };
             if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
                 continue;
             }
-            if self.devices.permit(&op) && self.conflicts.allow(key, seen, started) {
+            if self.devices.permit(&op) && self.conflicts.allow(key, seen.clone(), started) {
+                report.before.insert(key, seen.map_or(Before::Deleted, Before::Seen));
                 ops.push(op);
             }
         }
         if ops.is_empty() {
             return None;
         }
-        let mut report = Report::new(Cause::Kernel);
         // Removals come last and in reverse order, as in a full pass.
         let is_removal = |op: &Op| matches!(op, Op::Remove(..));
         ops.sort_unstable_by(|one, two| match (is_removal(one), is_removal(two)) {
@@ -299,6 +308,7 @@ impl<K: Kernel> Passer<K> {
                 self.pending.remove(&key);
                 self.takeover.applied(op);
                 self.conflicts.applied(op, now);
+                report.note(op, None);
                 tracing::trace!(%op, "done");
                 return;
             }
@@ -306,8 +316,11 @@ impl<K: Kernel> Passer<K> {
             Outcome::Fatal(reason) => (false, reason),
             Outcome::Partly { missing, retry, .. } => (retry, missing),
         };
-        report.error = Some(reason.clone());
-        let first = self.pending.failed(key, reason, retry, now);
+        let first = self.pending.failed(key, reason.clone(), retry, now);
+        if first {
+            report.note(op, Some(&reason));
+        }
+        report.error = Some(reason);
         if let Some(works) = exists {
             self.pending.stands(&key, works);
         }

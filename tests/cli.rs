@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+#[path = "cli/history.rs"]
+mod history;
 #[allow(dead_code, reason = "others use more of it")]
 #[path = "common/namespace.rs"]
 mod namespace;

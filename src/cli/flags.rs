@@ -102,7 +102,7 @@ pub struct PlaceFlags {
     /// Which agent.
     #[command(flatten)]
     pub instance: InstanceFlags,
-    /// Directory of the saved peers, which are used if the store is away at the start; empty = do not save peers.
+    /// Directory of the saved peers, which are used if the store is away at the start, and of the history; empty = save neither.
     #[arg(long, default_value = "/var/lib/weft", value_name = "DIR", help_heading = OURS)]
     pub state_dir: String,
 }

@@ -17,7 +17,7 @@ use crate::lease::contest::Contest;
 use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::observe::status::Failure;
 use crate::options::OnLostLease;
-use crate::pass::Cause;
+use crate::pass::{Cause, Trigger};
 
 /// Until when the own lease is ours, as far as it was saved for the next start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl<K: Kernel> Node<K> {
             }
             LeaseAnswer::NetConf(text) => {
                 if self.apply_net_conf(&text) == NetConfChange::Applied {
-                    self.full_pass(Cause::Start).await;
+                    self.full_pass(Trigger::new(Cause::Start, "net-conf changed")).await;
                 }
             }
             LeaseAnswer::Failed(text) => {
@@ -149,7 +149,7 @@ impl<K: Kernel> Node<K> {
         self.save_later();
         if !is_same {
             self.plan_with_lease(lease);
-            self.full_pass(Cause::Start).await;
+            self.full_pass(Trigger::new(Cause::Start, "the own lease changed")).await;
         }
         self.recheck_own_lease();
     }

@@ -14,7 +14,7 @@ use super::{Node, audit};
 use crate::kernel::{Kernel, Notice};
 use crate::observe::plan::Planned;
 use crate::observe::status::{Failure, Pass, now_ms};
-use crate::pass::{Cause, Report};
+use crate::pass::{Cause, Report, Trigger};
 
 /// If the kernel announces changes of more entries than this at once, a full pass follows.
 pub(super) const MAX_SINGLE_ENTRIES: usize = 256;
@@ -35,13 +35,15 @@ pub(super) struct History {
 impl<K: Kernel> Node<K> {
     /// Compares the facts of the host and everything in the kernel with what is wanted, and writes the difference. Then it
     /// does the same with subnet.env.
-    pub async fn full_pass(&mut self, cause: Cause) {
+    pub async fn full_pass(&mut self, trigger: impl Into<Trigger>) {
+        let trigger = trigger.into();
+        let cause = trigger.cause;
         let (started, cost) = (Instant::now(), audit::Cost::begin());
         self.peers.rate_limit.clear_delayed_devices();
         self.refresh_host();
         // Before the first list, nothing tells which peers are stale, so nothing of peers is removed.
         self.passer.keep_all(!self.has_list());
-        match self.compare_everything(cause).await {
+        match self.compare_everything(&trigger).await {
             Ok(report) => {
                 self.kernel_problem = None;
                 *self.history.full_passes.entry(cause.as_str()).or_default() += 1;
@@ -50,10 +52,10 @@ impl<K: Kernel> Node<K> {
                 if report.writes() == report.failed() {
                     self.schedule.audit_interval = audit::interval(self.context.options.resync, cost.so_far());
                 }
-                self.record(report);
+                self.record(report, &trigger.event);
                 self.schedule.next_audit = Instant::now() + self.schedule.audit_interval;
                 if let Some(until) = self.passer.keep_stale_until {
-                    self.schedule.audit_by(until);
+                    self.schedule.audit_by(until, "the grace time after the first list is over");
                 }
             }
             Err(error) => {
@@ -78,15 +80,15 @@ impl<K: Kernel> Node<K> {
         self.passer.preview(&self.plan).map_err(|error| format!("read the kernel's tables: {error}"))
     }
 
-    async fn compare_everything(&mut self, cause: Cause) -> io::Result<Report> {
-        let result = self.passer.full(&self.plan, cause).await;
+    async fn compare_everything(&mut self, trigger: &Trigger) -> io::Result<Report> {
+        let result = self.passer.full(&self.plan, trigger.cause).await;
         // A device that peers need may have become another program's, or may be free again. Then the plan is another one.
         if !self.plan.set_foreign_devices(self.passer.foreign_devices()) {
             return result;
         }
-        let second = self.passer.full(&self.plan, cause).await;
+        let second = self.passer.full(&self.plan, trigger.cause).await;
         if let Ok(first) = result {
-            self.record(first);
+            self.record(first, &trigger.event);
         }
         second
     }
@@ -94,37 +96,43 @@ impl<K: Kernel> Node<K> {
     /// The kernel announced changes.
     pub async fn kernel_changed(&mut self, notices: Vec<Notice>) {
         let mut entries: HashMap<Key, Option<Seen>> = HashMap::new();
-        let (mut everything, mut routes) = (false, false);
+        let (mut everything, mut routes) = (None, false);
         for notice in notices {
             match notice {
                 Notice::Entry(key, seen) => {
                     entries.insert(key, seen);
                 }
-                Notice::Links | Notice::Lost => everything = true,
+                Notice::Links => everything = Some("a link or an address changed"),
+                Notice::Lost => everything = everything.or(Some("notifications of the kernel were lost")),
                 Notice::Guard => self.observe_guard(&mut entries),
                 Notice::Fence => self.observe_fence(&mut entries),
                 Notice::Routes => routes = true,
             }
         }
         entries.retain(|key, seen| self.differs(key, seen.as_ref()));
-        everything |= entries.len() > MAX_SINGLE_ENTRIES;
+        if entries.len() > MAX_SINGLE_ENTRIES {
+            everything = everything.or(Some("many entries changed at once"));
+        }
         let now = Instant::now();
-        if (everything || routes) && now < self.schedule.paused_until {
-            self.schedule.audit_by(self.schedule.paused_until);
-        } else if everything {
-            return self.full_pass(Cause::Kernel).await;
+        let other_routes = "routes of other programs changed";
+        if let Some(event) = everything.or(routes.then_some(other_routes))
+            && now < self.schedule.paused_until
+        {
+            self.schedule.audit_by(self.schedule.paused_until, event);
+        } else if let Some(event) = everything {
+            return self.full_pass(Trigger::new(Cause::Kernel, event)).await;
         } else if routes {
             let changed = self.refresh_host();
             self.schedule.full_pass_ended(now);
             if changed {
-                return self.full_pass(Cause::Kernel).await;
+                return self.full_pass(Trigger::new(Cause::Kernel, other_routes)).await;
             }
         }
         if entries.is_empty() {
             return;
         }
         if let Some(report) = self.passer.noticed(&self.plan, entries).await {
-            self.record(report);
+            self.record(report, "entries are not as this agent wrote them");
         }
     }
 
@@ -145,7 +153,7 @@ impl<K: Kernel> Node<K> {
         let limit = &self.peers.rate_limit;
         let retried = self.passer.retry(&self.plan, |key, value| limit.is_delayed(key, value)).await;
         if let Some(report) = retried.report {
-            self.record(report);
+            self.record(report, &Trigger::from(Cause::Retry).event);
         }
         let for_peers = retried.removals || !retried.peers_devices.is_empty();
         if retried.own_device {
@@ -158,31 +166,35 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Writes what changed in the plan. Changes of devices need a full pass, which may be delayed.
-    pub(super) async fn write(&mut self, changed: Vec<Changed>) {
+    /// `event` led to the changes.
+    pub(super) async fn write(&mut self, changed: Vec<Changed>, event: String) {
         if changed.is_empty() || !self.has_list() {
             return;
         }
         let now = Instant::now();
         let has_devices = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
         if has_devices && self.peers.rate_limit.allows_full_pass(now) {
-            return self.full_pass_for_devices(Cause::Lease, now).await;
+            return self.full_pass_for_devices(Trigger::new(Cause::Lease, event), now).await;
         }
         let changed = self.peers.rate_limit.delay_devices(changed);
         if changed.is_empty() {
             return;
         }
         let report = self.passer.changed(changed).await;
-        self.record(report);
+        self.record(report, &event);
     }
 
     /// Runs a full pass because of a device of a peer.
-    pub(super) async fn full_pass_for_devices(&mut self, cause: Cause, now: Instant) {
-        self.full_pass(cause).await;
+    pub(super) async fn full_pass_for_devices(&mut self, trigger: impl Into<Trigger>, now: Instant) {
+        self.full_pass(trigger).await;
         self.peers.rate_limit.full_pass_ended(now.elapsed(), now);
     }
 
-    /// Records a pass for metrics and status.
-    pub(super) fn record(&mut self, report: Report) {
+    /// Records a pass for metrics, status and the history. `event` led to it.
+    pub(super) fn record(&mut self, report: Report, event: &str) {
+        if let Some(record) = report.record(event) {
+            self.context.recorder.add(record);
+        }
         let metrics = &self.context.reporter.metrics;
         metrics.pass(report.cause.as_str(), report.took);
         for ((kind, done), count) in &report.operations {

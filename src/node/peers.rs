@@ -10,10 +10,11 @@ use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
 
 use super::Node;
+use super::event::StoreEvent;
 use super::rate_limit::RateLimit;
 use crate::kernel::Kernel;
 use crate::observe::report::PeerList;
-use crate::pass::Cause;
+use crate::pass::{Cause, Trigger};
 
 /// What is known about the leases of the peers besides the plan.
 #[derive(Debug)]
@@ -109,12 +110,15 @@ impl<K: Kernel> Node<K> {
     pub(super) async fn apply_delayed(&mut self, now: Instant) {
         let due = self.peers.rate_limit.due(now);
         if !due.is_empty() {
+            let mut event = StoreEvent::default();
+            due.iter().for_each(|record| event.lease(&record.id, "changed too often and was delayed"));
             let changed: Vec<Changed> = due.into_iter().flat_map(|record| self.put(record)).collect();
             self.save_later();
-            self.write(changed).await;
+            self.write(changed, event.to_string()).await;
         }
         if self.peers.rate_limit.full_pass_due().is_some_and(|at| at <= now) {
-            self.full_pass_for_devices(Cause::Lease, now).await;
+            let trigger = Trigger::new(Cause::Lease, "devices of peers changed, and were delayed");
+            self.full_pass_for_devices(trigger, now).await;
         }
     }
 
@@ -125,8 +129,10 @@ impl<K: Kernel> Node<K> {
             return;
         }
         tracing::warn!(peers = due.len(), "the grace time of held removals is over: peers removed");
+        let mut event = StoreEvent::default();
+        due.iter().for_each(|id| event.lease(id, "was gone from the store until the end of its grace time"));
         let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
-        self.write(changed).await;
+        self.write(changed, event.to_string()).await;
     }
 
     /// Applies a record, unless its lease changes too often. Then the record is applied later.

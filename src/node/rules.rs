@@ -12,8 +12,9 @@ use weft_subnet::network::Masquerading;
 
 use super::Node;
 use crate::firewall::guard;
-use crate::firewall::reconciler::Handle;
+use crate::firewall::reconciler::{Handle, State};
 use crate::kernel::Kernel;
+use crate::observe::history::{Change, Record};
 use crate::observe::status::RuleStatus;
 
 /// If the nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one
@@ -34,6 +35,8 @@ pub(super) struct TrafficRules {
     pub(super) computations: u64,
     /// The wanted rules were in place once, so subnet.env may say IPMASQ=true.
     were_in_place: bool,
+    /// How often the rules were written, and how many of these writes restored them, when the history was last told.
+    recorded: (u64, u64),
 }
 
 impl TrafficRules {
@@ -136,7 +139,29 @@ impl<K: Kernel> Node<K> {
         let wanted = reconciler.wanted.borrow().clone();
         self.rules.were_in_place |= state.in_place.is_some() && state.in_place == wanted;
         self.context.reporter.metrics.rules(state.in_place.is_some(), state.writes, state.restored);
+        self.record_rules(&state);
         self.write_subnet_file();
+    }
+
+    fn record_rules(&mut self, state: &State) {
+        let (writes, restored) = std::mem::replace(&mut self.rules.recorded, (state.writes, state.restored));
+        if state.writes == writes {
+            return;
+        }
+        let event = if state.restored > restored {
+            "another program changed the traffic rules"
+        } else {
+            "other traffic rules are wanted"
+        };
+        let lines = state.in_place.as_ref().map_or(0, |rules| rules.to_string().lines().count());
+        let after = Some(format!("{lines} rules in {}", state.carrier));
+        self.context.recorder.add(Record {
+            cause: "rules".to_owned(),
+            event: event.to_owned(),
+            done: usize::try_from(state.writes - writes).unwrap_or(usize::MAX),
+            changes: vec![Change { entry: "traffic rules".to_owned(), after, ..Change::default() }],
+            ..Record::default()
+        });
     }
 
     /// Returns the value of IPMASQ in subnet.env, or `None` if subnet.env must not be written because the wanted rules were

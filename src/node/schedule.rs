@@ -19,6 +19,8 @@ pub(super) struct Schedule {
     /// Time between two audits.
     pub(super) audit_interval: Duration,
     pub(super) next_audit: Instant,
+    /// Why the next audit comes earlier than usual.
+    early: Option<&'static str>,
     /// When full passes ended, within the window.
     pub(super) recent: VecDeque<Instant>,
     /// Changes in the kernel lead to no full pass before this time.
@@ -31,7 +33,7 @@ impl Schedule {
     /// An audit is due at once.
     pub(super) fn new(audit_interval: Duration, watchdog_interval: Option<Duration>, now: Instant) -> Schedule {
         let watchdog = watchdog_interval.map(|interval| (interval, now));
-        Schedule { audit_interval, next_audit: now, recent: VecDeque::new(), paused_until: now, watchdog }
+        Schedule { audit_interval, next_audit: now, early: None, recent: VecDeque::new(), paused_until: now, watchdog }
     }
 
     /// Returns when something is due.
@@ -43,9 +45,16 @@ impl Schedule {
         self.next_audit <= now
     }
 
-    /// Lets the next audit come at this time at the latest.
-    pub(super) fn audit_by(&mut self, at: Instant) {
-        self.next_audit = self.next_audit.min(at);
+    /// Lets the next audit come at this time at the latest. `event` is what it is for.
+    pub(super) fn audit_by(&mut self, at: Instant, event: &'static str) {
+        if at < self.next_audit {
+            (self.next_audit, self.early) = (at, Some(event));
+        }
+    }
+
+    /// Returns what the audit that is due now is for, if it is not a usual one.
+    pub(super) fn take_event(&mut self) -> Option<&'static str> {
+        self.early.take()
     }
 
     /// Returns true if a message to the watchdog is due, and plans the next one.

@@ -7,10 +7,11 @@ use weft_backends::index::Changed;
 use weft_subnet::source::Event;
 
 use super::Node;
+use super::event::StoreEvent;
 use super::net_conf::NetConfChange;
 use crate::kernel::Kernel;
 use crate::log::Reminder;
-use crate::pass::Cause;
+use crate::pass::{Cause, Trigger};
 
 /// Whether the store answers.
 #[derive(Debug)]
@@ -32,10 +33,10 @@ impl StoreState {
 
 /// What events of the store lead to.
 enum Needed {
-    /// These changes are to be written.
-    Writes(Vec<Changed>),
-    /// Everything is to be compared.
-    FullPass,
+    /// These changes are to be written. The text names the event.
+    Writes(Vec<Changed>, String),
+    /// Everything is to be compared. The text names the event.
+    FullPass(String),
 }
 
 impl<K: Kernel> Node<K> {
@@ -57,9 +58,9 @@ impl<K: Kernel> Node<K> {
             return;
         }
         match self.apply_events(events) {
-            Needed::FullPass => self.full_pass(Cause::Start).await,
-            Needed::Writes(changed) => {
-                self.write(changed).await;
+            Needed::FullPass(event) => self.full_pass(Trigger::new(Cause::Start, event)).await,
+            Needed::Writes(changed, event) => {
+                self.write(changed, event).await;
                 self.update_rules();
                 self.continue_change(Instant::now());
             }
@@ -69,6 +70,7 @@ impl<K: Kernel> Node<K> {
     /// Applies events to the plan. Nothing is written to the kernel.
     fn apply_events(&mut self, events: Vec<Event>) -> Needed {
         let (mut changed, mut full_pass) = (Vec::new(), false);
+        let mut what = StoreEvent::default();
         let now = Instant::now();
         // Some stores report an unlimited lease without having been asked.
         if events.iter().any(|event| !matches!(event, Event::Trouble(_) | Event::Kept(None))) {
@@ -83,10 +85,18 @@ impl<K: Kernel> Node<K> {
             match event {
                 Event::Snapshot { records, reset } => {
                     full_pass |= !self.has_list();
+                    what.list(records.len());
                     changed.extend(self.apply_list(records, reset));
                 }
-                Event::Changes(changes) => changed.extend(self.apply_changes(changes)),
-                Event::Config(text) => full_pass |= self.apply_net_conf(&text) == NetConfChange::Applied,
+                Event::Changes(changes) => {
+                    what.changes(&changes);
+                    changed.extend(self.apply_changes(changes));
+                }
+                Event::Config(text) if self.apply_net_conf(&text) == NetConfChange::Applied => {
+                    what.net_conf();
+                    full_pass = true;
+                }
+                Event::Config(_) => {}
                 Event::Word => {}
                 Event::Trouble(text) => {
                     if self.store.log_limit.due(&text, now) {
@@ -103,6 +113,6 @@ impl<K: Kernel> Node<K> {
         if full_pass || !changed.is_empty() {
             self.save_later();
         }
-        if full_pass { Needed::FullPass } else { Needed::Writes(changed) }
+        if full_pass { Needed::FullPass(what.to_string()) } else { Needed::Writes(changed, what.to_string()) }
     }
 }

@@ -25,6 +25,7 @@ use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
 use crate::lease::acquire::{self, Started};
 use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::observe::health::Readiness;
+use crate::observe::history::recorder::Recorder;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::Reporter;
@@ -39,6 +40,7 @@ mod change;
 mod claims;
 mod config;
 mod conflist;
+mod history;
 mod lease;
 mod passes;
 mod peers;
@@ -246,6 +248,7 @@ impl TestNode {
             reporter,
             saver,
             conflist,
+            recorder: Recorder::default(),
             secrets: acquire::SecretFiles::default(),
         };
         let node = Node::new(context, Passer::new(kernel.clone()), tasks, started);

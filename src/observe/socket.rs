@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -15,6 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::observe::health::Readiness;
+use crate::observe::history::{Query, Record};
 use crate::observe::plan::{Operation, Plan, Planned};
 use crate::observe::status::Status;
 
@@ -36,6 +38,8 @@ pub enum Request {
     Status(oneshot::Sender<Status>),
     /// `weft plan`. The error says why there is no answer.
     Plan(oneshot::Sender<Result<Vec<Planned>, String>>),
+    /// `weft history`. The answer is one line of JSON for each record.
+    History(Query, oneshot::Sender<Vec<Arc<str>>>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,6 +47,7 @@ pub enum Request {
 enum Question {
     Status {},
     Plan {},
+    History(Query),
     /// The request of the CNI plugin for each pod. It is answered without the agent's loop, so also during a pass.
     Ready {},
 }
@@ -52,6 +57,7 @@ enum Question {
 enum Answer {
     Status(Box<Status>),
     Plan(Plan),
+    History(Vec<Record>),
     Ready { ready: bool, problems: Vec<String> },
     Error(String),
 }
@@ -133,7 +139,10 @@ pub fn answers(path: &Path) -> bool {
 
 impl Question {
     fn limit(&self) -> Duration {
-        if matches!(self, Question::Plan {}) { LONG_LIMIT } else { LIMIT }
+        match self {
+            Question::Plan {} | Question::History(_) => LONG_LIMIT,
+            Question::Status {} | Question::Ready {} => LIMIT,
+        }
     }
 }
 
@@ -155,6 +164,10 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness:
             Ok(Question::Plan {}) => match ask(&agent, Request::Plan).await {
                 Some(Ok(operations)) => return write_plan(&mut write, operations).await,
                 Some(Err(reason)) => Answer::Error(reason),
+                None => Answer::ending(),
+            },
+            Ok(Question::History(query)) => match ask(&agent, |reply| Request::History(query, reply)).await {
+                Some(lines) => return write_history(&mut write, &lines).await,
                 None => Answer::ending(),
             },
             Ok(Question::Ready {}) => {
@@ -201,6 +214,18 @@ async fn write_plan(write: &mut (impl AsyncWriteExt + Unpin), operations: Vec<Pl
     write.write_all(text.as_bytes()).await
 }
 
+/// Writes an [`Answer::History`]. The records are JSON already.
+async fn write_history(write: &mut (impl AsyncWriteExt + Unpin), lines: &[Arc<str>]) -> io::Result<()> {
+    write.write_all(b"{\"history\":[").await?;
+    for (position, line) in lines.iter().enumerate() {
+        if position > 0 {
+            write.write_all(b",").await?;
+        }
+        write.write_all(line.as_bytes()).await?;
+    }
+    write.write_all(b"]}\n").await
+}
+
 /// Asks the agent behind this socket for its status.
 ///
 /// # Errors
@@ -219,6 +244,17 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
 pub async fn ask_plan(socket: &Path) -> anyhow::Result<Plan> {
     match question(socket, &Question::Plan {}).await? {
         Answer::Plan(plan) => Ok(plan),
+        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+    }
+}
+
+/// Asks the agent behind this socket what it changed in the kernel.
+///
+/// # Errors
+/// As [`ask_status`].
+pub async fn ask_history(socket: &Path, query: Query) -> anyhow::Result<Vec<Record>> {
+    match question(socket, &Question::History(query)).await? {
+        Answer::History(records) => Ok(records),
         _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
     }
 }
@@ -283,6 +319,10 @@ mod tests {
                 match request {
                     Request::Status(reply) => reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap(),
                     Request::Plan(reply) => reply.send(Ok(many_operations())).unwrap(),
+                    Request::History(query, reply) => {
+                        let record = |seq| serde_json::to_string(&Record { seq, ..Record::default() }).unwrap().into();
+                        reply.send((query.after + 1..4).map(record).collect()).unwrap();
+                    }
                 }
             }
         });
@@ -290,6 +330,8 @@ mod tests {
         let plan = ask_plan(&path).await.unwrap();
         let wanted: Vec<Operation> = many_operations().into_iter().map(Operation::from).collect();
         assert_eq!(plan.operations, wanted, "an answer of several slices arrives as a whole");
+        let records = ask_history(&path, Query { after: 1, since_ms: 0 }).await.unwrap();
+        assert_eq!(records.iter().map(|record| record.seq).collect::<Vec<_>>(), [2, 3]);
         let mut raw = UnixStream::connect(&path).await.unwrap();
         raw.write_all(b"{\"dance\":{}}\n").await.unwrap();
         let mut text = String::new();

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a pass did, for metrics and `weft status`.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use weft_backends::state::Key;
+use weft_backends::diff::Op;
+use weft_backends::owner::PROTOCOL;
+use weft_backends::state::{Key, Seen, Value};
+
+use crate::observe::entries;
+use crate::observe::history::{Change, MAX_LISTED, Record};
 
 /// Why a pass ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,6 +40,52 @@ impl Cause {
     }
 }
 
+/// What led to a pass. It is made where the event is known, and the pass carries it into the history.
+#[derive(Debug, Clone)]
+pub struct Trigger {
+    /// The word for metrics.
+    pub cause: Cause,
+    /// The event, for people.
+    pub event: Cow<'static, str>,
+}
+
+impl Trigger {
+    /// Returns a trigger.
+    pub fn new(cause: Cause, event: impl Into<Cow<'static, str>>) -> Trigger {
+        Trigger { cause, event: event.into() }
+    }
+}
+
+/// A cause of which no more is known.
+impl From<Cause> for Trigger {
+    fn from(cause: Cause) -> Trigger {
+        let event = match cause {
+            Cause::Start => "first pass",
+            Cause::Lease => "leases changed",
+            Cause::Kernel => "the kernel's tables changed",
+            Cause::Audit => "the time of the audit came",
+            Cause::Retry => "an entry that the kernel had refused is tried again",
+        };
+        Trigger::new(cause, event)
+    }
+}
+
+/// What is known of an entry before a write.
+#[derive(Debug, Clone)]
+pub(super) enum Before {
+    /// It was like this.
+    Seen(Seen),
+    /// The kernel announced that it is gone, and this agent had not removed it.
+    Deleted,
+}
+
+impl Before {
+    /// A value that this agent wrote earlier.
+    pub(super) fn written(value: Value) -> Before {
+        Before::Seen(Seen { value, protocol: PROTOCOL, mark: true })
+    }
+}
+
 /// What a pass did.
 #[derive(Debug)]
 pub struct Report {
@@ -45,11 +97,79 @@ pub struct Report {
     pub operations: HashMap<(&'static str, bool), usize>,
     /// What the kernel said to the last operation that failed.
     pub error: Option<String>,
+    /// What is known of the entries before they are written, while they are few.
+    pub(super) before: HashMap<Key, Before>,
+    /// The changes, while they are few.
+    changes: Vec<Change>,
+    /// Number of changes, also when they are too many to be listed.
+    changed: usize,
 }
 
 impl Report {
     pub(super) fn new(cause: Cause) -> Report {
-        Report { cause, took: Duration::ZERO, operations: HashMap::new(), error: None }
+        Report {
+            cause,
+            took: Duration::ZERO,
+            operations: HashMap::new(),
+            error: None,
+            before: HashMap::new(),
+            changes: Vec::new(),
+            changed: 0,
+        }
+    }
+
+    /// Remembers what is known of the entries of these operations, if they are few enough to be listed.
+    pub(super) fn remember(&mut self, ops: &[Op], before: impl Fn(&Key) -> Option<Before>) {
+        if ops.len() <= MAX_LISTED {
+            self.before.extend(ops.iter().filter_map(|op| Some((op.key(), before(&op.key())?))));
+        }
+    }
+
+    /// Notes for the history that an operation changed an entry, or that the kernel refused it for the first time. Later refusals of the
+    /// same entry change nothing, so they are not noted.
+    pub(super) fn note(&mut self, op: &Op, error: Option<&str>) {
+        self.changed += 1;
+        if self.changed > MAX_LISTED {
+            self.changes = Vec::new();
+            return;
+        }
+        let key = op.key();
+        let (known, after) = match op {
+            Op::Ensure(_, value) | Op::Recreate(_, value) => (self.before.remove(&key), Some(entries::value(value))),
+            Op::Remove(_, value) => {
+                let known = self.before.remove(&key);
+                (Some(known.unwrap_or_else(|| Before::written(value.clone()))), None)
+            }
+        };
+        let (before, by) = match known {
+            Some(Before::Seen(seen)) => (Some(entries::seen(&key, &seen)), None),
+            Some(Before::Deleted) => (None, Some("another program or the kernel had deleted it".to_owned())),
+            None => (None, None),
+        };
+        self.changes.push(Change { entry: key.to_string(), before, after, by, error: error.map(str::to_owned) });
+    }
+
+    /// Returns the record for the history, or `None` if nothing changed.
+    pub fn record(&self, event: &str) -> Option<Record> {
+        if self.changed == 0 {
+            return None;
+        }
+        let mut counts = BTreeMap::new();
+        if self.changes.is_empty() {
+            for ((kind, _), count) in &self.operations {
+                *counts.entry((*kind).to_owned()).or_default() += count;
+            }
+        }
+        Some(Record {
+            cause: self.cause.as_str().to_owned(),
+            event: event.to_owned(),
+            took_us: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX),
+            done: self.writes() - self.failed(),
+            failed: self.failed(),
+            changes: self.changes.clone(),
+            counts,
+            ..Record::default()
+        })
     }
 
     /// Returns how many operations were tried.

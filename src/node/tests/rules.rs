@@ -9,6 +9,7 @@ use crate::firewall::reconciler::{Handle, NoOthers, run};
 use crate::kernel::{Notice, Outcome};
 use crate::node::status::FailureCounts;
 use crate::node::tests::lease;
+use crate::observe::history::Query;
 use crate::observe::status::PeerState;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
@@ -122,6 +123,9 @@ async fn rules_change_with_net_conf_and_with_the_nodes_that_they_except() {
         rules_changed(&mut test).await;
         assert!(fake.rules().to_string().contains("to one of 192.168.0.2 192.168.0.3 return"));
         assert_eq!(fake.writes(), 3);
+        let history = test.node.context.recorder.query(&Query::default());
+        let of_rules = history.iter().filter(|line| line.contains(r#""cause":"rules","event":"other traffic rules"#));
+        assert_eq!(of_rules.count(), 3, "each write is in the history: {history:#?}");
     })
     .await;
 }

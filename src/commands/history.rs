@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft history`: shows what the agent changed in the kernel.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::cli::HistoryTask;
+use crate::observe::history::{self, Query, Record};
+use crate::observe::socket;
+use crate::observe::status::now_ms;
+
+/// How often `--follow` asks for new records.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Prints the records that the task asks for. With `--follow` this ends only when standard output is closed. It goes on when the agent
+/// is restarted.
+///
+/// # Errors
+/// No agent answers at the first question, or standard output cannot be written.
+pub async fn run(task: &HistoryTask) -> anyhow::Result<ExitCode> {
+    let since =
+        task.since.map_or(0, |since| now_ms().saturating_sub(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)));
+    let mut query = Query { since_ms: since, after: 0 };
+    let mut records = socket::ask_history(&task.socket, query).await?;
+    let mut was_away = false;
+    loop {
+        if let Some(last) = records.last() {
+            query.after = last.seq;
+        }
+        if let Err(error) = print(&records, task.json) {
+            let closed = error.kind() == io::ErrorKind::BrokenPipe;
+            return if closed { Ok(ExitCode::SUCCESS) } else { Err(error.into()) };
+        }
+        if !task.follow {
+            return Ok(ExitCode::SUCCESS);
+        }
+        tokio::time::sleep(INTERVAL).await;
+        records = match socket::ask_history(&task.socket, query).await {
+            Ok(records) => {
+                was_away = false;
+                records
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut was_away, true) {
+                    eprintln!("weft: {error:#}; waiting for it");
+                }
+                Vec::new()
+            }
+        };
+    }
+}
+
+fn print(records: &[Record], json: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for record in records {
+        if json {
+            writeln!(out, "{}", serde_json::to_string(record)?)?;
+        } else {
+            out.write_all(history::render(record).as_bytes())?;
+        }
+    }
+    out.flush()
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft history`: what is recorded of each pass, and with which cause.
+
+use tokio::sync::oneshot;
+use weft_backends::state::Seen;
+
+use super::*;
+use crate::kernel::{Notice, Outcome};
+use crate::observe::history::{MAX_LISTED, Query, Record};
+use crate::observe::socket::Request;
+
+/// Returns the records since the last call.
+fn records(test: &mut TestNode, seen: &mut u64) -> Vec<Record> {
+    let (reply, mut answer) = oneshot::channel();
+    test.node.answer(Request::History(Query { after: *seen, since_ms: 0 }, reply));
+    let lines = answer.try_recv().unwrap();
+    let records: Vec<Record> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    *seen = records.last().map_or(*seen, |record| record.seq);
+    records
+}
+
+/// Returns the only record since the last call: its cause, its event, and its changes as (entry, before, after).
+fn only(test: &mut TestNode, seen: &mut u64) -> (String, String, Vec<(String, Option<String>, Option<String>)>) {
+    let mut all = records(test, seen);
+    assert_eq!(all.len(), 1, "{all:#?}");
+    let record = all.remove(0);
+    let changes = record.changes.into_iter().map(|change| (change.entry, change.before, change.after)).collect();
+    (record.cause, record.event, changes)
+}
+
+const ENTRY: &str = "route 10.5.2.0/24";
+const VIA_2: &str = "via 192.168.0.2 dev eth0";
+
+fn key() -> Key {
+    Key::Route("10.5.2.0/24".parse().unwrap(), 0)
+}
+
+fn route(via: &str, protocol: u8) -> Seen {
+    let dev = Name::new("eth0").unwrap();
+    let value = Value::Route(Route::Unicast { via: via.parse().unwrap(), dev, onlink: false });
+    Seen { value, protocol, mark: false }
+}
+
+fn text(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+#[tokio::test]
+async fn changes_of_leases_are_recorded_with_their_names_and_the_values_before_and_after() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        let (cause, event, changes) = only(&mut test, &mut seen);
+        assert_eq!((cause.as_str(), event.as_str()), ("start", "the store sent a list of 2 leases"));
+        assert_eq!(changes, [(ENTRY.to_owned(), None, text(VIA_2))]);
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.2.0-24", "192.168.0.3")])]).await;
+        let (cause, event, changes) = only(&mut test, &mut seen);
+        assert_eq!((cause.as_str(), event.as_str()), ("lease", "lease 10.5.2.0-24 changed"));
+        assert_eq!(changes, [(ENTRY.to_owned(), text(VIA_2), text("via 192.168.0.3 dev eth0"))]);
+        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.2.0-24".into())])]).await;
+        let (_, event, changes) = only(&mut test, &mut seen);
+        assert_eq!(event, "lease 10.5.2.0-24 was removed");
+        assert_eq!(changes, [(ENTRY.to_owned(), text("via 192.168.0.3 dev eth0"), None)]);
+        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.2.0-24".into())])]).await;
+        assert_eq!(records(&mut test, &mut seen), [], "an event that changes nothing is not recorded");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_other_programs_did_is_recorded_with_the_protocol_of_their_route() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        records(&mut test, &mut seen);
+        test.kernel.disturb(key(), None, false);
+        test.node.kernel_changed(vec![Notice::Entry(key(), None)]).await;
+        let record = records(&mut test, &mut seen).remove(0);
+        assert_eq!((record.cause.as_str(), record.done, record.failed), ("kernel", 1, 0));
+        assert_eq!(record.event, "entries are not as this agent wrote them");
+        assert_eq!(record.changes[0].by, text("another program or the kernel had deleted it"));
+        let foreign = route("192.168.0.9", 12);
+        test.kernel.disturb(key(), Some(foreign.clone()), false);
+        test.node.kernel_changed(vec![Notice::Entry(key(), Some(foreign))]).await;
+        let (_, _, changes) = only(&mut test, &mut seen);
+        assert_eq!(changes, [(ENTRY.to_owned(), text("via 192.168.0.9 dev eth0 protocol bird"), text(VIA_2))]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn full_passes_are_recorded_with_the_event_that_led_to_them() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        records(&mut test, &mut seen);
+        for (notice, wanted) in
+            [(Notice::Links, "a link or an address changed"), (Notice::Lost, "notifications of the kernel were lost")]
+        {
+            test.kernel.disturb(key(), None, false);
+            test.node.kernel_changed(vec![notice]).await;
+            let (cause, event, changes) = only(&mut test, &mut seen);
+            assert_eq!((cause.as_str(), event.as_str()), ("kernel", wanted));
+            assert_eq!(changes, [(ENTRY.to_owned(), None, text(VIA_2))]);
+        }
+        test.kernel.disturb(key(), None, false);
+        test.node.full_pass(Cause::Audit).await;
+        let (cause, event, _) = only(&mut test, &mut seen);
+        assert_eq!((cause.as_str(), event.as_str()), ("audit", "the time of the audit came"));
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(records(&mut test, &mut seen), [], "an audit that finds no difference is not recorded");
+    })
+    .await;
+}
+
+/// A full pass that has to wait runs as an audit later. The event must not be forgotten meanwhile.
+#[tokio::test]
+async fn a_full_pass_that_was_put_off_is_recorded_with_its_event() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        records(&mut test, &mut seen);
+        let pause = std::time::Instant::now() + Duration::from_millis(50);
+        test.node.schedule.paused_until = pause;
+        test.kernel.disturb(key(), None, false);
+        test.node.kernel_changed(vec![Notice::Links]).await;
+        assert_eq!(records(&mut test, &mut seen), [], "the pass must wait");
+        tokio::time::sleep_until(pause.into()).await;
+        test.node.tick().await;
+        let (cause, event, _) = only(&mut test, &mut seen);
+        assert_eq!((cause.as_str(), event.as_str()), ("audit", "a link or an address changed"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refused_entry_is_recorded_once_and_again_when_it_is_written() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        records(&mut test, &mut seen);
+        test.kernel.fail(key(), Some(Outcome::Retry("no carrier".into())));
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.2.0-24", "192.168.0.3")])]).await;
+        let record = records(&mut test, &mut seen).remove(0);
+        assert_eq!((record.done, record.failed, record.changes[0].error.clone()), (0, 1, text("no carrier")));
+        test.node.full_pass(Cause::Retry).await;
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(records(&mut test, &mut seen), [], "further refusals change nothing");
+        test.kernel.fail(key(), None);
+        test.node.full_pass(Cause::Audit).await;
+        let (_, _, changes) = only(&mut test, &mut seen);
+        assert_eq!(changes, [(ENTRY.to_owned(), text(VIA_2), text("via 192.168.0.3 dev eth0"))]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pass_with_many_changes_is_one_record_with_numbers() {
+    local(async {
+        let mut test = TestNode::new(OnLostLease::Hold);
+        let count = MAX_LISTED + 1;
+        let records_of = |count: usize| {
+            let key = |n: usize| format!("10.5.{}.0-24", n + 2);
+            (0..count).map(|n| put(&key(n), &format!("192.168.0.{}", n + 2)).unwrap()).collect()
+        };
+        test.node.start(vec![Event::Snapshot { records: records_of(count), reset: false }]).await;
+        let mut all = records(&mut test, &mut 0);
+        let record = all.remove(0);
+        assert_eq!((all.len(), record.event.as_str(), record.done), (0, "first pass", count));
+        assert_eq!((record.changes, record.counts), (vec![], [("route".to_owned(), count)].into()));
+    })
+    .await;
+}
