@@ -206,6 +206,9 @@ impl<K: Kernel> Node<K> {
         if report.writes() == 0 {
             return;
         }
+        if matches!(report.cause, Cause::Kernel | Cause::Audit) {
+            metrics.repairs(report.cause.as_str(), (report.writes() - report.failed()) as u64);
+        }
         let (cause, writes, failed) = (report.cause.as_str().to_owned(), report.writes(), report.failed());
         let took_us = u64::try_from(report.took.as_micros()).unwrap_or(u64::MAX);
         tracing::debug!(cause, writes, failed, took_us, "pass");

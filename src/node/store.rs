@@ -57,13 +57,22 @@ impl<K: Kernel> Node<K> {
         if events.is_empty() {
             return;
         }
-        match self.apply_events(events) {
-            Needed::FullPass(event) => self.full_pass(Trigger::new(Cause::Start, event)).await,
+        let begin = Instant::now();
+        let has_changes = match self.apply_events(events) {
+            Needed::FullPass(event) => {
+                self.full_pass(Trigger::new(Cause::Start, event)).await;
+                true
+            }
             Needed::Writes(changed, event) => {
+                let has_changes = !changed.is_empty();
                 self.write(changed, event).await;
                 self.update_rules();
                 self.continue_change(Instant::now());
+                has_changes
             }
+        };
+        if has_changes {
+            self.context.reporter.metrics.converged(begin.elapsed());
         }
     }
 

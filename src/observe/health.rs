@@ -123,7 +123,9 @@ pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<
 
 async fn client(stream: TcpStream, readiness: Readiness, metrics: Arc<Metrics>) {
     let service = service_fn(|request: Request<Incoming>| {
-        let response = answer(request.method(), request.uri().path(), &readiness, &metrics);
+        let accepted = request.headers().get(hyper::header::ACCEPT).and_then(|value| value.to_str().ok());
+        let open = accepted.is_some_and(|kinds| kinds.contains("application/openmetrics-text"));
+        let response = answer(request.method(), (request.uri().path(), open), &readiness, &metrics);
         async move { Ok::<_, Infallible>(response) }
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -138,7 +140,13 @@ async fn client(stream: TcpStream, readiness: Readiness, metrics: Arc<Metrics>) 
     }
 }
 
-fn answer(method: &Method, path: &str, readiness: &Readiness, metrics: &Metrics) -> Response<Full<Bytes>> {
+/// Returns the answer for a path. `open`: the client understands OpenMetrics.
+fn answer(
+    method: &Method,
+    (path, open): (&str, bool),
+    readiness: &Readiness,
+    metrics: &Metrics,
+) -> Response<Full<Bytes>> {
     if method != Method::GET && method != Method::HEAD {
         return text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned());
     }
@@ -151,6 +159,9 @@ fn answer(method: &Method, path: &str, readiness: &Readiness, metrics: &Metrics)
                 text(StatusCode::SERVICE_UNAVAILABLE, body)
             }
         },
+        "/metrics" if !open => {
+            reply(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics.render_classic(Instant::now()))
+        }
         "/metrics" => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             reply(StatusCode::OK, kind, metrics.render(Instant::now()))
@@ -204,7 +215,11 @@ mod tests {
         assert!(get(address, ready).await.ends_with("flanneld is not ready yet\nno store\n"));
         let got = get(address, "GET /healthz HTTP/1.0\r\n\r\n").await;
         assert!(got.contains(" 200 OK") && got.ends_with("\r\n\r\nflanneld is running"), "{got}");
-        assert!(get(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").await.contains("weft_build_info"));
+        let got = get(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert!(got.contains("version=0.0.4") && got.contains("# TYPE weft_build_info gauge"), "{got}");
+        let accept = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2";
+        let got = get(address, &format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}\r\n\r\n")).await;
+        assert!(got.contains("content-type: application/openmetrics-text") && got.ends_with("# EOF\n"), "{got}");
         assert!(get(address, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 404"));
         assert!(get(address, "POST /readyz HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         server.abort();

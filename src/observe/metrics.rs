@@ -40,6 +40,8 @@ struct Times {
     store_answer: Option<Instant>,
     /// When the lease was last renewed, and its time to live then.
     lease: Option<(Instant, Duration)>,
+    /// When the lease was last renewed.
+    lease_kept: Option<Instant>,
 }
 
 /// All metrics of one agent.
@@ -50,7 +52,11 @@ pub struct Metrics {
     full_passes: Family<Cause, Counter>,
     operations: Family<Operation, Counter>,
     peers: Family<State, Gauge>,
+    repairs: Family<Cause, Counter>,
+    convergence: Histogram,
     lease_ttl: Gauge<f64, AtomicU64>,
+    lease_age: Gauge<f64, AtomicU64>,
+    memory: Gauge,
     silence: Gauge<f64, AtomicU64>,
     durations: Histogram,
     rules: Rules,
@@ -79,9 +85,12 @@ impl Metrics {
         let full_passes = Family::<Cause, Counter>::default();
         let operations = Family::<Operation, Counter>::default();
         let peers = Family::<State, Gauge>::default();
-        let (lease_ttl, silence) = (Gauge::default(), Gauge::default());
+        let repairs = Family::<Cause, Counter>::default();
+        let (lease_ttl, lease_age, silence, memory) =
+            (Gauge::default(), Gauge::default(), Gauge::default(), Gauge::default());
         // The buckets reach from 0.1 ms to 105 s.
         let durations = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
+        let convergence = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
         registry.register("weft_passes", "Comparisons of the desired state with the kernel, by cause", passes.clone());
         registry.register(
             "weft_full_passes",
@@ -95,6 +104,22 @@ impl Metrics {
             "Seconds until this node's lease expires unless it is renewed; -1 = it does not expire, or there is none yet",
             lease_ttl.clone(),
         );
+        registry.register(
+            "weft_lease_age_seconds",
+            "Seconds since this node's lease was last renewed; -1 = not yet, or the store renews none",
+            lease_age.clone(),
+        );
+        registry.register(
+            "weft_repairs",
+            "Writes to the kernel because it was not as it should be: announced by the kernel, or found by an audit",
+            repairs.clone(),
+        );
+        registry.register(
+            "weft_convergence_seconds",
+            "Time from an event of the store that the agent takes up to the last write to the kernel that follows from it",
+            convergence.clone(),
+        );
+        registry.register("process_resident_memory_bytes", "Resident memory size in bytes", memory.clone());
         registry.register(
             "weft_store_silence_seconds",
             "Seconds since the last answer of the store; -1 = none yet",
@@ -116,7 +141,11 @@ impl Metrics {
             full_passes,
             operations,
             peers,
+            repairs,
+            convergence,
             lease_ttl,
+            lease_age,
+            memory,
             silence,
             durations,
             rules,
@@ -142,6 +171,16 @@ impl Metrics {
         self.operations.get_or_create(&Operation { kind, result }).inc_by(count);
     }
 
+    /// Records `count` writes that restored what the kernel should contain. `cause` is `kernel` or `audit`.
+    pub fn repairs(&self, cause: &'static str, count: u64) {
+        self.repairs.get_or_create(&Cause { cause }).inc_by(count);
+    }
+
+    /// Records that everything that an event of the store led to is in the kernel, this long after the agent took the event up.
+    pub fn converged(&self, took: Duration) {
+        self.convergence.observe(took.as_secs_f64());
+    }
+
     /// Sets the number of peers in a state. A state that was never set is not rendered.
     pub fn peers(&self, state: PeerState, count: usize) {
         self.peers.get_or_create(&State { state: state.word() }).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -161,7 +200,14 @@ impl Metrics {
 
     /// Records that the lease was renewed at `now`, with this time to live. `None` means that it does not expire.
     pub fn lease_kept(&self, now: Instant, ttl: Option<Duration>) {
-        self.times().lease = ttl.map(|ttl| (now, ttl));
+        let mut times = self.times();
+        times.lease = ttl.map(|ttl| (now, ttl));
+        times.lease_kept = Some(now);
+    }
+
+    /// Renders all metrics in Prometheus' text format 0.0.4, in which the metadata of a counter bears its whole name.
+    pub fn render_classic(&self, now: Instant) -> String {
+        classic(&self.render(now))
     }
 
     /// Renders all metrics in the OpenMetrics text format.
@@ -170,8 +216,11 @@ impl Metrics {
             let times = self.times();
             let left = |(at, ttl): (Instant, Duration)| ttl.saturating_sub(now.saturating_duration_since(at));
             self.lease_ttl.set(times.lease.map_or(-1.0, |lease| left(lease).as_secs_f64()));
-            self.silence.set(times.store_answer.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64()));
+            let since = |at: Option<Instant>| at.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64());
+            self.lease_age.set(since(times.lease_kept));
+            self.silence.set(since(times.store_answer));
         }
+        self.memory.set(resident_bytes().and_then(|bytes| bytes.try_into().ok()).unwrap_or(-1));
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,
@@ -183,6 +232,41 @@ impl Metrics {
     fn times(&self) -> std::sync::MutexGuard<'_, Times> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the resident memory of this process in bytes, as the kernel counts it (proc_pid_statm(5)).
+fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split(' ').nth(1)?.parse().ok()?;
+    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
+    pages.checked_mul(page.try_into().ok()?)
+}
+
+/// Converts OpenMetrics' text into Prometheus' older format. There the metadata of a counter and of an info bears the suffix of the
+/// samples, an info is a gauge, and units and the end are not marked.
+fn classic(text: &str) -> String {
+    let kind_of = |line: &str| {
+        line.strip_prefix("# TYPE ")?.split_once(' ').map(|(name, kind)| (name.to_owned(), kind.to_owned()))
+    };
+    let kinds: std::collections::HashMap<String, String> = text.lines().filter_map(kind_of).collect();
+    let suffix = |name: &str| match kinds.get(name).map(String::as_str) {
+        Some("counter") => "_total",
+        Some("info") => "_info",
+        _ => "",
+    };
+    let mut out = String::with_capacity(text.len() + 512);
+    for line in text.lines().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
+        let metadata = ["# HELP ", "# TYPE "].into_iter().find_map(|mark| Some((mark, line.strip_prefix(mark)?)));
+        match metadata.and_then(|(mark, rest)| Some((mark, rest.split_once(' ')?))) {
+            Some((mark, (name, rest))) => {
+                let rest = if mark == "# TYPE " && rest == "info" { "gauge" } else { rest };
+                out.extend([mark, name, suffix(name), " ", rest]);
+            }
+            None => out.push_str(line),
+        }
+        out.push('\n');
+    }
+    out
 }
 
 #[cfg(test)]
@@ -201,6 +285,8 @@ mod tests {
         metrics.peers(PeerState::SetAside, 2);
         metrics.store_word(start);
         metrics.lease_kept(start, Some(Duration::from_secs(100)));
+        metrics.repairs("audit", 2);
+        metrics.converged(Duration::from_millis(2));
         metrics.rules(true, 3, 2);
         metrics.rules(true, 4, 2);
         let text = metrics.render(start + Duration::from_secs(40));
@@ -215,11 +301,38 @@ mod tests {
             "weft_rules_writes_total 4",
             "weft_rules_mended_total 2",
             "weft_store_silence_seconds 40",
+            "weft_lease_age_seconds 40",
+            "weft_repairs_total{cause=\"audit\"} 2",
+            "weft_convergence_seconds_count 1",
             "weft_pass_duration_seconds_count 1",
             &format!("weft_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
         ] {
             assert!(text.lines().any(|l| l.strip_suffix(".0").unwrap_or(l) == line), "{line} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn memory_is_that_of_this_process() {
+        let text = Metrics::new().render(Instant::now());
+        let line = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes ")).unwrap();
+        assert!(line.parse::<u64>().unwrap() > 1 << 20, "{line}");
+    }
+
+    #[test]
+    fn in_the_older_format_metadata_has_the_names_of_the_samples() {
+        let metrics = Metrics::new();
+        metrics.pass("lease", Duration::ZERO);
+        let text = metrics.render_classic(Instant::now());
+        for line in [
+            "# TYPE weft_passes_total counter",
+            "# HELP weft_passes_total Comparisons of the desired state with the kernel, by cause.",
+            "weft_passes_total{cause=\"lease\"} 1",
+            "# TYPE weft_build_info gauge",
+            "# TYPE weft_pass_duration_seconds histogram",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
+        }
+        assert!(!text.contains("# EOF"));
     }
 
     #[test]
@@ -231,10 +344,11 @@ mod tests {
         metrics.full_pass("start");
         metrics.operations("route", "done", 1);
         metrics.peers(PeerState::Held, 0);
+        metrics.repairs("audit", 0);
         let text = metrics.render(Instant::now());
         let types: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        assert_eq!(types.len(), 11, "{text}");
+        assert_eq!(types.len(), 15, "{text}");
         for (name, kind) in types {
             let suffix = match kind {
                 "counter" => "_total",
