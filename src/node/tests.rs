@@ -213,8 +213,7 @@ impl TestNode {
             taken: RefCell::default(),
         });
         let kernel = FakeKernel::new(machine("192.168.0.1"), PROTOCOL);
-        let (network, backend) = acquire::parse(config).unwrap();
-        let there = machine("192.168.0.1");
+        let ((network, backend), there) = (acquire::parse(config).unwrap(), machine("192.168.0.1"));
         let ground = acquire::ground(&there, &network, Subnets::default());
         let picked = crate::uplink::pick(&options.uplink, &ground).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);

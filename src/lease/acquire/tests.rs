@@ -154,7 +154,17 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
         let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
-        let head = Head { store, saved: now, expires: Expiry::Never, config, own, public, chosen, uplink };
+        let head = Head {
+            store,
+            saved: now,
+            expires: Expiry::Never,
+            config,
+            own,
+            public,
+            chosen,
+            uplink,
+            earlier: Vec::new(),
+        };
         cache::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
