@@ -4,6 +4,9 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
 
+#[path = "deploy/monitoring.rs"]
+mod monitoring;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
