@@ -9,6 +9,7 @@ pub mod doctor;
 pub mod drop_in;
 pub mod duration;
 pub mod flags;
+pub mod questions;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -68,7 +69,7 @@ pub enum Task {
         json: bool,
     },
     /// Ask the agent what it changed in the kernel.
-    History(HistoryTask),
+    History(questions::HistoryTask),
     /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
     /// Install the CNI plugin into a directory.
@@ -111,19 +112,6 @@ pub struct AgentTask {
     pub verbosity: u8,
     /// Lines to be logged at the start.
     pub notes: Vec<String>,
-}
-
-/// `weft history`.
-#[derive(Debug)]
-pub struct HistoryTask {
-    /// The socket of the agent.
-    pub socket: PathBuf,
-    /// Print each record as one line of JSON.
-    pub json: bool,
-    /// Wait for new records.
-    pub follow: bool,
-    /// Only records that are not older than this.
-    pub since: Option<std::time::Duration>,
 }
 
 /// `weft cleanup`.
@@ -171,9 +159,9 @@ enum Command {
     /// Show the state of an agent of this machine.
     Status(StatusFlags),
     /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
-    Plan(PlanFlags),
+    Plan(questions::PlanFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
-    History(HistoryFlags),
+    History(questions::HistoryFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin from this image; a running plugin is not disturbed.
@@ -217,30 +205,6 @@ struct StatusFlags {
     /// Form of the answer.
     #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
     output: String,
-}
-
-#[derive(Args)]
-struct PlanFlags {
-    #[command(flatten)]
-    instance: InstanceFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
-}
-
-#[derive(Args)]
-struct HistoryFlags {
-    #[command(flatten)]
-    instance: InstanceFlags,
-    /// Form of the answer; json = one record a line.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
-    /// Go on, and show new records when they come.
-    #[arg(long, short = 'f', action = ArgAction::SetTrue)]
-    follow: bool,
-    /// Show only records of this time before now, such as 10m.
-    #[arg(long, value_parser = duration::duration, value_name = "DURATION")]
-    since: Option<std::time::Duration>,
 }
 
 #[derive(Args)]
@@ -357,13 +321,8 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         Command::Status(flags) => {
             Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
         }
-        Command::Plan(flags) => Task::Plan { socket: flags.instance.socket(), json: flags.output == "json" },
-        Command::History(flags) => Task::History(HistoryTask {
-            socket: flags.instance.socket(),
-            json: flags.output == "json",
-            follow: flags.follow,
-            since: flags.since,
-        }),
+        Command::Plan(flags) => Task::Plan { socket: flags.socket(), json: flags.json() },
+        Command::History(flags) => Task::History(flags.into()),
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             socket: flags.place.instance.socket(),
             subnet_file: flags.place.instance.subnet_file,

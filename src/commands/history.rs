@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::cli::HistoryTask;
+use crate::cli::questions::HistoryTask;
 use crate::observe::history::{self, Query, Record};
 use crate::observe::socket;
 use crate::observe::status::now_ms;

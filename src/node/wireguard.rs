@@ -64,7 +64,9 @@ impl<K: Kernel> Node<K> {
         }
         self.wireguard.due = Some(Instant::now() + self.wireguard.interval);
         match report {
-            Ok(report) => report.into_iter().for_each(|report| self.record(report, "WireGuard peers are not as this agent wrote them")),
+            Ok(report) => report
+                .into_iter()
+                .for_each(|report| self.record(report, "WireGuard peers are not as this agent wrote them")),
             // The next full pass meets the same error, and shows it as a problem of this node.
             Err(error) => self.history.last_error = Some(Failure::now(format!("read WireGuard devices: {error}"))),
         }

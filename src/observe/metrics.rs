@@ -13,7 +13,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 use crate::observe::status::PeerState;
 
@@ -53,14 +53,50 @@ pub struct Metrics {
     operations: Family<Operation, Counter>,
     peers: Family<State, Gauge>,
     repairs: Family<Cause, Counter>,
-    convergence: Histogram,
-    lease_ttl: Gauge<f64, AtomicU64>,
-    lease_age: Gauge<f64, AtomicU64>,
-    memory: Gauge,
-    silence: Gauge<f64, AtomicU64>,
     durations: Histogram,
+    convergence: Histogram,
+    gauges: Gauges,
     rules: Rules,
     times: Mutex<Times>,
+}
+
+/// What is computed when the metrics are rendered.
+#[derive(Debug)]
+struct Gauges {
+    lease_ttl: Gauge<f64, AtomicU64>,
+    lease_age: Gauge<f64, AtomicU64>,
+    store_silence: Gauge<f64, AtomicU64>,
+    memory: Gauge,
+}
+
+impl Gauges {
+    fn new(all: &mut Registry) -> Gauges {
+        Gauges {
+            lease_ttl: register(
+                all,
+                "weft_lease_ttl_seconds",
+                "Seconds until this node's lease expires unless it is renewed; -1 = it does not expire, or there is none yet",
+            ),
+            lease_age: register(
+                all,
+                "weft_lease_age_seconds",
+                "Seconds since this node's lease was last renewed; -1 = not yet, or the store renews none",
+            ),
+            store_silence: register(
+                all,
+                "weft_store_silence_seconds",
+                "Seconds since the last answer of the store; -1 = none yet",
+            ),
+            memory: register(all, "process_resident_memory_bytes", "Resident memory size in bytes"),
+        }
+    }
+}
+
+/// Registers a metric with its initial value, and returns it.
+fn register<M: Metric + Clone + Default>(all: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    all.register(name, help, metric.clone());
+    metric
 }
 
 /// Metrics of the traffic rules.
@@ -80,76 +116,48 @@ impl Default for Metrics {
 impl Metrics {
     /// Creates all metrics with their initial values.
     pub fn new() -> Metrics {
-        let mut registry = Registry::default();
-        let passes = Family::<Cause, Counter>::default();
-        let full_passes = Family::<Cause, Counter>::default();
-        let operations = Family::<Operation, Counter>::default();
-        let peers = Family::<State, Gauge>::default();
-        let repairs = Family::<Cause, Counter>::default();
-        let (lease_ttl, lease_age, silence, memory) =
-            (Gauge::default(), Gauge::default(), Gauge::default(), Gauge::default());
+        let mut all = Registry::default();
         // The buckets reach from 0.1 ms to 105 s.
-        let durations = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
-        let convergence = Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
-        registry.register("weft_passes", "Comparisons of the desired state with the kernel, by cause", passes.clone());
-        registry.register(
-            "weft_full_passes",
-            "Passes that compared the whole desired state with a dump of the kernel, by cause",
-            full_passes.clone(),
-        );
-        registry.register("weft_operations", "Writes to the kernel, by kind and result", operations.clone());
-        registry.register("weft_peers", "Peers, by state", peers.clone());
-        registry.register(
-            "weft_lease_ttl_seconds",
-            "Seconds until this node's lease expires unless it is renewed; -1 = it does not expire, or there is none yet",
-            lease_ttl.clone(),
-        );
-        registry.register(
-            "weft_lease_age_seconds",
-            "Seconds since this node's lease was last renewed; -1 = not yet, or the store renews none",
-            lease_age.clone(),
-        );
-        registry.register(
-            "weft_repairs",
-            "Writes to the kernel because it was not as it should be: announced by the kernel, or found by an audit",
-            repairs.clone(),
-        );
-        registry.register(
+        let times = || Histogram::new(exponential_buckets(0.000_1, 4.0, 11));
+        let passes = register(&mut all, "weft_passes", "Comparisons of the desired state with the kernel, by cause");
+        let full_passes = "Passes that compared the whole desired state with a dump of the kernel, by cause";
+        let full_passes = register(&mut all, "weft_full_passes", full_passes);
+        let operations = register(&mut all, "weft_operations", "Writes to the kernel, by kind and result");
+        let repairs =
+            "Writes to the kernel because it was not as it should be: announced by the kernel, or found by an audit";
+        let repairs = register(&mut all, "weft_repairs", repairs);
+        let peers = register(&mut all, "weft_peers", "Peers, by state");
+        let (durations, convergence) = (times(), times());
+        all.register("weft_pass_duration_seconds", "Duration of a pass", durations.clone());
+        all.register(
             "weft_convergence_seconds",
             "Time from an event of the store that the agent takes up to the last write to the kernel that follows from it",
             convergence.clone(),
         );
-        registry.register("process_resident_memory_bytes", "Resident memory size in bytes", memory.clone());
-        registry.register(
-            "weft_store_silence_seconds",
-            "Seconds since the last answer of the store; -1 = none yet",
-            silence.clone(),
-        );
-        registry.register("weft_pass_duration_seconds", "Duration of a pass", durations.clone());
-        let rules = Rules::default();
-        registry.register("weft_rules_in_place", "1 while the traffic rules are in place", rules.in_place.clone());
-        registry.register("weft_rules_writes", "Writes of the traffic rules", rules.writes.clone());
-        registry.register(
-            "weft_rules_mended",
-            "Writes of the traffic rules because other programs had changed them",
-            rules.repaired.clone(),
-        );
-        registry.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        let gauges = Gauges::new(&mut all);
+        let rules = Rules {
+            in_place: register(&mut all, "weft_rules_in_place", "1 while the traffic rules are in place"),
+            writes: register(&mut all, "weft_rules_writes", "Writes of the traffic rules"),
+            repaired: register(
+                &mut all,
+                "weft_rules_mended",
+                "Writes of the traffic rules because other programs had changed them",
+            ),
+        };
+        all.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        let times = Mutex::default();
         Metrics {
-            registry,
+            registry: all,
             passes,
             full_passes,
             operations,
-            peers,
             repairs,
-            convergence,
-            lease_ttl,
-            lease_age,
-            memory,
-            silence,
+            peers,
             durations,
+            convergence,
+            gauges,
             rules,
-            times: Mutex::default(),
+            times,
         }
     }
 
@@ -215,12 +223,12 @@ impl Metrics {
         {
             let times = self.times();
             let left = |(at, ttl): (Instant, Duration)| ttl.saturating_sub(now.saturating_duration_since(at));
-            self.lease_ttl.set(times.lease.map_or(-1.0, |lease| left(lease).as_secs_f64()));
+            self.gauges.lease_ttl.set(times.lease.map_or(-1.0, |lease| left(lease).as_secs_f64()));
             let since = |at: Option<Instant>| at.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64());
-            self.lease_age.set(since(times.lease_kept));
-            self.silence.set(since(times.store_answer));
+            self.gauges.lease_age.set(since(times.lease_kept));
+            self.gauges.store_silence.set(since(times.store_answer));
         }
-        self.memory.set(resident_bytes().and_then(|bytes| bytes.try_into().ok()).unwrap_or(-1));
+        self.gauges.memory.set(resident_bytes().and_then(|bytes| bytes.try_into().ok()).unwrap_or(-1));
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,

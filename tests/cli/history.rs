@@ -54,7 +54,10 @@ fn history_names_causes_survives_a_restart_and_a_torn_file() {
         std::fs::write(&file, [b"\0\xff{\"seq\":", &text[..text.len() - 3]].concat()).unwrap();
         let mut agent = start(&place);
         let left = history(&place, &[]);
-        assert!(left.contains("had deleted it") && !left.contains("protocol bird"), "only the ends are damaged: {left}");
+        assert!(
+            left.contains("had deleted it") && !left.contains("protocol bird"),
+            "only the ends are damaged: {left}"
+        );
         assert_eq!(agent.term().code(), Some(0));
     });
 }

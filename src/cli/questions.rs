@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands that ask the running agent what it would do and what it did: `weft plan` and `weft history`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+
+use super::duration;
+use super::flags::InstanceFlags;
+
+/// `weft history`.
+#[derive(Debug)]
+pub struct HistoryTask {
+    /// The socket of the agent.
+    pub socket: PathBuf,
+    /// Print each record as one line of JSON.
+    pub json: bool,
+    /// Wait for new records.
+    pub follow: bool,
+    /// Only records that are not older than this.
+    pub since: Option<Duration>,
+}
+
+/// Flags of `weft plan`.
+#[derive(Args)]
+pub(super) struct PlanFlags {
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+}
+
+/// Flags of `weft history`.
+#[derive(Args)]
+pub(super) struct HistoryFlags {
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Form of the answer; json = one record a line.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+    /// Go on, and show new records when they come.
+    #[arg(long, short = 'f', action = ArgAction::SetTrue)]
+    follow: bool,
+    /// Show only records of this time before now, such as 10m.
+    #[arg(long, value_parser = duration::duration, value_name = "DURATION")]
+    since: Option<Duration>,
+}
+
+impl PlanFlags {
+    /// Returns the socket of the agent.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.instance.socket()
+    }
+
+    /// Returns true if the answer is wanted as JSON.
+    pub(super) fn json(&self) -> bool {
+        self.output == "json"
+    }
+}
+
+impl From<HistoryFlags> for HistoryTask {
+    fn from(flags: HistoryFlags) -> HistoryTask {
+        HistoryTask {
+            socket: flags.instance.socket(),
+            json: flags.output == "json",
+            follow: flags.follow,
+            since: flags.since,
+        }
+    }
+}
