@@ -53,9 +53,16 @@ fn main() -> ExitCode {
         done
     });
     done.unwrap_or_else(|error| {
-        eprintln!("weft: {}", printable(&format!("{error:#}")));
+        eprintln!("weft: {}{}", printable(&format!("{error:#}")), remedy(&error));
         ExitCode::from(cli::FAILURE)
     })
+}
+
+/// Returns what a user who is not root can do about a missing permission.
+fn remedy(error: &anyhow::Error) -> &'static str {
+    let denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
+    let is_denied = error.chain().any(|cause| cause.downcast_ref().is_some_and(denied));
+    if is_denied && !nix::unistd::geteuid().is_root() { "; you are not root: put sudo before the command" } else { "" }
 }
 
 async fn run(task: Task) -> anyhow::Result<ExitCode> {

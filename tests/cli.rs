@@ -5,8 +5,9 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -127,6 +128,22 @@ fn status_without_an_agent_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("none.sock");
     refused(&["status", "--socket", socket.to_str().unwrap()], &[], 1, "no agent answers on");
+}
+
+#[test]
+fn a_forgotten_sudo_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // The other user may not read the directory of the build.
+    let program = dir.path().join("weft");
+    fs::copy(env!("CARGO_BIN_EXE_weft"), &program).unwrap();
+    let socket = dir.path().join("weft.sock");
+    let store = format!("dir:{}", dir.path().display());
+    let agent = ["agent", "--store", &store, "--socket", socket.to_str().unwrap()];
+    let out = run(Command::new(program).args(agent).uid(65534).gid(65534), &[]);
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    assert!(text.contains("Permission denied") && text.contains("put sudo before the command"), "{text}");
 }
 
 #[test]
