@@ -258,15 +258,17 @@ async fn every_value_of_flannels_chart_is_accepted_and_netpol_brings_its_engine(
     let values = home.path().join("values.yaml");
     std::fs::write(&values, FLANNELS_VALUES).unwrap();
     let yaml = chart(&format!("--values {}", values.display())).unwrap();
-    let objects = accepted(&server, &yaml);
-    let object = |name: &str| &objects.iter().find(|(other, _)| other.starts_with(name)).unwrap().1;
-    let pod = &object("\"DaemonSet\"")["spec"]["template"]["spec"];
+    let object = |kind: &str| -> Value {
+        let one = yaml.split("\n---\n").find(|one| one.contains(&format!("kind: {kind}\n"))).unwrap();
+        serde_json::from_str(&kubectl(&server, "apply --dry-run=server -o json -f -", one)).unwrap()
+    };
+    let pod = &object("DaemonSet")["spec"]["template"]["spec"];
     let engine = &pod["containers"][1];
     assert_eq!(engine["image"], "r.test/kube-network-policies:v1.0.0");
     assert_eq!(engine["args"], json!(["--hostname-override=$(MY_NODE_NAME)", "--v=2"]));
     assert_eq!(engine["securityContext"], json!({"privileged": true}));
     assert!(pod["volumes"].to_string().contains(r#""path":"/lib/modules""#), "{}", pod["volumes"]);
-    let rules = object("\"ClusterRole\"")["rules"].to_string();
+    let rules = object("ClusterRole")["rules"].to_string();
     assert!(rules.contains("networkpolicies") && rules.contains("namespaces"), "{rules}");
     let without = chart("").unwrap();
     assert!(!without.contains("networkpolicies") && !without.contains("privileged: true"), "{without}");

@@ -107,7 +107,7 @@ impl Server {
         let mut etcd_flags = format!("--listen-client-urls {client} --advertise-client-urls {client}");
         let _ = write!(etcd_flags, " --listen-peer-urls http://127.0.0.1:{peer}");
         let api_flags = format!(
-            "--etcd-servers {client} --bind-address 127.0.0.1 --secure-port {port} --tls-cert-file api.pem \
+            "--etcd-servers {client} --allow-privileged=true --bind-address 127.0.0.1 --secure-port {port} --tls-cert-file api.pem \
              --tls-private-key-file api.key --token-auth-file tokens --authorization-mode RBAC \
              --service-cluster-ip-range 10.96.0.0/16 --service-account-issuer https://weft.test \
              --service-account-key-file sa.key --service-account-signing-key-file sa.key \
