@@ -118,8 +118,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     helpers.spawn_local(async move { socket.serve(requests, ready).await });
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
-    let history_file = options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file));
-    let recorder = Recorder::open(history_file).await;
+    let recorder = open_history(&options).await;
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify: Notify::new(), condition };
@@ -169,6 +168,11 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     node.attach_rules(handle);
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };
     run_loop(node, monitor, inputs, shutdown).await
+}
+
+/// Goes on with the history of an earlier run.
+async fn open_history(options: &Options) -> Recorder {
+    Recorder::open(options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file))).await
 }
 
 fn firewall_task(options: &Options, survey: firewall::choice::Survey) -> firewall::Task {

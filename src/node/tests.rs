@@ -171,6 +171,28 @@ struct TestNode {
     _events: mpsc::Receiver<Event>,
 }
 
+/// The options of a node with its files in this directory.
+fn options(dir: &std::path::Path, on_lost_lease: OnLostLease, rules: RuleOptions) -> Options {
+    Options {
+        store: Store::Dir(dir.to_owned()),
+        uplink: UplinkChoice::default(),
+        subnet_file: dir.join("subnet.env"),
+        socket: dir.join("socket"),
+        health: None,
+        resync: Duration::from_secs(3600),
+        nexthop_objects: true,
+        hold_removals: Duration::from_secs(300),
+        change_grace: Duration::ZERO,
+        on_lost_lease,
+        manage_sysctls: false,
+        state_dir: None,
+        wireguard_key: "/nonexistent/wgkey".into(),
+        unwell_after: Duration::from_secs(30),
+        rules,
+        cni: None,
+    }
+}
+
 impl TestNode {
     fn new(on_lost_lease: OnLostLease) -> TestNode {
         TestNode::with(on_lost_lease, RuleOptions::default())
@@ -187,25 +209,8 @@ impl TestNode {
 
     fn of((config, own): (&str, Lease), on_lost_lease: OnLostLease, rules: RuleOptions) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("subnet.env");
-        let options = Options {
-            store: Store::Dir(dir.path().to_owned()),
-            uplink: UplinkChoice::default(),
-            subnet_file: file.clone(),
-            socket: dir.path().join("socket"),
-            health: None,
-            resync: Duration::from_secs(3600),
-            nexthop_objects: true,
-            hold_removals: Duration::from_secs(300),
-            change_grace: Duration::ZERO,
-            on_lost_lease,
-            manage_sysctls: false,
-            state_dir: None,
-            wireguard_key: "/nonexistent/wgkey".into(),
-            unwell_after: Duration::from_secs(30),
-            rules,
-            cni: None,
-        };
+        let options = options(dir.path(), on_lost_lease, rules);
+        let file = options.subnet_file.clone();
         let store = Rc::new(ScriptedStore {
             gate: Semaphore::new(0),
             retakes: RefCell::default(),

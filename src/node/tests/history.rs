@@ -19,8 +19,11 @@ fn records(test: &mut TestNode, seen: &mut u64) -> Vec<Record> {
     records
 }
 
-/// Returns the only record since the last call: its cause, its event, and its changes as (entry, before, after).
-fn only(test: &mut TestNode, seen: &mut u64) -> (String, String, Vec<(String, Option<String>, Option<String>)>) {
+/// A change as (entry, before, after).
+type Changed = (String, Option<String>, Option<String>);
+
+/// Returns the only record since the last call: its cause, its event, and its changes.
+fn only(test: &mut TestNode, seen: &mut u64) -> (String, String, Vec<Changed>) {
     let mut all = records(test, seen);
     assert_eq!(all.len(), 1, "{all:#?}");
     let record = all.remove(0);
