@@ -4,6 +4,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
@@ -88,7 +89,12 @@ pub struct Config {
     pub subnet: Ipv4Net,
     /// The MTU of the device: that of the uplink less 28.
     pub mtu: u16,
+    /// Where packets are counted. The next tunnel goes on counting if it gets the same counters.
+    pub counters: Arc<Counters>,
 }
+
+/// What is called when a thread of a tunnel has ended, by that thread.
+type OnEnd = Arc<dyn Fn() + Send + Sync>;
 
 /// What both threads use.
 #[derive(Debug)]
@@ -102,6 +108,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     routes: RwLock<Arc<Routes>>,
     stop: EventFd,
+    has_ended: AtomicBool,
 }
 
 impl Shared {
@@ -140,11 +147,12 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Opens the socket in the network namespace of the calling thread, and starts to forward packets.
+    /// Opens the socket in the network namespace of the calling thread, and starts to forward packets. `on_end` is called
+    /// once by each thread at its end, from that thread, so that the owner need not ask [`Tunnel::has_ended`] again and again.
     ///
     /// # Errors
     /// The address and port cannot be used, or a thread cannot be started.
-    pub fn start(config: Config, routes: Routes) -> Result<Tunnel, Error> {
+    pub fn start(config: Config, routes: Routes, on_end: impl Fn() + Send + Sync + 'static) -> Result<Tunnel, Error> {
         let address = SocketAddrV4::new(config.uplink, config.port);
         let (socket, state) = open_socket(address).map_err(|source| Error::Socket { address, source })?;
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
@@ -155,24 +163,31 @@ impl Tunnel {
             port: config.port,
             subnet: config.subnet,
             mtu: config.mtu,
-            counters: Arc::default(),
+            counters: config.counters,
             routes: RwLock::new(Arc::new(routes)),
             stop: stop.map_err(|errno| Error::Thread(errno.into()))?,
+            has_ended: AtomicBool::new(false),
         });
         // If the second thread cannot be started, the drop of the tunnel ends the first.
         let mut tunnel = Tunnel { shared: shared.clone(), threads: Vec::new() };
+        let on_end: OnEnd = Arc::new(on_end);
         let mut outgoing = Outgoing::new(shared.clone());
-        tunnel.spawn("udp-send", move || outgoing.run())?;
+        tunnel.spawn("udp-send", on_end.clone(), move || outgoing.run())?;
         let mut incoming = Incoming::new(shared);
-        tunnel.spawn("udp-receive", move || incoming.run())?;
+        tunnel.spawn("udp-receive", on_end, move || incoming.run())?;
         Ok(tunnel)
     }
 
-    fn spawn(&mut self, name: &str, run: impl FnOnce() -> Result<(), Error> + Send + 'static) -> Result<(), Error> {
+    fn spawn(
+        &mut self,
+        name: &str,
+        on_end: OnEnd,
+        run: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
         let shared = self.shared.clone();
         let body = move || {
             // The other thread ends, too, even if this one panics.
-            let _end = EndOnDrop(shared);
+            let _end = EndOnDrop { shared, on_end };
             run()
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(body).map_err(Error::Thread)?;
@@ -200,9 +215,9 @@ impl Tunnel {
         self.shared.device.try_clone()
     }
 
-    /// Tells whether a thread has ended, so that no packets flow any more. [`Tunnel::stop`] says why.
+    /// Tells whether a thread has ended or is about to, so that no packets flow any more. [`Tunnel::stop`] says why.
     pub fn has_ended(&self) -> bool {
-        self.threads.iter().any(JoinHandle::is_finished)
+        self.shared.has_ended.load(Ordering::Acquire)
     }
 
     /// Ends the tunnel, and waits for its threads. The device stays.
@@ -227,11 +242,16 @@ impl Drop for Tunnel {
     }
 }
 
-struct EndOnDrop(Arc<Shared>);
+struct EndOnDrop {
+    shared: Arc<Shared>,
+    on_end: OnEnd,
+}
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        self.0.end();
+        self.shared.has_ended.store(true, Ordering::Release);
+        self.shared.end();
+        (self.on_end)();
     }
 }
 

@@ -49,8 +49,8 @@ impl Node {
         let n = self.number;
         let uplink = Ipv4Addr::new(192, 168, 0, n);
         let subnet = format!("10.5.{n}.0/24").parse()?;
-        let config = Config { device, uplink, port: PORT, subnet, mtu: MTU };
-        self.inside(|| Ok(Tunnel::start(config, routes())?))
+        let config = Config { device, uplink, port: PORT, subnet, mtu: MTU, counters: Default::default() };
+        self.inside(|| Ok(Tunnel::start(config, routes(), || {})?))
     }
 
     async fn start(&self) -> Result<Tunnel> {
