@@ -56,7 +56,7 @@ pub struct Row {
 pub async fn run(options: &LabOptions) -> Result<()> {
     checked(Command::new("iperf3").arg("--version")).await.context("iperf3 is needed (apt-get install iperf3)")?;
     let mut rows = Vec::new();
-    for backend in [BackendKind::HostGw, BackendKind::Ipip, BackendKind::Vxlan] {
+    for backend in [BackendKind::HostGw, BackendKind::Ipip, BackendKind::Vxlan, BackendKind::Udp] {
         print_line(&format!("measuring {} ...", backend.wire()));
         rows.push(measure(options, backend, SECONDS).await?);
     }
@@ -187,6 +187,7 @@ fn carries(backend: BackendKind) -> &'static str {
     match backend {
         BackendKind::HostGw => "IPv4, IPv6; all nodes on one link",
         BackendKind::Ipip => "IPv4; across routers",
+        BackendKind::Udp => "IPv4; across routers; by the agent, not the kernel",
         BackendKind::Vxlan => "IPv4, IPv6; across routers (with DirectRouting: as host-gw on one link)",
     }
 }

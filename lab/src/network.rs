@@ -82,6 +82,11 @@ impl Network {
     pub async fn add_tunnel(&self, backend: BackendKind) -> Result<()> {
         let device = match backend {
             BackendKind::HostGw => return Ok(()),
+            BackendKind::Udp => {
+                // A device of this type belongs to whoever opens this file.
+                let tun = File::options().read(true).write(true).open("/dev/net/tun");
+                return tun.map(drop).context("open /dev/net/tun");
+            }
             BackendKind::Vxlan => LinkVxlan::new("probe", 1).port(8472).build(),
             BackendKind::Ipip => LinkIpIp::new("probe").local(Ipv4Addr::LOCALHOST).build(),
         };

@@ -18,6 +18,8 @@ pub enum BackendKind {
     HostGw,
     /// ipip.
     Ipip,
+    /// udp, which the agents carry themselves.
+    Udp,
 }
 
 impl BackendKind {
@@ -27,6 +29,7 @@ impl BackendKind {
             BackendKind::Vxlan => "vxlan",
             BackendKind::HostGw => "host-gw",
             BackendKind::Ipip => "ipip",
+            BackendKind::Udp => "udp",
         }
     }
 }
@@ -160,10 +163,13 @@ impl LabOptions {
         if self.backend == BackendKind::HostGw && self.direct_routing {
             bail!("--direct-routing is for tunnels: host-gw always routes directly");
         }
-        if [Some(self.backend), self.change_backend].contains(&Some(BackendKind::Ipip))
-            && self.families() != Families::V4
-        {
-            bail!("--backend ipip carries IPv4 only: leave --ipv6 out");
+        if self.backend == BackendKind::Udp && self.direct_routing {
+            bail!("--direct-routing is for vxlan and ipip: udp has one route for all peers");
+        }
+        let only_v4 = [Some(self.backend), self.change_backend].into_iter().flatten();
+        let only_v4 = only_v4.into_iter().find(|kind| matches!(kind, BackendKind::Ipip | BackendKind::Udp));
+        if let Some(kind) = only_v4.filter(|_| self.families() != Families::V4) {
+            bail!("--backend {} carries IPv4 only: leave --ipv6 out", kind.wire());
         }
         if self.families() == Families::V6 && self.store == StoreKind::Etcd {
             bail!("etcd keys need IPv4 (as flannel's): IPv6 alone works with the directory store");
