@@ -81,6 +81,25 @@ fn unit_keeps_its_promises() {
     }
 }
 
+/// The unit hides all devices. For the backend udp the drop-in shows one of them, and the unit stays valid and hardened with it.
+#[test]
+fn the_drop_in_for_udp_shows_one_device() {
+    let wanted = ["[Service]", "PrivateDevices=no", "DevicePolicy=closed", "DeviceAllow=/dev/net/tun rw"];
+    assert_eq!(settings("weft-udp.conf"), wanted);
+    assert!(settings("weft.service").iter().any(|line| line == "PrivateDevices=yes"), "the drop-in is not needed");
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let text = fs::read_to_string(file("weft.service")).expect("read unit");
+    let unit = dir.path().join("weft.service");
+    fs::write(&unit, text.replace("/usr/local/bin/weft", env!("CARGO_BIN_EXE_weft"))).expect("write unit");
+    let drop_in = dir.path().join("weft.service.d/udp.conf");
+    fs::create_dir(drop_in.parent().expect("a directory")).expect("create directory");
+    fs::copy(file("weft-udp.conf"), drop_in).expect("copy drop-in");
+    for args in [&["verify", "--man=no"][..], &["security", "--offline=true", "--threshold", THRESHOLD, "--no-pager"]] {
+        let output = analyze(args, &unit);
+        assert!(output.status.success() && !said(&output).contains("udp.conf:"), "{args:?}:\n{}", said(&output));
+    }
+}
+
 /// As shipped nothing is switched on: the defaults are those of the agent.
 #[test]
 fn environment_file_is_all_examples() {

@@ -166,8 +166,8 @@ impl LabOptions {
         if self.backend == BackendKind::Udp && self.direct_routing {
             bail!("--direct-routing is for vxlan and ipip: udp has one route for all peers");
         }
-        let only_v4 = [Some(self.backend), self.change_backend].into_iter().flatten();
-        let only_v4 = only_v4.into_iter().find(|kind| matches!(kind, BackendKind::Ipip | BackendKind::Udp));
+        let mut kinds = [Some(self.backend), self.change_backend].into_iter().flatten();
+        let only_v4 = kinds.find(|kind| matches!(kind, BackendKind::Ipip | BackendKind::Udp));
         if let Some(kind) = only_v4.filter(|_| self.families() != Families::V4) {
             bail!("--backend {} carries IPv4 only: leave --ipv6 out", kind.wire());
         }

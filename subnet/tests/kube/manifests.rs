@@ -185,6 +185,10 @@ async fn values_of_flannels_chart_are_in_net_conf() {
             "--set flannel.backend=ipip,flannel.directRouting=true",
             json!({"Network": "10.244.0.0/16", "Backend": {"Type": "ipip", "DirectRouting": true}}),
         ),
+        (
+            "--set flannel.backend=udp,flannel.backendPort=9285,flannel.directRouting=true,flannel.vni=7",
+            json!({"Network": "10.244.0.0/16", "Backend": {"Type": "udp", "Port": 9285}}),
+        ),
     ] {
         assert_eq!(net_conf(args).await, wanted, "{args}");
     }
@@ -274,10 +278,33 @@ async fn every_value_of_flannels_chart_is_accepted_and_netpol_brings_its_engine(
     assert!(!without.contains("networkpolicies") && !without.contains("privileged: true"), "{without}");
 }
 
+/// The device belongs to the agent alone, and only with the backend that needs it.
+#[tokio::test]
+async fn the_agent_gets_the_tun_device_for_udp_alone() {
+    let server = server().await;
+    let objects = |yaml: &str| -> Vec<Value> {
+        let sets = yaml.split("\n---\n").filter(|one| one.contains("kind: DaemonSet"));
+        sets.map(|set| serde_json::from_str(&kubectl(&server, "apply --dry-run=server -o json -f -", set)).unwrap())
+            .collect()
+    };
+    let mut kustomize = Command::new(binary("kubectl"));
+    let overlay = text(run(kustomize.arg("kustomize").arg(deploy("kube/udp")), ""));
+    for yaml in [chart("--set flannel.backend=udp").unwrap(), overlay] {
+        let set = objects(&yaml).remove(0);
+        let pod = &set["spec"]["template"]["spec"];
+        let device = json!({"name": "tun", "hostPath": {"path": "/dev/net/tun", "type": "CharDevice"}});
+        assert!(pod["volumes"].as_array().unwrap().contains(&device), "{pod}");
+        let mount = json!({"name": "tun", "mountPath": "/dev/net/tun"});
+        assert!(pod["containers"][0]["volumeMounts"].as_array().unwrap().contains(&mount), "{pod}");
+        assert!(!pod["initContainers"][0].to_string().contains("/dev/net/tun"), "{pod}");
+    }
+    assert!(!chart("").unwrap().contains("/dev/net/tun"));
+}
+
 #[test]
 fn the_chart_refuses_what_weft_does_not_have() {
     for (args, why) in [
-        ("--set flannel.backend=wireguard", "weft has vxlan, host-gw, ipip and alloc"),
+        ("--set flannel.backend=wireguard", "weft has vxlan, host-gw, ipip, udp and alloc"),
         ("--set podCidr=", "podCidr and podCidrv6 are both empty"),
         ("--set flannel.image.repository=ghcr.io/flannel-io/flannel", "flannel.image is flannel's"),
         ("--set policy.annotationPrefix=a.test/b-", r#"annotations that begin with "flannel.alpha.coreos.com/""#),
