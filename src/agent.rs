@@ -203,9 +203,11 @@ async fn run_loop<K: Kernel, M: Monitor>(
     let mut subnet_file = FileWatch::new(node.subnet_file());
     let mut conflist_source = node.conflist_source().map(FileWatch::new);
     let mut log_limit = Reminder::default();
+    let tunnel_ended = node.tunnel_ended();
     // The watch begins with the list that was read for our lease. The first pass uses it, so the watch must get a chance to send it.
     tokio::task::yield_now().await;
     node.start(queued(&mut inputs.events)).await;
+    node.update_data_path();
     node.report();
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + MAX_SLEEP);
@@ -236,8 +238,11 @@ async fn run_loop<K: Kernel, M: Monitor>(
             Ok(()) = inputs.rules.changed() => node.rules_changed(),
             () = subnet_file.changed() => node.write_subnet_file(),
             () = changed(&mut conflist_source) => node.conflist_source_changed(),
+            // The data path is updated below.
+            () = tunnel_ended.notified() => {}
             () = tokio::time::sleep_until(wake.into()) => node.tick().await,
         }
+        node.update_data_path();
         node.report();
     }
 }

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod commands;
 pub mod conflicts;
 pub mod conflist;
+pub mod data_path;
 pub mod files;
 pub mod firewall;
 pub mod instance;

@@ -6,6 +6,7 @@
 
 mod audit;
 mod change;
+mod data_path;
 mod event;
 mod host;
 mod net_conf;
@@ -29,6 +30,7 @@ use std::time::Instant;
 use weft_subnet::source::Source;
 
 use crate::conflist::Conflist;
+use crate::data_path::DataPath;
 use crate::kernel::Kernel;
 use crate::lease::acquire::{SecretFiles, Started};
 use crate::lease::tasks::LeaseTasks;
@@ -92,6 +94,7 @@ pub struct Node<K> {
     uplink: UplinkState,
     sysctls: Sysctls,
     rules: TrafficRules,
+    data_path: DataPath,
     schedule: Schedule,
     wireguard: WireguardAudit,
     history: History,
@@ -127,6 +130,7 @@ impl<K: Kernel> Node<K> {
             uplink: UplinkState::default(),
             sysctls: Sysctls::new(&options.subnet_file, now),
             rules: TrafficRules::default(),
+            data_path: DataPath::default(),
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
             wireguard: WireguardAudit::default(),
             history: History::default(),
@@ -172,6 +176,7 @@ impl<K: Kernel> Node<K> {
             self.next_step_of_change(),
             self.wireguard.next(),
             self.context.recorder.next(),
+            self.data_path.next(),
             // While the node is not ready, this time may be in the past. Then it is no reason to wake up.
             self.context.conflist.next().filter(|at| *at > now),
         ];
@@ -217,8 +222,10 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The agent ends. Routes, devices and rules stay, so that pods keep their network.
+    /// The agent ends. Routes, devices and rules stay, so that pods keep their network. Only a tunnel ends, because the agent itself
+    /// carries its packets.
     pub async fn stopping(&mut self) {
+        self.data_path.stop();
         self.context.reporter.notify.stopping();
         self.context.recorder.close().await;
         tracing::info!("weft ends; routes and devices stay as they are");

@@ -10,6 +10,7 @@ mod host_networks;
 pub(crate) mod node_addresses;
 mod other_backends;
 mod peer;
+mod tunnel;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -79,6 +80,8 @@ pub struct Plan {
     pub(crate) lines: LeaseLog,
     /// True if the store assigns subnets. Then the oldest of the leases with one VtepMAC wins, otherwise the newest.
     assigned: bool,
+    /// Grows whenever a lease is planned or leaves the plan.
+    peers_version: u64,
     /// How often it was logged that two leases have one public address.
     shared_said: usize,
     /// Number of leases that were planned so far.
@@ -112,6 +115,7 @@ impl Plan {
             remark: None,
             lines: LeaseLog::default(),
             assigned: false,
+            peers_version: 0,
             shared_said: 0,
             #[cfg(test)]
             planned: 0,
@@ -179,6 +183,7 @@ impl Plan {
         self.others.clear();
         self.besides.update_host(&self.host);
         self.besides.forget_all();
+        self.peers_version += 1;
         self.peers.judge_for(self.us());
         self.index = Index::new(self.assigned);
         self.foreign.clear();

@@ -28,6 +28,14 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
     let uplink = plan.host().uplink.name;
     if plan.network().networks.v4.is_some() {
         problems.extend(want(Path::new("net/ipv4/ip_forward"), "1"));
+        for (name, link) in plan.links() {
+            for (setting, value) in link.kind.ipv4_settings() {
+                let path = sysctl::of_interface("ipv4", name, setting);
+                // The problem of a device that is not there is shown elsewhere.
+                let exists = sysctl::read(&path).is_ok();
+                problems.extend(exists.then(|| want(&path, value)).flatten());
+            }
+        }
     }
     if plan.network().networks.v6.is_some() {
         // If forwarding is on, the kernel removes the default route of router advertisements and lets their other routes expire, unless

@@ -23,9 +23,9 @@ use messages::Source;
 use page::{Page, files};
 
 /// The directories of the repository. What begins with one of them is a path.
-const TOP: [&str; 14] = [
-    "src", "subnet", "backends", "netlink", "heap", "cni", "doctor", "lab", "tests", "benches", "deploy", "docs",
-    "tools", ".cargo",
+const TOP: [&str; 15] = [
+    "src", "subnet", "backends", "netlink", "heap", "cni", "doctor", "lab", "udp", "tests", "benches", "deploy",
+    "docs", "tools", ".cargo",
 ];
 
 /// Returns the words of code that name a file or directory of the repository.
@@ -48,7 +48,7 @@ fn paths(page: &Page) -> Vec<String> {
 
 /// Returns the names of files of Rust code, so that a page may name one without its directory.
 fn names_of_sources() -> BTreeSet<String> {
-    let dirs = ["src", "subnet", "backends", "netlink", "cni", "doctor", "lab", "tests", "benches"];
+    let dirs = ["src", "subnet", "backends", "netlink", "cni", "doctor", "lab", "udp", "tests", "benches"];
     let all = dirs.iter().flat_map(files);
     all.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).filter(|name| name.ends_with(".rs")).collect()
 }

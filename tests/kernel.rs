@@ -33,3 +33,5 @@ mod nft;
 mod patience;
 #[path = "kernel/sysctls.rs"]
 mod sysctls;
+#[path = "kernel/tun.rs"]
+mod tun;

@@ -34,6 +34,8 @@ mod store;
 mod subnets;
 #[path = "common/thread.rs"]
 mod thread;
+#[path = "mesh/udp.rs"]
+mod udp;
 
 use exe::weft_exe;
 use thread::on_this_thread;

@@ -15,6 +15,7 @@ use crate::host::Host;
 use crate::identity::{Found, Identities};
 use crate::options::Options;
 use crate::state::State;
+use crate::tunnel::{Tunnel, TunnelPeer};
 use crate::wireguard::key::DeviceSecrets;
 
 /// Why a backend cannot reach one family of a lease, or cannot do its work on this host. Each backend has an enum of its own reasons,
@@ -215,6 +216,14 @@ pub trait Backend {
     fn device(&self, host: &Host, own: &Lease) -> State;
     /// Entries for one remote lease, family by family, and what had to be left out.
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
+    /// The tunnel through which the agent itself carries packets, where the kernel has no device for this backend. `own` is our lease.
+    fn tunnel(&self, _host: &Host, _own: &Lease) -> Option<Tunnel> {
+        None
+    }
+    /// How that tunnel reaches a peer whose lease this backend serves; `None` if it does not.
+    fn tunnel_peer(&self, _host: &Host, _peer: &Lease) -> Option<TunnelPeer> {
+        None
+    }
 }
 
 /// Makes a backend from its options, for this network.
@@ -250,6 +259,7 @@ const REGISTER: &[BackendType] = &[
     crate::ipip::TYPE,
     crate::wireguard::TYPE,
     crate::alloc::TYPE,
+    crate::udp::TYPE,
 ];
 
 /// What the stores must know of the registered types.
@@ -258,7 +268,7 @@ pub const TYPES: BackendTypes = BackendTypes {
     annotations: |attrs| of_lease(attrs).map(|known| (known.annotations)(attrs)).unwrap_or_default(),
 };
 
-/// The type that this lease is of.
+/// The first type that this lease may be of. Those whose leases have no type publish the same, as far as a lease says anything.
 fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
     REGISTER.iter().find(|known| known.lease_type == attrs.backend_type)
 }
@@ -270,7 +280,7 @@ pub fn names_its_leases(kind: &str) -> bool {
 }
 
 /// Types of flannel that weft does not have yet.
-const NOT_YET: &[&str] = &["udp", "ipsec", "extension", "alloc", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
+const NOT_YET: &[&str] = &["ipsec", "extension", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
 
 /// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
 const REPLACED: &[(&str, &str, &str)] = &[

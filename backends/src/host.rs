@@ -94,15 +94,22 @@ impl OnLink {
 
     /// The interface on whose link this address is, if it is on one: at most 33 or 129 look-ups.
     pub fn on_link(&self, ip: IpAddr) -> Option<Name> {
-        let bits = if ip.is_ipv4() { 32 } else { 128 };
-        for len in (0..=bits).rev() {
-            let net = IpNet::new(ip, len).ok()?.network();
-            match self.table.get(&(len, net)) {
-                Some(Reach::Link(name)) => return Some(*name),
-                Some(Reach::Gateway) => return None,
-                None => {}
-            }
+        match self.longest(ip)? {
+            (_, Reach::Link(name)) => Some(name),
+            (_, Reach::Gateway) => None,
         }
-        None
+    }
+
+    /// The prefix length of the route for this address, if there is one: at most 33 or 129 look-ups.
+    pub fn prefix_len(&self, ip: IpAddr) -> Option<u8> {
+        self.longest(ip).map(|(len, _)| len)
+    }
+
+    fn longest(&self, ip: IpAddr) -> Option<(u8, Reach)> {
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        (0..=bits).rev().find_map(|len| {
+            let net = IpNet::new(ip, len).ok()?.network();
+            self.table.get(&(len, net)).map(|reach| (len, *reach))
+        })
     }
 }

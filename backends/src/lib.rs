@@ -18,5 +18,7 @@ pub mod options;
 pub mod overhead;
 pub mod owner;
 pub mod state;
+pub mod tunnel;
+pub mod udp;
 pub mod vxlan;
 pub mod wireguard;

@@ -94,6 +94,11 @@ pub trait LinkKind: Any + Send + Sync + fmt::Debug + fmt::Display {
         None
     }
 
+    /// The sysctls of the device below net/ipv4/conf that its packets need, each with its value.
+    fn ipv4_settings(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
     /// What must be done with a device of the kind `have`, so that it is of this one.
     fn compare(&self, have: &dyn LinkKind) -> Difference;
 

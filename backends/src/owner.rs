@@ -92,11 +92,11 @@ pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, see
         && on_link.on_link(via) == Some(dev)
 }
 
-/// True for the names that flannel gives its devices: `flannel.<VNI>`, `flannel-v6.<VNI>`, `flannel.ipip`, `flannel-wg`,
+/// True for the names that flannel gives its devices: `flannel.<VNI>`, `flannel-v6.<VNI>`, `flannel.ipip`, `flannel0`, `flannel-wg`,
 /// `flannel-wg-v6`.
 pub fn is_flannels_device(name: Name) -> bool {
     let name = name.text();
-    if matches!(&*name, "flannel-wg" | "flannel-wg-v6") {
+    if matches!(&*name, "flannel0" | "flannel-wg" | "flannel-wg-v6") {
         return true;
     }
     let rest = name.strip_prefix("flannel.").or_else(|| name.strip_prefix("flannel-v6."));

@@ -115,6 +115,9 @@ fn render(case: &Case) -> String {
     };
     writeln!(text, "advertise {wire}").unwrap();
     let own = lease(&case.own, &wire, 0);
+    if let Some(tunnel) = own_backend.tunnel(&host, &own) {
+        writeln!(text, "tunnel {tunnel}").unwrap();
+    }
     let mut index = Index::default();
     index.set(&Id::from(OWN), &Age::default(), own_backend.device(&host, &own));
     let mut others: BTreeMap<String, Box<dyn Backend>> = BTreeMap::new();
@@ -138,6 +141,9 @@ fn render(case: &Case) -> String {
         let planned = backend.plan(&host, &own, &peer);
         for skip in &planned.skipped {
             writeln!(text, "skip {key}: {skip}").unwrap();
+        }
+        if let Some(peer) = backend.tunnel_peer(&host, &peer) {
+            writeln!(text, "peer {peer}").unwrap();
         }
         assert_eq!(backend.plan(&host, &own, &peer), planned, "a plan depends on its input alone");
         index.set(&peer.id, &peer.age, planned.state);

@@ -6,7 +6,7 @@
 
 use std::net::Ipv4Addr;
 
-use weft_backends::backend::{make_for_lease, make_kind};
+use weft_backends::backend::{TYPES, make_for_lease, make_kind};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::masq::Test;
 use weft_backends::state::{Key, Mac, Name};
@@ -138,10 +138,33 @@ fn a_lease_without_a_type_is_set_aside_with_the_types_that_it_may_be_of() {
     }
 }
 
+/// udp and alloc share leases without a type, so the own network decides what such a lease is.
+#[test]
+fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
+    let peer = lease("10.5.2.0-24", "", 2);
+    let own = lease("10.5.1.0-24", "", 1);
+    for (kind, reached) in [("udp", true), ("alloc", false), ("vxlan", false), ("host-gw", false), ("ipip", false)] {
+        let backend = make_kind(kind, "{}", &network()).unwrap();
+        assert_eq!(backend.tunnel_peer(&host(), &peer).is_some() && backend.serves(""), reached, "{kind}");
+        assert_eq!(backend.tunnel(&host(), &own).is_some(), reached, "{kind}");
+    }
+    let udp = make_kind("udp", "{}", &network()).unwrap();
+    assert!(!udp.serves("vxlan"), "a node of vxlan does not listen on the port of udp");
+    let published = (TYPES.annotations)(&udp.advertise(&host()).unwrap());
+    assert_eq!(published.data.as_deref(), Some("null"));
+}
+
+/// flannel takes udp, too, although its documentation says vxlan.
+#[test]
+fn a_net_conf_without_a_backend_is_one_of_udp() {
+    let network = Network::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
+    assert_eq!(weft_backends::backend::make(&network).unwrap().kind(), "udp");
+}
+
 #[test]
 fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
     let said = |kind: &str| make_kind(kind, "{}", &network()).err().unwrap().to_string();
-    for kind in ["ipsec", "tencent-vpc", "aws-vpc", "gce", "ali-vpc", "udp", "extension"] {
+    for kind in ["ipsec", "tencent-vpc", "aws-vpc", "gce", "ali-vpc", "extension"] {
         let said = said(kind);
         assert!(said.starts_with(&format!("backend type {kind} is not supported by weft")), "{said}");
         assert!(said.contains("use ") || said.contains("supported: vxlan"), "{said}");

@@ -2,6 +2,7 @@
 //! The types of network device that the agent creates. Each type has one file here with its [`Codec`], and one line in [`ALL`].
 
 mod ipip;
+mod tun;
 mod vxlan;
 mod wireguard;
 
@@ -13,7 +14,7 @@ use weft_backends::link::{Foreign, LinkKind};
 use weft_backends::state::Name;
 
 /// All types.
-const ALL: &[&dyn Codec] = &[&vxlan::Codec, &ipip::Codec, &wireguard::Codec];
+const ALL: &[&dyn Codec] = &[&vxlan::Codec, &ipip::Codec, &tun::Codec, &wireguard::Codec];
 
 /// Writes and reads the attributes that only one type of device has (`IFLA_INFO_DATA` of linux/if_link.h).
 pub trait Codec: Sync {
@@ -28,6 +29,12 @@ pub trait Codec: Sync {
     /// Returns the attributes of a device that is to be created. `parent` is the index of the outer device, 0 for none. Returns
     /// `None` for a device of another type.
     fn create(&self, kind: &dyn LinkKind, parent: u32) -> Option<InfoData>;
+
+    /// Creates a device of a type that the kernel does not create by a message, in the network namespace of this thread. Returns `None`
+    /// for all other types, and otherwise the reason if it fails.
+    fn create_without_message(&self, _name: Name) -> Option<Result<(), String>> {
+        None
+    }
 
     /// Names the attribute that differs and can be changed in place, for messages.
     fn difference(&self, _want: &dyn LinkKind, _have: &dyn LinkKind) -> Option<&'static str> {

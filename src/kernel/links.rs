@@ -185,20 +185,12 @@ impl LinuxKernel {
     }
 
     fn create_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
-        if kinds::codec(want.kind.name()).is_none() {
+        let Some(codec) = kinds::codec(want.kind.name()) else {
             return Err(errno::fatal(op, "not a kind of link that weft creates"));
-        }
-        let parent = match want.kind.parent() {
-            Some(parent) => self.parent(op, parent)?,
-            None => 0,
         };
-        let created = self.send(op, |w| link_messages::create_link(w, name, want, parent));
-        if let Err(stop @ Outcome::Fatal(_)) = created {
-            // The cause may be an attribute that can also be set later. A device without that attribute is better than none.
-            let plain = Link { mtu: 0, mac: None, ..want.clone() };
-            self.send(op, |w| link_messages::create_link(w, name, &plain, parent)).map_err(|_| stop)?;
-        } else {
-            created?;
+        match codec.create_without_message(name) {
+            Some(created) => created.map_err(|cause| errno::retry(op, &cause))?,
+            None => self.create_by_message(op, name, want)?,
         }
         let made = self.present(op, name)?;
         let made = made.filter(|made| want.kind.compare(&*self.kind(made, want)) != Difference::Recreate);
@@ -213,6 +205,18 @@ impl LinuxKernel {
         let _ = sysctl::ensure(sysctl::of_interface("ipv6", name, "accept_ra"), "0", true);
         // The kernel accepts an alias only for an existing link.
         self.alter(op, want, &made)
+    }
+
+    fn create_by_message(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
+        let parent = match want.kind.parent() {
+            Some(parent) => self.parent(op, parent)?,
+            None => 0,
+        };
+        let created = self.send(op, |w| link_messages::create_link(w, name, want, parent));
+        let Err(stop @ Outcome::Fatal(_)) = created else { return created };
+        // The cause may be an attribute that can also be set later. A device without that attribute is better than none.
+        let plain = Link { mtu: 0, mac: None, ..want.clone() };
+        self.send(op, |w| link_messages::create_link(w, name, &plain, parent)).map_err(|_| stop)
     }
 
     fn parent(&mut self, op: &Op, name: Name) -> Result<u32, Stop> {

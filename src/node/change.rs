@@ -125,7 +125,8 @@ impl<K: Kernel> Node<K> {
     fn switch_if_ready(&mut self) {
         let Some((kind, devices, problem)) = self.plan.next() else { return };
         let before = self.plan.network().backend_type.clone();
-        if let Some(problem) = problem.or_else(|| self.missing_device(&devices)) {
+        let problem = problem.or_else(|| self.missing_device(&devices)).or_else(|| self.next_tunnel_problem());
+        if let Some(problem) = problem {
             let text = format!(
                 "net-conf: the backend {kind} cannot work on this node: {problem}. The node stays on {before}, and tries again"
             );

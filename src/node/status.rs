@@ -80,6 +80,7 @@ impl<K: Kernel> Node<K> {
             self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}")),
             self.own_lease.lost.clone(),
             self.contest_problem(),
+            self.tunnel_problem(),
         ]
         .into_iter()
         .flatten()
@@ -127,6 +128,7 @@ impl<K: Kernel> Node<K> {
             full_passes: self.history.full_passes.clone(),
             next_audit: self.schedule.next_audit.saturating_duration_since(now),
             rules: self.rules_status(),
+            tunnel: self.tunnel_status(),
         }
     }
 

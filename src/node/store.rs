@@ -80,6 +80,7 @@ impl<K: Kernel> Node<K> {
     fn apply_events(&mut self, events: Vec<Event>) -> Needed {
         let (mut changed, mut full_pass) = (Vec::new(), false);
         let mut what = StoreEvent::default();
+        let peers_version = self.plan.peers_version();
         let now = Instant::now();
         // Some stores report an unlimited lease without having been asked.
         if events.iter().any(|event| !matches!(event, Event::Trouble(_) | Event::Kept(None))) {
@@ -119,7 +120,8 @@ impl<K: Kernel> Node<K> {
                 }
             }
         }
-        if full_pass || !changed.is_empty() {
+        // A peer of udp or alloc has no entries, but is saved all the same.
+        if full_pass || !changed.is_empty() || peers_version != self.plan.peers_version() {
             self.save_later();
         }
         if full_pass { Needed::FullPass(what.to_string()) } else { Needed::Writes(changed, what.to_string()) }

@@ -2,8 +2,10 @@
 //! The metrics for /metrics, in the OpenMetrics text format. Times such as the lease's remaining lifetime are computed
 //! when the metrics are rendered.
 
+mod tunnel;
+
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,8 +16,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
+use weft_udp::counters::Counters;
 
 use crate::observe::status::PeerState;
+use tunnel::TunnelMetrics;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cause {
@@ -57,6 +61,7 @@ pub struct Metrics {
     convergence: Histogram,
     gauges: Gauges,
     rules: Rules,
+    tunnel: TunnelMetrics,
     times: Mutex<Times>,
 }
 
@@ -144,6 +149,8 @@ impl Metrics {
                 "Writes of the traffic rules because other programs had changed them",
             ),
         };
+        let tunnel = TunnelMetrics::default();
+        tunnel.register(&mut all);
         all.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         let times = Mutex::default();
         Metrics {
@@ -157,6 +164,7 @@ impl Metrics {
             convergence,
             gauges,
             rules,
+            tunnel,
             times,
         }
     }
@@ -201,6 +209,11 @@ impl Metrics {
         self.rules.repaired.inc_by(mended.saturating_sub(self.rules.repaired.get()));
     }
 
+    /// Says where the tunnel counts its packets. An agent has one set of counters, so only the first call has an effect.
+    pub fn tunnel(&self, counters: &Arc<Counters>) {
+        self.tunnel.count(counters);
+    }
+
     /// Records that the store has answered.
     pub fn store_word(&self, now: Instant) {
         self.times().store_answer = Some(now);
@@ -229,6 +242,7 @@ impl Metrics {
             self.gauges.store_silence.set(since(times.store_answer));
         }
         self.gauges.memory.set(resident_bytes().and_then(|bytes| bytes.try_into().ok()).unwrap_or(-1));
+        self.tunnel.refresh();
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text,
@@ -297,6 +311,7 @@ mod tests {
         metrics.converged(Duration::from_millis(2));
         metrics.rules(true, 3, 2);
         metrics.rules(true, 4, 2);
+        metrics.tunnel(&Arc::default());
         let text = metrics.render(start + Duration::from_secs(40));
         for line in [
             "weft_passes_total{cause=\"lease\"} 1",
@@ -308,6 +323,9 @@ mod tests {
             "weft_rules_in_place 1",
             "weft_rules_writes_total 4",
             "weft_rules_mended_total 2",
+            "weft_tunnel_packets_total{direction=\"sent\"} 0",
+            "weft_tunnel_bytes_total{direction=\"received\"} 0",
+            "weft_tunnel_dropped_total{direction=\"received\",reason=\"stranger\"} 0",
             "weft_store_silence_seconds 40",
             "weft_lease_age_seconds 40",
             "weft_repairs_total{cause=\"audit\"} 2",
@@ -353,10 +371,12 @@ mod tests {
         metrics.operations("route", "done", 1);
         metrics.peers(PeerState::Held, 0);
         metrics.repairs("audit", 0);
+        assert!(!metrics.render(Instant::now()).contains("weft_tunnel_packets_total"), "there is no tunnel");
+        metrics.tunnel(&Arc::default());
         let text = metrics.render(Instant::now());
         let types: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        assert_eq!(types.len(), 15, "{text}");
+        assert_eq!(types.len(), 18, "{text}");
         for (name, kind) in types {
             let suffix = match kind {
                 "counter" => "_total",

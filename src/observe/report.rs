@@ -14,7 +14,7 @@ use weft_subnet::lease::{Id, Lease};
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
-use crate::observe::status::{Failure, Pass, Peer, PeerSession, PeerState, RuleStatus, Status};
+use crate::observe::status::{Failure, Pass, Peer, PeerSession, PeerState, RuleStatus, Status, TunnelStatus};
 use crate::observe::systemd::Notify;
 
 /// Where the leases of the peers come from.
@@ -180,6 +180,8 @@ pub struct NodeDetails {
     pub next_audit: Duration,
     /// The traffic rules.
     pub rules: RuleStatus,
+    /// The tunnel through which the agent itself carries packets, if there is one.
+    pub tunnel: Option<TunnelStatus>,
 }
 
 /// A peer for `weft status`.
@@ -258,6 +260,7 @@ pub fn status(state: &NodeState, details: NodeDetails) -> Status {
         next_audit_s: details.next_audit.as_secs_f64(),
         held: state.peers.held,
         rules: details.rules,
+        tunnel: details.tunnel,
         ..starting(details.store, problems)
     }
 }

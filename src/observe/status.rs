@@ -61,6 +61,39 @@ pub struct Status {
     /// Traffic rules.
     #[serde(default)]
     pub rules: RuleStatus,
+    /// The tunnel through which the agent itself carries packets. `None`: the backend has none.
+    #[serde(default)]
+    pub tunnel: Option<TunnelStatus>,
+}
+
+/// The tunnel of the backend udp.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct TunnelStatus {
+    /// The TUN device.
+    pub device: String,
+    /// The address and port of the UDP socket.
+    pub socket: String,
+    /// True if packets are carried. Otherwise [`Status::problems`] says why not.
+    pub running: bool,
+    /// Number of peers in its table.
+    pub peers: usize,
+    /// How often it was started.
+    pub starts: u64,
+    /// Packets from this node to peers.
+    pub sent: TunnelCounts,
+    /// Packets from peers to this node.
+    pub received: TunnelCounts,
+}
+
+/// The packets of one direction since the start of the agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunnelCounts {
+    /// Packets that were carried.
+    pub packets: u64,
+    /// Their bytes, with their IP headers.
+    pub bytes: u64,
+    /// Packets that were dropped, by reason. A reason without packets is left out.
+    pub dropped: BTreeMap<String, u64>,
 }
 
 /// The traffic rules, as `weft status rules` shows them.

@@ -11,7 +11,7 @@ use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::index::OWN;
 use weft_backends::link::Difference;
-use weft_backends::state::{Key, Name, State, Value};
+use weft_backends::state::{Key, Name, Route, State, Value};
 use weft_backends::wireguard::key::DeviceSecrets;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
@@ -196,9 +196,21 @@ impl Plan {
             return None;
         }
         let (which, mut planned) = found.remove(best);
+        let reached_by = self.backend_of(which).and_then(|(backend, host)| backend.tunnel(host, &self.own));
         for (key, value) in found.into_iter().flat_map(|(_, planned)| planned.state) {
-            if !matches!(key, Key::Route(..)) && planned.state.get(&key).is_none() {
-                planned.state.insert(key, value);
+            if planned.state.get(&key).is_some() {
+                continue;
+            }
+            match (key, reached_by) {
+                // A tunnel has one route for all peers. This longer one replaces that of the other way in place. To remove the other route
+                // would not be enough, because removals may be held.
+                (Key::Route(..), Some(tunnel)) => {
+                    planned.state.insert(key, Value::Route(Route::Device { dev: tunnel.device }));
+                }
+                (Key::Route(..), None) => {}
+                _ => {
+                    planned.state.insert(key, value);
+                }
             }
         }
         if let Which::Earlier(at) = which {
@@ -207,6 +219,14 @@ impl Plan {
         self.besides.need(&lease.id, needed);
         let kind = self.backend_of(which).map_or(self.backend.kind(), |(backend, _)| backend.kind());
         Some(Reached { planned, kind })
+    }
+
+    /// Iterates over all backends with the facts of the host for each, and true for the next one, which our lease does not name yet.
+    /// The backend of our lease comes first.
+    pub(super) fn all_backends(&self) -> impl Iterator<Item = (&dyn Backend, &Host, bool)> {
+        let earlier = self.besides.earlier.iter().map(|beside| (&*beside.backend, &beside.host, false));
+        let next = self.besides.next.iter().map(|beside| (&*beside.backend, &beside.host, true));
+        std::iter::once((&*self.backend, &self.host, false)).chain(earlier).chain(next)
     }
 
     fn backend_of(&self, which: Which) -> Option<(&dyn Backend, &Host)> {

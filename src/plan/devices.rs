@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use weft_backends::diff;
 use weft_backends::index::{Changed, OWN};
+use weft_backends::link::Link;
 use weft_backends::state::{Key, Name, State, Value};
 use weft_backends::wireguard::WireGuardLink;
 use weft_backends::wireguard::key::DeviceSecrets;
@@ -63,6 +64,14 @@ impl Plan {
     /// Returns the entries of WireGuard devices.
     pub fn wireguard_entries(&self) -> impl Iterator<Item = (Key, Value)> {
         self.index.iter().filter(|(key, _)| key.is_of_wireguard())
+    }
+
+    /// Iterates over the devices in the plan, as they should be.
+    pub fn links(&self) -> impl Iterator<Item = (Name, Arc<Link>)> {
+        self.devices.iter().filter_map(|name| match self.index.desired(&Key::Link(*name)) {
+            Some(Value::Link(link)) => Some((*name, link)),
+            _ => None,
+        })
     }
 
     /// Iterates over the devices that a full pass reads: those in the plan, and those that peers need but other programs made.

@@ -81,6 +81,7 @@ impl Plan {
 
     /// This lease wants nothing any more.
     pub(super) fn unplan_peer(&mut self, id: &Id, age: &Age) -> Vec<Changed> {
+        self.peers_version += 1;
         let before = self.forwarding(id);
         let mut changed = self.index.set(id, age, State::new());
         changed.extend(self.replan_sharers(id, before));
@@ -92,6 +93,7 @@ impl Plan {
         {
             self.planned += 1;
         }
+        self.peers_version += 1;
         let (mut state, mut reasons, kind) = self.entries_of(lease);
         for (dev, claimed, beaten) in self.lost(&state, lease) {
             reasons.push(self.clash(&claimed, lease, beaten));
@@ -108,7 +110,10 @@ impl Plan {
             self.skipped.insert(lease.id.clone(), reason);
         }
         // A lease that lost its MAC to another one still claims the FDB entry, but no packet is sent to its subnet.
-        let is_reached = state.keys().any(Key::reaches);
+        let has_entries = state.keys().any(Key::reaches);
+        // A peer of a tunnel has no entries. During a change, its packets may come by another device already.
+        let by_tunnel = !self.besides.is_empty() && reasons.is_empty() && self.tunnel_kind() == Some(kind);
+        let is_reached = has_entries || by_tunnel;
         match &mut self.guard {
             Some(guard) if !is_reached => guard.forget(&lease.id),
             Some(guard) => state.extend(guard.peer(lease)),

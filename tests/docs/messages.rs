@@ -16,7 +16,7 @@ impl Source {
     /// Reads everything that can say something to an operator, without comments and tests.
     pub fn read() -> Source {
         let mut text = String::new();
-        for dir in ["src", "subnet/src", "backends/src", "netlink/src", "cni/src", "doctor/src", "deploy"] {
+        for dir in ["src", "subnet/src", "backends/src", "netlink/src", "cni/src", "doctor/src", "udp/src", "deploy"] {
             for path in files(dir).into_iter().filter(|path| !is_test(path)) {
                 let file = fs::read_to_string(path).unwrap_or_default();
                 text.push_str(&spoken(file.split("#[cfg(test)]\nmod tests {").next().unwrap()));

@@ -81,6 +81,19 @@ fn vxlan_to_host_gw_and_back_and_another_vni_over_a_directory_dual_stack() {
     on_this_thread(walk(lab_options(StoreKind::Dir, true), &types_and_vnis(true)));
 }
 
+/// A tunnel of the agent runs before a lease names it, and until nobody needs it any more.
+#[test]
+fn to_udp_and_back() {
+    let udp = || json!({ "Type": "udp" });
+    let steps: Vec<(Value, &'static [&'static str], u32)> = vec![
+        (udp(), &["flannel0"], 1472),
+        (host_gw(), &[], 1500),
+        (udp(), &["flannel0"], 1472),
+        (vxlan(1), &["flannel.1"], 1450),
+    ];
+    on_this_thread(async move { walk(lab_options(StoreKind::Etcd, false), &steps).await });
+}
+
 /// The operator changes his mind before the nodes have followed, several times.
 #[test]
 fn back_again_in_the_middle_of_a_change() {

@@ -89,6 +89,11 @@ fn vxlan_heals_every_fault() {
 }
 
 #[test]
+fn udp_heals_every_fault() {
+    on_this_thread(every_fault(LabOptions { backend: BackendKind::Udp, ..options() }, 4));
+}
+
+#[test]
 fn host_gw_heals_every_fault() {
     on_this_thread(every_fault(LabOptions { backend: BackendKind::HostGw, ipv6: true, ..options() }, 4));
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Peer, PeerSession, PeerState, RuleStatus, Status};
+use super::{Peer, PeerSession, PeerState, RuleStatus, Status, TunnelCounts, TunnelStatus};
 use crate::log::text::printable;
 
 /// Number of columns that every terminal has.
@@ -54,6 +54,9 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     if status.held > 0 {
         line(&mut out, "held", &format!("{} removals wait, because many leases vanished at once", status.held));
     }
+    if let Some(tunnel) = &status.tunnel {
+        tunnel_lines(&mut out, tunnel);
+    }
     rules_line(&mut out, &status.rules);
     peers(&mut out, &status.peers);
     out
@@ -94,6 +97,19 @@ fn rules_line(out: &mut String, rules: &RuleStatus) {
     }
     if let Some(fence) = &rules.fence {
         line(out, "fence", fence);
+    }
+}
+
+fn tunnel_lines(out: &mut String, tunnel: &TunnelStatus) {
+    let state = if tunnel.running { format!("{} peers", tunnel.peers) } else { "NOT RUNNING".to_owned() };
+    let starts = if tunnel.starts > 1 { format!(", started {} times", tunnel.starts) } else { String::new() };
+    line(out, "tunnel", &format!("{} over {}, {state}{starts}", tunnel.device, tunnel.socket));
+    for (direction, TunnelCounts { packets, bytes, dropped }) in
+        [("sent", &tunnel.sent), ("received", &tunnel.received)]
+    {
+        let reasons: Vec<String> = dropped.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        let dropped = if reasons.is_empty() { String::new() } else { format!("; dropped: {}", reasons.join(", ")) };
+        line(out, "", &format!("{direction} {packets} packets, {bytes} bytes{dropped}"));
     }
 }
 

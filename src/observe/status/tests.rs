@@ -55,6 +55,35 @@ SUBNET       PUBLIC        BACKEND  STATE
 }
 
 #[test]
+fn the_tunnel_has_a_line_for_each_direction_with_what_it_dropped() {
+    let mut tunnel = TunnelStatus {
+        device: "flannel0".into(),
+        socket: "192.168.64.2:8285".into(),
+        running: true,
+        peers: 3,
+        starts: 1,
+        sent: TunnelCounts { packets: 7, bytes: 700, ..TunnelCounts::default() },
+        received: TunnelCounts {
+            packets: 5,
+            bytes: 500,
+            dropped: [("stranger".to_owned(), 2), ("malformed".to_owned(), 1)].into(),
+        },
+    };
+    let lines = |tunnel: &TunnelStatus| {
+        let text = render(&Status { tunnel: Some(tunnel.clone()), ..status() }, 5_000);
+        text.lines().skip_while(|line| !line.starts_with("tunnel")).take(3).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let wanted = [
+        "tunnel      flannel0 over 192.168.64.2:8285, 3 peers",
+        "            sent 7 packets, 700 bytes",
+        "            received 5 packets, 500 bytes; dropped: 1 malformed, 2 stranger",
+    ];
+    assert_eq!(lines(&tunnel), wanted);
+    (tunnel.running, tunnel.starts) = (false, 2);
+    assert_eq!(lines(&tunnel)[0], "tunnel      flannel0 over 192.168.64.2:8285, NOT RUNNING, started 2 times");
+}
+
+#[test]
 fn rules_are_counted_in_one_line_and_listed_one_by_one() {
     let rules = RuleStatus {
         carrier: "nftables, table weft".into(),

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! udp: each IPv4 packet in a UDP datagram of its own, between TUN devices. The agent carries the packets itself ([`crate::tunnel`]).
+//! The kernel has one route for the whole Network, and no entry for a peer. Behaviour: docs/flannel-formats.md, "Backends".
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::Annotations;
+use weft_subnet::cidr::Family;
+use weft_subnet::lease::Lease;
+use weft_subnet::network::Network;
+
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip};
+use crate::family::{host_address, metric};
+use crate::host::Host;
+use crate::link::{Difference, Link, LinkKind};
+use crate::options::Options;
+use crate::overhead;
+use crate::state::{Key, Name, Route, State, Value};
+use crate::tunnel::{Tunnel, TunnelPeer};
+
+/// The device: flannel's name.
+const DEVICE: &str = "flannel0";
+/// flannel's default port.
+const PORT: u32 = 8285;
+
+/// udp in the register. Its leases have neither a type nor data, and concern IPv4 alone.
+pub(crate) const TYPE: BackendType = BackendType {
+    lease_type: "",
+    annotations: |_| Annotations::without_data(true, false),
+    ..BackendType::new("udp", make)
+};
+
+/// A persistent TUN device. The framing of its packets is not compared: whoever opens the device chooses it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TunLink;
+
+impl fmt::Display for TunLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tun")
+    }
+}
+
+impl LinkKind for TunLink {
+    fn name(&self) -> &'static str {
+        "tun"
+    }
+
+    /// The answers "network unreachable" and "time exceeded" come from an address of the host itself. The kernel drops such
+    /// packets otherwise.
+    fn ipv4_settings(&self) -> &'static [(&'static str, &'static str)] {
+        &[("accept_local", "1")]
+    }
+
+    fn compare(&self, have: &dyn LinkKind) -> Difference {
+        if self.is_equal(have) { Difference::None } else { Difference::Recreate }
+    }
+
+    fn is_equal(&self, other: &dyn LinkKind) -> bool {
+        other.of::<TunLink>().is_some()
+    }
+}
+
+/// Why udp does not reach a peer, or cannot run here.
+#[derive(Debug, thiserror::Error)]
+enum UdpError {
+    #[error("backend type udp carries IPv4 only: use vxlan or host-gw for IPv6")]
+    WithoutIpv4,
+    #[error("{DEVICE} is no interface name")]
+    Name,
+    #[error("{0}: the lease has no PublicIP, which udp needs")]
+    NoPublic(Ipv4Net),
+    #[error("{subnet}: PublicIP {public} is inside Network {network}, and only the tunnel itself leads there")]
+    InsideNetwork { subnet: Ipv4Net, public: Ipv4Addr, network: Ipv4Net },
+    #[error("{0} has no IPv4 address, which udp needs")]
+    NoAddress(Name),
+    #[error("{0}: udp carries IPv4 only")]
+    Ipv6Subnet(IpNet),
+}
+
+/// The udp backend.
+#[derive(Debug)]
+struct Udp {
+    network: Ipv4Net,
+    port: u16,
+    /// IPv6 is on: the IPv6 subnets of peers are reported, and not silently dropped.
+    has_v6: bool,
+    device: Name,
+}
+
+fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+    let has_v6 = network.networks.v6.is_some();
+    let network = network.networks.v4.ok_or_else(|| Skip::new(UdpError::WithoutIpv4))?;
+    let port = u16::try_from(options.number("Port", 1..=u32::from(u16::MAX), PORT)?).unwrap_or(u16::MAX);
+    let device = Name::new(DEVICE).ok_or_else(|| Skip::new(UdpError::Name))?;
+    Ok(Box::new(Udp { network, port, has_v6, device }))
+}
+
+impl Udp {
+    /// How the tunnel reaches a peer. Returns `None` if the peer has no IPv4 subnet.
+    fn reach(&self, host: &Host, peer: &Lease) -> Option<Result<TunnelPeer, UdpError>> {
+        let subnet = peer.subnets.v4?;
+        let Some(public) = peer.attrs.public_ip else { return Some(Err(UdpError::NoPublic(subnet))) };
+        // Such a datagram would come back out of the TUN device, and be put into another one.
+        let routed = host.routes.prefix_len(IpAddr::V4(public)).is_some_and(|len| len > self.network.prefix_len());
+        if self.network.contains(&public) && !routed {
+            return Some(Err(UdpError::InsideNetwork { subnet, public, network: self.network }));
+        }
+        let sends_from = peer.attrs.tunnel_ip.filter(|other| *other != public);
+        Some(Ok(TunnelPeer { subnet, address: public, sends_from }))
+    }
+}
+
+impl Backend for Udp {
+    fn kind(&self) -> &'static str {
+        TYPE.kind
+    }
+
+    /// A lease without a type is one of udp in a network of udp. Nodes of other types do not listen on our port.
+    fn serves(&self, backend_type: &str) -> bool {
+        backend_type.is_empty()
+    }
+
+    fn understands(&self, lease: &Attrs) -> bool {
+        self.serves(&lease.backend_type)
+    }
+
+    fn mtu(&self, host: &Host, _family: Family) -> u32 {
+        host.uplink.mtu.saturating_sub(overhead::udp())
+    }
+
+    /// A node that publishes another address than its uplink's also names that: peers on its link get its packets from there.
+    fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
+        let local = host.uplink.v4.ok_or_else(|| Skip::new(UdpError::NoAddress(host.uplink.name)))?;
+        let public = host.public_v4.unwrap_or(local);
+        let tunnel_ip = (public != local).then_some(local);
+        Ok(Attrs { public_ip: Some(public), tunnel_ip, ..Attrs::default() })
+    }
+
+    fn device(&self, host: &Host, own: &Lease) -> State {
+        let Some(Tunnel { mtu, subnet, .. }) = self.tunnel(host, own) else { return State::new() };
+        let link = Link { kind: Arc::new(TunLink), mtu: mtu.into(), mac: None, up: true };
+        State::from([
+            (Key::Link(self.device), Value::link(link)),
+            (Key::Addr(self.device, host_address(subnet.into())), Value::Addr),
+            (Key::Route(self.network.into(), metric(Family::V4)), Value::Route(Route::Device { dev: self.device })),
+        ])
+    }
+
+    fn plan(&self, host: &Host, _own: &Lease, peer: &Lease) -> Planned {
+        let mut planned = Planned::default();
+        if let Some(Err(reason)) = self.reach(host, peer) {
+            planned.take(Err(Skip::new(reason)));
+        }
+        if let Some(subnet) = peer.subnets.of(Family::V6).filter(|_| self.has_v6) {
+            planned.take(Err(Skip::new(UdpError::Ipv6Subnet(subnet))));
+        }
+        planned
+    }
+
+    fn tunnel(&self, host: &Host, own: &Lease) -> Option<Tunnel> {
+        let (local, subnet) = (host.uplink.v4?, own.subnets.v4?);
+        let mtu = u16::try_from(self.mtu(host, Family::V4)).unwrap_or(u16::MAX);
+        Some(Tunnel { device: self.device, mtu, local, port: self.port, subnet })
+    }
+
+    fn tunnel_peer(&self, host: &Host, peer: &Lease) -> Option<TunnelPeer> {
+        self.reach(host, peer)?.ok()
+    }
+}

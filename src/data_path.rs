@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs the tunnel of the backend udp (the crate weft-udp), which carries packets in two threads of the agent. It is started when its
+//! device stands, gets the table of peers after their leases changed, and is started again when it ended because of a fault.
+//!
+//! The device is persistent: it stays with its address and its route when the tunnel, or the agent, ends.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::net::if_::if_nametoindex;
+use tokio::sync::Notify;
+use weft_backends::tunnel::{Tunnel, TunnelPeer};
+use weft_udp::counters::Counters;
+use weft_udp::{Config, Device, Peer, Routes};
+
+/// The pause after the first failure. It doubles with each further failure.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// A tunnel that ran for this time is started again without a pause.
+const STEADY: Duration = Duration::from_secs(30);
+/// The pause between two tables of peers, as a multiple of the time that it took to make one. With 50,000 peers a table takes
+/// milliseconds, and leases may change all the time.
+const TABLE_PAUSE: u32 = 9;
+
+/// What the data path is to do.
+pub struct Wanted<'a> {
+    /// The tunnel.
+    pub tunnel: Tunnel,
+    /// The version of the peers. Only if it is another one than before, the peers are asked for.
+    pub version: u64,
+    /// Returns the peers.
+    pub peers: &'a dyn Fn() -> Vec<TunnelPeer>,
+}
+
+/// The tunnel, and what is known of its failures.
+#[derive(Debug, Default)]
+pub struct DataPath {
+    running: Option<Running>,
+    /// All tunnels of this agent count here.
+    counters: Arc<Counters>,
+    ended: Arc<Notify>,
+    problem: Option<String>,
+    /// Failures without a tunnel that ran for [`STEADY`] in between.
+    failures: u32,
+    retry_at: Option<Instant>,
+    starts: u64,
+}
+
+/// A tunnel that was started.
+#[derive(Debug)]
+struct Running {
+    tunnel: weft_udp::Tunnel,
+    described: Tunnel,
+    since: Instant,
+    /// Number of peers in its table.
+    peers: usize,
+    /// Version of the peers in its table.
+    version: u64,
+    /// The table is older than the leases, and is replaced at `next_table`.
+    outdated: bool,
+    next_table: Instant,
+}
+
+impl DataPath {
+    /// Brings the tunnel into the wanted state. With `None` it ends. This costs nothing while nothing has changed.
+    pub fn update(&mut self, wanted: Option<&Wanted<'_>>, now: Instant) {
+        let Some(wanted) = wanted else { return self.stop() };
+        self.record_end(now);
+        // A socket cannot be bound to another address, so another tunnel takes over the device.
+        self.running.take_if(|running| running.described != wanted.tunnel);
+        match &mut self.running {
+            Some(running) => running.update_peers(wanted, now),
+            None if self.retry_at.is_none_or(|at| at <= now) => self.start(wanted, now),
+            None => {}
+        }
+    }
+
+    /// Ends the tunnel, and forgets its failures. The device stays.
+    pub fn stop(&mut self) {
+        self.running = None;
+        (self.problem, self.failures, self.retry_at) = (None, 0, None);
+    }
+
+    /// Returns when to call [`DataPath::update`], besides after every event.
+    pub fn next(&self) -> Option<Instant> {
+        match &self.running {
+            Some(running) => running.outdated.then_some(running.next_table),
+            None => self.retry_at,
+        }
+    }
+
+    /// Is notified when the tunnel has ended. Call [`DataPath::update`] then.
+    pub fn ended(&self) -> Arc<Notify> {
+        self.ended.clone()
+    }
+
+    /// Returns why no packets are carried, if so.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Returns the running tunnel and the number of peers in its table.
+    pub fn running(&self) -> Option<(Tunnel, usize)> {
+        self.running.as_ref().map(|running| (running.described, running.peers))
+    }
+
+    /// Returns how often a tunnel was started.
+    pub fn starts(&self) -> u64 {
+        self.starts
+    }
+
+    /// Returns the counters, which go on from one tunnel to the next.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    fn start(&mut self, wanted: &Wanted<'_>, now: Instant) {
+        let name = wanted.tunnel.device;
+        if if_nametoindex(name.as_bytes()).is_err() {
+            // To open the device would create it, without its attributes. The pass that creates it is followed by an update.
+            self.problem = Some(format!("the device {name} does not exist yet"));
+            return;
+        }
+        match Running::start(wanted, &self.counters, self.ended.clone(), now) {
+            Ok(running) => {
+                tracing::info!(tunnel = %wanted.tunnel, peers = running.peers, "the tunnel carries packets");
+                self.running = Some(running);
+                self.starts += 1;
+                (self.problem, self.retry_at) = (None, None);
+            }
+            Err(error) => self.record_failure(error.to_string(), now),
+        }
+    }
+
+    fn record_end(&mut self, now: Instant) {
+        let Some(Running { tunnel, since, .. }) = self.running.take_if(|running| running.tunnel.has_ended()) else {
+            return;
+        };
+        let cause = tunnel.stop().err().map_or_else(|| "its threads ended".to_owned(), |error| error.to_string());
+        let was_steady = now.saturating_duration_since(since) >= STEADY;
+        if was_steady {
+            self.failures = 0;
+        }
+        self.record_failure(cause, now);
+        if was_steady {
+            self.retry_at = None;
+        }
+    }
+
+    fn record_failure(&mut self, cause: String, now: Instant) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LAST_PAUSE);
+        if self.problem.as_ref() != Some(&cause) {
+            tracing::warn!("the tunnel carries no packets: {cause}");
+        }
+        self.failures += 1;
+        (self.problem, self.retry_at) = (Some(cause), Some(now + pause));
+    }
+}
+
+impl Running {
+    fn start(
+        wanted: &Wanted<'_>,
+        counters: &Arc<Counters>,
+        ended: Arc<Notify>,
+        now: Instant,
+    ) -> Result<Running, weft_udp::Error> {
+        let Tunnel { device, mtu, local, port, subnet } = wanted.tunnel;
+        let device = Device::open(&device.text())?;
+        let config = Config { device, uplink: local, port, subnet, mtu, counters: counters.clone() };
+        let (routes, peers, took) = table(wanted);
+        let tunnel = weft_udp::Tunnel::start(config, routes, move || ended.notify_one())?;
+        let next_table = now + took * TABLE_PAUSE;
+        let (described, version) = (wanted.tunnel, wanted.version);
+        Ok(Running { tunnel, described, since: now, peers, version, outdated: false, next_table })
+    }
+
+    fn update_peers(&mut self, wanted: &Wanted<'_>, now: Instant) {
+        self.outdated = self.version != wanted.version;
+        if !self.outdated || now < self.next_table {
+            return;
+        }
+        let (routes, peers, took) = table(wanted);
+        self.tunnel.set_routes(routes);
+        (self.peers, self.version, self.outdated, self.next_table) =
+            (peers, wanted.version, false, now + took * TABLE_PAUSE);
+    }
+}
+
+/// Makes the table of peers. Also returns their number, and how long this took.
+fn table(wanted: &Wanted<'_>) -> (Routes, usize, Duration) {
+    let began = Instant::now();
+    let peers = (wanted.peers)();
+    let count = peers.len();
+    let routes = Routes::new(peers.into_iter().map(|TunnelPeer { subnet, address, sends_from }| Peer {
+        subnet,
+        address,
+        sends_from,
+    }));
+    (routes, count, began.elapsed())
+}

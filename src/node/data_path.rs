@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tunnel of the backend udp, which the agent itself carries packets through. [`crate::data_path`] runs it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+use weft_backends::state::Key;
+use weft_backends::tunnel::Tunnel;
+use weft_udp::counters::{Direction, Reason};
+
+use super::Node;
+use crate::data_path::Wanted;
+use crate::kernel::Kernel;
+use crate::observe::status::{TunnelCounts, TunnelStatus};
+
+impl<K: Kernel> Node<K> {
+    /// Brings the tunnel up to date with the plan: starts it, replaces its table of peers, or ends it. The loop calls this once after
+    /// every event.
+    pub fn update_data_path(&mut self) {
+        let plan = &self.plan;
+        let peers = || plan.tunnel_peers().collect();
+        let tunnel = plan.tunnel().map(|(tunnel, _)| tunnel).filter(|tunnel| self.may_carry(tunnel));
+        let wanted = tunnel.map(|tunnel| Wanted { tunnel, version: plan.peers_version(), peers: &peers });
+        if wanted.is_some() {
+            self.context.reporter.metrics.tunnel(self.data_path.counters());
+        }
+        self.data_path.update(wanted.as_ref(), Instant::now());
+    }
+
+    /// Is notified when the tunnel has ended because of a fault.
+    pub fn tunnel_ended(&self) -> Arc<Notify> {
+        self.data_path.ended()
+    }
+
+    /// Returns true if the tunnel may run. Before the peers are known, it would tell pods that their peers cannot be reached. And a
+    /// device that was refused may belong to another agent of this host.
+    fn may_carry(&self, tunnel: &Tunnel) -> bool {
+        let link = self.passer.pending().get(&Key::Link(tunnel.device));
+        self.knows_peers() && link.is_none_or(|pending| pending.stands)
+    }
+
+    /// Why the tunnel carries no packets, if so. Nothing depends yet on the tunnel of a backend that our lease does not name.
+    pub(super) fn tunnel_problem(&self) -> Option<String> {
+        let problem = self.data_path.problem()?;
+        let is_next = self.plan.tunnel().is_some_and(|(_, is_next)| is_next);
+        (!is_next).then(|| format!("tunnel: {problem}"))
+    }
+
+    /// Starts the tunnel of the next backend, if it has one. Returns why it carries no packets, if so.
+    pub(super) fn next_tunnel_problem(&mut self) -> Option<String> {
+        self.plan.tunnel().filter(|(_, is_next)| *is_next)?;
+        self.update_data_path();
+        let problem = self.data_path.problem().map(str::to_owned);
+        problem.or_else(|| self.data_path.running().is_none().then(|| "the tunnel does not run yet".to_owned()))
+    }
+
+    /// The tunnel for `weft status`. Returns `None` if the backend has none.
+    pub(super) fn tunnel_status(&self) -> Option<TunnelStatus> {
+        let (tunnel, _) = self.plan.tunnel()?;
+        let counters = self.data_path.counters();
+        Some(TunnelStatus {
+            device: tunnel.device.to_string(),
+            socket: format!("{}:{}", tunnel.local, tunnel.port),
+            running: self.data_path.running().is_some(),
+            peers: self.data_path.running().map_or(0, |(_, peers)| peers),
+            starts: self.data_path.starts(),
+            sent: counts(&counters.sent),
+            received: counts(&counters.received),
+        })
+    }
+}
+
+fn counts(direction: &Direction) -> TunnelCounts {
+    let dropped = Reason::ALL.iter().map(|reason| (reason.label().to_owned(), direction.dropped(*reason)));
+    TunnelCounts {
+        packets: direction.packets(),
+        bytes: direction.bytes(),
+        dropped: dropped.filter(|(_, count)| *count > 0).collect(),
+    }
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tunnel through which the agent itself carries packets, if a backend has one ([`crate::data_path`] runs it).
+
+use weft_backends::backend::Backend;
+use weft_backends::host::Host;
+use weft_backends::tunnel::{Tunnel, TunnelPeer};
+use weft_subnet::lease::Lease;
+
+use super::Plan;
+
+impl Plan {
+    /// Returns the tunnel of the own backend, or of one beside it while the backend changes. There is only one device for tunnels. Also
+    /// returns true if our lease does not name that backend yet.
+    pub fn tunnel(&self) -> Option<(Tunnel, bool)> {
+        let mut all = self.all_backends();
+        all.find_map(|(backend, host, is_next)| Some((backend.tunnel(host, &self.own)?, is_next)))
+    }
+
+    /// Iterates over the peers of that tunnel. They are computed from the believed leases, and cost no memory until then.
+    pub fn tunnel_peers(&self) -> impl Iterator<Item = TunnelPeer> {
+        let backend = self.tunnel_backend();
+        let leases = self.peers.believed().filter_map(move |lease| Some((backend?, lease)));
+        leases.filter_map(|((backend, host), lease)| {
+            if backend.understands(&lease.attrs) {
+                return backend.tunnel_peer(host, lease);
+            }
+            let way = lease.attrs.other_ways().into_iter().find(|way| backend.understands(way))?;
+            backend.tunnel_peer(host, &Lease { attrs: way, ..(**lease).clone() })
+        })
+    }
+
+    /// Returns a number that grows whenever a lease is planned or leaves the plan. [`Plan::tunnel_peers`] changes only with it.
+    pub fn peers_version(&self) -> u64 {
+        self.peers_version
+    }
+
+    /// Returns the type of the backend that has the tunnel.
+    pub(super) fn tunnel_kind(&self) -> Option<&'static str> {
+        self.tunnel_backend().map(|(backend, _)| backend.kind())
+    }
+
+    fn tunnel_backend(&self) -> Option<(&dyn Backend, &Host)> {
+        let mut all = self.all_backends().filter(|(backend, host, _)| backend.tunnel(host, &self.own).is_some());
+        all.next().map(|(backend, host, _)| (backend, host))
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TUN devices of the kernel adapter, and the tunnel that the agent runs on one.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft::data_path::{DataPath, Wanted};
+use weft::kernel::Kernel;
+use weft_backends::diff::Op;
+use weft_backends::link::{Foreign, Link};
+use weft_backends::state::{Key, Value};
+use weft_backends::tunnel::{Tunnel, TunnelPeer};
+use weft_backends::udp::TunLink;
+
+use super::adapter_net::{all_done, in_namespace, ip, kernel, name, put, remove};
+use crate::patience::PATIENCE;
+
+fn tun(mtu: u32) -> (Key, Value) {
+    (Key::Link(name("flannel0")), Value::link(Link { kind: Arc::new(TunLink), mtu, mac: None, up: true }))
+}
+
+#[test]
+fn a_tun_device_is_created_changed_and_removed() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, value) = tun(1400);
+        put(&mut k, &[(key, value.clone())]);
+        let seen = k.observe(&[]).unwrap().get(&key).unwrap().clone();
+        assert_eq!((&seen.value, seen.mark), (&value, true), "it is found by its alias");
+        let shown = ip("-d link show flannel0");
+        assert!(
+            shown.contains("tun type tun") && shown.contains("persist on") && shown.contains("mtu 1400"),
+            "{shown}"
+        );
+        assert!(shown.contains("addrgenmode none"), "{shown}");
+        let index = |shown: &str| shown.split(':').next().unwrap().to_owned();
+        put(&mut k, &[tun(1300)]);
+        let changed = ip("-d link show flannel0");
+        assert!(changed.contains("mtu 1300") && index(&changed) == index(&shown), "{changed}");
+        remove(&mut k, &[tun(1300)]);
+        assert_eq!(k.observe(&[name("flannel0")]).unwrap().get(&key), None);
+    });
+}
+
+#[test]
+fn a_tap_device_is_not_one_and_a_device_of_a_person_is_taken_over() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, value) = tun(1400);
+        ip("tuntap add flannel0 mode tap");
+        let seen = k.observe(&[name("flannel0")]).unwrap().get(&key).unwrap().clone();
+        let Value::Link(link) = &seen.value else { panic!("{seen:?}") };
+        assert!(link.kind.of::<Foreign>().is_some(), "{link}");
+        let ops = [Op::Recreate(key, value.clone())];
+        all_done(&ops, k.apply(&ops));
+        assert!(ip("-d link show flannel0").contains("tun type tun"));
+        ip("link del flannel0");
+        // Without the framing that the tunnel needs: it is chosen when the device is opened.
+        ip("tuntap add flannel0 mode tun");
+        let seen = k.observe(&[name("flannel0")]).unwrap().get(&key).unwrap().clone();
+        assert!(!seen.mark, "{seen:?}");
+        put(&mut k, &[(key, value.clone())]);
+        assert_eq!(k.observe(&[]).unwrap().get(&key).unwrap().value, value);
+        let mut data_path = DataPath::default();
+        data_path.update(Some(&wanted(1, &Vec::new)), Instant::now());
+        assert!(data_path.running().is_some(), "{:?}", data_path.problem());
+    });
+}
+
+fn wanted(version: u64, peers: &dyn Fn() -> Vec<TunnelPeer>) -> Wanted<'_> {
+    let (local, subnet) = ("10.0.0.1".parse().unwrap(), "10.5.1.0/24".parse().unwrap());
+    let tunnel = Tunnel { device: name("flannel0"), mtu: 1400, local, port: 8285, subnet };
+    Wanted { tunnel, version, peers }
+}
+
+#[test]
+fn the_table_of_peers_is_made_once_for_each_version() {
+    in_namespace(|| async {
+        put(&mut kernel(true), &[tun(1400)]);
+        let made = Cell::new(0);
+        let peers = || {
+            made.set(made.get() + 1);
+            let subnet = |third: u32| format!("10.5.{third}.0/24").parse().unwrap();
+            let address = "10.0.0.2".parse().unwrap();
+            (2..4).map(|third| TunnelPeer { subnet: subnet(third), address, sends_from: None }).collect()
+        };
+        let mut data_path = DataPath::default();
+        let now = Instant::now();
+        for _ in 0..3 {
+            data_path.update(Some(&wanted(1, &peers)), now);
+        }
+        assert_eq!((data_path.running().unwrap().1, made.get()), (2, 1));
+        // A pause follows each table. Whatever changes within it is in the next one.
+        let mut later = now;
+        for version in 2..100 {
+            data_path.update(Some(&wanted(version, &peers)), now);
+        }
+        let made_now = made.get();
+        assert!(made_now <= 2, "{made_now} tables without a pause");
+        while let Some(next) = data_path.next() {
+            later = next;
+            data_path.update(Some(&wanted(100, &peers)), later);
+        }
+        assert!(made.get() <= made_now + 1);
+        data_path.update(None, later);
+        assert!(data_path.running().is_none() && data_path.problem().is_none());
+        assert!(ip("link show flannel0").contains("flannel0"), "the device stays");
+    });
+}
+
+#[test]
+fn a_tunnel_that_ends_is_reported_and_started_again_after_a_pause() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let mut data_path = DataPath::default();
+        let mut now = Instant::now();
+        let none: &dyn Fn() -> Vec<TunnelPeer> = &Vec::new;
+        data_path.update(Some(&wanted(1, none)), now);
+        assert_eq!(data_path.problem(), Some("the device flannel0 does not exist yet"));
+        assert_eq!(ip("-o link").matches("flannel0").count(), 0, "the data path creates no device");
+        let mut pauses = Vec::new();
+        for _ in 0..3 {
+            put(&mut k, &[tun(1400)]);
+            data_path.update(Some(&wanted(1, none)), now);
+            assert!(data_path.running().is_some(), "{:?}", data_path.problem());
+            let ended = data_path.ended();
+            ip("link del flannel0");
+            tokio::time::timeout(PATIENCE, ended.notified()).await.expect("the end is announced");
+            data_path.update(Some(&wanted(1, none)), now);
+            let problem = data_path.problem().unwrap().to_owned();
+            assert!(problem.contains("the TUN device flannel0 was lost"), "{problem}");
+            let next = data_path.next().unwrap();
+            pauses.push(next - now);
+            data_path.update(Some(&wanted(1, none)), next - Duration::from_millis(1));
+            assert!(data_path.running().is_none());
+            now = next;
+        }
+        assert_eq!(pauses, [1, 2, 4].map(Duration::from_secs));
+        assert_eq!(data_path.starts(), 3);
+        // One that ran for long is started again as soon as its device is there.
+        put(&mut k, &[tun(1400)]);
+        data_path.update(Some(&wanted(1, none)), now);
+        let ended = data_path.ended();
+        ip("link del flannel0");
+        tokio::time::timeout(PATIENCE, ended.notified()).await.expect("the end is announced");
+        now += Duration::from_secs(60);
+        data_path.update(Some(&wanted(1, none)), now);
+        put(&mut k, &[tun(1400)]);
+        data_path.update(Some(&wanted(1, none)), now);
+        assert!(data_path.running().is_some(), "{:?}", data_path.problem());
+    });
+}
