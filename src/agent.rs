@@ -8,11 +8,12 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
+use tokio::time::Instant;
 use weft_backends::backend::TYPES;
 use weft_backends::owner::PROTOCOL;
 use weft_subnet::dir::DirStore;
@@ -240,7 +241,7 @@ async fn run_loop<K: Kernel, M: Monitor>(
             () = changed(&mut conflist_source) => node.conflist_source_changed(),
             // The data path is updated below.
             () = tunnel_ended.notified() => {}
-            () = tokio::time::sleep_until(wake.into()) => node.tick().await,
+            () = tokio::time::sleep_until(wake) => node.tick().await,
         }
         node.update_data_path();
         node.report();

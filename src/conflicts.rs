@@ -7,8 +7,9 @@
 //! longer and longer between these passes (`src/node.rs`). Here the repairs are counted, so that the conflict is reported.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Seen, Value};
 

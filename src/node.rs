@@ -25,8 +25,8 @@ mod wireguard;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
 
+use tokio::time::Instant;
 use weft_subnet::source::Source;
 
 use crate::conflist::Conflist;

@@ -12,8 +12,8 @@ pub mod takeover;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
-use std::time::Instant;
 
+use tokio::time::Instant;
 use weft_backends::diff::{self, Op};
 use weft_backends::index::Changed;
 use weft_backends::state::{Key, Name, Seen, Value};

@@ -11,9 +11,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use weft_subnet::cache::{self, Head, Saved};
 use weft_subnet::lease::Lease;
 use weft_subnet::peers::Peers;

@@ -180,7 +180,7 @@ impl History {
                     _ => "another program changes the traffic rules all the time: the next resync restores them",
                 };
                 // Some programs do this every few seconds. It is logged once a minute, and counted in the status.
-                if self.logged.due(text, Instant::now().into_std()) {
+                if self.logged.due(text, Instant::now()) {
                     tracing::warn!(carrier, restored = state.restored, "{text}");
                 }
             } else {

@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
 use weft_backends::host::Host;
 use weft_backends::identity::{Identities, Secrets};

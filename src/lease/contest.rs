@@ -7,8 +7,9 @@
 //! passes the time, so that tests need no clock.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_subnet::retry::jitter;
 
 /// Number of takebacks within [`WINDOW`] that are made at once.

@@ -2,8 +2,9 @@
 //! Limits the lines in the log about leases. Whoever can write leases must not be able to fill the log.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_subnet::lease::Id;
 
 use super::limit::Allowance;

@@ -7,8 +7,8 @@
 //! 4. When no peer has needed an earlier backend for the grace time, its devices go.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
+use tokio::time::Instant;
 use weft_backends::backend::Backend;
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;

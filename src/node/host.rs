@@ -2,7 +2,9 @@
 //! The facts of the host with which the plan is made: its uplink, addresses and routes.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Node;
 use crate::kernel::{Kernel, Machine};

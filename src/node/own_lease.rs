@@ -2,8 +2,9 @@
 //! The own lease. At most one call to the store for it is open. If the lease or the host changes meanwhile, this is
 //! checked when the answer arrives, so that no deletion and no change of an address is missed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::backend::TYPES;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::evidence::Evidence;
@@ -170,7 +171,7 @@ impl<K: Kernel> Node<K> {
         self.plan.remove(id);
         self.own_lease.missing = Some("own lease is gone from the store");
         // Whoever has removed our lease may remove those of the peers, too, so their removal is held.
-        self.peers.hold.suspect(Instant::now());
+        self.peers.hold.suspect(Instant::now().into_std());
         if !self.own_lease.tasks.is_call_open() {
             tracing::warn!(subnet = %self.plan.own().subnets, "own lease is gone from the store: taking it again");
         }

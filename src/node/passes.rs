@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::index::Changed;
 use weft_backends::state::{Key, Seen};
 

@@ -3,8 +3,9 @@
 //! unless so many are removed together that this may be a mistake.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::index::Changed;
 use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
@@ -33,7 +34,7 @@ impl PeerLeases {
 
     /// Returns when [`Node::remove_held_peers`] or [`Node::apply_delayed`] has something to do.
     pub(super) fn next(&self, now: Instant) -> Option<Instant> {
-        self.hold.next().into_iter().chain(self.rate_limit.next(now)).min()
+        self.hold.next().map(Instant::from_std).into_iter().chain(self.rate_limit.next(now)).min()
     }
 }
 
@@ -52,7 +53,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn apply_list(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
             tracing::warn!("the store is not the same as before: it was wiped or restored, or it is another cluster");
-            self.peers.hold.suspect(Instant::now());
+            self.peers.hold.suspect(Instant::now().into_std());
         }
         let own = self.plan.own().id.clone();
         let listed: HashSet<&Id> = records.iter().map(|record| &record.id).collect();
@@ -124,7 +125,7 @@ impl<K: Kernel> Node<K> {
 
     /// Removes the peers whose grace time is over.
     pub(super) async fn remove_held_peers(&mut self, now: Instant) {
-        let due = self.peers.hold.due(now);
+        let due = self.peers.hold.due(now.into_std());
         if due.is_empty() {
             return;
         }
@@ -184,7 +185,7 @@ impl<K: Kernel> Node<K> {
             return Vec::new();
         }
         let all = ids.len();
-        let now = self.peers.hold.remove(ids, self.plan.peers().len(), Instant::now());
+        let now = self.peers.hold.remove(ids, self.plan.peers().len(), Instant::now().into_std());
         if now.len() < all {
             let grace_s = self.context.options.hold_removals.as_secs();
             tracing::warn!(

@@ -6,8 +6,9 @@
 //! caller passes the time, so that tests need no clock.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::diff;
 use weft_backends::index::Changed;
 use weft_backends::state::{Key, Name, Value};

@@ -3,8 +3,9 @@
 //! them.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
 use weft_backends::state::{Key, Seen};
 use weft_subnet::cidr::Subnets;

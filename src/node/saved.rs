@@ -3,8 +3,9 @@
 //! the store failed. It removes nothing until the store has answered. It asks for its own lease as at any other start, so
 //! that a node that has got this lease meanwhile keeps it.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::Instant;
 use weft_subnet::cache::{Expiry, Head, Saved, Uplink};
 use weft_subnet::lease::Record;
 

@@ -3,7 +3,9 @@
 //! to hear from the agent.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// Number of full passes within [`WINDOW`] that follow changes in the kernel at once. After that, the next one waits
 /// [`PAUSE`] times as long as the last one took. So a program that rewrites links or routes all the time costs at most a

@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::time::Instant;
 
+use tokio::time::Instant;
 use weft_backends::state::Key;
 use weft_subnet::lease::{Id, Lease};
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The events of the store.
 
-use std::time::Instant;
-
+use tokio::time::Instant;
 use weft_backends::index::Changed;
 use weft_subnet::source::Event;
 

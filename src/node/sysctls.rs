@@ -2,8 +2,9 @@
 //! The sysctls that packets of pods need. The kernel announces no change of a sysctl, so they are checked regularly.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_subnet::lease::Id;
 
 use super::Node;

@@ -2,8 +2,9 @@
 //! The audit of WireGuard devices. The kernel announces no change of peers and allowed IPs, so they are read often and by themselves.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::Instant;
 use weft_backends::state::{Key, Name};
 
 use super::{Node, audit};

@@ -164,7 +164,7 @@ async fn run(
             }
             Err(error) => {
                 let text = chain(&error);
-                if log_limit.due(&text, std::time::Instant::now()) {
+                if log_limit.due(&text, Instant::now()) {
                     let word = if fault.is_some() { "does not work" } else { "works" };
                     tracing::warn!("report to the store that the network {word}: {text}");
                 }

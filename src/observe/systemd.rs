@@ -8,9 +8,10 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sd_notify::NotifyState;
+use tokio::time::Instant;
 
 /// Minimum time between two STATUS messages, because the text may change with every lease.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);

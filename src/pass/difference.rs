@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::Instant;
 
+use tokio::time::Instant;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed};
 

@@ -2,8 +2,9 @@
 //! Entries that could not be written, and the times at which they are tried again. Asking for the next time takes constant time.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::state::Key;
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);

@@ -252,7 +252,7 @@ async fn entries_wait_for_a_device_that_is_broken_and_come_with_it() {
     assert_eq!(written, [own], "only the device must be tried");
     // A retry of the device asks for a full pass, which writes the entries as well.
     kernel.fail(own, None);
-    tokio::time::sleep_until(passer.next_retry().expect("the device must be tried again").into()).await;
+    tokio::time::sleep_until(passer.next_retry().expect("the device must be tried again")).await;
     let retried = passer.retry(&plan, |_, _| false).await;
     assert!(retried.own_device && retried.report.is_none(), "{retried:?}");
     assert!(

@@ -144,7 +144,7 @@ impl KubeStore {
     /// Warns of an annotation that an admin wrote to our Node and that cannot be read.
     fn warn_of_unreadable(&self, node: &Node) {
         if let Some(reason) = publish::unreadable(node, &self.prefix)
-            && self.unreadable.borrow_mut().due(&reason, Instant::now().into_std())
+            && self.unreadable.borrow_mut().due(&reason, Instant::now())
         {
             tracing::warn!("{reason}");
         }

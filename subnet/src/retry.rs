@@ -2,7 +2,7 @@
 //! Retries: back-off, rate-limited messages for failures that last, and errors with their causes on one line.
 
 use std::error::Error;
-use std::time::{self, Duration};
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -115,12 +115,12 @@ impl Failures {
 /// Limits how often a lasting condition is reported, e.g. "config is missing".
 #[derive(Debug, Default)]
 pub struct Reminder {
-    last: Option<(String, time::Instant)>,
+    last: Option<(String, Instant)>,
 }
 
 impl Reminder {
     /// Returns true if the text should be reported now: it is new, or was last reported a minute ago.
-    pub fn due(&mut self, text: &str, now: time::Instant) -> bool {
+    pub fn due(&mut self, text: &str, now: Instant) -> bool {
         let due = self.last.as_ref().is_none_or(|(last, at)| last != text || now - *at >= REPORT_INTERVAL);
         if due {
             self.last = Some((text.to_owned(), now));
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_lasting_condition_is_reported_once_a_minute() {
-        let (mut reminder, start) = (Reminder::default(), time::Instant::now());
+        let (mut reminder, start) = (Reminder::default(), Instant::now());
         assert!(reminder.due("config is missing", start));
         assert!(!reminder.due("config is missing", start + Duration::from_secs(59)));
         assert!(reminder.due("config is missing", start + Duration::from_secs(60)));

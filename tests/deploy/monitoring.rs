@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft::observe::metrics::Metrics;
 use weft::observe::status::PeerState;
 

@@ -78,10 +78,10 @@ async fn a_first_pass_that_fails_is_repeated() {
         assert_eq!(test.via("10.5.2.0/24"), None);
         test.kernel.break_dumps(None);
         let due = test.node.next_wake().expect("a pass must be due");
-        tokio::time::sleep_until(due.into()).await;
+        tokio::time::sleep_until(due).await;
         test.node.tick().await;
         while test.via("10.5.2.0/24").is_none() {
-            tokio::time::sleep_until(test.node.next_wake().expect("a pass must be due").into()).await;
+            tokio::time::sleep_until(test.node.next_wake().expect("a pass must be due")).await;
             test.node.tick().await;
         }
     })

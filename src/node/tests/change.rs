@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another backend while the agent runs: what the node writes into the kernel and into its lease, and in which order.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};

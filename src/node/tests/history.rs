@@ -119,12 +119,12 @@ async fn a_full_pass_that_was_put_off_is_recorded_with_its_event() {
     local(async {
         let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
         records(&mut test, &mut seen);
-        let pause = std::time::Instant::now() + Duration::from_millis(50);
+        let pause = tokio::time::Instant::now() + Duration::from_millis(50);
         test.node.schedule.paused_until = pause;
         test.kernel.disturb(key(), None, false);
         test.node.kernel_changed(vec![Notice::Links]).await;
         assert_eq!(records(&mut test, &mut seen), [], "the pass must wait");
-        tokio::time::sleep_until(pause.into()).await;
+        tokio::time::sleep_until(pause).await;
         test.node.tick().await;
         let (cause, event, _) = only(&mut test, &mut seen);
         assert_eq!((cause.as_str(), event.as_str()), ("audit", "a link or an address changed"));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! To whom the record under our key belongs, and until when the own lease is ours.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::Event;
 

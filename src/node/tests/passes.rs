@@ -2,8 +2,9 @@
 //! What changes in the kernel and the clock lead to: the repair of single entries, a full pass, or nothing.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Name, Seen, Value};
 use weft_subnet::source::Event;
@@ -252,7 +253,7 @@ async fn subnet_env_waits_until_our_device_is_up() {
         test.node.full_pass(Cause::Start).await;
         assert!(!test.file.exists(), "pods that start now would have no network");
         test.kernel.fail(dev, None);
-        tokio::time::sleep_until(test.node.passer.next_retry().expect("it is tried again").into()).await;
+        tokio::time::sleep_until(test.node.passer.next_retry().expect("it is tried again")).await;
         test.node.tick().await;
         assert!(device(&test.kernel, "flannel.1").is_some(), "the retry of a device must be a full pass");
         assert!(test.file.exists());
@@ -302,7 +303,7 @@ async fn a_net_conf_that_cannot_be_read_is_a_problem_and_changes_nothing() {
 async fn a_change_of_links_during_a_pause_leads_to_a_later_audit() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        test.node.schedule.paused_until = std::time::Instant::now() + Duration::from_secs(60);
+        test.node.schedule.paused_until = Instant::now() + Duration::from_secs(60);
         let passes = test.kernel.observations();
         test.node.kernel_changed(vec![Notice::Links]).await;
         assert_eq!(test.kernel.observations(), passes);

@@ -2,8 +2,9 @@
 //! Leases of peers that are written, removed and held.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Name, Value};
 use weft_subnet::hold::Hold;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leases that change all the time: how many full passes they cause, and whether other leases wait.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::state::{Key, Name};
 use weft_subnet::lease::{Id, Record};
 use weft_subnet::source::Event;
@@ -105,7 +106,7 @@ async fn without_allowance() -> TestNode {
 async fn retry(test: &mut TestNode, done: impl Fn(&TestNode) -> bool) {
     for _ in 0..10 {
         let due = test.node.passer.next_retry().expect("a retry must be due");
-        tokio::time::sleep_until(due.into()).await;
+        tokio::time::sleep_until(due).await;
         test.node.tick().await;
         if done(test) {
             return;
@@ -174,7 +175,7 @@ async fn no_entry_is_written_on_a_delayed_device() {
         let before = tried(&test);
         for _ in 0..3 {
             let due = test.node.passer.next_retry().expect("a retry must be due");
-            tokio::time::sleep_until(due.into()).await;
+            tokio::time::sleep_until(due).await;
             test.node.tick().await;
         }
         assert_eq!(tried(&test), before);

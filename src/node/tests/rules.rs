@@ -51,7 +51,7 @@ async fn rules_changed(test: &mut TestNode) {
 async fn until_computed(test: &mut TestNode) {
     while let Some(due) = test.node.rules.due {
         assert!(test.node.next_wake().unwrap() <= due, "the node must wake up for the rules");
-        tokio::time::sleep_until(due.into()).await;
+        tokio::time::sleep_until(due).await;
         test.node.tick().await;
     }
 }

@@ -2,8 +2,8 @@
 //! An uplink that is gone, for a moment or for longer.
 
 use std::path::Path;
-use std::time::Instant;
 
+use tokio::time::Instant;
 use weft_backends::state::Name;
 use weft_subnet::cache::Uplink;
 use weft_subnet::source::Event;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A node with WireGuard: its peers are compared often, because the kernel does not announce their changes.
 
-use std::time::Instant;
-
+use tokio::time::Instant;
 use weft_backends::wireguard::key::PublicKey;
 
 use super::*;

@@ -9,10 +9,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::ring::Ring;
 use super::{Query, Record};

@@ -3,9 +3,10 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use etcd_client::{GetOptions, GetResponse, KeyValue};
+use tokio::time::Instant;
 
 use crate::attrs::{Attrs, BadAttrs};
 use crate::cidr::Subnets;
