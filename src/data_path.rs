@@ -5,10 +5,11 @@
 //! The device is persistent: it stays with its address and its route when the tunnel, or the agent, ends.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
 use weft_udp::counters::Counters;
 use weft_udp::{Config, Device, Peer, Routes};

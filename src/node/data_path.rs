@@ -2,9 +2,9 @@
 //! The tunnel of the backend udp, which the agent itself carries packets through. [`crate::data_path`] runs it.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use weft_backends::state::Key;
 use weft_backends::tunnel::Tunnel;
 use weft_udp::counters::{Direction, Reason};

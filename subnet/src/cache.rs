@@ -317,8 +317,11 @@ mod tests {
     #[test]
     fn the_format_is_that_of_version_0_1_0() {
         let by_0_1_0 = include_bytes!("cache/saved-by-0.1.0");
-        assert_eq!(read(by_0_1_0, STORE).unwrap(), saved());
-        assert_eq!(String::from_utf8(text(&saved())), String::from_utf8(by_0_1_0.to_vec()));
+        let mut saved = saved();
+        // This member is newer, and is not written when it is empty.
+        saved.head.earlier.clear();
+        assert_eq!(read(by_0_1_0, STORE).unwrap(), saved);
+        assert_eq!(String::from_utf8(text(&saved)), String::from_utf8(by_0_1_0.to_vec()));
     }
 
     /// A disk that takes some bytes and then no more.

@@ -3,8 +3,9 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft::data_path::{DataPath, Wanted};
 use weft::kernel::Kernel;
 use weft_backends::diff::Op;

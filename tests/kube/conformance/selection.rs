@@ -26,7 +26,10 @@ pub struct LeftOut {
 const ALWAYS: [LeftOut; 14] = [
     LeftOut { name: "[Feature:LoadBalancer]", reason: "needs the load balancer of a cloud" },
     LeftOut { name: "[Feature:Ingress]", reason: "needs an Ingress controller" },
-    LeftOut { name: "[Feature:NetworkPolicy]", reason: "needs a policy engine; `--tests netpol` runs them" },
+    LeftOut {
+        name: "[Feature:NetworkPolicy]",
+        reason: "needs a policy engine; `CONFORMANCE_ARGS='--tests netpol'` runs them",
+    },
     LeftOut { name: "[Feature:SCTPConnectivity]", reason: "needs the sctp module in the kernel" },
     LeftOut { name: "[Feature:KubeProxyDaemonSet", reason: "needs kube-proxy as a DaemonSet" },
     LeftOut { name: "[Feature:KubeProxyNFAcct]", reason: "needs the nfacct module in the kernel" },
