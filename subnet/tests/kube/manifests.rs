@@ -189,6 +189,22 @@ async fn values_of_flannels_chart_are_in_net_conf() {
             "--set flannel.backend=udp,flannel.backendPort=9285,flannel.directRouting=true,flannel.vni=7",
             json!({"Network": "10.244.0.0/16", "Backend": {"Type": "udp", "Port": 9285}}),
         ),
+        // The values of flannel's chart, where 0 means none.
+        (
+            "--set flannel.backend=wireguard,flannel.backendPort=0,flannel.psk=0,flannel.tunnelMode=separate",
+            json!({"Network": "10.244.0.0/16", "Backend": {"Type": "wireguard", "Mode": "separate"}}),
+        ),
+        (
+            "--set flannel.backend=wireguard,flannel.backendPort=51000,flannel.backendPortv6=51001,flannel.tunnelMode=auto \
+             --set flannel.keepaliveInterval=25,flannel.mtu=1400,flannel.psk=secret,flannel.vni=7",
+            json!({
+                "Network": "10.244.0.0/16",
+                "Backend": {
+                    "Type": "wireguard", "ListenPort": 51000, "ListenPortV6": 51001, "Mode": "auto",
+                    "PersistentKeepaliveInterval": 25, "MTU": 1400, "PSK": "secret",
+                },
+            }),
+        ),
     ] {
         assert_eq!(net_conf(args).await, wanted, "{args}");
     }
@@ -304,7 +320,7 @@ async fn the_agent_gets_the_tun_device_for_udp_alone() {
 #[test]
 fn the_chart_refuses_what_weft_does_not_have() {
     for (args, why) in [
-        ("--set flannel.backend=wireguard", "weft has vxlan, host-gw, ipip, udp and alloc"),
+        ("--set flannel.backend=ipsec", "weft has vxlan, host-gw, ipip, wireguard, udp and alloc"),
         ("--set podCidr=", "podCidr and podCidrv6 are both empty"),
         ("--set flannel.image.repository=ghcr.io/flannel-io/flannel", "flannel.image is flannel's"),
         ("--set policy.annotationPrefix=a.test/b-", r#"annotations that begin with "flannel.alpha.coreos.com/""#),
