@@ -196,7 +196,7 @@ impl<K: Kernel> Node<K> {
                 continue;
             }
             self.change.unused_since.remove(&number);
-            let backend = self.plan.users(number).0;
+            let (backend, ..) = self.plan.users(number, 0);
             tracing::info!(backend, "no peer needs the earlier backend any more: it is removed");
             self.plan.drop_earlier(number);
             self.update_own_lease();
@@ -217,14 +217,11 @@ impl<K: Kernel> Node<K> {
         }
         let now = &self.plan.network().backend_type;
         let warning = |number: u64| {
-            let (kind, users) = self.plan.users(number);
-            let first: Vec<String> = users
-                .iter()
-                .take(MAX_NAMED)
-                .map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner()))
-                .collect();
-            let more = if users.len() > first.len() { ", ..." } else { "" };
-            let (count, names) = (users.len(), first.join(", "));
+            let (kind, count, users) = self.plan.users(number, MAX_NAMED);
+            let first: Vec<String> =
+                users.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner())).collect();
+            let more = if count > first.len() { ", ..." } else { "" };
+            let names = first.join(", ");
             (count > 0).then(|| {
                 format!(
                     "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {names}{more}. They are \

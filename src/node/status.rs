@@ -113,7 +113,8 @@ impl<K: Kernel> Node<K> {
         NodeDetails {
             warnings: self.warnings(),
             public: report::public(&self.plan.own().attrs),
-            other_ways: self.plan.own().attrs.other_ways().into_iter().map(|way| way.backend_type).collect(),
+            // Not the types in the lease, because udp and alloc have none there.
+            other_ways: self.plan.earlier().map(|(number, _)| self.plan.users(number, 0).0.to_owned()).collect(),
             lease_ttl: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at)),
             networks: self.plan.network().networks,
             mtu: self.plan.mtu(),

@@ -4,7 +4,7 @@
 //! The next backend has its devices before our lease names it. The earlier ones keep theirs while a peer may use them. Our lease names the
 //! earlier ones as other ways to reach us.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use weft_backends::backend::{Backend, Planned};
 use weft_backends::host::Host;
@@ -64,9 +64,9 @@ pub(super) struct Besides {
     /// Peers have not had the time yet to learn of the way that our lease names, so packets to them still go an earlier way.
     sends_earlier: bool,
     /// The earlier backends that each lease needs, by number.
-    users: HashMap<Id, Vec<u64>>,
-    /// The number of leases that need each earlier backend.
-    counts: HashMap<u64, usize>,
+    needs: HashMap<Id, Vec<u64>>,
+    /// The leases that need each earlier backend. The status is made after every event, so it must not search for them.
+    users: HashMap<u64, BTreeSet<Id>>,
     last_number: u64,
 }
 
@@ -89,28 +89,30 @@ impl Besides {
         self.forget(id);
         numbers.sort_unstable();
         numbers.dedup();
+        for number in &numbers {
+            self.users.entry(*number).or_default().insert(id.clone());
+        }
         if !numbers.is_empty() {
-            numbers.iter().for_each(|number| *self.counts.entry(*number).or_default() += 1);
-            self.users.insert(id.clone(), numbers);
+            self.needs.insert(id.clone(), numbers);
         }
     }
 
     /// A lease needs no earlier backend.
     pub(super) fn forget(&mut self, id: &Id) {
-        for number in self.users.remove(id).unwrap_or_default() {
-            if let Some(count) = self.counts.get_mut(&number) {
-                *count -= 1;
+        for number in self.needs.remove(id).unwrap_or_default() {
+            if let Some(users) = self.users.get_mut(&number) {
+                users.remove(id);
             }
         }
     }
 
     pub(super) fn forget_all(&mut self) {
+        self.needs.clear();
         self.users.clear();
-        self.counts.clear();
     }
 
     fn is_used(&self, number: u64) -> bool {
-        self.counts.get(&number).is_some_and(|count| *count > 0)
+        self.users.get(&number).is_some_and(|users| !users.is_empty())
     }
 
     pub(super) fn update_host(&mut self, host: &Host) {
@@ -346,14 +348,13 @@ impl Plan {
         self.besides.earlier.iter().map(|beside| (beside.number, beside.text.as_str()))
     }
 
-    /// Returns the type of an earlier backend, and the peers that need it, by id.
-    pub fn users(&self, number: u64) -> (&'static str, Vec<&Lease>) {
+    /// Returns the type of an earlier backend, how many peers need it, and the first of them by id, at most this many.
+    pub fn users(&self, number: u64, most: usize) -> (&'static str, usize, Vec<&Lease>) {
         let kind = self.besides.earlier.iter().find(|beside| beside.number == number);
-        let needs = |(id, numbers): (_, &Vec<u64>)| numbers.contains(&number).then_some(id);
-        let mut ids: Vec<&Id> = self.besides.users.iter().filter_map(needs).collect();
-        ids.sort_unstable();
-        let leases = ids.into_iter().filter_map(|id| self.peers.get(id)).map(|lease| &**lease).collect();
-        (kind.map_or("", |beside| beside.backend.kind()), leases)
+        let kind = kind.map_or("", |beside| beside.backend.kind());
+        let Some(users) = self.besides.users.get(&number) else { return (kind, 0, Vec::new()) };
+        let first = users.iter().take(most).filter_map(|id| self.peers.get(id)).map(|lease| &**lease).collect();
+        (kind, users.len(), first)
     }
 
     /// Returns true if a peer needs this earlier backend.
