@@ -46,7 +46,7 @@ pub struct Passer<K> {
     /// Nothing is removed before this time, because the store contained no other lease when the agent started.
     pub keep_stale_until: Option<Instant>,
     keep_all: bool,
-    /// The routes that flannel left on this node.
+    /// What flannel left on this node.
     pub takeover: Takeover,
     /// The devices, as the last full pass found them.
     devices: Devices,

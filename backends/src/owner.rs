@@ -103,6 +103,12 @@ pub fn is_flannels_device(name: Name) -> bool {
     rest.is_some_and(|rest| rest == "ipip" || (!rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())))
 }
 
+/// True for the address that flannel gives its devices: the first one of our own subnet, alone.
+pub fn is_address_of_flannels_device(own: &Subnets, addr: &IpNet) -> bool {
+    let is_single = addr.prefix_len() == addr.max_prefix_len();
+    is_single && own.of(family(addr)).is_some_and(|own| own.network() == addr.addr())
+}
+
 /// True for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
 /// flannel left it. It is longer than a route to the whole Network, so packets would still take it, perhaps in clear text. Ask only
 /// where flannel ran, and weft did not.

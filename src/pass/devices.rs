@@ -22,15 +22,16 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Sorts out the devices in `observed`: those that this plan is about, and those that bear our mark.
+    /// Sorts out the devices in `observed`: those that this plan is about, and those that bear our mark. What flannel left is neither.
     pub fn of(plan: &Plan, observed: &Observed) -> Devices {
         let mut devices = Devices::default();
+        let watched: BTreeSet<Name> = plan.watched_devices().collect();
         for (key, seen) in observed.iter() {
             let Key::Link(name) = key else { break };
             devices.present.insert(*name);
             if seen.mark {
                 devices.marked.insert(*name);
-            } else if !may_be_taken_over(plan, key, seen) {
+            } else if watched.contains(name) && !may_be_taken_over(plan, key, seen) {
                 devices.foreign.insert(*name);
             }
         }

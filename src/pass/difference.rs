@@ -41,7 +41,9 @@ impl<K: Kernel> Passer<K> {
 
     /// Reads the kernel and compares everything with the plan.
     pub(super) fn compare(&mut self, plan: &Plan, now: Instant) -> io::Result<Difference> {
-        let observed = self.kernel.observe(&plan.watched_devices().collect::<Vec<_>>())?;
+        let mut watched: Vec<Name> = plan.watched_devices().collect();
+        watched.extend(self.takeover.devices(&mut self.kernel)?);
+        let observed = self.kernel.observe(&watched)?;
         self.devices = Devices::of(plan, &observed);
         self.takeover.update(&observed, plan);
         let (ownership, takeover) = (self.devices.ownership(plan), &self.takeover);

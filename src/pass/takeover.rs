@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes the routes that flannel left for nodes that are gone.
+//! Removes what flannel left: routes for nodes that are gone, and devices of a backend that is no longer used.
 //!
-//! Such a route is on no device of ours and bears no mark, so no other rule of ownership covers it. It is identified once, when weft
-//! reads the kernel for the first time after flannel ran. A route of the same form that appears later belongs to another program.
+//! Such an entry is on no device of ours and bears no mark, so no other rule of ownership covers it. It is identified once, when weft
+//! reads the kernel for the first time after flannel ran. An entry of the same form that appears later belongs to another program.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
 
 use weft_backends::diff::Op;
 use weft_backends::owner::{self, PROTOCOL};
-use weft_backends::state::{Key, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Observed, Seen, Value};
 use weft_subnet::cidr::family;
 
+use crate::kernel::Kernel;
 use crate::plan::Plan;
 use crate::subnet_file::Author;
 
-/// The routes that flannel left and that are not removed yet.
+/// What flannel left and what is not removed yet.
 #[derive(Debug, Default)]
 pub enum Takeover {
     /// The kernel was not read yet. `certain` is true if another program wrote the subnet file after weft. Otherwise entries of ours
@@ -23,7 +25,7 @@ pub enum Takeover {
         /// The mark of the subnet file says that another program wrote it.
         certain: bool,
     },
-    /// Routes that were there at the first reading, that no lease needs, and that are still there.
+    /// Routes and devices that were there at the first reading, that no lease needs, and that are still there.
     Left(HashMap<Key, Value>),
     /// There is nothing to remove, or everything is removed.
     #[default]
@@ -40,10 +42,27 @@ impl Takeover {
         }
     }
 
+    /// Returns the devices that must be observed for [`Takeover::update`] besides those of the plan.
+    ///
+    /// # Errors
+    /// The links of the host cannot be read.
+    pub fn devices<K: Kernel>(&self, kernel: &mut K) -> io::Result<Vec<Name>> {
+        let of_flannel = |name: &Name| owner::is_flannels_device(*name);
+        Ok(match self {
+            Takeover::Undecided { .. } => {
+                kernel.machine()?.links.iter().map(|link| link.name).filter(of_flannel).collect()
+            }
+            Takeover::Left(left) => {
+                left.keys().filter_map(|key| if let Key::Link(name) = key { Some(*name) } else { None }).collect()
+            }
+            Takeover::Over => Vec::new(),
+        })
+    }
+
     /// Compares what flannel left with what the kernel and the plan contain now.
     ///
-    /// The first call identifies flannel's routes. Later calls forget those that are gone, that another program changed, or that a
-    /// lease needs: if such a route comes back, it is not flannel's.
+    /// The first call identifies flannel's entries. Later calls forget those that are gone, that another program changed, or that a
+    /// lease needs: if such an entry comes back, it is not flannel's.
     pub fn update(&mut self, observed: &Observed, plan: &Plan) {
         match self {
             Takeover::Undecided { certain } => {
@@ -51,7 +70,7 @@ impl Takeover {
                 *self = if !plan.makes_routes() || (!*certain && weft_ran_here(observed, plan)) {
                     Takeover::Over
                 } else {
-                    Takeover::Left(routes_of_flannel(observed, plan))
+                    Takeover::Left(left_by_flannel(observed, plan))
                 };
             }
             Takeover::Left(left) => left.retain(|key, value| {
@@ -62,17 +81,17 @@ impl Takeover {
         self.end_if_empty();
     }
 
-    /// Returns true for a route that flannel left and that has not changed since.
+    /// Returns true for an entry that flannel left and that has not changed since.
     pub fn contains(&self, key: &Key, seen: &Seen) -> bool {
         matches!(self, Takeover::Left(left) if left.get(key) == Some(&seen.value))
     }
 
-    /// Takes notice that the kernel has carried out `op`. If it removed a route of flannel, that route is logged and forgotten.
+    /// Takes notice that the kernel has carried out `op`. If it removed an entry of flannel, that entry is logged and forgotten.
     pub fn applied(&mut self, op: &Op) {
         if let (Takeover::Left(left), Op::Remove(key, _)) = (&mut *self, op)
             && left.remove(key).is_some()
         {
-            tracing::info!(%op, "flannel left this route, and no lease asks for it");
+            tracing::info!(%op, "flannel left this entry, and no lease asks for it");
             self.end_if_empty();
         }
     }
@@ -98,10 +117,23 @@ fn weft_ran_here(observed: &Observed, plan: &Plan) -> bool {
     })
 }
 
-fn routes_of_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
+fn left_by_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
     let (network, own, on_link) = (plan.network(), plan.own().subnets, &plan.host().routes);
-    let of_flannel = |entry| {
-        owner::is_flannels(network, &own, on_link, entry) || owner::is_over_flannels_device(network, &own, entry)
+    // A device with flannel's name could be that of another network. The address shows that it was this node's.
+    let address = |(key, _): (&Key, &Seen)| match key {
+        Key::Addr(name, net) if owner::is_address_of_flannels_device(&own, net) => Some(*name),
+        _ => None,
+    };
+    let with_own_address: BTreeSet<Name> = observed.iter().filter_map(address).collect();
+    let of_flannel = |(key, seen): (&Key, &Seen)| match key {
+        Key::Link(name) => {
+            let is_marked = seen.mark || seen.protocol == PROTOCOL;
+            !is_marked && owner::is_flannels_device(*name) && with_own_address.contains(name)
+        }
+        _ => {
+            owner::is_flannels(network, &own, on_link, (key, seen))
+                || owner::is_over_flannels_device(network, &own, (key, seen))
+        }
     };
     let left = observed.iter().filter(|(key, seen)| plan.desired(key).is_none() && of_flannel((key, seen)));
     left.map(|(key, seen)| (*key, seen.value.clone())).collect()

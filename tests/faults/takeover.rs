@@ -11,6 +11,7 @@ use crate::site::{Kind, Lease, Site, array, bridge, each, ip, run};
 each! {
     from_flannel_vxlan: Vxlan VxlanDual;
     from_flannel_host_gw: HostGw HostGwDual;
+    from_flannel_vxlan_to_host_gw: HostGw HostGwDual;
     stays_of_another_network: HostGw;
     flannel_between_two_runs_of_weft: HostGw HostGwDual;
     stays_after_a_plain_restart: HostGw HostGwDual;
@@ -103,6 +104,24 @@ fn from_flannel_host_gw(kind: Kind) {
     site.until("flannel's leftovers to go", |_| left().is_empty());
 }
 
+/// flannel leaves the devices of vxlan when it is started with host-gw.
+fn from_flannel_vxlan_to_host_gw(kind: Kind) {
+    let mut site = Site::new(kind);
+    fs::create_dir_all(site.path("run")).unwrap();
+    fs::write(site.env_file(), site.expected_env()).unwrap();
+    let families: &[bool] = if kind.dual() { &[false, true] } else { &[false] };
+    for v6 in families.iter().copied() {
+        let (dev, local) = (if v6 { "flannel-v6.1" } else { "flannel.1" }, site.own.public(v6));
+        ip(&format!("link add {dev} type vxlan id 1 dev up0 local {local} dstport 8472 nolearning"));
+        ip(&format!("addr add {}/{} dev {dev}", site.own.first(v6), if v6 { "128 nodad" } else { "32" }));
+        ip(&format!("link set {dev} up"));
+    }
+    site.start();
+    // This includes that no device of flannel is there.
+    site.healed("the takeover");
+    assert_eq!(said(&site), families.len(), "{}", site.log());
+}
+
 /// Without a subnet.env that names our Network nobody says that those routes were flannel's: only what we want is taken over.
 fn stays_of_another_network(kind: Kind) {
     let mut site = Site::new(kind);
@@ -120,7 +139,7 @@ fn flannel_env(site: &Site) {
 }
 
 fn said(site: &Site) -> usize {
-    site.log().lines().filter(|line| line.contains("flannel left this route")).count()
+    site.log().lines().filter(|line| line.contains("flannel left this entry")).count()
 }
 
 /// weft was tried, flannel went back to work, and weft comes again: what flannel left since is removed once, and named.

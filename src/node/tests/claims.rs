@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Routes that the node must not change: those of the kernel and those of other programs.
+//! Routes and devices that the node must not change: those of the kernel and those of other programs.
 
+use std::sync::Arc;
+
+use weft_backends::link::{Foreign, Link};
 use weft_backends::owner::KERNEL_PROTOCOL;
 use weft_backends::state::{Key, Name, Route, Seen, Value};
 use weft_subnet::source::Event;
 
 use super::{TestNode, local, machine, put};
-use crate::kernel::{AddrInfo, Notice, Outcome};
+use crate::kernel::{AddrInfo, LinkInfo, Notice, Outcome};
 use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
@@ -191,6 +194,39 @@ async fn entries_of_flannel_are_removed_only_if_they_exist_at_the_first_pass() {
             test.node.full_pass(Cause::Audit).await;
             assert!(test.kernel.entries().contains_key(&stale), "an entry that is written later is not flannel's");
             assert!(test.kernel.entries().contains_key(&late));
+        }
+    })
+    .await;
+}
+
+/// flannel leaves the device of one backend when it is started with another one.
+#[tokio::test]
+async fn a_device_of_flannel_is_removed_only_if_it_has_the_address_of_this_node() {
+    local(async {
+        // The name, its address, the program that wrote the subnet file, and whether the device is removed.
+        for (name, addr, author, is_removed) in [
+            ("flannel.1", "10.5.1.0/32", Author::Another, true),
+            ("flannel.1", "10.5.1.0/32", Author::Weft, false),
+            ("flannel.1", "10.6.1.0/32", Author::Another, false),
+            ("flannel.1", "10.5.1.0/24", Author::Another, false),
+            ("vpn0", "10.5.1.0/32", Author::Another, false),
+        ] {
+            let mut test = TestNode::new(OnLostLease::Hold);
+            test.node.passer.takeover = Takeover::new(author);
+            let device = Name::new(name).unwrap();
+            let mut machine = machine("192.168.0.1");
+            machine.links.push(LinkInfo { index: 9, name: device, ..machine.links[0].clone() });
+            test.kernel.set_machine(machine);
+            let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
+            let seen = |value| Some(Seen { value, protocol: 0, mark: false });
+            test.kernel.disturb(Key::Link(device), seen(Value::link(link)), false);
+            test.kernel.disturb(Key::Addr(device, addr.parse().unwrap()), seen(Value::Addr), false);
+            test.node.full_pass(Cause::Start).await;
+            assert!(test.kernel.entries().contains_key(&Key::Link(device)), "no list of leases yet");
+            let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()];
+            test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+            let there = test.kernel.entries().contains_key(&Key::Link(device));
+            assert_eq!(there, !is_removed, "{name} {addr} {author:?}");
         }
     })
     .await;
