@@ -304,7 +304,7 @@ async fn the_agent_gets_the_tun_device_for_udp_alone() {
             .collect()
     };
     let mut kustomize = Command::new(binary("kubectl"));
-    let overlay = text(run(kustomize.arg("kustomize").arg(deploy("kube/udp")), ""));
+    let overlay = text(run(kustomize.arg("kustomize").arg(deploy("kube-udp")), ""));
     for yaml in [chart("--set flannel.backend=udp").unwrap(), overlay] {
         let set = objects(&yaml).remove(0);
         let pod = &set["spec"]["template"]["spec"];
