@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Seen, Value};
+use weft_backends::state::{Key, ObservedValue, Value};
 
 /// Repairs within this time are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ pub struct Conflicts {
 impl Conflicts {
     /// Returns true if this entry may be repaired at once. `seen` is the entry that the kernel has instead of ours, or
     /// `None` if ours was deleted.
-    pub fn allow(&mut self, key: Key, seen: Option<Seen>, now: Instant) -> bool {
+    pub fn allow(&mut self, key: Key, seen: Option<ObservedValue>, now: Instant) -> bool {
         // Old records are not removed at each call: with many repairs, that would take quadratic time.
         if self.repairs.len() > 1024 && self.swept.is_none_or(|at| now - at >= SWEEP_INTERVAL) {
             self.swept = Some(now);

@@ -75,7 +75,7 @@ impl Conflist {
             return;
         }
         self.next = Some(now + EVERY);
-        let problem = self.publish().err().or_else(|| self.other_configurations());
+        let problem = self.publish().err().map(|error| error.to_string()).or_else(|| self.other_configurations());
         let problem = problem.map(|text| format!("CNI configuration: {text}"));
         if self.problem != problem
             && let Some(text) = &problem
@@ -106,22 +106,35 @@ impl Conflist {
         })
     }
 
-    fn publish(&mut self) -> Result<(), String> {
+    fn publish(&mut self) -> Result<(), PublishError> {
         let Some(CniOptions { conf, dir }) = &self.options else { return Ok(()) };
-        let remedy = "correct cni-conf.json (ConfigMap kube-flannel-cfg); nothing new is published until then";
-        let text = files::read(conf).map_err(|error| format!("read {}: {error}: {remedy}", conf.display()))?;
-        judge(&text).map_err(|why| format!("{} is not a list of CNI plugins: {why}: {remedy}", conf.display()))?;
+        let text = files::read(conf).map_err(|error| PublishError::Read { path: conf.clone(), error })?;
+        check(&text).map_err(|error| PublishError::NotAList { path: conf.clone(), error })?;
         let (file, link) = (published(&self.subnet_file), link(dir, &self.subnet_file));
-        let wrote = files::write(&file, &text).map_err(|error| format!("write {}: {error}", file.display()))?;
+        let wrote = files::write(&file, &text).map_err(|error| PublishError::Write { path: file.clone(), error })?;
         if !wrote && self.linked && leads_to(&link, &file) {
             return Ok(());
         }
-        place(&link, &file)
-            .map_err(|error| format!("make the link {}: {error}{}", link.display(), files::remedy(&error, dir)))?;
+        place(&link, &file).map_err(|error| PublishError::Link { link: link.clone(), dir: dir.clone(), error })?;
         tracing::info!(link = %link.display(), file = %file.display(), "CNI configuration published");
         self.linked = true;
         Ok(())
     }
+}
+
+const REMEDY: &str = "correct cni-conf.json (ConfigMap kube-flannel-cfg); nothing new is published until then";
+
+/// Why the configuration was not published.
+#[derive(Debug, thiserror::Error)]
+enum PublishError {
+    #[error("read {}: {error}: {REMEDY}", path.display())]
+    Read { path: PathBuf, error: io::Error },
+    #[error("{} is not a list of CNI plugins: {error}: {REMEDY}", path.display())]
+    NotAList { path: PathBuf, error: NotAList },
+    #[error("write {}: {error}", path.display())]
+    Write { path: PathBuf, error: io::Error },
+    #[error("make the link {}: {error}{}", link.display(), files::remedy(error, dir))]
+    Link { link: PathBuf, dir: PathBuf, error: io::Error },
 }
 
 /// Removes the link and the file that an agent with this subnet file makes. Returns true if there was such a link.
@@ -165,19 +178,32 @@ fn place(link: &Path, file: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// Why a runtime would not load a configuration.
+#[derive(Debug, thiserror::Error)]
+enum NotAList {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("it has no `name`")]
+    NoName,
+    #[error("it has no `plugins`")]
+    NoPlugins,
+    #[error("plugin {0} has no `type`")]
+    NoType(usize),
+}
+
 /// Checks that a runtime would load this text. The runtime reports a fault only in its own log, so the agent reports it as well.
-fn judge(text: &[u8]) -> Result<(), String> {
-    let list: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+fn check(text: &[u8]) -> Result<(), NotAList> {
+    let list: Value = serde_json::from_slice(text)?;
     let named = |value: &Value, key: &str| value[key].as_str().is_some_and(|name| !name.is_empty());
     if !named(&list, "name") {
-        return Err("it has no `name`".to_owned());
+        return Err(NotAList::NoName);
     }
     match list["plugins"].as_array() {
         Some(plugins) if !plugins.is_empty() => match plugins.iter().position(|plugin| !named(plugin, "type")) {
-            Some(at) => Err(format!("plugin {} has no `type`", at + 1)),
+            Some(at) => Err(NotAList::NoType(at + 1)),
             None => Ok(()),
         },
-        _ => Err("it has no `plugins`".to_owned()),
+        _ => Err(NotAList::NoPlugins),
     }
 }
 

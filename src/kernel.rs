@@ -37,7 +37,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
-use weft_backends::state::{Key, Mac, Name, Observed, Seen};
+use weft_backends::state::{Key, Mac, Name, Observed, ObservedValue};
 use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 
 /// Which program created a link, as its alias says. Every program that may change the link can write its alias.
@@ -113,6 +113,11 @@ pub struct Machine {
     pub routes: Vec<RouteInfo>,
 }
 
+/// Links, addresses or routes of this machine could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("read links and routes: {0}")]
+pub struct MachineError(pub io::Error);
+
 /// The traffic with one peer of a WireGuard device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
@@ -155,7 +160,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// One entry is like this now, or gone (`None`). If it equals the desired value, nothing is to be done.
-    Entry(Key, Option<Seen>),
+    Entry(Key, Option<ObservedValue>),
     /// A link or an address changed. Everything must be compared.
     Links,
     /// A route of another program changed, and with it perhaps how peers are reached.

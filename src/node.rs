@@ -217,7 +217,10 @@ impl<K: Kernel> Node<K> {
     pub fn answer(&mut self, request: socket::Request) {
         match request {
             socket::Request::Status(reply) => drop(reply.send(self.status())),
-            socket::Request::Plan(reply) => drop(reply.send(self.preview())),
+            socket::Request::Plan(reply) => {
+                let answer = self.preview().map_err(|error| format!("read the kernel's tables: {error}"));
+                drop(reply.send(answer));
+            }
             socket::Request::History(query, reply) => drop(reply.send(self.context.recorder.query(&query))),
         }
     }

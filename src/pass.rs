@@ -16,7 +16,7 @@ use std::io;
 use tokio::time::Instant;
 use weft_backends::diff::{self, Op};
 use weft_backends::index::Changed;
-use weft_backends::state::{Key, Name, Seen, Value};
+use weft_backends::state::{Key, Name, ObservedValue, Value};
 
 use crate::conflicts::Conflicts;
 use crate::kernel::{Kernel, Outcome};
@@ -29,7 +29,7 @@ use takeover::Takeover;
 pub use machine::{connected, on_link};
 pub use pending::{Pending, Pendings};
 use report::Before;
-pub use report::{Cause, Report, Trigger, kind};
+pub use report::{Cause, PassReport, Trigger, kind};
 
 /// Number of operations after which other tasks (health checks, signals) get a turn.
 const SLICE: usize = 2048;
@@ -95,13 +95,13 @@ impl<K: Kernel> Passer<K> {
     ///
     /// # Errors
     /// The kernel cannot be read.
-    pub async fn full(&mut self, plan: &Plan, cause: Cause) -> io::Result<Report> {
+    pub async fn full(&mut self, plan: &Plan, cause: Cause) -> io::Result<PassReport> {
         let started = Instant::now();
-        let mut report = Report::new(cause);
+        let mut report = PassReport::new(cause);
         self.kernel.set_secrets(plan.secrets());
         for _ in 0..ROUNDS {
             let Difference { ops, observed, crowded, again } = self.compare(plan, started)?;
-            report.remember(&ops, |key| observed.get(key).cloned().map(Before::Seen));
+            report.remember(&ops, |key| observed.get(key).cloned().map(Before::Observed));
             drop(observed);
             let ops = self.permitted(ops, plan, &crowded, &mut report);
             if !self.pending.is_empty() {
@@ -120,9 +120,9 @@ impl<K: Kernel> Passer<K> {
     }
 
     /// Writes changes of the plan without reading the kernel.
-    pub async fn changed(&mut self, changed: Vec<Changed>) -> Report {
+    pub async fn changed(&mut self, changed: Vec<Changed>) -> PassReport {
         let started = Instant::now();
-        let mut report = Report::new(Cause::Lease);
+        let mut report = PassReport::new(Cause::Lease);
         // A key may have changed twice. Then the first value before and the last value after count.
         let mut net: HashMap<Key, (Option<Value>, Option<Value>)> = HashMap::with_capacity(changed.len());
         for (key, before, after) in changed {
@@ -156,11 +156,11 @@ impl<K: Kernel> Passer<K> {
     ///
     /// # Errors
     /// The kernel cannot be read.
-    pub async fn wireguard(&mut self, plan: &Plan) -> io::Result<Option<Report>> {
+    pub async fn wireguard(&mut self, plan: &Plan) -> io::Result<Option<PassReport>> {
         let devices: Vec<Name> =
             plan.wireguard_devices().filter(|name| !self.devices.foreign().contains(name)).collect();
         let observed = self.kernel.wireguard(&devices)?;
-        let mut differing: HashMap<Key, Option<Seen>> = HashMap::new();
+        let mut differing: HashMap<Key, Option<ObservedValue>> = HashMap::new();
         for (key, value) in plan.wireguard_entries() {
             let seen = observed.get(&key);
             if !seen.is_some_and(|seen| diff::agrees(&value, seen)) {
@@ -175,11 +175,11 @@ impl<K: Kernel> Passer<K> {
 
     /// Compares entries that the kernel announced with the plan, and repairs them. `None` says that an entry is gone. Returns `None` if
     /// there was nothing to write.
-    pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<Seen>>) -> Option<Report> {
+    pub async fn noticed(&mut self, plan: &Plan, seen: HashMap<Key, Option<ObservedValue>>) -> Option<PassReport> {
         let started = Instant::now();
         let ownership = self.devices.ownership(plan);
         let mut ops = Vec::new();
-        let mut report = Report::new(Cause::Kernel);
+        let mut report = PassReport::new(Cause::Kernel);
         for (key, seen) in seen {
             let ours = seen.as_ref().is_some_and(|seen| ownership.ours(&key, seen));
             let Some(op) = diff::change(key, plan.desired(&key), seen.clone(), ours) else { continue };
@@ -187,7 +187,7 @@ impl<K: Kernel> Passer<K> {
                 continue;
             }
             if self.devices.permit(&op) && self.conflicts.allow(key, seen.clone(), started) {
-                report.before.insert(key, seen.map_or(Before::Deleted, Before::Seen));
+                report.before.insert(key, seen.map_or(Before::Deleted, Before::Observed));
                 ops.push(op);
             }
         }
@@ -235,7 +235,7 @@ impl<K: Kernel> Passer<K> {
             return retried;
         }
         ops.sort_unstable_by_key(Op::key);
-        let mut report = Report::new(Cause::Retry);
+        let mut report = PassReport::new(Cause::Retry);
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         retried.report = Some(report);
@@ -244,7 +244,13 @@ impl<K: Kernel> Passer<K> {
 
     /// Leaves out operations on devices of other programs, and new devices for which there is no room. A device that is left out for lack
     /// of room is pending.
-    fn permitted(&mut self, mut ops: Vec<Op>, plan: &Plan, crowded: &BTreeSet<Name>, report: &mut Report) -> Vec<Op> {
+    fn permitted(
+        &mut self,
+        mut ops: Vec<Op>,
+        plan: &Plan,
+        crowded: &BTreeSet<Name>,
+        report: &mut PassReport,
+    ) -> Vec<Op> {
         if crowded.is_empty() && self.devices.foreign().is_empty() {
             return ops;
         }
@@ -263,7 +269,7 @@ impl<K: Kernel> Passer<K> {
 
     /// Writes links and addresses first. If a device could not be made, entries on it are left out, because the retry of the link
     /// brings them. A device that exists and only lacks an attribute carries entries.
-    async fn write_in_stages(&mut self, ops: Vec<Op>, plan: &Plan, report: &mut Report) {
+    async fn write_in_stages(&mut self, ops: Vec<Op>, plan: &Plan, report: &mut PassReport) {
         let is_device_part =
             |op: &Op| matches!(op.key(), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
         let (devices, entries) = ops.split_at(ops.partition_point(is_device_part));
@@ -284,7 +290,7 @@ impl<K: Kernel> Passer<K> {
         self.write(&entries, report).await;
     }
 
-    async fn write(&mut self, ops: &[Op], report: &mut Report) {
+    async fn write(&mut self, ops: &[Op], report: &mut PassReport) {
         for slice in ops.chunks(SLICE) {
             let outcomes = self.kernel.apply(slice);
             let now = Instant::now();
@@ -298,7 +304,7 @@ impl<K: Kernel> Passer<K> {
     }
 
     /// Records the outcome of an operation.
-    fn note(&mut self, op: &Op, outcome: Outcome, now: Instant, report: &mut Report) {
+    fn note(&mut self, op: &Op, outcome: Outcome, now: Instant, report: &mut PassReport) {
         let key = op.key();
         let done = outcome == Outcome::Done;
         *report.operations.entry((kind(&key), done)).or_default() += 1;
@@ -335,7 +341,7 @@ impl<K: Kernel> Passer<K> {
 #[derive(Debug, Default)]
 pub struct Retried {
     /// What was written, if anything was.
-    pub report: Option<Report>,
+    pub report: Option<PassReport>,
     /// This node's own device, or one of its addresses, is not in place.
     pub own_device: bool,
     /// Devices of peers that are not in place.

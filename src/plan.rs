@@ -23,7 +23,7 @@ use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
-use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, family};
 use weft_subnet::env::SubnetEnv;
@@ -40,7 +40,7 @@ use other_backends::Others;
 pub use peer::Claimed;
 use waiting::Waiting;
 
-use crate::firewall::guard::{self, Roster};
+use crate::firewall::guard::{self, TunnelPeers};
 use crate::log::leases::LeaseLog;
 use crate::options::Fences;
 use crate::plan::node_addresses::NodeAddresses;
@@ -65,7 +65,7 @@ pub struct Plan {
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
     fence: Fence,
-    guard: Option<Roster>,
+    guard: Option<TunnelPeers>,
     /// The addresses of all nodes. It stays empty unless they are exceptions from masquerading.
     node_addresses: NodeAddresses,
     /// Believed leases that wait for room for their devices.
@@ -146,7 +146,7 @@ impl Plan {
 
     /// Adds the tunnel guard if `guard` is true. This must be called before the first [`Plan::put`].
     pub fn with_tunnel_guard(mut self, guard: bool) -> Plan {
-        self.guard = guard.then(Roster::default);
+        self.guard = guard.then(TunnelPeers::default);
         self
     }
 
@@ -157,7 +157,7 @@ impl Plan {
 
     /// Describes the tunnel guard. Returns `None` if the flags ask for none.
     pub fn guard(&self) -> Option<String> {
-        self.guard.as_ref().map(Roster::to_string)
+        self.guard.as_ref().map(TunnelPeers::to_string)
     }
 
     /// Describes what flags or net-conf ask for, but this node does not do.
@@ -188,7 +188,7 @@ impl Plan {
         self.index = Index::new(self.assigned);
         self.foreign.clear();
         self.devices.clear();
-        self.guard.iter_mut().for_each(Roster::forget_all);
+        self.guard.iter_mut().for_each(TunnelPeers::forget_all);
         self.waiting.clear();
         self.blocked.clear();
         self.fence.clear(self.besides.without_routes().unwrap_or(&*self.backend));
@@ -207,7 +207,7 @@ impl Plan {
 
     /// Takes over a record that was written into the store.
     pub fn put(&mut self, record: Record) -> Vec<Changed> {
-        self.guard.iter_mut().for_each(Roster::listed);
+        self.guard.iter_mut().for_each(TunnelPeers::listed);
         let id = record.id.clone();
         let before = self.peers.reason(&id).map(str::to_owned);
         let changes = self.peers.put(record);
@@ -232,7 +232,7 @@ impl Plan {
 
     /// Returns the operations that make the observed state equal to the desired state. `ours` says which observed entries may be
     /// removed.
-    pub fn difference(&self, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
+    pub fn difference(&self, observed: &Observed, ours: impl Fn(&Key, &ObservedValue) -> bool) -> Vec<Op> {
         diff::difference(self.index.iter(), |key| self.index.desired(key).is_some(), observed, ours)
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::link::Difference;
 use crate::owner::PROTOCOL;
-use crate::state::{Key, Name, Observed, Seen, State, Value};
+use crate::state::{Key, Name, Observed, ObservedValue, State, Value};
 
 /// One write to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl fmt::Display for Op {
 /// everything that is ensured, then removals downwards. Observed entries that are not desired are removed only where `ours` says so.
 /// A re-created link takes its entries along: nothing on it is removed here, and what it should carry is found missing by the
 /// next pass.
-pub fn diff(desired: &State, observed: &Observed, ours: impl Fn(&Key, &Seen) -> bool) -> Vec<Op> {
+pub fn diff(desired: &State, observed: &Observed, ours: impl Fn(&Key, &ObservedValue) -> bool) -> Vec<Op> {
     let all = desired.iter().map(|(key, value)| (*key, value.clone()));
     difference(all, |key| desired.contains_key(key), observed, ours)
 }
@@ -57,13 +57,13 @@ pub fn difference(
     desired: impl Iterator<Item = (Key, Value)>,
     is_desired: impl Fn(&Key) -> bool,
     observed: &Observed,
-    ours: impl Fn(&Key, &Seen) -> bool,
+    ours: impl Fn(&Key, &ObservedValue) -> bool,
 ) -> Vec<Op> {
     let wanted = |(key, value)| change(key, Some(value), observed.get(&key).cloned(), false);
     let mut ops: Vec<Op> = desired.filter_map(wanted).collect();
     ops.sort_unstable_by_key(Op::key);
     let recreated: BTreeSet<Name> = ops.iter().filter_map(recreated).collect();
-    let stale = |(key, seen): (&Key, &Seen)| {
+    let stale = |(key, seen): (&Key, &ObservedValue)| {
         if is_desired(key) || !ours(key, seen) {
             return None;
         }
@@ -76,7 +76,7 @@ pub fn difference(
 
 /// The same rules for one key: what must be written when it should be `desired` and is `seen`. `ours` says whether an entry that is
 /// not desired may be removed.
-pub fn change(key: Key, desired: Option<Value>, seen: Option<Seen>, ours: bool) -> Option<Op> {
+pub fn change(key: Key, desired: Option<Value>, seen: Option<ObservedValue>, ours: bool) -> Option<Op> {
     match (desired, seen) {
         (None, None) => None,
         (None, Some(seen)) => ours.then_some(Op::Remove(key, seen.value)),
@@ -91,7 +91,7 @@ pub fn change(key: Key, desired: Option<Value>, seen: Option<Seen>, ours: bool) 
 
 /// A route that says the same under another protocol number, and a link without our mark, are not equal: they are taken over, so
 /// that they can be told as ours when they are stale one day. Whether it goes through a nexthop object is no difference.
-fn compare(want: &Value, seen: &Seen) -> Difference {
+fn compare(want: &Value, seen: &ObservedValue) -> Difference {
     let equal = match (want, &seen.value) {
         (Value::Link(want), Value::Link(have)) => match want.compare(have) {
             Difference::None => seen.mark,
@@ -105,7 +105,7 @@ fn compare(want: &Value, seen: &Seen) -> Difference {
 }
 
 /// True if the observed entry needs no write to be as it is wanted.
-pub fn agrees(want: &Value, seen: &Seen) -> bool {
+pub fn agrees(want: &Value, seen: &ObservedValue) -> bool {
     compare(want, seen) == Difference::None
 }
 

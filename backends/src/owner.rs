@@ -12,7 +12,7 @@ use weft_subnet::network::Network;
 
 use crate::family::metric;
 use crate::host::OnLink;
-use crate::state::{Key, Name, Route, Seen, Value};
+use crate::state::{Key, Name, ObservedValue, Route, Value};
 
 /// `rtm_protocol` of every route and nexthop that weft writes.
 pub const PROTOCOL: u8 = 90;
@@ -35,7 +35,7 @@ pub struct Ownership {
 
 impl Ownership {
     /// True when an entry that is not desired may be removed.
-    pub fn ours(&self, key: &Key, seen: &Seen) -> bool {
+    pub fn ours(&self, key: &Key, seen: &ObservedValue) -> bool {
         match key {
             // flannel's device, or another agent's, bears no mark of ours: it stays.
             Key::Link(name) => seen.mark && self.devices.contains(name),
@@ -49,8 +49,8 @@ impl Ownership {
         }
     }
 
-    fn route(&self, net: &IpNet, seen: &Seen) -> bool {
-        let Seen { value: Value::Route(route), protocol, .. } = seen else { return false };
+    fn route(&self, net: &IpNet, seen: &ObservedValue) -> bool {
+        let ObservedValue { value: Value::Route(route), protocol, .. } = seen else { return false };
         let protocol = *protocol;
         if protocol == KERNEL_PROTOCOL || kernel_made(net) {
             return false;
@@ -79,7 +79,7 @@ impl Ownership {
 /// True for a route of exactly the form in which flannel writes those of its host-gw backend and of DirectRouting: a subnet of this
 /// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Others write such
 /// routes, too: ask only where flannel ran, and weft did not.
-pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &Seen)) -> bool {
+pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, priority), &Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, &seen.value)
     else {
         return false;
@@ -112,7 +112,7 @@ pub fn is_address_of_flannels_device(own: &Subnets, addr: &IpNet) -> bool {
 /// True for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
 /// flannel left it. It is longer than a route to the whole Network, so packets would still take it, perhaps in clear text. Ask only
 /// where flannel ran, and weft did not.
-pub fn is_over_flannels_device(network: &Network, own: &Subnets, (key, seen): (&Key, &Seen)) -> bool {
+pub fn is_over_flannels_device(network: &Network, own: &Subnets, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, _), Value::Route(route)) = (key, &seen.value) else { return false };
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
         && route.dev().is_some_and(is_flannels_device)

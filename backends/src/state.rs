@@ -252,7 +252,7 @@ pub type State = Entries<Value>;
 
 /// An observed entry: its value and who wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedValue {
     /// What it says.
     pub value: Value,
     /// `rtm_protocol` of a route. For links [`crate::owner::PROTOCOL`] when the ifalias says that a weft agent of this host made it,
@@ -263,7 +263,7 @@ pub struct Seen {
 }
 
 /// What is in the kernel, with what is needed to tell whose it is.
-pub type Observed = Entries<Seen>;
+pub type Observed = Entries<ObservedValue>;
 
 impl fmt::Display for Key {
     /// As `ip` and `bridge` say it: `route 10.5.1.0/24`; a metric only where it is not the family's default.

@@ -16,7 +16,7 @@ use weft_backends::diff::{Op, change, device, diff};
 use weft_backends::index::{Index, OWN};
 use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::owner::{Ownership, PROTOCOL};
-use weft_backends::state::{Key, Mac, Name, Observed, Route, Seen, State, Value};
+use weft_backends::state::{Key, Mac, Name, Observed, ObservedValue, Route, State, Value};
 use weft_backends::vxlan::VxlanLink;
 use weft_backends::wireguard::key::PublicKey;
 use weft_backends::wireguard::peer::WgPeer;
@@ -86,7 +86,7 @@ fn state(most: usize) -> impl Strategy<Value = State> {
 
 fn observed() -> impl Strategy<Value = Observed> {
     vec((entry(), prop_oneof![Just(PROTOCOL), Just(2), Just(3), Just(4)], any::<bool>()), 0..24).prop_map(|entries| {
-        let seen = |((key, value), protocol, mark)| (key, Seen { value, protocol, mark });
+        let seen = |((key, value), protocol, mark)| (key, ObservedValue { value, protocol, mark });
         entries.into_iter().map(seen).collect()
     })
 }
@@ -96,11 +96,11 @@ fn apply(kernel: &mut Observed, ops: &[Op]) {
     for op in ops {
         match op.clone() {
             Op::Ensure(key, value) => {
-                kernel.insert(key, Seen { value, protocol: PROTOCOL, mark: true });
+                kernel.insert(key, ObservedValue { value, protocol: PROTOCOL, mark: true });
             }
             Op::Recreate(key, value) => {
                 drop_link(kernel, key);
-                kernel.insert(key, Seen { value, protocol: PROTOCOL, mark: true });
+                kernel.insert(key, ObservedValue { value, protocol: PROTOCOL, mark: true });
             }
             Op::Remove(key, _) => {
                 kernel.remove(&key);
@@ -151,13 +151,13 @@ proptest! {
     #[test]
     fn nothing_to_do_writes_nothing(desired in state(24)) {
         let kernel: Observed =
-            desired.iter().map(|(key, value)| (*key, Seen { value: value.clone(), protocol: PROTOCOL, mark: true })).collect();
+            desired.iter().map(|(key, value)| (*key, ObservedValue { value: value.clone(), protocol: PROTOCOL, mark: true })).collect();
         prop_assert_eq!(diff(&desired, &kernel, |_, _| true), vec![]);
     }
 
     #[test]
     fn two_passes_converge(desired in state(24), mut kernel in observed()) {
-        let ours = |key: &Key, seen: &Seen| us().ours(key, seen);
+        let ours = |key: &Key, seen: &ObservedValue| us().ours(key, seen);
         for _ in 0..2 {
             let ops = diff(&desired, &kernel, ours);
             apply(&mut kernel, &ops);

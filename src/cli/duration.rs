@@ -3,12 +3,23 @@
 
 use std::time::Duration;
 
+/// Why a value on the command line cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadValue {
+    /// It is not a duration.
+    #[error("{0:?} is not a duration: write 10 (seconds), 10s, 500ms, 5m or 1h30m")]
+    Duration(String),
+    /// It is not a boolean.
+    #[error("{0:?} is neither true nor false")]
+    Boolean(String),
+}
+
 /// Parses a duration such as `10` (seconds), `10s`, `5m`, `24h`, `1h30m`, `500ms` or `0`.
 ///
 /// # Errors
-/// The text is not a duration. The error is a sentence for the user.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || format!("{text:?} is not a duration: write 10 (seconds), 10s, 500ms, 5m or 1h30m");
+/// The text is not a duration.
+pub fn duration(text: &str) -> Result<Duration, BadValue> {
+    let bad = || BadValue::Duration(text.to_owned());
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
     }
@@ -35,12 +46,12 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// Parses a boolean as Go's strconv.ParseBool does.
 ///
 /// # Errors
-/// The text is not a boolean. The error is a sentence for the user.
-pub fn boolean(text: &str) -> Result<bool, String> {
+/// The text is not a boolean.
+pub fn boolean(text: &str) -> Result<bool, BadValue> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(format!("{text:?} is neither true nor false")),
+        _ => Err(BadValue::Boolean(text.to_owned())),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use weft_backends::diff::Op;
 use weft_backends::owner::{self, PROTOCOL};
-use weft_backends::state::{Key, Name, Observed, Seen};
+use weft_backends::state::{Key, Name, Observed, ObservedValue};
 use weft_subnet::cidr::Subnets;
 
 use crate::cli;
@@ -26,7 +26,7 @@ pub struct Scope {
 
 /// What was done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct CleanupReport {
     /// Devices and routes removed.
     pub removed: usize,
     /// What the kernel refused to remove, one sentence each.
@@ -39,11 +39,11 @@ pub struct Report {
 ///
 /// # Errors
 /// The kernel cannot be read. What it refuses to remove is in the report.
-pub fn cleanup(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<Report> {
+pub fn cleanup(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<CleanupReport> {
     let links: Vec<Name> = kernel.machine()?.links.iter().map(|link| link.name).collect();
     let observed = kernel.observe(&links)?;
     let (ops, left) = select(&observed, scope);
-    let mut report = Report { left, ..Report::default() };
+    let mut report = CleanupReport { left, ..CleanupReport::default() };
     for outcome in kernel.apply(&ops) {
         match outcome {
             Outcome::Done => report.removed += 1,
@@ -80,7 +80,7 @@ fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
     (ops, left)
 }
 
-fn device(name: Name, seen: &Seen, scope: &Scope, left: &mut Vec<Name>) -> bool {
+fn device(name: Name, seen: &ObservedValue, scope: &Scope, left: &mut Vec<Name>) -> bool {
     let flannels = owner::is_flannels_device(name);
     if flannels && !seen.mark && !scope.flannel_devices {
         left.push(name);
@@ -145,13 +145,13 @@ mod tests {
 
     use super::*;
 
-    fn link(name: &str, mark: bool) -> (Key, Seen) {
+    fn link(name: &str, mark: bool) -> (Key, ObservedValue) {
         let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
-        (Key::Link(Name::new(name).unwrap()), Seen { value: Value::link(link), protocol: 0, mark })
+        (Key::Link(Name::new(name).unwrap()), ObservedValue { value: Value::link(link), protocol: 0, mark })
     }
 
-    fn route(net: &str, protocol: u8) -> (Key, Seen) {
-        let seen = Seen { value: Value::Route(Route::Blackhole), protocol, mark: false };
+    fn route(net: &str, protocol: u8) -> (Key, ObservedValue) {
+        let seen = ObservedValue { value: Value::Route(Route::Blackhole), protocol, mark: false };
         (Key::Route(net.parse().unwrap(), 0), seen)
     }
 

@@ -16,7 +16,7 @@ pub mod table;
 
 /// The peers whose packets the guard lets in.
 #[derive(Debug, Default)]
-pub struct Roster {
+pub struct TunnelPeers {
     /// Leases that say where their tunnel packets come from.
     stated: HashSet<Id>,
     /// Leases that do not say it: those of flannel, and of weft without the guard.
@@ -25,7 +25,7 @@ pub struct Roster {
     listed: bool,
 }
 
-impl Roster {
+impl TunnelPeers {
     /// A list of all leases has arrived.
     pub fn listed(&mut self) {
         self.listed = true;
@@ -86,7 +86,7 @@ impl Roster {
     }
 }
 
-impl fmt::Display for Roster {
+impl fmt::Display for TunnelPeers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.silent.len() {
             _ if !self.listed => f.write_str("off: no list of leases yet"),
@@ -103,7 +103,7 @@ impl fmt::Display for Roster {
 
 /// Returns what the kernel lacks of the guard: its chains, or addresses of peers. `failures`: the entries that could not be written, and
 /// why.
-pub fn trouble<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option<String> {
+pub fn missing<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option<String> {
     let (mut peers, mut first) = (0, "");
     for (key, reason) in failures {
         match key {
@@ -154,7 +154,7 @@ mod tests {
         let route = Key::Route("10.5.1.0/24".parse().unwrap(), 0);
         let peers = ["10.0.0.2", "10.0.0.3"].map(|ip| Key::Peer(ip.parse().unwrap()));
         let guard = Key::Guard(Family::V4);
-        let said = |failures: &[(&Key, &'static str)]| trouble(failures.iter().copied());
+        let said = |failures: &[(&Key, &'static str)]| missing(failures.iter().copied());
         assert_eq!(said(&[]), None);
         assert_eq!(said(&[(&route, "no carrier")]), None, "a route is not part of the guard");
         let text = said(&[(&route, "no carrier"), (&peers[0], "no room"), (&peers[1], "no memory")]).unwrap();
@@ -170,34 +170,34 @@ mod tests {
         Value::link(Link { kind, mtu: 1450, mac: None, up: true })
     }
 
-    fn peers(ips: &[&str]) -> State {
+    fn addresses(ips: &[&str]) -> State {
         ips.iter().map(|ip| (Key::Peer(ip.parse().unwrap()), Value::Peer)).collect()
     }
 
     #[test]
     fn nothing_is_dropped_until_every_lease_says_where_its_packets_come_from() {
-        let mut roster = Roster::default();
-        let chains = |roster: &Roster| roster.chains([vxlan("10.0.0.1", 8472)].into_iter());
-        assert_eq!(chains(&roster), State::new(), "before the list");
-        roster.listed();
-        assert_eq!(chains(&roster).len(), 1);
+        let mut peers = TunnelPeers::default();
+        let chains = |peers: &TunnelPeers| peers.chains([vxlan("10.0.0.1", 8472)].into_iter());
+        assert_eq!(chains(&peers), State::new(), "before the list");
+        peers.listed();
+        assert_eq!(chains(&peers).len(), 1);
         // Behind an address translation the packets come from the public address.
-        let both = peers(&["10.0.0.2", "198.51.100.1"]);
-        assert_eq!(roster.peer(&lease("a", "198.51.100.1", Some("10.0.0.2"))), both);
-        assert_eq!(roster.peer(&lease("b", "198.51.100.2", None)), peers(&["198.51.100.2"]));
-        assert_eq!(chains(&roster), State::new());
-        assert!(roster.to_string().starts_with("off: 1 of 2 leases"), "{roster}");
-        roster.peer(&lease("b", "198.51.100.2", Some("198.51.100.2")));
-        assert_eq!(chains(&roster).len(), 1);
-        roster.peer(&lease("c", "198.51.100.3", None));
-        roster.forget(&"c".into());
-        assert_eq!(roster.to_string(), "on: tunnel packets are taken from peers alone (2 of them)");
+        let both = addresses(&["10.0.0.2", "198.51.100.1"]);
+        assert_eq!(peers.peer(&lease("a", "198.51.100.1", Some("10.0.0.2"))), both);
+        assert_eq!(peers.peer(&lease("b", "198.51.100.2", None)), addresses(&["198.51.100.2"]));
+        assert_eq!(chains(&peers), State::new());
+        assert!(peers.to_string().starts_with("off: 1 of 2 leases"), "{peers}");
+        peers.peer(&lease("b", "198.51.100.2", Some("198.51.100.2")));
+        assert_eq!(chains(&peers).len(), 1);
+        peers.peer(&lease("c", "198.51.100.3", None));
+        peers.forget(&"c".into());
+        assert_eq!(peers.to_string(), "on: tunnel packets are taken from peers alone (2 of them)");
     }
 
     #[test]
     fn every_tunnel_device_is_guarded() {
-        let mut roster = Roster::default();
-        roster.listed();
+        let mut peers = TunnelPeers::default();
+        peers.listed();
         let parent = Name::new("eth0").unwrap();
         let kind = Arc::new(IpipLink { parent, local: "10.0.0.1".parse().unwrap() });
         let ipip = Value::link(Link { kind, mtu: 1480, mac: None, up: true });
@@ -206,6 +206,6 @@ mod tests {
             (Key::Guard(Family::V4), Value::Guard(Guard { ports: [4789, 8472], ipip: true })),
             (Key::Guard(Family::V6), Value::Guard(Guard { ports: [0, 4789], ipip: false })),
         ]);
-        assert_eq!(roster.chains(links.into_iter()), expected);
+        assert_eq!(peers.chains(links.into_iter()), expected);
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use weft_backends::diff::Op;
 use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
-use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 
 use super::{Kernel, Machine, Monitor, Notice, Outcome, Session, errno};
 
@@ -88,7 +88,7 @@ impl FakeKernel {
 
     /// Writes (`Some`) or deletes (`None`) an entry as another program would. If `notify` is true, the monitor sends a notice. As in
     /// Linux, a deleted link takes its entries along, and its notice is [`Notice::Links`].
-    pub fn disturb(&self, key: Key, seen: Option<Seen>, notify: bool) {
+    pub fn disturb(&self, key: Key, seen: Option<ObservedValue>, notify: bool) {
         {
             let entries = &mut self.inside.borrow_mut().entries;
             match (seen.clone(), key) {
@@ -130,7 +130,7 @@ impl Inside {
             if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, &there) {
                 // The link is created without the attribute that was refused.
                 let value = Value::link(Link { mtu: 0, ..(**link).clone() });
-                self.entries.insert(*key, Seen { value, protocol: 0, mark: true });
+                self.entries.insert(*key, ObservedValue { value, protocol: 0, mark: true });
             }
             return Some(outcome.clone());
         }
@@ -138,10 +138,10 @@ impl Inside {
             return None;
         }
         match (key, value, there) {
-            (Key::Link(_), _, Some(Seen { mark: false, protocol: PROTOCOL, .. })) => {
+            (Key::Link(_), _, Some(ObservedValue { mark: false, protocol: PROTOCOL, .. })) => {
                 Some(Outcome::Fatal("another weft agent of this host made it".to_owned()))
             }
-            (Key::Link(_), Value::Link(want), Some(Seen { value: Value::Link(have), .. }))
+            (Key::Link(_), Value::Link(want), Some(ObservedValue { value: Value::Link(have), .. }))
                 if want.compare(&have) == Difference::Recreate && matches!(op, Op::Ensure(..)) =>
             {
                 Some(Outcome::Retry("a link of this name exists with other fixed attributes".to_owned()))
@@ -218,7 +218,7 @@ impl Kernel for FakeKernel {
             return Err(kind.into());
         }
         let marked = |name: &Name| inside.entries.get(&Key::Link(*name)).is_some_and(|seen| seen.mark);
-        let wanted = |k: &Key, s: &Seen| {
+        let wanted = |k: &Key, s: &ObservedValue| {
             matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_))
                 || device(k, &s.value).is_some_and(|name| devices.contains(&name) || marked(&name))
         };
@@ -240,7 +240,7 @@ impl Kernel for FakeKernel {
                 outcomes.push(outcome);
                 continue;
             }
-            let kernels = |seen: &Seen| matches!(key, Key::Route(..)) && seen.protocol == KERNEL_PROTOCOL;
+            let kernels = |seen: &ObservedValue| matches!(key, Key::Route(..)) && seen.protocol == KERNEL_PROTOCOL;
             if !matches!(op, Op::Remove(..)) && inside.entries.get(&key).is_some_and(kernels) {
                 outcomes.push(errno::kernels_own(op));
                 continue;
@@ -259,7 +259,7 @@ impl Kernel for FakeKernel {
             } else if inside.has_peer_of(&key, &value) {
                 let is_link = matches!(key, Key::Link(_));
                 let (protocol, mark) = (if is_route || is_link { self.protocol } else { 0 }, is_link);
-                inside.entries.insert(key, Seen { value, protocol, mark });
+                inside.entries.insert(key, ObservedValue { value, protocol, mark });
             }
             outcomes.push(Outcome::Done);
         }

@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_backends::diff::Op;
-use weft_backends::state::{Fence, Key, Seen, Value};
+use weft_backends::state::{Fence, Key, ObservedValue, Value};
 use weft_subnet::cidr::Family;
 
 use self::messages::{MAIN, Route, Rule, SUPPRESS_NOTHING};
@@ -132,8 +132,8 @@ impl FenceTable {
     ///
     /// # Errors
     /// A dump failed. Its entries then do not count as missing.
-    pub fn observe(&self, netlink: &mut Netlink) -> io::Result<Vec<(Key, Seen)>> {
-        let seen = |value| Seen { value, protocol: 0, mark: false };
+    pub fn observe(&self, netlink: &mut Netlink) -> io::Result<Vec<(Key, ObservedValue)>> {
+        let seen = |value| ObservedValue { value, protocol: 0, mark: false };
         let mut found = Vec::new();
         for family in [Family::V4, Family::V6] {
             let present = self.present(netlink, family)?;

@@ -4,7 +4,7 @@
 use std::io;
 
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Seen, Value};
+use weft_backends::state::{Key, ObservedValue, Value};
 
 use super::{Notice, Outcome, errno};
 use crate::firewall::guard::table::{self, Change, GuardError, GuardNotifications};
@@ -23,7 +23,7 @@ impl GuardTable {
     ///
     /// # Errors
     /// As [`table::GuardTable::observe`].
-    pub fn observe(&mut self) -> io::Result<Vec<(Key, Seen)>> {
+    pub fn observe(&mut self) -> io::Result<Vec<(Key, ObservedValue)>> {
         self.0.observe()
     }
 

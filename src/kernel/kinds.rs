@@ -6,6 +6,7 @@ mod tun;
 mod vxlan;
 mod wireguard;
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ pub trait Codec: Sync {
 
     /// Creates a device of a type that the kernel does not create by a message, in the network namespace of this thread. Returns `None`
     /// for all other types, and otherwise the reason if it fails.
-    fn create_without_message(&self, _name: Name) -> Option<Result<(), String>> {
+    fn create_without_message(&self, _name: Name) -> Option<io::Result<()>> {
         None
     }
 

@@ -189,7 +189,7 @@ impl LinuxKernel {
             return Err(errno::fatal(op, "not a kind of link that weft creates"));
         };
         match codec.create_without_message(name) {
-            Some(created) => created.map_err(|cause| errno::retry(op, &cause))?,
+            Some(created) => created.map_err(|error| errno::retry(op, &error.to_string()))?,
             None => self.create_by_message(op, name, want)?,
         }
         let made = self.present(op, name)?;

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::unix::AsyncFd;
-use weft_backends::state::{Key, Seen, Value};
+use weft_backends::state::{Key, ObservedValue, Value};
 
 use ipnet::IpNet;
 
@@ -91,7 +91,7 @@ pub struct LinuxMonitor {
 /// of its first notification.
 #[derive(Debug, Default)]
 struct Changes {
-    entries: Vec<(Key, Option<Seen>)>,
+    entries: Vec<(Key, Option<ObservedValue>)>,
     at: HashMap<Key, usize>,
     links: bool,
     tables: Tables,
@@ -246,14 +246,15 @@ impl LinuxMonitor {
         if !n.fdb {
             let Some(dst) = n.dst.filter(|d| !d.is_multicast()) else { return };
             let value = n.mac.filter(|_| here).map(Value::Neigh);
-            return changes.put(Key::Neigh(name, dst), value.map(|value| Seen { value, protocol: 0, mark: false }));
+            return changes
+                .put(Key::Neigh(name, dst), value.map(|value| ObservedValue { value, protocol: 0, mark: false }));
         }
         let Some(mac) = n.mac else { return };
         let known = self.options.shared.borrow().fdb.contains(&(n.index, mac));
         match (here, m.kind == libc::RTM_DELNEIGH) {
             (true, _) => {
                 let value = n.dst.map(Value::Fdb);
-                changes.put(Key::Fdb(name, mac), value.map(|value| Seen { value, protocol: 0, mark: false }));
+                changes.put(Key::Fdb(name, mac), value.map(|value| ObservedValue { value, protocol: 0, mark: false }));
             }
             // The device learned it. This matters only if it replaced an entry that the agent knows.
             (false, false) if !known => {}
@@ -283,7 +284,7 @@ impl LinuxMonitor {
             None if r.index != 0 => {}
             link => {
                 let value = Value::Route(r.value(link.map(|l| l.info.name)));
-                changes.put(key, Some(Seen { value, protocol: r.protocol, mark: r.nexthop != 0 }));
+                changes.put(key, Some(ObservedValue { value, protocol: r.protocol, mark: r.nexthop != 0 }));
             }
         }
     }
@@ -315,7 +316,7 @@ fn is_local(net: &IpNet) -> bool {
 }
 
 impl Changes {
-    fn put(&mut self, key: Key, now: Option<Seen>) {
+    fn put(&mut self, key: Key, now: Option<ObservedValue>) {
         match self.at.get(&key) {
             Some(at) => self.entries[*at].1 = now,
             None => {

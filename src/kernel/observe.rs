@@ -11,7 +11,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use weft_backends::host::Reach;
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
-use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_backends::wireguard::WireGuardLink;
 
 use super::decode::{self, Nexthop, RouteFacts};
@@ -55,8 +55,8 @@ pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     Ok(replies.any(|m| decode::is_advertised(m.payload, index)))
 }
 
-fn seen(value: Value) -> Seen {
-    Seen { value, protocol: 0, mark: false }
+fn seen(value: Value) -> ObservedValue {
+    ObservedValue { value, protocol: 0, mark: false }
 }
 
 impl LinuxKernel {
@@ -105,7 +105,7 @@ impl LinuxKernel {
         let of_interest: Vec<&LinkFacts> =
             links.values().filter(|l| wanted.contains(&l.info.name) || l.alias == alias).collect();
         let known = of_interest.iter().map(|l| (l.info.name, l.info.index)).collect();
-        let mut found: Vec<(Key, Seen)> = Vec::new();
+        let mut found: Vec<(Key, ObservedValue)> = Vec::new();
         for link in &of_interest {
             let protocol = if is_alias_of_weft(&link.alias) { PROTOCOL } else { 0 };
             let mut value = link.value(&links, &addrs);
@@ -115,7 +115,7 @@ impl LinuxKernel {
                 found.extend(entries);
             }
             let value = Value::link(value);
-            found.push((Key::Link(link.info.name), Seen { value, protocol, mark: link.alias == alias }));
+            found.push((Key::Link(link.info.name), ObservedValue { value, protocol, mark: link.alias == alias }));
         }
         for link in of_interest {
             let (name, index) = (link.info.name, link.info.index);
@@ -135,7 +135,10 @@ impl LinuxKernel {
                 return Ok(None);
             }
             let value = Value::Route(r.value(dev));
-            found.push((Key::Route(r.net, r.metric), Seen { value, protocol: r.protocol, mark: r.nexthop != 0 }));
+            found.push((
+                Key::Route(r.net, r.metric),
+                ObservedValue { value, protocol: r.protocol, mark: r.nexthop != 0 },
+            ));
         }
         self.adopt_nexthops(&routes)?;
         self.known = known;
@@ -160,7 +163,7 @@ impl LinuxKernel {
     /// Returns one value for each key. If the kernel has several routes with one key, the value equals no desired one, and all of them
     /// are deleted before the route is written again. Nothing is deleted if the kernel itself created one of them. In that case a
     /// route of ours beside it (the address was added after our route) has a value, so that it can be removed.
-    fn one_value_per_key(&mut self, mut found: Vec<(Key, Seen)>) -> Observed {
+    fn one_value_per_key(&mut self, mut found: Vec<(Key, ObservedValue)>) -> Observed {
         found.sort_by_key(|f| f.0);
         (self.doubled, self.beside_kernels) = (HashMap::new(), HashSet::new());
         for several in found.chunk_by_mut(|one, other| one.0 == other.0) {
@@ -184,7 +187,7 @@ impl LinuxKernel {
     }
 
     /// Adds the permanent neighbours on a device.
-    fn dump_neighbours(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
+    fn dump_neighbours(&mut self, name: Name, index: u32, found: &mut Vec<(Key, ObservedValue)>) -> io::Result<()> {
         let data = self.netlink.dump(libc::RTM_GETNEIGH, |w, _, flags| dump::neighbours(w, flags, index))?;
         for n in messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| decode::neighbour(m.payload)) {
             if let (false, true, true, Some(dst), Some(mac)) = (n.fdb, n.lasting, n.index == index, n.dst, n.mac)
@@ -197,7 +200,7 @@ impl LinuxKernel {
     }
 
     /// Adds the FDB entries of a device.
-    fn dump_fdb(&mut self, name: Name, index: u32, found: &mut Vec<(Key, Seen)>) -> io::Result<()> {
+    fn dump_fdb(&mut self, name: Name, index: u32, found: &mut Vec<(Key, ObservedValue)>) -> io::Result<()> {
         let data = self.netlink.dump(libc::RTM_GETNEIGH, |w, _, flags| dump::fdb(w, flags, index))?;
         let mut shared = self.index.borrow_mut();
         shared.fdb.retain(|(i, _)| *i != index);

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ipnet::IpNet;
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Name, Seen, Value};
+use weft_backends::state::{Key, Name, ObservedValue, Value};
 use weft_backends::wireguard::WireGuardLink;
 use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 use weft_backends::wireguard::peer::WgPeer;
@@ -78,7 +78,7 @@ impl<'a> Changes<'a> {
 
 impl LinuxKernel {
     /// Reads a WireGuard device: what its link cannot show, and its entries.
-    pub(super) fn observe_wireguard(&mut self, name: Name) -> io::Result<(WireGuardLink, Vec<(Key, Seen)>)> {
+    pub(super) fn observe_wireguard(&mut self, name: Name) -> io::Result<(WireGuardLink, Vec<(Key, ObservedValue)>)> {
         let Some(device) = self.wireguard_device(name)? else {
             // It was deleted a moment ago. The notice of that leads to another observation.
             return Ok((WireGuardLink { public: None, port: 0 }, Vec::new()));
@@ -220,7 +220,7 @@ fn entries(
     peer: wireguard::Peer,
     secrets: Option<&DeviceSecrets>,
     now: Duration,
-) -> Vec<(Key, Seen)> {
+) -> Vec<(Key, ObservedValue)> {
     let wanted = secrets.and_then(|secrets| secrets.preshared.as_deref());
     let preshared = match wanted {
         Some(wanted) => peer.preshared.as_ref() == Some(wanted),
@@ -229,7 +229,7 @@ fn entries(
     let is_live = peer.handshake.is_some_and(|at| now.abs_diff(at) < LIVE);
     let value = WgPeer { key, endpoint: peer.endpoint, keepalive: peer.keepalive, preshared, is_live, written };
     let holder = std::sync::Arc::new(key);
-    let seen = |value| Seen { value, protocol: 0, mark: false };
+    let seen = |value| ObservedValue { value, protocol: 0, mark: false };
     let allowed = peer.allowed.iter().map(|net| (Key::AllowedIp(device, *net), seen(Value::AllowedIp(holder.clone()))));
     std::iter::once((Key::WgPeer(device, key.id()), seen(Value::peer(value)))).chain(allowed).collect()
 }

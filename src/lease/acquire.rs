@@ -6,7 +6,6 @@ mod found;
 mod resume;
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -23,12 +22,12 @@ use weft_subnet::evidence::{self, Evidence};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::{BadNetwork, Network};
 use weft_subnet::retry::jitter;
-use weft_subnet::source::{Claim, Error, Source};
+use weft_subnet::source::{Error, LeaseRequest, Source};
 use weft_subnet::text::sentence;
 
 use crate::files;
 use crate::firewall::guard;
-use crate::kernel::{Kernel, Machine};
+use crate::kernel::{Kernel, Machine, MachineError};
 use crate::log::{Reminder, chain};
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
@@ -37,7 +36,7 @@ use crate::options::UplinkChoice;
 use crate::pass;
 use crate::plan::{Beside, foreign_networks};
 use crate::subnet_file::{self, Author};
-use crate::uplink::{self, Before, Ground, Picked};
+use crate::uplink::{self, Before, Ground, PickError, Picked};
 
 pub use found::SecretFiles;
 pub use resume::EarlierRun;
@@ -94,27 +93,46 @@ pub struct StartContext<'a, K> {
     pub secrets: SecretFiles,
 }
 
-/// What a start lacks, in a sentence.
-#[derive(Debug)]
-enum Lack {
-    /// The store is away. What was read of net-conf before it went.
-    Store(String, Option<String>),
-    /// The store refuses us, until somebody changes something.
-    Refused(String),
-    /// Something of this node, or of what the store says.
-    Own(String),
+/// Why an attempt to start did not lead to a lease.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    /// The store failed, or refused a request.
+    #[error("{}{what}{}", if self.is_refused() { "the store refuses: " } else { "" }, chain(error))]
+    Store {
+        /// What was asked, as a prefix of the message.
+        what: &'static str,
+        error: Error,
+        /// The net-conf, if it was read before the store failed.
+        config: Option<String>,
+    },
+    #[error(transparent)]
+    NetConf(#[from] ConfError),
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    #[error("{}", chain(.0))]
+    Uplink(#[from] PickError),
+    #[error(transparent)]
+    Identity(#[from] Skip),
+    #[error("own lease: it has another backend")]
+    OtherBackend,
 }
 
-impl Lack {
-    /// A call to the store failed; `what` comes before the error.
-    fn of(what: &str, error: &Error, config: Option<&str>) -> Lack {
-        let text = format!("{what}{}", chain(error));
-        match error {
-            // Without a cause below it is the store's own word: no pod CIDR yet, many writers.
-            Error::Unavailable { source: Some(_), .. } => Lack::Store(text, config.map(str::to_owned)),
-            Error::Refused { .. } => Lack::Refused(format!("the store refuses: {text}")),
-            _ => Lack::Own(text),
-        }
+impl StartError {
+    /// Returns a conversion for the errors of one call to the store.
+    fn store(what: &'static str, config: Option<&str>) -> impl FnOnce(Error) -> StartError {
+        let config = config.map(str::to_owned);
+        move |error| StartError::Store { what, error, config }
+    }
+
+    /// True if the store refused the request, and will go on doing so until somebody changes something.
+    fn is_refused(&self) -> bool {
+        matches!(self, StartError::Store { error: Error::Refused { .. }, .. })
+    }
+
+    /// True if the store cannot be reached. An unavailable store without a source answered itself: there is no pod CIDR yet, or there
+    /// are too many writers.
+    fn is_store_away(&self) -> bool {
+        matches!(self, StartError::Store { error: Error::Unavailable { source: Some(_), .. }, .. })
     }
 }
 
@@ -134,12 +152,13 @@ impl Waiting<'_> {
         Waiting { patience: Reminder::default(), notify, readiness, condition, pause: LOOK_AGAIN }
     }
 
-    async fn on(&mut self, lack: Lack) {
-        let (text, health, pause) = match lack {
-            Lack::Store(text, _) => (text, Health::Unknown, self.pause),
-            // Told where that at least is not refused; asked as rarely as one that is away.
-            Lack::Refused(text) => (text.clone(), Health::Unwell(text), self.pause),
-            Lack::Own(text) => (text.clone(), Health::Unwell(text), LOOK_AGAIN),
+    async fn on(&mut self, error: StartError) {
+        let text = error.to_string();
+        // A store that refuses the lease may accept the report of the fault. It is asked as rarely as one that is away.
+        let (health, pause) = match error {
+            _ if error.is_store_away() => (Health::Unknown, self.pause),
+            _ if error.is_refused() => (Health::Unwell(text.clone()), self.pause),
+            _ => (Health::Unwell(text.clone()), LOOK_AGAIN),
         };
         self.pause = (pause * 2).min(STORE_AGAIN);
         self.condition.set(health);
@@ -153,26 +172,27 @@ impl Waiting<'_> {
     }
 }
 
-/// Waits for everything that a node needs, and takes a lease, or goes on with what was saved where the store is away. Ends only when
-/// there is a lease; the caller races it with shutdown.
+/// Waits for everything that a node needs, and acquires a lease. If the store is away, it continues with what was saved. It returns only
+/// when there is a lease, so the caller must end it at a shutdown.
 pub async fn start<K: Kernel>(mut place: StartContext<'_, K>, mut waiting: Waiting<'_>) -> Started {
     loop {
-        let lack = match attempt(&mut place).await {
+        let error = match attempt(&mut place).await {
             Ok(started) => return started,
-            Err(lack) => lack,
+            Err(error) => error,
         };
-        if let Lack::Store(_, config) = &lack
+        if error.is_store_away()
+            && let StartError::Store { config, .. } = &error
             && let Some(started) = resume::from_saved(&mut place, config.as_deref())
         {
             return started;
         }
-        waiting.on(lack).await;
+        waiting.on(error).await;
     }
 }
 
-async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, Lack> {
-    let config = place.store.config().await.map_err(|error| Lack::of("net-conf: ", &error, None))?;
-    let (network, backend) = parse(&config).map_err(|error| Lack::Own(error.to_string()))?;
+async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, StartError> {
+    let config = place.store.config().await.map_err(StartError::store("net-conf: ", None))?;
+    let (network, backend) = parse(&config)?;
     let (author, previous) = found(place.subnet_file, &network);
     if let Some((text, before, old)) = place.memory.other_backend(&network, &*backend)
         && let Some(leased) = lease(place, (&before, &*old), (previous, &text), Some(&*backend)).await?
@@ -181,7 +201,7 @@ async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, 
         return Ok(Started { wanted: Some(config), ..started });
     }
     let leased = lease(place, (&network, &*backend), (previous, &config), None).await?;
-    let leased = leased.ok_or_else(|| Lack::Own("own lease: it has another backend".to_owned()))?;
+    let leased = leased.ok_or(StartError::OtherBackend)?;
     started(place, (config, network, backend), author, leased)
 }
 
@@ -201,16 +221,15 @@ fn started<K: Kernel>(
     (config, network, backend): NetConf,
     author: Author,
     leased: Leased,
-) -> Result<Started, Lack> {
+) -> Result<Started, StartError> {
     let Leased { host, own, was, uplink, chosen } = leased;
     let mut earlier = Vec::new();
     for (text, then, old) in was.map(|was| place.memory.earlier(&network, &was)).unwrap_or_default() {
         if old.advertise(&host).is_ok_and(|attrs| backend.understands(&attrs)) {
             continue;
         }
-        let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
-        let identities = found::identities(&*old, &machine, &place.secrets, None);
-        let identities = identities.map_err(|skip| Lack::Own(skip.to_string()))?;
+        let machine = place.kernel.machine().map_err(MachineError)?;
+        let identities = found::identities(&*old, &machine, &place.secrets, None)?;
         earlier.push(Beside::new((text, then), old, Host { identities, ..host.clone() }));
     }
     Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None, wanted: None, earlier })
@@ -264,36 +283,35 @@ async fn lease<K: Kernel>(
     (network, backend): (&Network, &dyn Backend),
     (previous, config): (Option<Subnets>, &str),
     next: Option<&dyn Backend>,
-) -> Result<Option<Leased>, Lack> {
-    let lack = |what: &str, error: &Error| Lack::of(what, error, Some(config));
-    let chosen = place.store.chosen().await.map_err(|error| lack("", &error))?;
+) -> Result<Option<Leased>, StartError> {
+    let failed = |what| StartError::store(what, Some(config));
+    let chosen = place.store.chosen().await.map_err(failed(""))?;
     let choice = with_chosen(place.choice, chosen);
-    let machine = place.kernel.machine().map_err(|error| Lack::Own(unreadable(&error)))?;
+    let machine = place.kernel.machine().map_err(MachineError)?;
     let before = place.memory.uplink(&choice);
     let ground = ground(&machine, network, previous.unwrap_or_default()).after(before.clone());
-    let mut picked = uplink::pick(&choice, &ground).map_err(|error| Lack::Own(chain(&error)))?;
+    let mut picked = uplink::pick(&choice, &ground)?;
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
     let evidence = Evidence {
         reservations: backend::names_its_leases(backend.kind()),
         previous,
-        identities: found::standing(backend, &machine, &place.secrets).map_err(|skip| Lack::Own(skip.to_string()))?,
+        identities: found::standing(backend, &machine, &place.secrets)?,
         public: vec![public],
         beside: ground.beside(picked.uplink.name),
         ..Evidence::none(TYPES)
     };
-    let mine = place.store.own(&evidence).await.map_err(|error| lack("own lease: ", &error))?;
+    let mine = place.store.own(&evidence).await.map_err(failed("own lease: "))?;
     if next.is_some_and(|next| mine.as_ref().is_none_or(|mine| next.understands(&mine.attrs))) {
         return Ok(None);
     }
     if let Some(lease) = &mine {
         // What was published so far stays, where the choice leaves it to us.
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
-        picked = uplink::pick(&choice, &ground.after(before)).map_err(|error| Lack::Own(chain(&error)))?;
+        picked = uplink::pick(&choice, &ground.after(before))?;
     }
-    let host = host_with(&picked, &machine, (backend, network), (&place.secrets, mine.as_ref()))
-        .map_err(|skip| Lack::Own(skip.to_string()))?;
-    let mut attrs = backend.advertise(&host).map_err(|skip| Lack::Own(skip.to_string()))?;
+    let host = host_with(&picked, &machine, (backend, network), (&place.secrets, mine.as_ref()))?;
+    let mut attrs = backend.advertise(&host)?;
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
     }
@@ -303,8 +321,8 @@ async fn lease<K: Kernel>(
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
     let connected = foreign_networks(&host, backend, &before, &BTreeSet::new());
     let was = mine.map(|lease| lease.attrs);
-    let claim = Claim { network: network.clone(), attrs, previous, was: was.clone(), connected };
-    let own = place.store.acquire(&claim).await.map_err(|error| lack("lease: ", &error))?;
+    let request = LeaseRequest { network: network.clone(), attrs, previous, was: was.clone(), connected };
+    let own = place.store.acquire(&request).await.map_err(failed("lease: "))?;
     Ok(Some(Leased { host, own, was, uplink: choice, chosen }))
 }
 
@@ -348,11 +366,6 @@ pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: I
         routes: pass::on_link(machine),
         connected: pass::connected(machine, &network.networks),
     }
-}
-
-/// The kernel could not be read: not a fault of ours, tried again at the next look.
-pub fn unreadable(error: &io::Error) -> String {
-    format!("read links and routes: {error}")
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;
 use weft_subnet::retry::jitter;
-use weft_subnet::source::{Claim, Error, Event, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
 use crate::log::chain;
 
@@ -71,14 +71,14 @@ impl LeaseTasks {
     }
 
     /// Takes any free subnet, because the own one belongs to another node.
-    pub fn acquire(&mut self, claim: Claim) {
+    pub fn acquire(&mut self, request: LeaseRequest) {
         let store = self.store.clone();
-        self.start(async move |answers| until_answered(answers, async || store.acquire(&claim).await).await);
+        self.start(async move |answers| until_answered(answers, async || store.acquire(&request).await).await);
     }
 
     /// Reads net-conf and acquires the lease, after a start without the store. net-conf may have changed meanwhile, and a
     /// watch that begins later does not report that.
-    pub fn acquire_after_resume(&mut self, claim: Claim) {
+    pub fn acquire_after_resume(&mut self, request: LeaseRequest) {
         let store = self.store.clone();
         self.start(async move |answers| {
             let call = async || {
@@ -87,7 +87,7 @@ impl LeaseTasks {
                     Err(Error::Missing(_)) => {}
                     Err(error) => return Err(error),
                 }
-                store.acquire(&claim).await
+                store.acquire(&request).await
             };
             until_answered(answers, call).await;
         });

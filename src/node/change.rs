@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use tokio::time::Instant;
-use weft_backends::backend::Backend;
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::state::Key;
@@ -18,7 +18,7 @@ use weft_subnet::text::Shown;
 
 use super::Node;
 use super::net_conf::NetConfChange;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire;
 use crate::plan::Beside;
 
@@ -51,6 +51,15 @@ impl Change {
     }
 }
 
+/// Why the next backend has no identities on this node.
+#[derive(Debug, thiserror::Error)]
+enum NoIdentities {
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    #[error(transparent)]
+    Kept(#[from] Skip),
+}
+
 impl<K: Kernel> Node<K> {
     /// Begins a change to this backend. A full pass must follow, which makes its devices.
     pub(super) fn begin_change(&mut self, text: &str, network: Network, backend: Box<dyn Backend>) -> NetConfChange {
@@ -77,13 +86,12 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns the identities of the next backend: those that it had before, or those of devices that stand, or new ones.
-    fn identities_for(&mut self, backend: &dyn Backend) -> Result<Identities, String> {
+    fn identities_for(&mut self, backend: &dyn Backend) -> Result<Identities, NoIdentities> {
         if let Some(identities) = self.plan.earlier_identities(backend) {
             return Ok(identities);
         }
-        let machine = self.passer.kernel().machine().map_err(|error| acquire::unreadable(&error))?;
-        acquire::identities(backend, &machine, &self.context.secrets, &self.plan.own().attrs)
-            .map_err(|skip| skip.to_string())
+        let machine = self.passer.kernel().machine().map_err(MachineError)?;
+        Ok(acquire::identities(backend, &machine, &self.context.secrets, &self.plan.own().attrs)?)
     }
 
     /// Gives the next backend up, because net-conf no longer names it. Returns true if there was one.

@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_backends::host::Uplink;
 
 use super::Node;
-use crate::kernel::{Kernel, Machine};
+use crate::kernel::{Kernel, Machine, MachineError};
 use crate::lease::acquire;
 use crate::log::chain;
-use crate::uplink::{self, Next, Picked};
+use crate::uplink::{self, Next, PickError, Picked};
 
 /// Time for which the node waits for an uplink that is gone before it uses another one. A network daemon that is restarted,
 /// or a DHCP client that renews its lease, gives the address back within seconds, and a change of the uplink costs every
@@ -55,6 +56,23 @@ impl UplinkState {
     }
 }
 
+/// Why the plan keeps the uplink that it has, although the host no longer has it like that.
+#[derive(Debug, thiserror::Error)]
+enum UplinkProblem {
+    /// It is gone, and another one could take its place.
+    #[error("{lost}: {} ({}) is used instead if that lasts {} s", next.name, addresses(next), UPLINK_WAIT.as_secs())]
+    Gone { lost: String, next: Box<Uplink> },
+    /// It is gone, and there is no other.
+    #[error("{}", chain(.0))]
+    None(#[from] PickError),
+}
+
+fn addresses(uplink: &Uplink) -> String {
+    let ips = [uplink.v4.map(IpAddr::V4), uplink.v6.map(IpAddr::V6)];
+    let ips: Vec<String> = ips.into_iter().flatten().map(|ip| ip.to_string()).collect();
+    ips.join(" ")
+}
+
 impl<K: Kernel> Node<K> {
     /// Reads links, addresses and routes of the host. If they matter to the plan, it is made again, and the own lease is
     /// updated. Returns true if a full pass must follow.
@@ -62,13 +80,14 @@ impl<K: Kernel> Node<K> {
         let machine = match self.passer.kernel().machine() {
             Ok(machine) => machine,
             Err(error) => {
-                tracing::error!("{}", acquire::unreadable(&error));
+                tracing::error!("{}", MachineError(error));
                 return false;
             }
         };
         let picked = match self.pick_uplink(&machine) {
             Ok(picked) => picked,
             Err(problem) => {
+                let problem = problem.to_string();
                 if self.uplink.problem.as_ref() != Some(&problem) {
                     tracing::warn!("uplink: {problem}");
                 }
@@ -98,7 +117,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns the uplink. One that is gone is waited for, and another one is used only when it stays away.
-    fn pick_uplink(&mut self, machine: &Machine) -> Result<Picked, String> {
+    fn pick_uplink(&mut self, machine: &Machine) -> Result<Picked, UplinkProblem> {
         let ground = acquire::ground(machine, self.plan.network(), self.plan.own().subnets);
         let choice = &self.context.options.uplink;
         match uplink::next(choice, &ground, &self.plan.host().uplink) {
@@ -114,14 +133,11 @@ impl<K: Kernel> Node<K> {
                     return Ok(next);
                 }
                 self.uplink.change_due = Some(since + UPLINK_WAIT);
-                let ips = [next.uplink.v4.map(IpAddr::V4), next.uplink.v6.map(IpAddr::V6)];
-                let ips: Vec<String> = ips.into_iter().flatten().map(|ip| ip.to_string()).collect();
-                let (name, ips, wait) = (next.uplink.name, ips.join(" "), UPLINK_WAIT.as_secs());
-                Err(format!("{lost}: {name} ({ips}) is used instead if that lasts {wait} s"))
+                Err(UplinkProblem::Gone { lost, next: Box::new(next.uplink) })
             }
             Err(error) => {
                 self.uplink.gone_since.get_or_insert_with(Instant::now);
-                Err(chain(&error))
+                Err(error.into())
             }
         }
     }

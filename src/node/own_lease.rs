@@ -9,7 +9,7 @@ use weft_backends::backend::TYPES;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease, Record};
-use weft_subnet::source::Claim;
+use weft_subnet::source::LeaseRequest;
 
 use super::net_conf::NetConfChange;
 use super::{NextStep, Node};
@@ -278,8 +278,8 @@ impl<K: Kernel> Node<K> {
         match action {
             OnLostLease::Exit => return NextStep::Exit,
             OnLostLease::Reacquire => {
-                let claim = self.claim(None);
-                self.own_lease.tasks.acquire(claim);
+                let request = self.request(None);
+                self.own_lease.tasks.acquire(request);
             }
             OnLostLease::Hold => {}
         }
@@ -287,13 +287,13 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns what to ask the store for, and remembers it as requested. `was`: what the lease said before, if it may still be ours.
-    pub(super) fn claim(&mut self, was: Option<Attrs>) -> Claim {
+    pub(super) fn request(&mut self, was: Option<Attrs>) -> LeaseRequest {
         let attrs = self.wanted_attrs();
         self.own_lease.requested = Some(attrs.clone());
         // The subnet of our pods also tells our leases from those of other nodes.
         let previous = Some(self.plan.own().subnets);
         let (network, connected) = (self.plan.network().clone(), self.plan.host().connected.clone());
-        Claim { network, attrs, previous, was, connected }
+        LeaseRequest { network, attrs, previous, was, connected }
     }
 
     /// Writes the own lease if the facts of the host ask for another content.

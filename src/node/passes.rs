@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::index::Changed;
-use weft_backends::state::{Key, Seen};
+use weft_backends::state::{Key, ObservedValue};
 
 use super::status::FailureCounts;
 use super::{Node, audit};
 use crate::kernel::{Kernel, Notice};
 use crate::observe::plan::Planned;
 use crate::observe::status::{Failure, Pass, now_ms};
-use crate::pass::{Cause, Report, Trigger};
+use crate::pass::{Cause, PassReport, Trigger};
 
 /// If the kernel announces changes of more entries than this at once, a full pass follows.
 pub(super) const MAX_SINGLE_ENTRIES: usize = 256;
@@ -76,12 +76,15 @@ impl<K: Kernel> Node<K> {
 
     /// Returns what the next full pass would write, without writing it. The facts of the host (uplink, addresses, other routes) are those
     /// that were read last, because a change of them leads to a full pass by itself.
-    pub(super) fn preview(&mut self) -> Result<Vec<Planned>, String> {
+    ///
+    /// # Errors
+    /// The kernel's tables cannot be read.
+    pub(super) fn preview(&mut self) -> io::Result<Vec<Planned>> {
         self.passer.keep_all(!self.has_list());
-        self.passer.preview(&self.plan).map_err(|error| format!("read the kernel's tables: {error}"))
+        self.passer.preview(&self.plan)
     }
 
-    async fn compare_everything(&mut self, trigger: &Trigger) -> io::Result<Report> {
+    async fn compare_everything(&mut self, trigger: &Trigger) -> io::Result<PassReport> {
         let result = self.passer.full(&self.plan, trigger.cause).await;
         // A device that peers need may have become another program's, or may be free again. Then the plan is another one.
         if !self.plan.set_foreign_devices(self.passer.foreign_devices()) {
@@ -96,7 +99,7 @@ impl<K: Kernel> Node<K> {
 
     /// The kernel announced changes.
     pub async fn kernel_changed(&mut self, notices: Vec<Notice>) {
-        let mut entries: HashMap<Key, Option<Seen>> = HashMap::new();
+        let mut entries: HashMap<Key, Option<ObservedValue>> = HashMap::new();
         let (mut everything, mut routes) = (None, false);
         for notice in notices {
             match notice {
@@ -139,7 +142,7 @@ impl<K: Kernel> Node<K> {
 
     /// Returns true if an entry that the kernel announced (`None`: it is gone) is not as it should be. The kernel also
     /// announces what this node has just written.
-    fn differs(&self, key: &Key, seen: Option<&Seen>) -> bool {
+    fn differs(&self, key: &Key, seen: Option<&ObservedValue>) -> bool {
         match (self.plan.desired(key), seen) {
             (Some(desired), _) if self.peers.rate_limit.is_delayed(key, &desired) => false,
             (Some(desired), Some(seen)) => desired != seen.value,
@@ -192,7 +195,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Records a pass for metrics, status and the history. `event` led to it.
-    pub(super) fn record(&mut self, report: Report, event: &str) {
+    pub(super) fn record(&mut self, report: PassReport, event: &str) {
         if let Some(record) = report.record(event) {
             self.context.recorder.add(record);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
-use weft_backends::state::{Key, Seen};
+use weft_backends::state::{Key, ObservedValue};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::network::Masquerading;
 
@@ -112,7 +112,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Adds the current state of the guard to the entries that the kernel notified about. Only the tables of the guard are read.
-    pub(super) fn observe_guard(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+    pub(super) fn observe_guard(&mut self, entries: &mut HashMap<Key, Option<ObservedValue>>) {
         match self.passer.kernel().guard() {
             Ok(present) => {
                 entries.extend(self.plan.guard_keys().map(|key| (key, None)));
@@ -123,7 +123,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Adds the current state of the fence to the entries that the kernel notified about.
-    pub(super) fn observe_fence(&mut self, entries: &mut HashMap<Key, Option<Seen>>) {
+    pub(super) fn observe_fence(&mut self, entries: &mut HashMap<Key, Option<ObservedValue>>) {
         match self.passer.kernel().fence() {
             Ok(present) => {
                 entries.extend(self.plan.fence_keys().into_iter().map(|key| (key, None)));
@@ -198,7 +198,7 @@ impl<K: Kernel> Node<K> {
     /// Returns what the kernel lacks of the tunnel guard, or `None` if nothing, or if the guard is off.
     pub(super) fn guard_problem(&self) -> Option<String> {
         let failures = self.passer.pending().iter().map(|(key, entry)| (key, entry.reason.as_str()));
-        self.plan.guard().and_then(|_| guard::trouble(failures))
+        self.plan.guard().and_then(|_| guard::missing(failures))
     }
 
     /// Returns what the kernel lacks of the fence.

@@ -26,8 +26,8 @@ impl<K: Kernel> Node<K> {
             self.plan.put(Record { id: lease.id.clone(), lease: Ok(lease) });
         }
         self.peers.list = PeerList::Saved(text);
-        let claim = self.claim(Some(self.plan.own().attrs.clone()));
-        self.own_lease.tasks.acquire_after_resume(claim);
+        let request = self.request(Some(self.plan.own().attrs.clone()));
+        self.own_lease.tasks.acquire_after_resume(request);
     }
 
     /// Something that is saved has changed. Before the first list there is nothing to save.

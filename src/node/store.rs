@@ -82,13 +82,13 @@ impl<K: Kernel> Node<K> {
         let peers_version = self.plan.peers_version();
         let now = Instant::now();
         // Some stores report an unlimited lease without having been asked.
-        if events.iter().any(|event| !matches!(event, Event::Trouble(_) | Event::Kept(None))) {
+        if events.iter().any(|event| !matches!(event, Event::Unreachable(_) | Event::Renewed(None))) {
             self.store.last_answer = now;
             self.context.reporter.metrics.store_word(now);
         }
         for event in events {
             // A renewal may be an old answer that came over another connection.
-            if !matches!(event, Event::Trouble(_) | Event::Kept(_)) && self.store.error.take().is_some() {
+            if !matches!(event, Event::Unreachable(_) | Event::Renewed(_)) && self.store.error.take().is_some() {
                 tracing::info!("the store answers again");
             }
             match event {
@@ -106,14 +106,14 @@ impl<K: Kernel> Node<K> {
                     full_pass = true;
                 }
                 Event::Config(_) => {}
-                Event::Word => {}
-                Event::Trouble(text) => {
+                Event::Answered => {}
+                Event::Unreachable(text) => {
                     if self.store.log_limit.due(&text, now) {
                         tracing::warn!("store: {text}");
                     }
                     self.store.error = Some(text);
                 }
-                Event::Kept(ttl) => {
+                Event::Renewed(ttl) => {
                     self.lease_renewed(ttl);
                     self.context.reporter.metrics.lease_kept(now, ttl);
                 }

@@ -16,7 +16,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Age, Id, Lease, Record};
-use weft_subnet::source::{Capabilities, Claim, Error, Event, Local, Source};
+use weft_subnet::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
 
 use super::{NextStep, Node, NodeContext};
 use crate::conflist::Conflist;
@@ -89,11 +89,11 @@ impl Source for ScriptedStore {
     fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         missing()
     }
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
             *self.acquires.borrow_mut() += 1;
             self.wait_for_permit().await;
-            Ok(Lease { attrs: claim.attrs.clone(), ..lease("10.5.9.0-24", "192.168.0.1") })
+            Ok(Lease { attrs: request.attrs.clone(), ..lease("10.5.9.0-24", "192.168.0.1") })
         })
     }
     fn retake<'a>(&'a self, subnets: &'a Subnets, _: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {

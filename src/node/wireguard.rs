@@ -10,7 +10,7 @@ use weft_backends::state::{Key, Name};
 use super::{Node, audit};
 use crate::kernel::{Kernel, Session};
 use crate::observe::status::{Failure, PeerSession};
-use crate::pass::Report;
+use crate::pass::PassReport;
 
 /// Time between two audits if one is cheap.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -59,7 +59,8 @@ impl<K: Kernel> Node<K> {
         let cost = audit::Cost::begin();
         let report = self.passer.wireguard(&self.plan).await;
         // Writes are not a cost of auditing, unless the kernel refuses them again and again.
-        let wrote = |report: &Option<Report>| report.as_ref().is_some_and(|report| report.writes() > report.failed());
+        let wrote =
+            |report: &Option<PassReport>| report.as_ref().is_some_and(|report| report.writes() > report.failed());
         if !report.as_ref().is_ok_and(wrote) {
             self.wireguard.interval = interval(cost.so_far());
         }

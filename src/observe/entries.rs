@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use weft_backends::owner::PROTOCOL;
-use weft_backends::state::{Key, Seen, Value};
+use weft_backends::state::{Key, ObservedValue, Value};
 
 /// Returns a value as text. An entry that has no value besides its key is `present`.
 pub fn value(value: &Value) -> String {
@@ -13,7 +13,7 @@ pub fn value(value: &Value) -> String {
 }
 
 /// Returns what was in the kernel as text. It says whose entry it was if it was not ours.
-pub fn seen(key: &Key, seen: &Seen) -> String {
+pub fn seen(key: &Key, seen: &ObservedValue) -> String {
     let text = value(&seen.value);
     match key {
         Key::Route(..) if seen.protocol != PROTOCOL => format!("{text} protocol {}", protocol(seen.protocol)),

@@ -96,33 +96,33 @@ impl Drop for ConditionReporter {
 }
 
 /// Returns the next report and when it is due, or `None` if nothing is to be reported.
-fn due(state: &State, last: Option<&Report>, patience: Duration) -> Option<(Instant, Option<String>)> {
+fn due(state: &State, last: Option<&Reported>, patience: Duration) -> Option<(Instant, Option<String>)> {
     let last = last.filter(|last| last.lease == state.lease);
     match (&state.health, last) {
         (Health::Unknown, _) => None,
-        (Health::Well, Some(Report { fault: None, again, .. })) => Some((*again, None)),
+        (Health::Well, Some(Reported { fault: None, again, .. })) => Some((*again, None)),
         (Health::Well, _) => Some((Instant::now(), None)),
-        (Health::Unwell(text), Some(Report { fault: Some(reported), again, .. })) if text == reported => {
+        (Health::Unwell(text), Some(Reported { fault: Some(reported), again, .. })) if text == reported => {
             Some((*again, Some(text.clone())))
         }
         // A fault that replaces the reported one must also last before it is reported.
-        (Health::Unwell(text), Some(Report { fault: Some(_), at, .. })) => Some((*at + patience, Some(text.clone()))),
+        (Health::Unwell(text), Some(Reported { fault: Some(_), at, .. })) => Some((*at + patience, Some(text.clone()))),
         (Health::Unwell(text), _) => Some((state.since + patience, Some(text.clone()))),
     }
 }
 
 /// A report that the store has received.
-struct Report {
+struct Reported {
     fault: Option<String>,
     lease: u64,
     at: Instant,
     again: Instant,
 }
 
-impl Report {
-    fn now(fault: Option<String>, lease: u64) -> Report {
+impl Reported {
+    fn now(fault: Option<String>, lease: u64) -> Reported {
         let at = Instant::now();
-        Report { fault, lease, at, again: at + jitter(REPORT_INTERVAL) }
+        Reported { fault, lease, at, again: at + jitter(REPORT_INTERVAL) }
     }
 }
 
@@ -148,10 +148,10 @@ async fn run(
             },
             () = sleep_until(at.max(earliest)) => {}
         }
-        let is_repeated = last.as_ref().is_some_and(|last: &Report| last.fault == fault && last.lease == now.lease);
+        let is_repeated = last.as_ref().is_some_and(|last: &Reported| last.fault == fault && last.lease == now.lease);
         match send(fault.clone()).await {
             // A repeated report changes nothing. If the store cannot be reached, that is reported elsewhere.
-            Ok(()) | Err(Error::Unavailable { .. }) if is_repeated => last = Some(Report::now(fault, now.lease)),
+            Ok(()) | Err(Error::Unavailable { .. }) if is_repeated => last = Some(Reported::now(fault, now.lease)),
             Ok(()) => {
                 match &fault {
                     Some(fault) => {
@@ -159,7 +159,7 @@ async fn run(
                     }
                     None => tracing::debug!("the store knows that the network works"),
                 }
-                last = Some(Report::now(fault, now.lease));
+                last = Some(Reported::now(fault, now.lease));
                 wait = RETRY_DELAY;
             }
             Err(error) => {

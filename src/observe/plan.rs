@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 use weft_backends::diff::Op;
-use weft_backends::state::Seen;
+use weft_backends::state::ObservedValue;
 
 use super::entries;
 use crate::log::text::printable;
@@ -17,7 +17,7 @@ pub struct Planned {
     /// The operation.
     pub op: Op,
     /// What is in the kernel now, if the entry exists.
-    pub before: Option<Seen>,
+    pub before: Option<ObservedValue>,
 }
 
 /// What an operation does.
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn operations_show_what_is_and_what_should_be_and_whose_route_is_replaced() {
         let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
-        let seen = |protocol| Some(Seen { value: route("192.168.0.9"), protocol, mark: false });
+        let seen = |protocol| Some(ObservedValue { value: route("192.168.0.9"), protocol, mark: false });
         let ops = [
             Planned { op: Op::Ensure(key, route("192.168.0.2")), before: None },
             Planned { op: Op::Ensure(key, route("192.168.0.2")), before: seen(12) },

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use weft_backends::diff::{self, Op};
 use weft_backends::owner::{Ownership, PROTOCOL};
-use weft_backends::state::{Key, Name, Observed, Seen};
+use weft_backends::state::{Key, Name, Observed, ObservedValue};
 
 use crate::plan::{MOST_DEVICES, Plan};
 
@@ -76,7 +76,7 @@ impl Devices {
 
 /// Returns true for a device without our mark that weft may take over. That is this node's own device, because flannel may have made it.
 /// flannel makes no device of another VNI. A device with the mark of another agent is never taken over.
-fn may_be_taken_over(plan: &Plan, key: &Key, seen: &Seen) -> bool {
+fn may_be_taken_over(plan: &Plan, key: &Key, seen: &ObservedValue) -> bool {
     plan.is_device_of_ours(key) && seen.protocol != PROTOCOL
 }
 

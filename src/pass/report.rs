@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft_backends::diff::Op;
 use weft_backends::owner::PROTOCOL;
-use weft_backends::state::{Key, Seen, Value};
+use weft_backends::state::{Key, ObservedValue, Value};
 
 use crate::observe::entries;
 use crate::observe::history::{Change, MAX_LISTED, Record};
@@ -74,7 +74,7 @@ impl From<Cause> for Trigger {
 #[derive(Debug, Clone)]
 pub(super) enum Before {
     /// It was like this.
-    Seen(Seen),
+    Observed(ObservedValue),
     /// The kernel announced that it is gone, and this agent had not removed it.
     Deleted,
 }
@@ -82,13 +82,13 @@ pub(super) enum Before {
 impl Before {
     /// A value that this agent wrote earlier.
     pub(super) fn written(value: Value) -> Before {
-        Before::Seen(Seen { value, protocol: PROTOCOL, mark: true })
+        Before::Observed(ObservedValue { value, protocol: PROTOCOL, mark: true })
     }
 }
 
 /// What a pass did.
 #[derive(Debug)]
-pub struct Report {
+pub struct PassReport {
     /// Why it ran.
     pub cause: Cause,
     /// How long it took.
@@ -105,9 +105,9 @@ pub struct Report {
     changed: usize,
 }
 
-impl Report {
-    pub(super) fn new(cause: Cause) -> Report {
-        Report {
+impl PassReport {
+    pub(super) fn new(cause: Cause) -> PassReport {
+        PassReport {
             cause,
             took: Duration::ZERO,
             operations: HashMap::new(),
@@ -142,7 +142,7 @@ impl Report {
             }
         };
         let (before, by) = match known {
-            Some(Before::Seen(seen)) => (Some(entries::seen(&key, &seen)), None),
+            Some(Before::Observed(seen)) => (Some(entries::seen(&key, &seen)), None),
             Some(Before::Deleted) => (None, Some("another program or the kernel had deleted it".to_owned())),
             None => (None, None),
         };

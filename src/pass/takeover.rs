@@ -9,7 +9,7 @@ use std::io;
 
 use weft_backends::diff::Op;
 use weft_backends::owner::{self, PROTOCOL};
-use weft_backends::state::{Key, Name, Observed, Seen, Value};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::cidr::family;
 
 use crate::kernel::Kernel;
@@ -82,7 +82,7 @@ impl Takeover {
     }
 
     /// Returns true for an entry that flannel left and that has not changed since.
-    pub fn contains(&self, key: &Key, seen: &Seen) -> bool {
+    pub fn contains(&self, key: &Key, seen: &ObservedValue) -> bool {
         matches!(self, Takeover::Left(left) if left.get(key) == Some(&seen.value))
     }
 
@@ -120,12 +120,12 @@ fn weft_ran_here(observed: &Observed, plan: &Plan) -> bool {
 fn left_by_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
     let (network, own, on_link) = (plan.network(), plan.own().subnets, &plan.host().routes);
     // A device with flannel's name could be that of another network. The address shows that it was this node's.
-    let address = |(key, _): (&Key, &Seen)| match key {
+    let address = |(key, _): (&Key, &ObservedValue)| match key {
         Key::Addr(name, net) if owner::is_address_of_flannels_device(&own, net) => Some(*name),
         _ => None,
     };
     let with_own_address: BTreeSet<Name> = observed.iter().filter_map(address).collect();
-    let of_flannel = |(key, seen): (&Key, &Seen)| match key {
+    let of_flannel = |(key, seen): (&Key, &ObservedValue)| match key {
         Key::Link(name) => {
             let is_marked = seen.mark || seen.protocol == PROTOCOL;
             !is_marked && owner::is_flannels_device(*name) && with_own_address.contains(name)

@@ -80,8 +80,8 @@ async fn no_operation_changes_a_device_of_another_program() {
     let dev = name("flannel.7");
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
     let neigh = Key::Neigh(dev, "10.77.0.1".parse().unwrap());
-    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
-    kernel.disturb(neigh, Some(Seen { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false }), false);
+    kernel.disturb(Key::Link(dev), Some(ObservedValue { value: Value::link(link), protocol: 0, mark: false }), false);
+    kernel.disturb(neigh, Some(ObservedValue { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false }), false);
     plan.put(record(2, 7));
     passer.full(&plan, Cause::Lease).await.unwrap();
     let on_it = |kernel: &FakeKernel| {
@@ -126,7 +126,7 @@ async fn a_route_of_flannel_is_removed_although_the_kernel_refuses_it_once() {
     let (plan, mut passer, kernel) = bench();
     let (key, via) = (Key::Route("10.5.9.0/24".parse().unwrap(), 0), [192, 168, 0, 9].into());
     let value = Value::Route(Route::Unicast { via, dev: name("eth0"), onlink: false });
-    let flannels = Seen { value: value.clone(), protocol: 3, mark: false };
+    let flannels = ObservedValue { value: value.clone(), protocol: 3, mark: false };
     kernel.disturb(key, Some(flannels.clone()), false);
     passer.takeover = Takeover::Left(HashMap::from([(key, value)]));
     kernel.fail(key, Some(Outcome::Retry("not now".into())));
@@ -216,7 +216,7 @@ async fn an_event_removes_nothing_while_removals_are_held() {
     passer.full(&plan, Cause::Start).await.unwrap();
     let dev = name("flannel.1");
     let (stale, wanted) = (Key::Neigh(dev, [10, 5, 99, 0].into()), Key::Neigh(dev, [10, 5, 2, 0].into()));
-    let seen = Seen { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 99])), protocol: 0, mark: false };
+    let seen = ObservedValue { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 99])), protocol: 0, mark: false };
     kernel.disturb(stale, Some(seen.clone()), false);
     let news = || HashMap::from([(stale, Some(seen.clone())), (wanted, None)]);
     // Before the first list of leases, and after a first list without peers.
@@ -241,8 +241,11 @@ async fn entries_wait_for_a_device_that_is_broken_and_come_with_it() {
     // The device is there, so the kernel would take the entries.
     passer.full(&plan, Cause::Start).await.unwrap();
     let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
-    let Some(Seen { value: Value::Link(link), .. }) = kernel.entries().get(&own).cloned() else { panic!("no device") };
-    let broken = Seen { value: Value::link(Link { up: false, ..Link::clone(&link) }), protocol: 0, mark: true };
+    let Some(ObservedValue { value: Value::Link(link), .. }) = kernel.entries().get(&own).cloned() else {
+        panic!("no device")
+    };
+    let broken =
+        ObservedValue { value: Value::link(Link { up: false, ..Link::clone(&link) }), protocol: 0, mark: true };
     kernel.disturb(own, Some(broken), false);
     kernel.disturb(entry, None, false);
     kernel.fail(own, Some(Outcome::Retry("EADDRINUSE".into())));
@@ -269,17 +272,21 @@ async fn a_marked_device_that_is_not_in_the_plan_is_removed_with_its_entries() {
     // An earlier run made this device for a peer that is gone. It is not in the plan.
     let dev = name("flannel.7");
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
-    kernel.disturb(Key::Link(dev), Some(Seen { value: Value::link(link), protocol: PROTOCOL, mark: true }), false);
+    kernel.disturb(
+        Key::Link(dev),
+        Some(ObservedValue { value: Value::link(link), protocol: PROTOCOL, mark: true }),
+        false,
+    );
     let (via, net) = ([10, 5, 9, 0].into(), "10.5.9.0/24".parse().unwrap());
     let route = Value::Route(Route::Unicast { via, dev, onlink: true });
-    kernel.disturb(Key::Route(net, 0), Some(Seen { value: route, protocol: 3, mark: false }), false);
+    kernel.disturb(Key::Route(net, 0), Some(ObservedValue { value: route, protocol: 3, mark: false }), false);
     passer.keep_all(true);
     passer.full(&plan, Cause::Start).await.unwrap();
     assert_eq!(links(&kernel), ["link flannel.1", "link flannel.7"], "removals are held");
     // An entry that appears on it meanwhile is removed as well, whichever program wrote it.
     passer.keep_all(false);
     let neigh = Key::Neigh(dev, [10, 5, 9, 0].into());
-    let seen = Seen { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false };
+    let seen = ObservedValue { value: Value::Neigh(Mac([2; 6])), protocol: 0, mark: false };
     kernel.disturb(neigh, Some(seen.clone()), false);
     passer.noticed(&plan, HashMap::from([(neigh, Some(seen))])).await.unwrap();
     assert!(!kernel.entries().contains_key(&neigh));
@@ -294,10 +301,10 @@ async fn a_device_that_is_created_again_gets_its_entries_in_the_same_pass() {
     let own = Key::Link(name("flannel.1"));
     // flannel made this device with other fixed attributes. When it is created again, the entries on it vanish.
     let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
-    kernel.disturb(own, Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
+    kernel.disturb(own, Some(ObservedValue { value: Value::link(link), protocol: 0, mark: false }), false);
     let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
     let theirs = Value::Fdb([192, 168, 0, 2].into());
-    kernel.disturb(entry, Some(Seen { value: theirs, protocol: 0, mark: false }), false);
+    kernel.disturb(entry, Some(ObservedValue { value: theirs, protocol: 0, mark: false }), false);
     passer.full(&plan, Cause::Start).await.unwrap();
     assert_eq!(kernel.entries().len(), 5, "link, address, neighbour, FDB entry, route: {:?}", kernel.entries());
     assert!(passer.pending().is_empty());
@@ -312,7 +319,7 @@ async fn an_entry_that_another_program_repaired_is_not_pending() {
     passer.full(&plan, Cause::Start).await.unwrap();
     assert!(passer.pending().get(&entry).is_some_and(|pending| !pending.retry), "the kernel refused it for good");
     assert_eq!(passer.next_retry(), None, "only the audit must try it again");
-    let seen = Seen { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 2])), protocol: 0, mark: false };
+    let seen = ObservedValue { value: Value::Neigh(Mac([2, 0, 0, 0, 0, 2])), protocol: 0, mark: false };
     kernel.disturb(entry, Some(seen), false);
     passer.full(&plan, Cause::Audit).await.unwrap();
     assert!(passer.pending().is_empty(), "{:?}", passer.pending());
@@ -339,7 +346,7 @@ async fn devices_of_peers_leave_room_for_the_own_device() {
     // There is room for one device, and the plan needs two.
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
     for n in 1..MOST_DEVICES {
-        let seen = Seen { value: Value::link(link.clone()), protocol: PROTOCOL, mark: true };
+        let seen = ObservedValue { value: Value::link(link.clone()), protocol: PROTOCOL, mark: true };
         kernel.disturb(Key::Link(name(&format!("flannel.{}", 200 + n))), Some(seen), false);
     }
     plan.put(record(2, 7));

@@ -24,11 +24,11 @@ use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
-use crate::source::{Capabilities, Claim, Error, Event, Local, Source, UNREADABLE};
+use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source, UNREADABLE};
 
 use files::Files;
 
-/// How often [`Event::Kept`] is sent. Leases do not expire, so nothing has to be renewed.
+/// How often [`Event::Renewed`] is sent. Leases do not expire, so nothing has to be renewed.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Leases in a directory.
@@ -101,11 +101,11 @@ fn find_own(files: &Files, evidence: &Evidence) -> Result<Option<Lease>, Error> 
     Ok(evidence.ours(leases).first().copied().cloned())
 }
 
-fn acquire(files: &Files, claim: &Claim, evidence: &Evidence) -> Result<Lease, Error> {
+fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result<Lease, Error> {
     let records = files.scan()?;
     let ours = evidence.ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
-    if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&claim.network, &own.subnets)) {
-        return rewrite(files, own, &claim.attrs);
+    if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&request.network, &own.subnets)) {
+        return rewrite(files, own, &request.attrs);
     }
     for own in &ours {
         files.delete(&own.id)?;
@@ -113,8 +113,8 @@ fn acquire(files: &Files, claim: &Claim, evidence: &Evidence) -> Result<Lease, E
     let others = || records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
     let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
     let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
-    let chosen = claim.choose(taken, nodes)?;
-    files.create(&chosen.to_key(), &claim.attrs, now())
+    let chosen = request.choose(taken, nodes)?;
+    files.create(&chosen.to_key(), &request.attrs, now())
 }
 
 fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
@@ -185,9 +185,9 @@ impl Source for DirStore {
         Box::pin(self.files.work(move |files| find_own(files, &evidence)))
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
-        let (claim, evidence) = (claim.clone(), claim.evidence(self.types));
-        Box::pin(self.write(move |files| acquire(files, &claim, &evidence)))
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
+        let (request, evidence) = (request.clone(), request.evidence(self.types));
+        Box::pin(self.write(move |files| acquire(files, &request, &evidence)))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
@@ -216,7 +216,7 @@ impl Source for DirStore {
 
     fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
         Box::pin(async move {
-            while out.send(Event::Kept(None)).await.is_ok() {
+            while out.send(Event::Renewed(None)).await.is_ok() {
                 tokio::select! {
                     () = sleep(KEEP_EVERY) => {}
                     () = out.closed() => return,

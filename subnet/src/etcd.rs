@@ -22,7 +22,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::network::net_conf_text;
-use crate::source::{Capabilities, Claim, Error, Event, Local, Source};
+use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
 
 use client::Pool;
 use keys::{Keys, LastList};
@@ -135,8 +135,8 @@ impl Source for EtcdStore {
         Box::pin(self.find_own(evidence))
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.acquire_fenced(claim))
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(self.acquire_fenced(request))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {

@@ -32,7 +32,7 @@ use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
 use crate::network::Network;
 use crate::retry::Reminder;
-use crate::source::{Capabilities, Claim, Error, Event, Local, Source, random};
+use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source, random};
 
 use annotations::Prefix;
 use client::Api;
@@ -143,10 +143,10 @@ impl KubeStore {
 
     /// Warns of an annotation that an admin wrote to our Node and that cannot be read.
     fn warn_of_unreadable(&self, node: &Node) {
-        if let Some(reason) = publish::unreadable(node, &self.prefix)
-            && self.unreadable.borrow_mut().due(&reason, Instant::now())
-        {
-            tracing::warn!("{reason}");
+        let Err(error) = publish::check_overwrites(node, &self.prefix) else { return };
+        let text = format!("{error}: our own address is published");
+        if self.unreadable.borrow_mut().due(&text, Instant::now()) {
+            tracing::warn!("{text}");
         }
     }
 
@@ -200,8 +200,8 @@ impl Source for KubeStore {
         Box::pin(self.find_own())
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.take(claim))
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
+        Box::pin(self.take(request))
     }
 
     fn retake<'a>(&'a self, _: &'a Subnets, _was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
@@ -232,7 +232,7 @@ impl Source for KubeStore {
 
     fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
         Box::pin(async move {
-            while out.send(Event::Kept(None)).await.is_ok() {
+            while out.send(Event::Renewed(None)).await.is_ok() {
                 tokio::select! {
                     () = sleep(KEEP_INTERVAL) => {}
                     () = out.closed() => return,

@@ -244,7 +244,7 @@ impl Peers {
     /// Returns the claim of a new lease if it is possible and conflicts with no other claim. Then it can be believed at once. Most new
     /// leases are of this kind.
     fn unclaimed(&self, lease: &Lease) -> Option<Claim> {
-        let free = self.us.id.as_ref() != Some(&lease.id) && judge::impossible(&self.us, lease).is_none();
+        let free = self.us.id.as_ref() != Some(&lease.id) && judge::check(&self.us, lease).is_ok();
         let claim = judge::claim(&self.us, lease);
         (free && self.claims.rivals(&claim).next().is_none()).then_some(claim)
     }
@@ -280,7 +280,7 @@ impl Peers {
         let same_claim = old.age == lease.age && judge::claim(&self.us, old) == judge::claim(&self.us, lease);
         // A family that is not enabled is not part of the claim, but it is shown to users.
         let same_claim = same_claim && old.subnets == lease.subnets;
-        if !same_claim || !has_claim || judge::impossible(&self.us, lease).is_some() {
+        if !same_claim || !has_claim || judge::check(&self.us, lease).is_err() {
             return Some(new);
         }
         let was = std::mem::replace(old, Arc::new(lease.clone()));

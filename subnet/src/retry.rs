@@ -85,7 +85,7 @@ impl Failures {
         let text = chain(error);
         tracing::debug!(error = %text, "the store failed");
         if is_due {
-            out.send(Event::Trouble(text)).await.ok()?;
+            out.send(Event::Unreachable(text)).await.ok()?;
         }
         Some(delay)
     }

@@ -79,7 +79,7 @@ pub enum Error {
 
 /// What a node wants from its store.
 #[derive(Debug, Clone)]
-pub struct Claim {
+pub struct LeaseRequest {
     /// The validated net-conf.
     pub network: Network,
     /// What the lease is to contain.
@@ -94,7 +94,7 @@ pub struct Claim {
 
 // A build with Kubernetes as its only store never chooses a subnet.
 #[cfg_attr(not(any(feature = "etcd", feature = "dir")), allow(dead_code))]
-impl Claim {
+impl LeaseRequest {
     /// Returns what shows that a lease is ours. The identity that we are about to publish is that of our device, or of the lease that
     /// was found to be ours. So a lease with another identity belongs to another node.
     pub(crate) fn evidence(&self, types: BackendTypes) -> Evidence {
@@ -164,11 +164,11 @@ pub enum Event {
     /// The net-conf changed. This is its JSON text.
     Config(String),
     /// The store answered, or the watch showed that it is alive.
-    Word,
+    Answered,
     /// The store does not answer. This is reported at once, and then at most once a minute.
-    Trouble(String),
+    Unreachable(String),
     /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
-    Kept(Option<Duration>),
+    Renewed(Option<Duration>),
 }
 
 /// A store of leases.
@@ -198,7 +198,7 @@ pub trait Source {
     /// it acquires a lease, because the lease names the VTEP MAC to use.
     fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>>;
     /// Acquires a lease: one that is ours already, or the previous subnet, or a free one. A write fails if what was read has changed.
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>>;
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>>;
     /// Acquires exactly this subnet again: creates the lease if the subnet is free, and rewrites it if it is ours. If subnets are assigned,
     /// the one that is assigned now is taken, whatever it was before.
     ///
@@ -220,7 +220,7 @@ pub trait Source {
     /// Reports all records and then all changes to `out`, until `out` is closed. After an error it waits, connects again, and reads all
     /// records again if that is necessary.
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()>;
-    /// Renews our lease until the future is dropped, and reports [`Event::Kept`]. A lease that is gone or belongs to another node is not
+    /// Renews our lease until the future is dropped, and reports [`Event::Renewed`]. A lease that is gone or belongs to another node is not
     /// renewed. The agent learns of that from the watch.
     fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
     /// Returns the public addresses (IPv4, IPv6) that an administrator has set for this node in the store. They take precedence over

@@ -7,7 +7,7 @@ use super::{Op, change, diff};
 use crate::ipip::IpipLink;
 use crate::link::{Foreign, Link};
 use crate::owner::PROTOCOL;
-use crate::state::{Key, Mac, Name, Observed, Route, Seen, State, Value};
+use crate::state::{Key, Mac, Name, Observed, ObservedValue, Route, State, Value};
 use crate::vxlan::VxlanLink;
 
 fn name(text: &str) -> Name {
@@ -29,10 +29,10 @@ fn route(net: &str, dev: &str) -> (Key, Value) {
     (Key::Route(net, 0), Value::Route(route))
 }
 
-fn seen(value: Value) -> Seen {
+fn seen(value: Value) -> ObservedValue {
     let protocol = if matches!(value, Value::Route(_)) { PROTOCOL } else { 0 };
     let mark = matches!(value, Value::Link(_));
-    Seen { value, protocol, mark }
+    ObservedValue { value, protocol, mark }
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn each_attribute_of_a_link_counts() {
     let of = |kind: VxlanLink| Link { kind: Arc::new(kind), ..tunnel() };
     let ensure = Some(Op::Ensure(key, want.clone()));
     assert_eq!(op(tunnel()), None);
-    let unmarked = Seen { mark: false, ..seen(want.clone()) };
+    let unmarked = ObservedValue { mark: false, ..seen(want.clone()) };
     assert_eq!(change(key, Some(want.clone()), Some(unmarked), true), ensure);
     assert_eq!(op(Link { mtu: 1500, ..tunnel() }), ensure);
     assert_eq!(op(Link { mac: Some(Mac([2; 6])), ..tunnel() }), ensure);
@@ -75,8 +75,9 @@ fn flannels_ipip_device_without_parent_is_kept() {
 #[test]
 fn a_route_under_another_number_is_taken_over() {
     let (key, value) = route("10.5.2.0/24", "flannel.1");
-    let op =
-        |protocol, mark| change(key, Some(value.clone()), Some(Seen { value: value.clone(), protocol, mark }), false);
+    let op = |protocol, mark| {
+        change(key, Some(value.clone()), Some(ObservedValue { value: value.clone(), protocol, mark }), false)
+    };
     assert_eq!(op(3, false), Some(Op::Ensure(key, value.clone())));
     assert_eq!(op(PROTOCOL, false), None, "plain instead of nexthop object is no difference");
     assert_eq!(op(PROTOCOL, true), None);

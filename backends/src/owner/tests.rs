@@ -12,7 +12,7 @@ use weft_subnet::network::Network;
 use super::{Ownership, PROTOCOL, is_flannels};
 use crate::host::{OnLink, Reach};
 use crate::link::{Foreign, Link};
-use crate::state::{Key, LAST_METRIC, Mac, Name, Route, Seen, Value};
+use crate::state::{Key, LAST_METRIC, Mac, Name, ObservedValue, Route, Value};
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -30,16 +30,16 @@ fn us() -> Ownership {
     }
 }
 
-fn ask(us: &Ownership, key: Key, seen: Seen) -> bool {
+fn ask(us: &Ownership, key: Key, seen: ObservedValue) -> bool {
     us.ours(&key, &seen)
 }
 
 /// The route that `ip route add PREFIX via VIA dev DEV` writes, by this protocol.
-fn entry(prefix: &str, via: &str, dev: &str, protocol: u8) -> (Key, Seen) {
+fn entry(prefix: &str, via: &str, dev: &str, protocol: u8) -> (Key, ObservedValue) {
     let route = Route::Unicast { via: via.parse().unwrap(), dev: name(dev), onlink: false };
     let prefix = net(prefix);
     let metric = if prefix.addr().is_ipv4() { 0 } else { 1024 };
-    (Key::Route(prefix, metric), Seen { value: Value::Route(route), protocol, mark: false })
+    (Key::Route(prefix, metric), ObservedValue { value: Value::Route(route), protocol, mark: false })
 }
 
 fn route(us: &Ownership, prefix: &str, via: &str, dev: &str, protocol: u8) -> bool {
@@ -48,13 +48,13 @@ fn route(us: &Ownership, prefix: &str, via: &str, dev: &str, protocol: u8) -> bo
 }
 
 fn plain(us: &Ownership, key: Key, value: Value) -> bool {
-    ask(us, key, Seen { value, protocol: 0, mark: false })
+    ask(us, key, ObservedValue { value, protocol: 0, mark: false })
 }
 
 #[test]
 fn a_link_needs_our_mark() {
     let link = Value::link(Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true });
-    let asked = |dev, mark| ask(&us(), Key::Link(name(dev)), Seen { value: link.clone(), protocol: 0, mark });
+    let asked = |dev, mark| ask(&us(), Key::Link(name(dev)), ObservedValue { value: link.clone(), protocol: 0, mark });
     assert!(asked("flannel.1", true));
     assert!(!asked("flannel.1", false), "flannel's or another agent's");
     assert!(!asked("flannel.9", true), "another instance's");
@@ -72,7 +72,7 @@ fn what_is_on_our_device_is_ours() {
         assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), PROTOCOL), ours);
         assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", &dev.text(), 3), ours);
         assert!(!route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), 3), "what others reach through the overlay");
-        let device = Seen { value: Value::Route(Route::Device { dev }), protocol: 4, mark: false };
+        let device = ObservedValue { value: Value::Route(Route::Device { dev }), protocol: 4, mark: false };
         assert!(!ask(&us, Key::Route(net("10.77.0.0/16"), 0), device));
     }
 }
@@ -85,7 +85,7 @@ fn what_the_kernel_makes_is_not() {
     assert!(!plain(&us, Key::Neigh(dev, "224.0.0.22".parse().unwrap()), Value::Neigh(Mac([1; 6]))));
     assert!(!plain(&us, Key::Fdb(dev, Mac([0x33, 0x33, 0, 0, 0, 1])), Value::Fdb("10.0.0.1".parse().unwrap())));
     for prefix in ["fe80::/64", "ff00::/8"] {
-        let device = Seen { value: Value::Route(Route::Device { dev }), protocol: 3, mark: false };
+        let device = ObservedValue { value: Value::Route(Route::Device { dev }), protocol: 3, mark: false };
         assert!(!ask(&us, Key::Route(net(prefix), 256), device));
     }
     assert!(!route(&us, "10.5.9.0/24", "10.5.9.0", "flannel.1", 2), "kernel protocol");
@@ -101,7 +101,7 @@ fn routes_with_our_number_inside_our_network() {
     assert!(!route(&us, "10.0.0.0/8", "192.168.64.9", "eth0", PROTOCOL), "wider than our network");
     assert!(!route(&us, "10.5.9.0/24", "192.168.64.9", "eth0", 4), "static");
     let dead = |prefix: &str, protocol| {
-        let seen = Seen { value: Value::Route(Route::Blackhole), protocol, mark: false };
+        let seen = ObservedValue { value: Value::Route(Route::Blackhole), protocol, mark: false };
         ask(&us, Key::Route(net(prefix), LAST_METRIC), seen)
     };
     assert!(dead("10.5.1.0/24", PROTOCOL) && dead("10.5.0.0/16", PROTOCOL));
@@ -109,7 +109,7 @@ fn routes_with_our_number_inside_our_network() {
 }
 
 /// The network of a flannel that gave subnets of 24 bits from 10.5.8.0 to 10.5.80.0.
-fn flannels(entry: (Key, Seen)) -> bool {
+fn flannels(entry: (Key, ObservedValue)) -> bool {
     let conf = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.8.0","SubnetMax":"10.5.80.0","EnableIPv6":true,
         "IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw"}}"#;
     let network = Network::parse(conf).unwrap();
@@ -146,11 +146,11 @@ fn flannels_routes_are_told_by_their_exact_form() {
     assert!(!flannels((Key::Route(net("10.5.9.0/24"), 100), seen.clone())), "another metric");
     seen.mark = true;
     assert!(!flannels((key, seen.clone())), "through a nexthop object");
-    seen = Seen { value: Value::Route(Route::Device { dev: name("eth0") }), protocol: 3, mark: false };
+    seen = ObservedValue { value: Value::Route(Route::Device { dev: name("eth0") }), protocol: 3, mark: false };
     assert!(!flannels((key, seen.clone())), "without a gateway");
     let onlink = Route::Unicast { via: "192.168.64.9".parse().unwrap(), dev: name("eth0"), onlink: true };
     assert!(
-        !flannels((key, Seen { value: Value::Route(onlink), ..seen.clone() })),
+        !flannels((key, ObservedValue { value: Value::Route(onlink), ..seen.clone() })),
         "flannel asks the kernel whether it is on the link"
     );
     assert!(!flannels((Key::Link(name("eth0")), seen.clone())));

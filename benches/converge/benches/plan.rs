@@ -13,7 +13,7 @@ use weft_backends::backend;
 use weft_backends::diff::Op;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::owner::PROTOCOL;
-use weft_backends::state::{Mac, Name, Observed, Seen};
+use weft_backends::state::{Mac, Name, Observed, ObservedValue};
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
@@ -117,7 +117,7 @@ fn plan_all(bencher: Bencher<'_, '_>, at: (&str, u32)) {
 #[divan::bench(args = ALL, sample_count = 10, sample_size = 1)]
 fn diff_nothing(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let plan = filled(at);
-    let seen = |value| Seen { value, protocol: PROTOCOL, mark: true };
+    let seen = |value| ObservedValue { value, protocol: PROTOCOL, mark: true };
     let ops = plan.difference(&Observed::new(), |_, _| true);
     let entry = |op: &Op| match op {
         Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value) => (*key, seen(value.clone())),

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use weft_backends::diff::Op;
-use weft_backends::state::{Guard, Key, Seen, Value};
+use weft_backends::state::{Guard, Key, ObservedValue, Value};
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::{Family, family};
 
@@ -47,7 +47,7 @@ impl GuardTable {
     ///
     /// # Errors
     /// The tables could not be read, which does not mean that they are gone.
-    pub fn observe(&mut self) -> io::Result<Vec<(Key, Seen)>> {
+    pub fn observe(&mut self) -> io::Result<Vec<(Key, ObservedValue)>> {
         match self.read() {
             Err(error) if connection::is_unsupported(&error) || error.kind() == io::ErrorKind::PermissionDenied => {
                 Ok(Vec::new())
@@ -56,7 +56,7 @@ impl GuardTable {
         }
     }
 
-    fn read(&mut self) -> io::Result<Vec<(Key, Seen)>> {
+    fn read(&mut self) -> io::Result<Vec<(Key, ObservedValue)>> {
         let name = self.name.clone();
         let netlink = connection::open_once(&mut self.netlink)?;
         let mut found = Vec::new();
@@ -199,8 +199,8 @@ impl GuardNotifications {
 }
 
 /// Returns what the kernel adapter reports of an entry of the guard.
-pub fn seen(value: Value) -> Seen {
-    Seen { value, protocol: 0, mark: false }
+pub fn seen(value: Value) -> ObservedValue {
+    ObservedValue { value, protocol: 0, mark: false }
 }
 
 /// Returns the ports and protocols that the chain guards. `None`: the chain is not as we write it.

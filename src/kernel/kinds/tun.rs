@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! TUN devices: `IFLA_TUN_*` of linux/if_link.h. The kernel does not create them by a message, but for whoever opens /dev/net/tun.
 
+use std::io;
 use std::sync::Arc;
 
 use netlink_packet_route::link::InfoData;
@@ -29,8 +30,8 @@ impl super::Codec for Codec {
     }
 
     /// The device is persistent, so it stays when its descriptor is closed here. The data path opens it again.
-    fn create_without_message(&self, name: Name) -> Option<Result<(), String>> {
-        Some(weft_udp::Device::open(&name.text()).map(drop).map_err(|error| error.to_string()))
+    fn create_without_message(&self, name: Name) -> Option<io::Result<()>> {
+        Some(weft_udp::Device::open(&name.text()).map(drop).map_err(io::Error::other))
     }
 
     /// A kernel before 4.20 says nothing about a device but its type, which TAP devices share.

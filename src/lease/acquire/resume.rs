@@ -2,7 +2,6 @@
 //! A start from what was saved, while the store is away. What was saved counts only for this network, this node and the addresses
 //! that it had, and only for a time: afterwards another node may have our subnet, or a peer's.
 
-use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use weft_backends::backend::{Backend, Skip};
@@ -14,8 +13,8 @@ use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::source::Capabilities;
 
-use super::{ConfError, NetConf, StartContext, Started, found, ground, host_with, parse, unreadable, with_chosen};
-use crate::kernel::Kernel;
+use super::{ConfError, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
+use crate::kernel::{Kernel, MachineError};
 use crate::log::chain;
 use crate::log::text::date;
 use crate::options::UplinkChoice;
@@ -153,8 +152,8 @@ enum Unusable {
     NetConf(#[from] ConfError),
     #[error("they are of {} with {}, net-conf says {} with {}", then.0, then.1, now.0, now.1)]
     AnotherNetwork { then: (Subnets, String), now: (Subnets, String) },
-    #[error("{}", unreadable(.0))]
-    Machine(#[from] io::Error),
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     #[error("{}", chain(.0))]
     Uplink(#[from] PickError),
     #[error("this node had other addresses then, not those of {0}")]
@@ -191,7 +190,7 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
         return Err(Unusable::AnotherNetwork { then, now });
     }
     let choice = with_chosen(place.choice, head.chosen);
-    let machine = place.kernel.machine()?;
+    let machine = place.kernel.machine().map_err(MachineError)?;
     let ground = ground(&machine, &network, head.own.subnets).after(before(&head, &choice));
     let picked = uplink::pick(&choice, &ground)?;
     if (picked.public_v4, picked.public_v6) != head.public {

@@ -46,10 +46,10 @@ impl Source for Memories {
     fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         Box::pin(async { Ok(evidence.ours(self.leases()?.borrow().iter()).first().map(|lease| (*lease).clone())) })
     }
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Local<'a, Result<Lease, Error>> {
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
-            let subnets = claim.previous.unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
-            let lease = Lease { attrs: claim.attrs.clone(), ..lease(subnets, "0.0.0.0") };
+            let subnets = request.previous.unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
+            let lease = Lease { attrs: request.attrs.clone(), ..lease(subnets, "0.0.0.0") };
             self.leases()?.borrow_mut().push(lease.clone());
             Ok(lease)
         })

@@ -3,7 +3,7 @@
 
 use std::io::ErrorKind;
 
-use weft_backends::state::{Key, Name, Route, Seen, Value};
+use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
 use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
 
@@ -24,7 +24,7 @@ fn add_stale_route(test: &TestNode) -> Key {
     let (via, dev) = ("192.168.0.8".parse().unwrap(), Name::new("eth0").unwrap());
     let value = Value::Route(Route::Unicast { via, dev, onlink: false });
     let protocol = weft_backends::owner::PROTOCOL;
-    test.kernel.disturb(key, Some(Seen { value, protocol, mark: false }), false);
+    test.kernel.disturb(key, Some(ObservedValue { value, protocol, mark: false }), false);
     key
 }
 
@@ -45,7 +45,7 @@ async fn the_first_pass_uses_the_first_list() {
 #[tokio::test]
 async fn nothing_is_removed_before_the_store_has_sent_a_list() {
     local(async {
-        for events in [vec![], vec![Event::Trouble("no answer".into())]] {
+        for events in [vec![], vec![Event::Unreachable("no answer".into())]] {
             let mut test = TestNode::new(OnLostLease::Hold);
             let stale = add_stale_route(&test);
             test.node.start(events).await;
@@ -110,7 +110,7 @@ async fn neither_an_empty_first_list_nor_a_short_second_one_removes_entries() {
         let mut test = TestNode::new(OnLostLease::Hold);
         let (key, dev) = (Key::Route("10.5.8.0/24".parse().unwrap(), 0), Name::new("eth0").unwrap());
         let value = Value::Route(Route::Unicast { via: "192.168.0.8".parse().unwrap(), dev, onlink: false });
-        test.kernel.disturb(key, Some(Seen { value, protocol: PROTOCOL, mark: false }), false);
+        test.kernel.disturb(key, Some(ObservedValue { value, protocol: PROTOCOL, mark: false }), false);
         for records in [vec![], vec![put("10.5.2.0-24", "192.168.0.2").unwrap()]] {
             test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
             test.node.full_pass(Cause::Audit).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_backends::link::{Foreign, Link};
 use weft_backends::owner::KERNEL_PROTOCOL;
-use weft_backends::state::{Key, Name, Route, Seen, Value};
+use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
 use weft_subnet::source::Event;
 
 use super::{TestNode, local, machine, put};
@@ -16,15 +16,15 @@ use crate::pass::Cause;
 use crate::pass::takeover::Takeover;
 use crate::subnet_file::Author;
 
-fn route(net: &str, route: Route, protocol: u8) -> (Key, Seen) {
-    (Key::Route(net.parse().unwrap(), 0), Seen { value: Value::Route(route), protocol, mark: false })
+fn route(net: &str, route: Route, protocol: u8) -> (Key, ObservedValue) {
+    (Key::Route(net.parse().unwrap(), 0), ObservedValue { value: Value::Route(route), protocol, mark: false })
 }
 
 fn eth0() -> Name {
     Name::new("eth0").unwrap()
 }
 
-fn of_the_kernel(net: &str) -> (Key, Seen) {
+fn of_the_kernel(net: &str) -> (Key, ObservedValue) {
     route(net, Route::Device { dev: eth0() }, KERNEL_PROTOCOL)
 }
 
@@ -179,7 +179,7 @@ async fn entries_of_flannel_are_removed_only_if_they_exist_at_the_first_pass() {
             let (own, of_weft) = (Key::Route("10.5.2.0/24".parse().unwrap(), 0), weft_backends::owner::PROTOCOL);
             if weft_was_here {
                 let seen = left("10.5.2.0/24", "192.168.0.2").1;
-                test.kernel.disturb(own, Some(Seen { protocol: of_weft, ..seen }), false);
+                test.kernel.disturb(own, Some(ObservedValue { protocol: of_weft, ..seen }), false);
             }
             test.node.full_pass(Cause::Start).await;
             assert!(test.kernel.entries().contains_key(&stale), "no list of leases yet");
@@ -218,7 +218,7 @@ async fn a_device_of_flannel_is_removed_only_if_it_has_the_address_of_this_node(
             machine.links.push(LinkInfo { index: 9, name: device, ..machine.links[0].clone() });
             test.kernel.set_machine(machine);
             let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
-            let seen = |value| Some(Seen { value, protocol: 0, mark: false });
+            let seen = |value| Some(ObservedValue { value, protocol: 0, mark: false });
             test.kernel.disturb(Key::Link(device), seen(Value::link(link)), false);
             test.kernel.disturb(Key::Addr(device, addr.parse().unwrap()), seen(Value::Addr), false);
             test.node.full_pass(Cause::Start).await;

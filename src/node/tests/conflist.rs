@@ -41,7 +41,7 @@ async fn pods_wait_for_the_first_list_while_the_store_answers() {
 async fn pods_do_not_wait_for_a_store_that_does_not_answer() {
     local(async {
         let mut test = started().await;
-        test.node.store_changed(vec![Event::Trouble("connection refused".into())]).await;
+        test.node.store_changed(vec![Event::Unreachable("connection refused".into())]).await;
         test.node.report();
         assert!(!test.node.context.reporter.readiness.is_ready() && published(&test));
     })
@@ -52,7 +52,7 @@ async fn pods_do_not_wait_for_a_store_that_does_not_answer() {
 async fn pods_wait_while_the_node_has_a_fault() {
     local(async {
         let mut test = started().await;
-        test.node.store_changed(vec![Event::Trouble("connection refused".into())]).await;
+        test.node.store_changed(vec![Event::Unreachable("connection refused".into())]).await;
         test.node.subnet_file_problem = Some("write subnet.env: no space left on device".into());
         test.node.report();
         assert!(!published(&test));

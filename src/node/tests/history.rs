@@ -2,7 +2,7 @@
 //! `weft history`: what is recorded of each pass, and with which cause.
 
 use tokio::sync::oneshot;
-use weft_backends::state::Seen;
+use weft_backends::state::ObservedValue;
 
 use super::*;
 use crate::kernel::{Notice, Outcome};
@@ -38,10 +38,10 @@ fn key() -> Key {
     Key::Route("10.5.2.0/24".parse().unwrap(), 0)
 }
 
-fn route(via: &str, protocol: u8) -> Seen {
+fn route(via: &str, protocol: u8) -> ObservedValue {
     let dev = Name::new("eth0").unwrap();
     let value = Value::Route(Route::Unicast { via: via.parse().unwrap(), dev, onlink: false });
-    Seen { value, protocol, mark: false }
+    ObservedValue { value, protocol, mark: false }
 }
 
 fn text(text: &str) -> Option<String> {

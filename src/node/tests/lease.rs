@@ -119,7 +119,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
 async fn nothing_is_saved_before_the_end_of_the_lease_is_known() {
     local(async {
         let mut test = holding().await;
-        let kept = |seconds| vec![Event::Kept(Some(Duration::from_secs(seconds)))];
+        let kept = |seconds| vec![Event::Renewed(Some(Duration::from_secs(seconds)))];
         assert_eq!(test.node.next_saving(Instant::now()), None);
         test.node.store_changed(kept(900)).await;
         let first = test.node.own_lease.saved_end;
@@ -131,7 +131,7 @@ async fn nothing_is_saved_before_the_end_of_the_lease_is_known() {
         assert!(
             matches!((test.node.own_lease.saved_end, first), (SavedEnd::At(now), SavedEnd::At(before)) if now > before)
         );
-        test.node.store_changed(vec![Event::Kept(None)]).await;
+        test.node.store_changed(vec![Event::Renewed(None)]).await;
         assert_eq!(
             (test.node.own_lease.saved_end, test.node.own_lease.ttl),
             (SavedEnd::Never, None),
@@ -146,9 +146,9 @@ async fn an_error_of_the_store_does_not_count_as_an_answer() {
     local(async {
         let mut test = holding().await;
         let before = test.node.store.last_answer;
-        test.node.store_changed(vec![Event::Trouble("no answer".into())]).await;
+        test.node.store_changed(vec![Event::Unreachable("no answer".into())]).await;
         assert_eq!(test.node.store.last_answer, before);
-        test.node.store_changed(vec![Event::Word]).await;
+        test.node.store_changed(vec![Event::Answered]).await;
         assert!(test.node.store.last_answer > before);
     })
     .await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::link::{Foreign, Link};
-use weft_backends::state::{Key, Name, Seen, Value};
+use weft_backends::state::{Key, Name, ObservedValue, Value};
 use weft_subnet::source::Event;
 
 use super::{CONFIG, TestNode, VXLAN, local, machine, put};
@@ -72,7 +72,7 @@ async fn an_audit_runs_when_stale_entries_may_be_removed() {
         let (stale, seen) = (Key::Route("10.5.8.0/24".parse().unwrap(), 0), {
             let (via, dev) = ("192.168.0.8".parse().unwrap(), Name::new("eth0").unwrap());
             let value = Value::Route(weft_backends::state::Route::Unicast { via, dev, onlink: false });
-            Seen { value, protocol: super::PROTOCOL, mark: false }
+            ObservedValue { value, protocol: super::PROTOCOL, mark: false }
         });
         test.kernel.disturb(stale, Some(seen), false);
         test.node.full_pass(Cause::Kernel).await;
@@ -103,7 +103,11 @@ async fn few_entries_are_repaired_one_by_one_and_many_by_a_full_pass() {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let gone = |count: usize| {
             let nets = (0..count).map(|n| format!("10.5.{}.{}/32", 100 + n / 256, n % 256));
-            let seen = Seen { value: Value::Route(weft_backends::state::Route::Blackhole), protocol: 90, mark: false };
+            let seen = ObservedValue {
+                value: Value::Route(weft_backends::state::Route::Blackhole),
+                protocol: 90,
+                mark: false,
+            };
             let mut all: Vec<Notice> = nets.map(|net| Notice::Entry(route(&net), Some(seen.clone()))).collect();
             all.push(Notice::Entry(route(PEER), None));
             all
@@ -198,7 +202,7 @@ async fn no_entry_of_a_lease_is_written_before_the_first_list() {
     .await;
 }
 
-fn device(kernel: &FakeKernel, name: &str) -> Option<Seen> {
+fn device(kernel: &FakeKernel, name: &str) -> Option<ObservedValue> {
     kernel.entries().get(&Key::Link(Name::new(name).unwrap())).cloned()
 }
 
@@ -208,7 +212,7 @@ async fn a_device_name_that_another_program_frees_is_used_in_the_same_pass() {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let dev = Key::Link(Name::new("flannel.7").unwrap());
         let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
-        test.kernel.disturb(dev, Some(Seen { value: Value::link(link), protocol: 0, mark: false }), false);
+        test.kernel.disturb(dev, Some(ObservedValue { value: Value::link(link), protocol: 0, mark: false }), false);
         test.node.store_changed(vec![Event::Changes(vec![Ok(super::rate_limit::vxlan("10.5.77.0-24", 7))])]).await;
         let state = |test: &mut TestNode| {
             let peers = test.node.status().peers;

@@ -83,7 +83,7 @@ async fn the_first_list_ends_the_use_of_saved_peers() {
     local(async {
         let mut test = TestNode::new(OnLostLease::Hold);
         test.node.peers.list = PeerList::Saved("the store is away: peers are those that were saved".into());
-        test.node.store_changed(vec![Event::Word]).await;
+        test.node.store_changed(vec![Event::Answered]).await;
         assert!(!test.node.has_list(), "an answer without a list is not enough");
         test.node.store_changed(list(2..4)).await;
         assert_eq!(test.node.peers.list, PeerList::Complete);
@@ -134,11 +134,11 @@ async fn our_own_lease_is_written_again_if_a_list_lacks_it() {
 async fn an_error_of_the_store_ends_with_its_next_answer() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        test.node.store_changed(vec![Event::Trouble("no answer".into())]).await;
+        test.node.store_changed(vec![Event::Unreachable("no answer".into())]).await;
         assert_eq!(test.node.store.error.as_deref(), Some("no answer"));
-        test.node.store_changed(vec![Event::Kept(Some(Duration::from_secs(60)))]).await;
+        test.node.store_changed(vec![Event::Renewed(Some(Duration::from_secs(60)))]).await;
         assert!(test.node.store.error.is_some(), "a renewal may be an old answer of another connection");
-        test.node.store_changed(vec![Event::Word]).await;
+        test.node.store_changed(vec![Event::Answered]).await;
         assert_eq!(test.node.store.error, None);
     })
     .await;

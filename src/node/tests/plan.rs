@@ -3,7 +3,7 @@
 
 use tokio::sync::oneshot;
 use weft_backends::diff::Op;
-use weft_backends::state::Seen;
+use weft_backends::state::ObservedValue;
 
 use super::*;
 use crate::observe::plan::Planned;
@@ -50,7 +50,7 @@ async fn without_a_list_of_leases_the_plan_removes_nothing() {
         let dev = Name::new("eth0").unwrap();
         let value = Value::Route(Route::Unicast { via: [192, 168, 0, 2].into(), dev, onlink: false });
         let stale = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
-        test.kernel.disturb(stale, Some(Seen { value, protocol: PROTOCOL, mark: false }), false);
+        test.kernel.disturb(stale, Some(ObservedValue { value, protocol: PROTOCOL, mark: false }), false);
         assert_eq!(plan(&mut test), Ok(vec![]));
     })
     .await;

@@ -13,7 +13,7 @@ use crate::observe::history::Query;
 use crate::observe::status::PeerState;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
-use weft_backends::state::{Fence, Key, Route, Seen, Value};
+use weft_backends::state::{Fence, Key, ObservedValue, Route, Value};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
@@ -178,7 +178,7 @@ async fn a_fence_needs_no_route_in_the_main_table_and_excepts_nodes_inside_netwo
         let fence = Fence { unreachable: net("10.5.0.0/16"), blackhole: net("10.5.1.0/24"), whole: true };
         let seen = |test: &TestNode, key: &Key| test.kernel.entries().get(key).map(|seen| seen.value.clone());
         assert_eq!(seen(&test, &key), Some(Value::fence(fence)));
-        let drops = |seen: &Seen| matches!(seen.value, Value::Route(Route::Unreachable | Route::Blackhole));
+        let drops = |seen: &ObservedValue| matches!(seen.value, Value::Route(Route::Unreachable | Route::Blackhole));
         assert!(!test.kernel.entries().iter().any(|(_, seen)| drops(seen)));
         // A lease names an address of a pod as that of its node. This address is excepted, and nothing else changes.
         let open = Key::Open("10.5.77.9".parse().unwrap());
@@ -192,7 +192,7 @@ async fn a_fence_needs_no_route_in_the_main_table_and_excepts_nodes_inside_netwo
         assert_eq!(seen(&test, &open), None);
         // Another program removes the fence and adds an exception. The notification leads to a comparison of the fence alone.
         test.kernel.disturb(key, None, false);
-        test.kernel.disturb(open, Some(Seen { value: Value::Open, protocol: 0, mark: false }), false);
+        test.kernel.disturb(open, Some(ObservedValue { value: Value::Open, protocol: 0, mark: false }), false);
         test.node.kernel_changed(vec![Notice::Fence]).await;
         assert_eq!((seen(&test, &open), seen(&test, &key)), (None, Some(Value::fence(fence))));
         let status = test.node.status();

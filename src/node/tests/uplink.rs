@@ -96,7 +96,7 @@ async fn a_node_without_another_uplink_waits() {
         test.node.tick().await;
         assert_eq!(uplink(&test), "eth0 192.168.0.1");
         assert_eq!(test.node.uplink.change_due, None, "the host is read again only after a notification");
-        test.node.store_changed(vec![Event::Word]).await;
+        test.node.store_changed(vec![Event::Answered]).await;
         assert!(test.asked(0).await);
     })
     .await;

@@ -50,7 +50,7 @@ async fn peers_that_nobody_wants_are_removed_after_their_prefixes_and_a_stolen_p
         is_live: true,
         written: None,
     };
-    let seen = |value| Some(Seen { value, protocol: 0, mark: false });
+    let seen = |value| Some(ObservedValue { value, protocol: 0, mark: false });
     let theirs = Value::AllowedIp(Arc::new(thief.key));
     kernel.disturb(peer_key(9), seen(Value::peer(thief)), false);
     kernel.disturb(allowed("10.5.2.0/24"), seen(theirs.clone()), false);
@@ -69,7 +69,7 @@ async fn an_endpoint_that_works_is_not_written() {
     let roamed = |is_live| {
         let endpoint = Some("203.0.113.9:1024".parse().unwrap());
         let value = Value::peer(WgPeer { endpoint, is_live, ..WgPeer::clone(&wanted) });
-        Some(Seen { value, protocol: 0, mark: false })
+        Some(ObservedValue { value, protocol: 0, mark: false })
     };
     kernel.disturb(peer_key(2), roamed(true), false);
     assert!(passer.wireguard(&plan).await.unwrap().is_none());

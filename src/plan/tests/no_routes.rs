@@ -82,7 +82,7 @@ fn no_route_is_taken_for_flannels() {
     let (eth0, via) = (Name::new("eth0").unwrap(), IpAddr::from([192, 168, 0, 9]));
     let key = Key::Route("10.5.9.0/24".parse().unwrap(), 0);
     let value = Value::Route(Route::Unicast { via, dev: eth0, onlink: false });
-    let seen = Seen { value, protocol: 3, mark: false };
+    let seen = ObservedValue { value, protocol: 3, mark: false };
     let observed = Observed::from([(key, seen.clone())]);
     let on_link = weft_backends::host::Reach::Link(eth0);
     for (makes_routes, mut plan) in [(true, plan()), (false, without_routes())] {

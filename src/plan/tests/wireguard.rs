@@ -97,7 +97,7 @@ fn routes_over_a_device_of_flannels_earlier_backend_are_flannels() {
     let route = |net: &str, dev: &str, protocol| {
         let (via, dev) = ([10, 5, 2, 0].into(), Name::new(dev).unwrap());
         let value = Value::Route(Route::Unicast { via, dev, onlink: true });
-        (Key::Route(net.parse().unwrap(), 0), Seen { value, protocol, mark: false })
+        (Key::Route(net.parse().unwrap(), 0), ObservedValue { value, protocol, mark: false })
     };
     let rows = [
         ("10.5.2.0/24", "flannel.1", 3, true),

@@ -283,7 +283,7 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
         if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
             return Ok(());
         }
-        if !report_config(store, out, text).await || out.send(Event::Word).await.is_err() {
+        if !report_config(store, out, text).await || out.send(Event::Answered).await.is_err() {
             return Ok(());
         }
     }

@@ -18,7 +18,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease};
 use crate::retry::Backoff;
-use crate::source::{Claim, Error};
+use crate::source::{Error, LeaseRequest};
 
 use super::EtcdStore;
 use super::keys::{All, Stored};
@@ -62,15 +62,15 @@ struct Basis<'a> {
 
 /// The leases in the store as one attempt to acquire a subnet sees them.
 struct Leases<'a> {
-    claim: &'a Claim,
+    request: &'a LeaseRequest,
     all: &'a All,
     /// Those that are ours, the one with the best evidence first.
     ours: Vec<&'a Stored>,
 }
 
 impl<'a> Leases<'a> {
-    fn new(claim: &'a Claim, all: &'a All, evidence: &Evidence) -> Leases<'a> {
-        Leases { claim, all, ours: all.ours(evidence) }
+    fn new(request: &'a LeaseRequest, all: &'a All, evidence: &Evidence) -> Leases<'a> {
+        Leases { request, all, ours: all.ours(evidence) }
     }
 
     fn is_ours(&self, stored: &Stored) -> bool {
@@ -83,7 +83,7 @@ impl<'a> Leases<'a> {
 
     /// Returns true if net-conf allows a lease of these subnets.
     fn is_compatible(&self, stored: &Stored) -> bool {
-        stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.claim.network, &subnets))
+        stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.request.network, &subnets))
     }
 
     /// Returns true if an older lease of another node overlaps this one of ours. Then ours came second in a race, and we ended before
@@ -103,7 +103,7 @@ impl<'a> Leases<'a> {
     fn choose(&self) -> Result<Subnets, Error> {
         let taken = self.others().filter_map(|stored| stored.subnets).collect();
         let nodes = self.others().filter_map(Stored::lease).map(|lease| &lease.attrs);
-        self.claim.choose(taken, nodes)
+        self.request.choose(taken, nodes)
     }
 }
 
@@ -119,14 +119,14 @@ impl EtcdStore {
         Ok(own)
     }
 
-    pub(super) async fn acquire_fenced(&self, claim: &Claim) -> Result<Lease, Error> {
+    pub(super) async fn acquire_fenced(&self, request: &LeaseRequest) -> Result<Lease, Error> {
         let mut granted = None;
-        let result = self.acquire_attempts(claim, &mut granted).await;
+        let result = self.acquire_attempts(request, &mut granted).await;
         self.revoke_unused(granted).await;
         result
     }
 
-    async fn acquire_attempts(&self, claim: &Claim, granted: &mut Granted) -> Result<Lease, Error> {
+    async fn acquire_attempts(&self, request: &LeaseRequest, granted: &mut Granted) -> Result<Lease, Error> {
         // A list that was read a moment ago may be used, because every write checks that its key has not changed.
         let mut recent = self.last_list.take();
         let is_start = recent.is_some();
@@ -136,7 +136,7 @@ impl EtcdStore {
                 Some(all) => all,
                 None => self.read_all().await?,
             };
-            let attempt = self.acquire_once(claim, &all, granted).await?;
+            let attempt = self.acquire_once(request, &all, granted).await?;
             let lease = attempt.lease().cloned();
             if let (Attempt::Won(own), Some(lease)) = (attempt, lease) {
                 if is_start {
@@ -151,11 +151,11 @@ impl EtcdStore {
     }
 
     /// Makes one attempt: confirms a lease that is ours, or deletes those that cannot be used and creates a new one.
-    async fn acquire_once(&self, claim: &Claim, all: &All, granted: &mut Granted) -> Result<Attempt, Error> {
-        let evidence = claim.evidence(self.types);
-        let leases = Leases::new(claim, all, &evidence);
+    async fn acquire_once(&self, request: &LeaseRequest, all: &All, granted: &mut Granted) -> Result<Attempt, Error> {
+        let evidence = request.evidence(self.types);
+        let leases = Leases::new(request, all, &evidence);
         if let Some(own) = leases.usable() {
-            return self.rewrite(own, &claim.attrs, granted).await;
+            return self.rewrite(own, &request.attrs, granted).await;
         }
         for own in &leases.ours {
             if !self.delete_fenced(own).await? {
@@ -163,7 +163,7 @@ impl EtcdStore {
             }
         }
         let basis = Basis { evidence: &evidence, revision: all.revision };
-        self.create(&leases.choose()?, &claim.attrs, &basis, granted).await
+        self.create(&leases.choose()?, &request.attrs, &basis, granted).await
     }
 
     /// Creates a key. Deletes it again if an older key overlaps it.

@@ -110,7 +110,7 @@ pub(super) struct Pool {
 }
 
 /// A client and the index of its endpoint.
-pub(super) struct Connected {
+pub(super) struct ChosenEndpoint {
     pub(super) index: usize,
     pub(super) client: Client,
 }
@@ -158,12 +158,12 @@ impl Pool {
     }
 
     /// Returns a client of the endpoint in use, made from the present files. If it cannot connect, the next endpoint comes into use.
-    pub(super) async fn connect(&self) -> Result<Connected, Fault> {
+    pub(super) async fn connect(&self) -> Result<ChosenEndpoint, Fault> {
         let index = self.current.get();
         let held = self.endpoints[index].client.borrow().clone();
         if let Some(held) = held {
             let client = self.renewed(index, &held).await.unwrap_or(held.client);
-            return Ok(Connected { index, client });
+            return Ok(ChosenEndpoint { index, client });
         }
         let files = Stamp::of(&self.options);
         self.read_files().await;
@@ -171,7 +171,7 @@ impl Pool {
             Ok(client) => {
                 *self.endpoints[index].client.borrow_mut() =
                     Some(Connection { client: client.clone(), files, tried: None });
-                Ok(Connected { index, client })
+                Ok(ChosenEndpoint { index, client })
             }
             Err(fault) => {
                 self.failed(index);

@@ -87,7 +87,7 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
                 failures.reset();
                 let ttl = if let Renewal::For(ttl) = renewal { Some(ttl) } else { None };
                 expires = ttl.map(|ttl| Instant::now() + ttl);
-                if !matches!(renewal, Renewal::NotOurs) && out.send(Event::Kept(ttl)).await.is_err() {
+                if !matches!(renewal, Renewal::NotOurs) && out.send(Event::Renewed(ttl)).await.is_err() {
                     return;
                 }
                 renew_in(ttl.unwrap_or(store.lease_ttl), store.renew_margin)

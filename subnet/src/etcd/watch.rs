@@ -16,7 +16,7 @@ use crate::retry::Failures;
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
-use super::client::{Connected, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
+use super::client::{ChosenEndpoint, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
 
 /// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open.
 const IDLE: Duration = Duration::from_secs(5);
@@ -136,7 +136,7 @@ async fn watch_on(
     store: &EtcdStore,
     out: &mpsc::Sender<Event>,
     (at, failures): (&mut Position, &mut Failures),
-    to: Connected,
+    to: ChosenEndpoint,
 ) -> End {
     // Before its events are used, check that this server belongs to the store that we know.
     match is_other_store(store, &to, at).await {
@@ -160,7 +160,7 @@ async fn watch_on(
                 if let Err(fault) = probe(store, &to).await {
                     return End::Broken { what, fault };
                 }
-                if out.send(Event::Word).await.is_err() {
+                if out.send(Event::Answered).await.is_err() {
                     return End::Closed;
                 }
                 continue;
@@ -176,7 +176,7 @@ async fn watch_on(
     }
 }
 
-async fn canceled(message: &WatchResponse, what: String, to: &Connected) -> End {
+async fn canceled(message: &WatchResponse, what: String, to: &ChosenEndpoint) -> End {
     if message.compact_revision() > 0 {
         tracing::info!(
             compact_revision = message.compact_revision(),
@@ -195,7 +195,7 @@ async fn canceled(message: &WatchResponse, what: String, to: &Connected) -> End 
 
 /// Returns true if the server belongs to another store, or the store was replaced. This is a quorum read, because a member that lags
 /// behind would look like a store that was reset to an earlier revision.
-async fn is_other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Result<bool, End> {
+async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -> Result<bool, End> {
     let key = store.keys.config();
     let answer = match limited(kv(&to.client).get(key.as_str(), None)).await {
         Ok(answer) => answer,
@@ -215,12 +215,12 @@ async fn is_other_store(store: &EtcdStore, to: &Connected, at: &Position) -> Res
 }
 
 /// Checks that the server is alive. This member answers alone, so that 50,000 idle nodes do not each cost etcd a quorum round.
-async fn probe(store: &EtcdStore, to: &Connected) -> Result<(), Fault> {
+async fn probe(store: &EtcdStore, to: &ChosenEndpoint) -> Result<(), Fault> {
     let cheap = etcd_client::GetOptions::new().with_serializable().with_count_only();
     limited(kv(&to.client).get(store.keys.config(), Some(cheap))).await.map(|_| ())
 }
 
-async fn open(store: &EtcdStore, to: &Connected, from: i64) -> Result<WatchStream, Fault> {
+async fn open(store: &EtcdStore, to: &ChosenEndpoint, from: i64) -> Result<WatchStream, Fault> {
     let (_, end) = store.keys.leases();
     // When a watch is resumed, etcd sends all missed events in one message, unless fragments are allowed.
     let options = WatchOptions::new().with_range(end).with_start_revision(from).with_progress_notify().with_fragment();
@@ -277,5 +277,5 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
     {
         return false;
     }
-    out.send(Event::Word).await.is_ok()
+    out.send(Event::Answered).await.is_ok()
 }

@@ -15,7 +15,7 @@ use crate::cidr::{Family, Subnets};
 use crate::evidence::Evidence;
 use crate::lease::{Age, Lease};
 use crate::network::Network;
-use crate::source::{Claim, Error, UNREADABLE};
+use crate::source::{Error, LeaseRequest, UNREADABLE};
 
 use super::client::{ApiError, CONFLICT, NOT_FOUND};
 use super::node::{Node, NodeError};
@@ -171,11 +171,11 @@ impl KubeStore {
         self.read_own().await?.chosen(&self.prefix).map_err(|error| Error::Invalid(error.to_string()))
     }
 
-    pub(super) async fn take(&self, claim: &Claim) -> Result<Lease, Error> {
-        let publication = Publication { network: claim.network.clone(), attrs: claim.attrs.clone() };
+    pub(super) async fn take(&self, request: &LeaseRequest) -> Result<Lease, Error> {
+        let publication = Publication { network: request.network.clone(), attrs: request.attrs.clone() };
         *self.publication.borrow_mut() = Some(publication);
         let node = self.node_with_pod_cidr().await?;
-        self.publish(node, &claim.attrs, &claim.network).await
+        self.publish(node, &request.attrs, &request.network).await
     }
 
     pub(super) async fn take_again(&self, attrs: &Attrs) -> Result<Lease, Error> {

@@ -13,7 +13,7 @@ use crate::attrs::Attrs;
 use crate::backend_types::BackendTypes;
 
 use super::annotations::{self, Prefix};
-use super::node::Node;
+use super::node::{Node, NodeError};
 
 /// Annotations to set, and annotations to remove (`None`).
 pub(super) type Changes = BTreeMap<String, Option<String>>;
@@ -23,11 +23,14 @@ fn address<A: Display + FromStr>(node: &Node, prefix: &Prefix, overwrite: &str, 
     node.address::<A>(prefix, overwrite).ok().flatten().unwrap_or(ours).to_string()
 }
 
-/// Returns why the administrator's address cannot be read, if it cannot.
-pub(super) fn unreadable(node: &Node, prefix: &Prefix) -> Option<String> {
-    let v4 = node.address::<Ipv4Addr>(prefix, annotations::OVERWRITE).err();
-    let reason = v4.or_else(|| node.address::<Ipv6Addr>(prefix, annotations::OVERWRITE_V6).err())?;
-    Some(format!("{reason}: our own address is published"))
+/// Checks the addresses that the administrator wrote onto our Node, to be published instead of ours.
+///
+/// # Errors
+/// One of them cannot be read.
+pub(super) fn check_overwrites(node: &Node, prefix: &Prefix) -> Result<(), NodeError> {
+    node.address::<Ipv4Addr>(prefix, annotations::OVERWRITE)?;
+    node.address::<Ipv6Addr>(prefix, annotations::OVERWRITE_V6)?;
+    Ok(())
 }
 
 /// Returns what the backend of a node has published, even where the other annotations cannot be read.

@@ -31,7 +31,7 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(150);
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// A watch that ends sooner without an error counts as a failure.
 const SHORT: Duration = Duration::from_secs(1);
-/// The most frequent [`Event::Word`].
+/// The most frequent [`Event::Answered`].
 const WORD_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest back-off. With a shorter one, thousands of agents could keep a server down that is coming back.
 const RETRY_MAX: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ struct Watch<'a> {
     without_streaming: Option<Instant>,
     /// The next list is from another store than the one before.
     reset: bool,
-    /// When [`Event::Word`] was last sent.
+    /// When [`Event::Answered`] was last sent.
     last_word: Option<Instant>,
     /// A request failed: check that the server still has the history that we know.
     check_history: bool,
@@ -218,7 +218,7 @@ impl Watch<'_> {
             return Ok(());
         }
         self.last_word = Some(Instant::now());
-        self.out.send(Event::Word).await.map_err(|_| End::Closed)
+        self.out.send(Event::Answered).await.map_err(|_| End::Closed)
     }
 
     async fn follow(&mut self, mut stream: WatchStream) -> End {

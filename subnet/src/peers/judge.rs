@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Is a lease possible at all? Depends on the lease and on us, not on other leases.
+//! Whether a lease can be used on this node at all. This depends on the lease and on this node, and not on other leases.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,81 +10,114 @@ use super::claims::Claim;
 use crate::cidr::{Family, Subnets, family};
 use crate::lease::Lease;
 
-/// Why this lease cannot be: names the field and its content. `None` when it can.
-pub(super) fn impossible(us: &Us, lease: &Lease) -> Option<String> {
+/// Why a lease cannot be used on this node, whatever other leases say. It names the field of the lease and its content.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unusable {
+    #[error("grants no subnet")]
+    NoSubnet,
+    #[error("subnet {0} is of a family that net-conf does not enable")]
+    OtherFamily(Subnets),
+    #[error("subnet {net} is outside our Network {network}")]
+    OutsideNetwork { net: IpNet, network: IpNet },
+    #[error("subnet {subnets} overlaps our own {own}")]
+    OverlapsOurs { subnets: Subnets, own: Subnets },
+    #[error("subnet {net} contains {ip}, our own address")]
+    ContainsPublicAddress { net: IpNet, ip: IpAddr },
+    #[error("subnet {net} contains {ip}, an address of this node ({link})")]
+    ContainsAddress { net: IpNet, ip: IpAddr, link: String },
+    #[error("subnet {net} overlaps {connected}, to which this node is connected by {link}")]
+    OverlapsConnected { net: IpNet, connected: IpNet, link: String },
+    #[error("has no public address of a family in use")]
+    NoPublicAddress,
+    #[error("{field} {ip} lies inside our own subnet {own}")]
+    InsideOurSubnet { field: &'static str, ip: IpAddr, own: IpNet },
+    #[error("{field} {ip} is {what}")]
+    PublicAddress { field: &'static str, ip: IpAddr, what: &'static str },
+}
+
+/// Checks whether this lease can be used on this node. The answer depends on the lease and on this node, and not on other leases.
+///
+/// # Errors
+/// It cannot, and why.
+pub(super) fn check(us: &Us, lease: &Lease) -> Result<(), Unusable> {
     if lease.subnets == Subnets::default() {
-        return Some("grants no subnet".to_owned());
+        return Err(Unusable::NoSubnet);
     }
     let concerns = enabled(us, &lease.subnets);
     if concerns == Subnets::default() {
-        return Some(format!("subnet {} is of a family that net-conf does not enable", lease.subnets));
+        return Err(Unusable::OtherFamily(lease.subnets));
     }
-    concerns
-        .iter()
-        .find_map(|net| misplaced(us, net))
-        .or_else(|| {
-            let own = &us.own;
-            own.overlaps(&concerns).then(|| format!("subnet {} overlaps our own {own}", lease.subnets))
-        })
-        .or_else(|| concerns.iter().find_map(|net| over_this_node(us, net)))
-        .or_else(|| unreachable(us, lease))
+    for net in concerns.iter() {
+        check_network(us, net)?;
+    }
+    if us.own.overlaps(&concerns) {
+        return Err(Unusable::OverlapsOurs { subnets: lease.subnets, own: us.own });
+    }
+    for net in concerns.iter() {
+        check_addresses_of_this_node(us, net)?;
+    }
+    check_public_addresses(us, lease)
 }
 
-/// What a possible lease claims on this node.
+/// Returns what a usable lease claims on this node.
 pub(super) fn claim(us: &Us, lease: &Lease) -> Claim {
     let public =
         Subnets { v4: lease.attrs.public_ip.map(Ipv4Net::from), v6: lease.attrs.public_ipv6.map(Ipv6Net::from) };
     Claim { subnets: enabled(us, &lease.subnets), public: enabled(us, &public) }
 }
 
-/// A subnet that holds an address of this node, or of its LAN, would take this node's own traffic.
-fn over_this_node(us: &Us, net: IpNet) -> Option<String> {
+/// Checks that this subnet does not contain an address of this node or of its LAN. It would take this node's own traffic otherwise.
+fn check_addresses_of_this_node(us: &Us, net: IpNet) -> Result<(), Unusable> {
     if let Some(ip) = us.public.iter().chain(&us.uplink).find(|ip| net.contains(*ip)) {
-        return Some(format!("subnet {net} contains {ip}, our own address"));
+        return Err(Unusable::ContainsPublicAddress { net, ip: *ip });
     }
-    let (place, link) = us.connected.overlapping(net)?;
-    Some(if place.prefix_len() == place.max_prefix_len() {
-        format!("subnet {net} contains {}, an address of this node ({link})", place.addr())
+    let Some((connected, link)) = us.connected.overlapping(net) else { return Ok(()) };
+    let link = link.to_string();
+    Err(if connected.prefix_len() == connected.max_prefix_len() {
+        Unusable::ContainsAddress { net, ip: connected.addr(), link }
     } else {
-        format!("subnet {net} overlaps {place}, to which this node is connected by {link}")
+        Unusable::OverlapsConnected { net, connected, link }
     })
 }
 
-/// The families that net-conf enables: a dual-stack lease concerns an IPv4-only node by its IPv4 half alone, as in flannel.
+/// Returns the subnets of the families that net-conf enables. As in flannel, an IPv4-only node uses only the IPv4 half of a dual-stack
+/// lease.
 pub(super) fn enabled(us: &Us, subnets: &Subnets) -> Subnets {
     Subnets { v4: subnets.v4.filter(|_| us.networks.v4.is_some()), v6: subnets.v6.filter(|_| us.networks.v6.is_some()) }
 }
 
-fn misplaced(us: &Us, net: IpNet) -> Option<String> {
+fn check_network(us: &Us, net: IpNet) -> Result<(), Unusable> {
     match us.networks.of(family(&net)) {
-        Some(network) if !network.contains(&net) => Some(format!("subnet {net} is outside our Network {network}")),
-        _ => None,
+        Some(network) if !network.contains(&net) => Err(Unusable::OutsideNetwork { net, network }),
+        _ => Ok(()),
     }
 }
 
-/// Public addresses are judged in the families that the network uses; what a flannel node says in the other is noise (an
-/// IPv6-only one says 0.0.0.0).
-fn unreachable(us: &Us, lease: &Lease) -> Option<String> {
+/// Checks the public addresses of the families that the network uses. What a flannel node publishes for the other family has no meaning:
+/// an IPv6-only one publishes 0.0.0.0.
+fn check_public_addresses(us: &Us, lease: &Lease) -> Result<(), Unusable> {
     let v4 = lease.attrs.public_ip.map(IpAddr::V4).filter(|_| us.networks.of(Family::V4).is_some());
     let v6 = lease.attrs.public_ipv6.map(IpAddr::V6).filter(|_| us.networks.of(Family::V6).is_some());
     if v4.is_none() && v6.is_none() {
-        return Some("has no public address of a family in use".to_owned());
+        return Err(Unusable::NoPublicAddress);
     }
-    let fault = |(field, ip): (&str, IpAddr)| {
+    for (field, ip) in v4.map(|ip| ("PublicIP", ip)).into_iter().chain(v6.map(|ip| ("PublicIPv6", ip))) {
         if let Some(own) = us.own.iter().find(|own| own.contains(&ip)) {
-            return Some(format!("{field} {ip} lies inside our own subnet {own}"));
+            return Err(Unusable::InsideOurSubnet { field, ip, own });
         }
         let what = match ip {
-            _ if us.public.contains(&ip) => "our own address: two nodes publish it",
-            _ if us.uplink.contains(&ip) => "the address of this node's uplink, which this node does not publish",
-            _ => unusable(ip)?,
+            _ if us.public.contains(&ip) => Some("our own address: two nodes publish it"),
+            _ if us.uplink.contains(&ip) => Some("the address of this node's uplink, which this node does not publish"),
+            _ => unusable(ip),
         };
-        Some(format!("{field} {ip} is {what}"))
-    };
-    v4.map(|ip| ("PublicIP", ip)).into_iter().chain(v6.map(|ip| ("PublicIPv6", ip))).find_map(fault)
+        if let Some(what) = what {
+            return Err(Unusable::PublicAddress { field, ip, what });
+        }
+    }
+    Ok(())
 }
 
-/// What kind of address it is that no other node can have.
+/// Returns what kind of address this is, if no other node can have such an address.
 fn unusable(ip: IpAddr) -> Option<&'static str> {
     let link_local = |v6: Ipv6Addr| v6.is_unicast_link_local();
     match ip {

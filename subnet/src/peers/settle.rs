@@ -45,8 +45,8 @@ impl Peers {
             *verdict = Verdict::Own;
             return;
         }
-        if let Some(reason) = judge::impossible(&self.us, lease) {
-            *verdict = Verdict::Impossible(Box::new(Reason(reason.into())));
+        if let Err(unusable) = judge::check(&self.us, lease) {
+            *verdict = Verdict::Impossible(Box::new(Reason(unusable.to_string().into())));
             return;
         }
         *verdict = Verdict::Beaten(None);

@@ -8,29 +8,29 @@ use tokio::time::{Instant, sleep};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::connected::Connected;
 use weft_subnet::kube::{KubeStore, Who};
-use weft_subnet::source::{Claim, Error, Source};
+use weft_subnet::source::{Error, LeaseRequest, Source};
 
-use super::contract::{attrs, booted, claim, network};
+use super::contract::{attrs, booted, network, request};
 use super::server::{Cluster, Server};
 
 fn version(node: &Value) -> &str {
     node["metadata"]["resourceVersion"].as_str().unwrap()
 }
 
-/// Returns a claim of host-gw in both families.
-pub fn dual(last: u8) -> Claim {
+/// Returns a request of host-gw in both families.
+pub fn dual(last: u8) -> LeaseRequest {
     let net = "fd00:12::/48".parse().unwrap();
     let mut network = network(24, "10.5.255.0");
     network.networks.v6 = Some(net);
     let public_ipv6 = Some(format!("2001:db8::{last}").parse().unwrap());
     let attrs = Attrs { public_ipv6, backend_type: "host-gw".into(), backend_data: None, ..attrs(last) };
-    Claim { network, attrs, previous: None, was: None, connected: Connected::default() }
+    LeaseRequest { network, attrs, previous: None, was: None, connected: Connected::default() }
 }
 
 #[tokio::test]
 async fn nothing_is_written_when_nothing_changed() {
     let cluster = Cluster::shared().await;
-    let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
+    let lease = cluster.store(1).acquire(&request(1)).await.unwrap();
     assert_eq!(&*lease.id, cluster.node(1));
     let node = cluster.read(1).await;
     let wanted = json!({
@@ -43,7 +43,7 @@ async fn nothing_is_written_when_nothing_changed() {
     let store = cluster.store(1);
     let own = store.own(&booted(1)).await.unwrap().unwrap();
     assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "the VTEP MAC comes back");
-    assert_eq!(store.acquire(&claim(1)).await.unwrap(), lease);
+    assert_eq!(store.acquire(&request(1)).await.unwrap(), lease);
     store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
     assert_eq!(version(&cluster.read(1).await), version(&node));
 }
@@ -52,11 +52,11 @@ async fn nothing_is_written_when_nothing_changed() {
 async fn the_published_mac_is_found_although_other_values_are_wrong() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
-    store.acquire(&claim(1)).await.unwrap();
+    store.acquire(&request(1)).await.unwrap();
     cluster.annotate(1, "public-ip", &json!("nonsense")).await;
     let own = store.own(&booted(1)).await.unwrap().unwrap();
     assert_eq!(own.attrs.backend_data, attrs(1).backend_data, "another annotation cannot be read");
-    assert_eq!(store.acquire(&claim(1)).await.unwrap().attrs, attrs(1), "the other annotation must be correct again");
+    assert_eq!(store.acquire(&request(1)).await.unwrap().attrs, attrs(1), "the other annotation must be correct again");
     let managed = cluster.annotation("kube-subnet-manager");
     let data = attrs(3).backend_data.unwrap();
     let annotations = json!({managed: "true", cluster.annotation("backend-data"): &*data});
@@ -108,10 +108,10 @@ async fn the_condition_is_that_of_flannel_and_written_once() {
 async fn a_pod_cidr_is_waited_for() {
     let cluster = Cluster::new(Server::shared().await).await;
     let store = cluster.store(1);
-    let error = store.acquire(&claim(1)).await.unwrap_err();
+    let error = store.acquire(&request(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Missing(what) if what.contains(&cluster.node(1))), "{error}");
     cluster.create(1, &[]).await;
-    let error = store.acquire(&claim(1)).await.unwrap_err();
+    let error = store.acquire(&request(1)).await.unwrap_err();
     assert!(error.to_string().contains("has no pod CIDR: does kube-controller-manager"), "{error}");
     let began = Instant::now();
     let assign = async {
@@ -119,8 +119,8 @@ async fn a_pod_cidr_is_waited_for() {
         let patch = json!({"spec": {"podCIDR": "10.5.1.0/24", "podCIDRs": ["10.5.1.0/24"]}});
         cluster.patch(1, &patch).await;
     };
-    let claim = claim(1);
-    let (lease, ()) = tokio::join!(store.acquire(&claim), assign);
+    let request = request(1);
+    let (lease, ()) = tokio::join!(store.acquire(&request), assign);
     assert_eq!(lease.unwrap().subnets.to_string(), "10.5.1.0/24");
     // Without the watch, the next read would be after 10 s.
     assert!(began.elapsed() < Duration::from_secs(10), "the watch was not used: {:?}", began.elapsed());
@@ -130,7 +130,7 @@ async fn a_pod_cidr_is_waited_for() {
 async fn pod_cidrs_outside_of_the_network_are_named() {
     let cluster = Cluster::new(Server::shared().await).await;
     cluster.create(1, &["10.99.1.0/24"]).await;
-    let error = cluster.store(1).acquire(&claim(1)).await.unwrap_err();
+    let error = cluster.store(1).acquire(&request(1)).await.unwrap_err();
     let wanted = format!("pod CIDR 10.99.1.0/24 of node {} lies outside 10.5.0.0/16", cluster.node(1));
     assert!(matches!(&error, Error::Invalid(text) if text.starts_with(&wanted)), "{error}");
     cluster.create(2, &["10.5.2.0/24"]).await;
@@ -146,7 +146,7 @@ async fn both_families_are_published() {
     let lease = cluster.store(1).acquire(&dual(1)).await.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24,fd00:12:0:1::/64");
     assert_eq!(lease.attrs, dual(1).attrs);
-    let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
+    let lease = cluster.store(1).acquire(&request(1)).await.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24", "the lease must have only the family of net-conf");
     assert_eq!(lease.attrs, attrs(1));
 }
@@ -158,7 +158,7 @@ async fn addresses_of_an_admin_are_published() {
     cluster.annotate(1, "public-ip-overwrite", &json!("198.51.100.1")).await;
     let store = cluster.store(1);
     assert_eq!(store.chosen().await.unwrap(), [Some([192, 0, 2, 77].into()), None]);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     assert_eq!(lease.attrs.public_ip, Some([198, 51, 100, 1].into()));
     let before = cluster.read(1).await;
     assert_eq!(store.retake(&lease.subnets, &lease.attrs, &attrs(1)).await.unwrap(), lease);
@@ -183,7 +183,7 @@ async fn other_writers_of_the_node_do_not_prevent_a_lease() {
         }
     };
     let agent = async {
-        let mut lease = store.acquire(&claim(1)).await.unwrap();
+        let mut lease = store.acquire(&request(1)).await.unwrap();
         for last in 2..6 {
             lease = store.retake(&lease.subnets, &lease.attrs, &attrs(last)).await.unwrap();
             assert_eq!(lease.attrs, attrs(last));
@@ -199,8 +199,8 @@ async fn other_writers_of_the_node_do_not_prevent_a_lease() {
 async fn two_agents_with_one_name_stop_writing() {
     let cluster = Cluster::shared().await;
     let (one, other) = (cluster.store(1), cluster.store(1));
-    let lease = one.acquire(&claim(1)).await.unwrap();
-    other.acquire(&claim(2)).await.unwrap();
+    let lease = one.acquire(&request(1)).await.unwrap();
+    other.acquire(&request(2)).await.unwrap();
     let mut errors = 0;
     for _ in 0..30 {
         for (store, last) in [(&one, 1), (&other, 2)] {
@@ -226,7 +226,7 @@ async fn the_node_is_found_by_the_pod() {
     cluster.post("/api/v1/namespaces/default/pods", &pod).await;
     let who = |name: &str| Who::Pod { name: name.into(), namespace: "default".into() };
     let store = KubeStore::new(cluster.options(who(&cluster.name), "weft")).unwrap();
-    assert_eq!(*store.acquire(&claim(1)).await.unwrap().id, cluster.node(1));
+    assert_eq!(*store.acquire(&request(1)).await.unwrap().id, cluster.node(1));
     let store = KubeStore::new(cluster.options(who("nobody"), "weft")).unwrap();
     assert!(matches!(store.own(&booted(1)).await, Err(Error::Missing(what)) if what == "pod default/nobody"));
     let store = KubeStore::new(cluster.options(Who::Unknown, "weft")).unwrap();

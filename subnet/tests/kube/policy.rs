@@ -12,7 +12,7 @@ use weft_backends::backend::TYPES;
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
 use weft_subnet::source::{Error, Source};
 
-use super::contract::claim;
+use super::contract::request;
 use super::manifests::{kubectl, server};
 use super::server::{Cluster, Server};
 
@@ -266,10 +266,10 @@ async fn the_store_does_all_its_work_under_the_policy() {
     let annotate = json!({"metadata": {"annotations": {format!("{PREFIX}/public-ip-overwrite"): "192.0.2.1"}}});
     cluster.patch(1, &annotate).await;
     let before = cluster.read(1).await;
-    let mut claim_1 = claim(1);
-    claim_1.attrs.tunnel_ip = Some([192, 0, 2, 1].into());
-    claim_1.attrs.tunnel_ipv6 = Some("2001:db8::1".parse().unwrap());
-    let lease = own.acquire(&claim_1).await.unwrap();
+    let mut request_1 = request(1);
+    request_1.attrs.tunnel_ip = Some([192, 0, 2, 1].into());
+    request_1.attrs.tunnel_ipv6 = Some("2001:db8::1".parse().unwrap());
+    let lease = own.acquire(&request_1).await.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24");
     assert_eq!(cluster.read(1).await["metadata"]["annotations"][format!("{PREFIX}/tunnel-ip")], "192.0.2.1");
     own.health(None).await.unwrap();
@@ -287,7 +287,7 @@ async fn the_store_does_all_its_work_under_the_policy() {
         (1, "a.test", "changes no annotations but its own (--kube-annotation-prefix must be"),
     ] {
         let (other, _dir) = store(&cluster, last, &token, prefix);
-        match other.acquire(&claim(last)).await {
+        match other.acquire(&request(last)).await {
             Err(Error::Refused { source, .. }) => assert!(source.to_string().contains(why), "{source}"),
             other => panic!("{other:?}"),
         }

@@ -10,7 +10,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::{Event, Source};
 
-use super::contract::{attrs, claim, next, watching};
+use super::contract::{attrs, next, request, watching};
 use super::own::dual;
 use super::relay::Relay;
 use super::server::{Cluster, Server};
@@ -39,7 +39,7 @@ async fn snapshot(events: &mut Events) -> Vec<Record> {
 async fn failure(events: &mut Events, limit: u64) -> String {
     let wait = async {
         loop {
-            if let Some(Event::Trouble(text)) = events.recv().await {
+            if let Some(Event::Unreachable(text)) = events.recv().await {
                 return text;
             }
         }
@@ -50,7 +50,7 @@ async fn failure(events: &mut Events, limit: u64) -> String {
 #[tokio::test]
 async fn changes_that_do_not_concern_a_lease_are_not_reported() {
     let cluster = Cluster::shared().await;
-    cluster.store(1).acquire(&claim(1)).await.unwrap();
+    cluster.store(1).acquire(&request(1)).await.unwrap();
     watching(&cluster.store(2), |mut events| async move {
         assert_eq!(snapshot(&mut events).await.len(), 1);
         for n in 0..5 {
@@ -84,7 +84,7 @@ async fn a_change_of_one_family_is_reported() {
 async fn a_node_that_is_created_again_is_followed() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     watching(&store, |mut events| {
         let (store, cluster) = (&store, &cluster);
         async move {
@@ -106,7 +106,7 @@ async fn a_node_that_is_created_again_is_followed() {
 async fn an_overwrite_is_applied_at_runtime() {
     let cluster = Cluster::shared().await;
     let store = cluster.store(1);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     watching(&store, |mut events| {
         let (store, cluster) = (&store, &cluster);
         async move {
@@ -129,8 +129,8 @@ async fn an_overwrite_is_applied_at_runtime() {
 async fn lists_and_resumes(cluster: &Cluster) {
     let mut relay = Relay::open_to(cluster).await;
     let store = relay.store(cluster, 1);
-    let first = store.acquire(&claim(1)).await.unwrap();
-    cluster.store(2).acquire(&claim(2)).await.unwrap();
+    let first = store.acquire(&request(1)).await.unwrap();
+    cluster.store(2).acquire(&request(2)).await.unwrap();
     watching(&store, |mut events| async move {
         let ids = |records: &[Record]| records.iter().map(|record| record.id.to_string()).collect::<Vec<_>>();
         assert_eq!(ids(&snapshot(&mut events).await), [cluster.node(1), cluster.node(2)]);
@@ -139,7 +139,7 @@ async fn lists_and_resumes(cluster: &Cluster) {
         failure(&mut events, 20).await;
         cluster.delete(2).await;
         cluster.create(3, &["10.5.3.0/24"]).await;
-        let third = cluster.store(3).acquire(&claim(3)).await.unwrap();
+        let third = cluster.store(3).acquire(&request(3)).await.unwrap();
         relay.open().await;
         assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(2));
         assert_eq!(put(&mut events).await, third);
@@ -148,7 +148,7 @@ async fn lists_and_resumes(cluster: &Cluster) {
         failure(&mut events, 20).await;
         cluster.delete(3).await;
         cluster.create(2, &["10.5.2.0/24"]).await;
-        let second = cluster.store(2).acquire(&claim(2)).await.unwrap();
+        let second = cluster.store(2).acquire(&request(2)).await.unwrap();
         cluster.server.forget().await;
         relay.open().await;
         let records = snapshot(&mut events).await;
@@ -210,7 +210,7 @@ async fn every_page_is_read() {
 async fn paged_lists_where_etcd_is_too_old() {
     let cluster = Cluster::new(Server::with_old_etcd().await).await;
     cluster.create(1, &["10.5.1.0/24"]).await;
-    let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
+    let lease = cluster.store(1).acquire(&request(1)).await.unwrap();
     watching(&cluster.store(2), |mut events| async move {
         assert_eq!(snapshot(&mut events).await[0].lease.as_ref(), Ok(&lease));
         cluster.annotate(1, "kube-subnet-manager", &json!(null)).await;
@@ -224,7 +224,7 @@ async fn a_wiped_etcd_is_noticed() {
     let cluster = Cluster::new(Server::private("").await).await;
     cluster.create(1, &["10.5.1.0/24"]).await;
     let store = cluster.store(1);
-    store.acquire(&claim(1)).await.unwrap();
+    store.acquire(&request(1)).await.unwrap();
     for n in 0..150 {
         cluster.patch(1, &json!({"metadata": {"labels": {"n": n.to_string()}}})).await;
     }
@@ -245,7 +245,7 @@ async fn a_wiped_etcd_is_noticed() {
                         assert!(reset && records.is_empty());
                         break;
                     }
-                    Some(Event::Trouble(_) | Event::Word) => {}
+                    Some(Event::Unreachable(_) | Event::Answered) => {}
                     event => panic!("{event:?}"),
                 }
             }
@@ -270,7 +270,7 @@ async fn a_server_that_hangs_is_noticed() {
             let text = failure(&mut events, 60).await;
             assert!(text.contains(&cluster.server.url()), "{text}");
             cluster.server.order("go-on");
-            let lease = cluster.store(1).acquire(&claim(1)).await.unwrap();
+            let lease = cluster.store(1).acquire(&request(1)).await.unwrap();
             assert_eq!(put(&mut events).await, lease);
         }
     })

@@ -12,11 +12,11 @@ use weft_subnet::connected::Connected;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease};
 use weft_subnet::network::{Network, Range};
-use weft_subnet::source::{Claim, Error, Event, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
 /// A store that can be opened several times, and that can be changed from outside.
 pub trait Place {
-    /// Opens the store as the node that is described by [`claim`] with this number.
+    /// Opens the store as the node that is described by [`request`] with this number.
     fn open_for(&self, last: u8) -> Box<dyn Source>;
 
     fn open(&self) -> Box<dyn Source> {
@@ -51,9 +51,9 @@ pub fn attrs(last: u8) -> Attrs {
     }
 }
 
-pub fn claim(last: u8) -> Claim {
+pub fn request(last: u8) -> LeaseRequest {
     let (network, connected) = (network(24, "10.5.255.0"), Connected::default());
-    Claim { network, attrs: attrs(last), previous: None, was: None, connected }
+    LeaseRequest { network, attrs: attrs(last), previous: None, was: None, connected }
 }
 
 /// Returns what the node with this number knows after a boot: only its address.
@@ -69,7 +69,7 @@ pub fn subnet(text: &str) -> Subnets {
 pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
     loop {
         match tokio::time::timeout(Duration::from_secs(20), events.recv()).await.expect("an event within 20 s") {
-            Some(Event::Word | Event::Trouble(_) | Event::Kept(_)) => {}
+            Some(Event::Answered | Event::Unreachable(_) | Event::Renewed(_)) => {}
             Some(event) => return event,
             None => panic!("the watch ended"),
         }
@@ -88,12 +88,12 @@ pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnO
 pub async fn creates_a_lease_and_takes_it_over_later(kind: &impl Place) {
     let store = kind.open();
     assert!(store.own(&booted(1)).await.unwrap().is_none());
-    let first = store.acquire(&claim(1)).await.unwrap();
+    let first = store.acquire(&request(1)).await.unwrap();
     assert_eq!(first.attrs, attrs(1));
     if !store.capabilities().assigned {
         assert_eq!(&*first.id, first.subnets.to_key());
     }
-    let mut other = claim(1);
+    let mut other = request(1);
     other.attrs.backend_data = Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into());
     let again = kind.open().acquire(&other).await.unwrap();
     assert_eq!((again.subnets, &again.attrs, &again.age), (first.subnets, &other.attrs, &first.age));
@@ -104,17 +104,17 @@ pub async fn creates_a_lease_and_takes_it_over_later(kind: &impl Place) {
 pub async fn the_previous_subnet_is_taken_again(kind: &impl Place) {
     let store = kind.open();
     let wanted = subnet("10.5.77.0/24");
-    let mine = store.acquire(&Claim { previous: Some(wanted), ..claim(1) }).await.unwrap();
+    let mine = store.acquire(&LeaseRequest { previous: Some(wanted), ..request(1) }).await.unwrap();
     assert_eq!(mine.subnets, wanted);
-    let other = store.acquire(&Claim { previous: Some(wanted), ..claim(2) }).await.unwrap();
+    let other = store.acquire(&LeaseRequest { previous: Some(wanted), ..request(2) }).await.unwrap();
     assert_ne!(other.subnets, wanted, "taken by another");
-    let unfit = store.acquire(&Claim { previous: Some(subnet("10.5.88.0/25")), ..claim(3) }).await.unwrap();
+    let unfit = store.acquire(&LeaseRequest { previous: Some(subnet("10.5.88.0/25")), ..request(3) }).await.unwrap();
     assert_eq!(unfit.subnets.v4.unwrap().prefix_len(), 24);
 }
 
 pub async fn reports_that_there_is_no_free_subnet(kind: &impl Place) {
     let store = kind.open();
-    let small = |last| Claim { network: network(24, "10.5.2.0"), ..claim(last) };
+    let small = |last| LeaseRequest { network: network(24, "10.5.2.0"), ..request(last) };
     store.acquire(&small(1)).await.unwrap();
     store.acquire(&small(2)).await.unwrap();
     let error = store.acquire(&small(3)).await.unwrap_err();
@@ -132,7 +132,7 @@ pub async fn no_subnet_contains_addresses_of_nodes(kind: &impl Place) {
     let connected = Connected::new(&network.networks, lan);
     let with = |last, ip: &str, previous| {
         let attrs = Attrs { public_ip: ip.parse().ok(), ..attrs(last) };
-        Claim { attrs, network: network.clone(), previous, was: None, connected: connected.clone() }
+        LeaseRequest { attrs, network: network.clone(), previous, was: None, connected: connected.clone() }
     };
     // Of four subnets, the first is the LAN and the second contains the address of this node. It takes the fourth. A later node takes
     // the third.
@@ -146,8 +146,8 @@ pub async fn no_subnet_contains_addresses_of_nodes(kind: &impl Place) {
 
 pub async fn an_incompatible_lease_is_deleted(kind: &impl Place) {
     let store = kind.open();
-    let old = store.acquire(&claim(1)).await.unwrap();
-    let longer = Claim { network: network(26, "10.5.255.0"), ..claim(1) };
+    let old = store.acquire(&request(1)).await.unwrap();
+    let longer = LeaseRequest { network: network(26, "10.5.255.0"), ..request(1) };
     let new = store.acquire(&longer).await.unwrap();
     assert_eq!(new.subnets.v4.unwrap().prefix_len(), 26);
     let left: Vec<_> = store.list().await.unwrap().into_iter().map(|record| record.id).collect();
@@ -161,8 +161,8 @@ pub async fn nodes_that_start_together_get_distinct_subnets(kind: &impl Place) {
     let racers: Vec<_> = (1..=20)
         .map(|last| {
             let store = kind.open();
-            let claim = Claim { network: network(24, "10.5.24.0"), ..claim(last) };
-            tasks.spawn_local(async move { store.acquire(&claim).await.unwrap().subnets })
+            let request = LeaseRequest { network: network(24, "10.5.24.0"), ..request(last) };
+            tasks.spawn_local(async move { store.acquire(&request).await.unwrap().subnets })
         })
         .collect();
     tasks.await;
@@ -180,10 +180,10 @@ pub async fn dual_stack_nodes_that_start_together_share_no_subnet(kind: &impl Pl
     let tasks = tokio::task::LocalSet::new();
     for last in 1..=12 {
         let store = kind.open();
-        let mut claim = Claim { network: network(24, "10.5.24.0"), ..claim(last) };
-        claim.network.networks.v6 = Some(net);
-        claim.network.v6 = Some(Range { network: net, len: 64, min, max });
-        tasks.spawn_local(async move { store.acquire(&claim).await.unwrap() });
+        let mut request = LeaseRequest { network: network(24, "10.5.24.0"), ..request(last) };
+        request.network.networks.v6 = Some(net);
+        request.network.v6 = Some(Range { network: net, len: 64, min, max });
+        tasks.spawn_local(async move { store.acquire(&request).await.unwrap() });
     }
     tasks.await;
     let leases: Vec<_> = kind.open().list().await.unwrap().into_iter().map(|record| record.lease.unwrap()).collect();
@@ -195,7 +195,7 @@ pub async fn dual_stack_nodes_that_start_together_share_no_subnet(kind: &impl Pl
 
 pub async fn retakes_what_was_deleted(kind: &impl Place) {
     let store = kind.open();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     store.remove(&lease.id).await.unwrap();
     assert!(matches!(store.remove(&lease.id).await, Err(Error::Missing(_))));
     let again = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
@@ -204,7 +204,7 @@ pub async fn retakes_what_was_deleted(kind: &impl Place) {
 
 pub async fn retakes_only_what_is_ours(kind: &impl Place) {
     let store = kind.open();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let moved = store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
     assert_eq!(moved.attrs, attrs(7));
     assert_eq!(moved.age, lease.age, "a rewrite does not make it younger");
@@ -213,7 +213,7 @@ pub async fn retakes_only_what_is_ours(kind: &impl Place) {
 /// A lease that another address was published for belongs to another node. (In Kubernetes it belongs to the node with its name.)
 pub async fn a_lease_with_another_address_is_not_retaken(kind: &impl Place) {
     let store = kind.open();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
     let error = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap_err();
     assert!(matches!(&error, Error::Taken { owner, .. } if owner == "192.0.2.7"), "{error}");
@@ -239,7 +239,7 @@ pub async fn only_a_lease_of_the_same_length_keeps_us_out(kind: &impl Place) {
 
 pub async fn releases_only_what_is_ours(kind: &impl Place) {
     let store = kind.open();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
     let lease = store.own(&booted(2)).await.unwrap().unwrap();
@@ -251,16 +251,16 @@ pub async fn releases_only_what_is_ours(kind: &impl Place) {
 /// If two nodes publish the same address, each keeps its own lease over restarts in any order.
 pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place) {
     let store = kind.open();
-    let of = |last: u8| Claim { attrs: Attrs { public_ip: attrs(1).public_ip, ..attrs(last) }, ..claim(last) };
+    let of = |last: u8| LeaseRequest { attrs: Attrs { public_ip: attrs(1).public_ip, ..attrs(last) }, ..request(last) };
     let first = store.acquire(&of(1)).await.unwrap();
     let second = kind.open_for(2).acquire(&of(2)).await.unwrap();
     assert_ne!(first.subnets, second.subnets, "the second node has a device of its own");
-    let restarted = |lease: &Lease, last| Claim { previous: Some(lease.subnets), ..of(last) };
+    let restarted = |lease: &Lease, last| LeaseRequest { previous: Some(lease.subnets), ..of(last) };
     for (lease, last) in [(&second, 2), (&first, 1), (&second, 2)] {
-        let claim = restarted(lease, last);
+        let request = restarted(lease, last);
         assert_eq!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().as_ref(), Some(lease));
-        assert_eq!(store.acquire(&claim).await.unwrap(), *lease);
-        assert_eq!(store.retake(&lease.subnets, &lease.attrs, &claim.attrs).await.unwrap(), *lease);
+        assert_eq!(store.acquire(&request).await.unwrap(), *lease);
+        assert_eq!(store.retake(&lease.subnets, &lease.attrs, &request.attrs).await.unwrap(), *lease);
     }
     // The lease of the other node is neither rewritten nor released.
     let error = store.retake(&first.subnets, &second.attrs, &second.attrs).await.unwrap_err();
@@ -281,22 +281,22 @@ pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place)
 /// The address of a node changed while its agent was not running.
 pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
     let store = kind.open();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let moved = Attrs { public_ip: attrs(9).public_ip, ..attrs(1) };
-    let claim = Claim { attrs: moved.clone(), previous: Some(lease.subnets), ..claim(1) };
-    let again = store.acquire(&claim).await.unwrap();
+    let request = LeaseRequest { attrs: moved.clone(), previous: Some(lease.subnets), ..request(1) };
+    let again = store.acquire(&request).await.unwrap();
     assert_eq!((again.subnets, &again.attrs, &again.age), (lease.subnets, &moved, &lease.age));
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
 pub async fn changes_are_reported_in_order(kind: &impl Place) {
     let (store, other) = (kind.open(), kind.open());
-    let first = other.acquire(&claim(1)).await.unwrap();
+    let first = other.acquire(&request(1)).await.unwrap();
     watching(&*store, |mut events| async move {
         let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("a snapshot comes first") };
         assert!(!reset);
         assert_eq!(records.iter().map(|record| &record.id).collect::<Vec<_>>(), [&first.id]);
-        let second = kind.open_for(2).acquire(&claim(2)).await.unwrap();
+        let second = kind.open_for(2).acquire(&request(2)).await.unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("a change") };
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap(), &second);
@@ -317,7 +317,7 @@ pub async fn changes_are_reported_in_order(kind: &impl Place) {
 
 pub async fn a_bad_entry_does_not_affect_others(kind: &impl Place) {
     let store = kind.open();
-    let good = store.acquire(&claim(1)).await.unwrap();
+    let good = store.acquire(&request(1)).await.unwrap();
     kind.put("subnets/garbage", "{}").await;
     kind.put("subnets/10.5.200.0-24", "no json").await;
     watching(&*store, |mut events| async move {
@@ -332,7 +332,7 @@ pub async fn a_bad_entry_does_not_affect_others(kind: &impl Place) {
         }
     })
     .await;
-    let other = kind.open_for(2).acquire(&claim(2)).await.unwrap();
+    let other = kind.open_for(2).acquire(&request(2)).await.unwrap();
     assert_ne!(other.subnets, subnet("10.5.200.0/24"));
 }
 

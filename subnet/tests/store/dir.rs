@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::retry::chain;
-use weft_subnet::source::{Claim, Error, Event, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
-use super::contract::{attrs, claim, next, subnet};
+use super::contract::{attrs, next, request, subnet};
 
 /// The time limit of a step. It is long enough for a busy machine, and shorter than the limit of the store for work that hangs and than
 /// the interval at which it reads all files.
@@ -25,7 +25,7 @@ async fn a_file_contains_the_value_of_etcd_and_its_age() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("made/by/us");
     let store = DirStore::new(path.clone(), TYPES);
-    let lease = store.acquire(&Claim { previous: Some(subnet("10.5.52.0/24")), ..claim(3) }).await.unwrap();
+    let lease = store.acquire(&LeaseRequest { previous: Some(subnet("10.5.52.0/24")), ..request(3) }).await.unwrap();
     let file = path.join("subnets/10.5.52.0-24.json");
     let wire = attrs(3).to_wire();
     let expected = format!("{},\"Created\":{}}}\n", wire.strip_suffix('}').unwrap(), lease.age.stamp);
@@ -38,7 +38,7 @@ async fn a_file_contains_the_value_of_etcd_and_its_age() {
 async fn hidden_and_unrelated_files_are_not_leases() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     for name in [".10.5.9.0-24.json", "10.5.9.0-24.json~", "README"] {
         fs::write(dir.path().join("subnets").join(name), "{}").unwrap();
     }
@@ -51,7 +51,7 @@ async fn hidden_and_unrelated_files_are_not_leases() {
 async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     // The file is sparse and takes no space on the disk. To read all of it would take a terabyte of memory.
     let sparse = |name: &str| fs::File::create(dir.path().join(name)).unwrap().set_len(1 << 40).unwrap();
     sparse("subnets/10.5.200.0-24.json");
@@ -72,7 +72,7 @@ async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
 async fn a_value_that_replaces_our_own_write_is_reported_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let file = dir.path().join("subnets").join(format!("{}.json", lease.id));
     // This lease has another address, and our MAC.
     let theirs = weft_subnet::attrs::Attrs { public_ip: attrs(9).public_ip, ..attrs(1) };
@@ -112,12 +112,12 @@ async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_r
     let dir = tempfile::tempdir().unwrap();
     let (path, away) = (dir.path().join("store"), dir.path().join("away"));
     let store = DirStore::new(path.clone(), TYPES);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         fs::rename(&path, &away).unwrap();
-        while !matches!(events.recv().await.unwrap(), Event::Trouble(_)) {}
+        while !matches!(events.recv().await.unwrap(), Event::Unreachable(_)) {}
         assert!(matches!(store.list().await, Err(Error::Unavailable { .. })), "gone is not empty");
         assert!(!path.exists());
         fs::rename(&away, &path).unwrap();
@@ -140,7 +140,7 @@ async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_r
 async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let file = |number: u8| dir.path().join(format!("subnets/10.6.{number}.0-24.json"));
     nix::unistd::mkfifo(&file(1), Mode::S_IRWXU).unwrap();
     fs::create_dir(file(2)).unwrap();
@@ -171,19 +171,19 @@ async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
 async fn a_fifo_as_net_conf_or_lock_is_an_error_and_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    store.acquire(&claim(1)).await.unwrap();
+    store.acquire(&request(1)).await.unwrap();
     for (name, what) in [("config.json", "read"), (".lock", "open")] {
         let path = dir.path().join(name);
         let _ = fs::remove_file(&path);
         nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
         let answer = async {
-            if name == ".lock" { store.acquire(&claim(2)).await.map(drop) } else { store.config().await.map(drop) }
+            if name == ".lock" { store.acquire(&request(2)).await.map(drop) } else { store.config().await.map(drop) }
         };
         let error = chain(&timeout(LIMIT, answer).await.expect("it blocks").unwrap_err());
         assert!(error.contains(&format!("{what} {}", path.display())) && error.contains("a FIFO"), "{error}");
         fs::remove_file(&path).unwrap();
     }
-    store.acquire(&claim(2)).await.unwrap();
+    store.acquire(&request(2)).await.unwrap();
 }
 
 /// Runs in a user namespace with its own limit of inotify instances.
@@ -218,7 +218,7 @@ async fn limited() {
     instances(0);
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    store.acquire(&claim(1)).await.unwrap();
+    store.acquire(&request(1)).await.unwrap();
     let file = |name: &str| dir.path().join("subnets").join(name);
     let (out, mut events) = mpsc::channel(64);
     let body = async {
@@ -295,7 +295,7 @@ async fn an_event_names_the_file_to_read_and_all_files_are_read_every_30_s() {
 async fn changed(events: &mut mpsc::Receiver<Event>) -> Vec<String> {
     loop {
         match events.recv().await.unwrap() {
-            Event::Word => {}
+            Event::Answered => {}
             Event::Changes(changes) => {
                 return changes.into_iter().map(|change| change.unwrap().id.to_string()).collect();
             }

@@ -11,9 +11,9 @@ use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use weft_subnet::etcd::EtcdStore;
-use weft_subnet::source::{Claim, Event, Source};
+use weft_subnet::source::{Event, LeaseRequest, Source};
 
-use super::contract::{attrs, claim, next, subnet, watching};
+use super::contract::{attrs, next, request, subnet, watching};
 use super::server::{PREFIX, Server, free_port, options};
 
 fn key(id: &str) -> String {
@@ -24,7 +24,7 @@ fn key(id: &str) -> String {
 async fn keys_and_values_are_byte_for_byte_those_of_flannel() {
     let server = Server::start().await;
     let wanted = Some(subnet("10.5.52.0/24"));
-    server.store().acquire(&Claim { previous: wanted, ..claim(3) }).await.unwrap();
+    server.store().acquire(&LeaseRequest { previous: wanted, ..request(3) }).await.unwrap();
     let out = server.etcdctl(&["get", "--prefix", PREFIX]);
     let value = r#"{"PublicIP":"192.0.2.3","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:46"}}"#;
     assert_eq!(String::from_utf8(out).unwrap(), format!("{PREFIX}/subnets/10.5.52.0-24\n{value}\n"));
@@ -36,14 +36,14 @@ async fn a_reservation_stays_a_reservation() {
     let mut client = server.client().await;
     client.put(key("10.5.9.0-24"), r#"{"PublicIP":"192.0.2.1"}"#, None).await.unwrap();
     let store = server.store();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     assert_eq!((lease.subnets, &lease.attrs), (subnet("10.5.9.0/24"), &attrs(1)));
     let answer = client.get(key("10.5.9.0-24"), None).await.unwrap();
     assert_eq!(answer.kvs()[0].lease(), 0);
     let (out, mut events) = mpsc::channel(4);
     tokio::select! {
         () = store.keep(&lease, out) => panic!("the keeper ended"),
-        event = events.recv() => assert_eq!(event, Some(Event::Kept(None))),
+        event = events.recv() => assert_eq!(event, Some(Event::Renewed(None))),
     }
     assert!(client.leases().await.unwrap().leases().is_empty(), "no etcd lease may be left over");
 }
@@ -54,7 +54,7 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
     let mut short = options(vec![server.url()]);
     short.lease_ttl = Duration::from_secs(2);
     let store = EtcdStore::new(short).unwrap();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let mut client = server.client().await;
     let (kept, mut keeps) = mpsc::channel(64);
     watching(&store, |mut events| {
@@ -63,7 +63,7 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
             next(&mut events).await;
             let grant = client.lease_grant(2, None).await.unwrap().id();
             let body = async {
-                assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
+                assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
                 client
                     .put(key(&lease.id), lease.attrs.to_wire(), Some(PutOptions::new().with_lease(grant)))
                     .await
@@ -149,7 +149,7 @@ async fn the_watch_is_resumed_after_the_server_stopped_or_restarted() {
             // The watch must notice this although nothing is written. Without the limit, a failing test would wait forever.
             let event =
                 timeout(Duration::from_secs(60), events.recv()).await.expect("a stopped server must be noticed");
-            if let Some(Event::Trouble(text)) = event {
+            if let Some(Event::Unreachable(text)) = event {
                 assert!(text.contains(&server.url()), "{text}");
                 break;
             }
@@ -177,8 +177,8 @@ async fn the_watch_is_resumed_after_the_server_stopped_or_restarted() {
 async fn a_wiped_store_is_reported_as_another_store() {
     let mut server = Server::start().await;
     let store = server.store();
-    store.acquire(&claim(1)).await.unwrap();
-    store.acquire(&claim(2)).await.unwrap();
+    store.acquire(&request(1)).await.unwrap();
+    store.acquire(&request(2)).await.unwrap();
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { reset: false, .. }));
@@ -292,7 +292,7 @@ async fn leases_are_read_although_other_values_are_larger_than_any_message() {
             match next(&mut events).await {
                 Event::Changes(changes) if changes.iter().flatten().any(|record| good(&record.id)) => break,
                 Event::Snapshot { records, .. } if records.iter().any(|record| good(&record.id)) => break,
-                Event::Changes(_) | Event::Snapshot { .. } | Event::Word => {}
+                Event::Changes(_) | Event::Snapshot { .. } | Event::Answered => {}
                 event => panic!("{event:?}"),
             }
         }

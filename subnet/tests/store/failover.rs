@@ -12,30 +12,30 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::timeout;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::etcd::EtcdStore;
-use weft_subnet::source::{Claim, Error, Event, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
-use super::contract::{attrs, booted, claim, network, next, subnet};
+use super::contract::{attrs, booted, network, next, request, subnet};
 use super::server::{PREFIX, Server, free_port, options};
 
 /// The time limit of a wait on a busy machine. Only the expected answer ends the wait earlier.
 const LIMIT: Duration = Duration::from_secs(60);
 const CALLS: [&str; 9] = ["config", "own", "acquire", "retake", "release", "list", "remove", "keep", "watch"];
 
-fn claim_of(last: u8) -> Claim {
-    Claim { previous: Some(subnet(&format!("10.5.{last}.0/24"))), ..claim(last) }
+fn request_of(last: u8) -> LeaseRequest {
+    LeaseRequest { previous: Some(subnet(&format!("10.5.{last}.0/24"))), ..request(last) }
 }
 
 /// Makes one call with a new store, whose first endpoint is `bad`. `last` is the number of a node that no other call uses.
 async fn call(what: &str, bad: String, live: &Server, last: u8) {
-    let (direct, claim) = (live.store(), claim_of(last));
+    let (direct, request) = (live.store(), request_of(last));
     let store = EtcdStore::new(options(vec![bad, live.url()])).unwrap();
-    let wanted = claim.previous.unwrap();
+    let wanted = request.previous.unwrap();
     if what == "acquire" {
-        assert_eq!(store.acquire(&claim).await.unwrap().subnets, wanted);
+        assert_eq!(store.acquire(&request).await.unwrap().subnets, wanted);
         assert!(direct.own(&booted(last)).await.unwrap().is_some());
         return;
     }
-    let lease = direct.acquire(&claim).await.unwrap();
+    let lease = direct.acquire(&request).await.unwrap();
     match what {
         "config" => assert!(store.config().await.unwrap().contains("10.5.0.0/16")),
         "own" => assert_eq!(store.own(&booted(last)).await.unwrap(), Some(lease)),
@@ -56,7 +56,7 @@ async fn call(what: &str, bad: String, live: &Server, last: u8) {
             let (out, mut events) = mpsc::channel(8);
             tokio::select! {
                 () = store.keep(&lease, out) => panic!("the keeper ended"),
-                event = events.recv() => assert!(matches!(event, Some(Event::Kept(Some(_)))), "{event:?}"),
+                event = events.recv() => assert!(matches!(event, Some(Event::Renewed(Some(_)))), "{event:?}"),
             }
         }
         "watch" => {
@@ -228,19 +228,19 @@ async fn life(live: &Server, at: usize, how: Break) -> bool {
     assert!(store.config().await.unwrap().contains("10.5.0.0/16"));
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
     // The list of the previous call is used. What follows is to grant an etcd lease, write the key, and read what was created meanwhile.
-    let lease = store.acquire(&claim_of(1)).await.unwrap();
-    assert_eq!(Some(lease.subnets), claim_of(1).previous);
+    let lease = store.acquire(&request_of(1)).await.unwrap();
+    assert_eq!(Some(lease.subnets), request_of(1).previous);
     let (out, mut events) = mpsc::channel(8);
     tokio::select! {
         () = store.keep(&lease, out) => panic!("the keeper ended"),
-        event = events.recv() => assert!(matches!(event, Some(Event::Kept(Some(_)))), "{event:?}"),
+        event = events.recv() => assert!(matches!(event, Some(Event::Renewed(Some(_)))), "{event:?}"),
     }
     let changed = Attrs { backend_type: "host-gw".into(), ..attrs(1) };
     let lease = store.retake(&lease.subnets, &attrs(1), &changed).await.unwrap();
     assert_eq!(lease.attrs, changed);
     assert_eq!(store.list().await.unwrap().len(), 1);
     // A start with another subnet length deletes the record and creates another one.
-    let longer = Claim { network: network(26, "10.5.255.0"), was: Some(changed), ..claim(1) };
+    let longer = LeaseRequest { network: network(26, "10.5.255.0"), was: Some(changed), ..request(1) };
     let lease = store.acquire(&longer).await.unwrap();
     assert_eq!(live.store().list().await.unwrap().len(), 1, "one lease, whatever was tried twice");
     match store.release(&lease).await {
@@ -249,7 +249,7 @@ async fn life(live: &Server, at: usize, how: Break) -> bool {
         done => done.unwrap(),
     }
     assert!(live.store().list().await.unwrap().is_empty());
-    let stray = live.store().acquire(&claim_of(2)).await.unwrap();
+    let stray = live.store().acquire(&request_of(2)).await.unwrap();
     match store.remove(&stray.id).await {
         Err(Error::Missing(_)) if how == Break::Answer && broke.get() => {}
         done => done.unwrap(),
@@ -281,16 +281,16 @@ async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
     let mut short = options(vec![url, live.url()]);
     short.lease_ttl = Duration::from_secs(6);
     let store = EtcdStore::new(short).unwrap();
-    let lease = store.acquire(&claim_of(1)).await.unwrap();
-    let other = live.store().acquire(&claim_of(2)).await.unwrap();
+    let lease = store.acquire(&request_of(1)).await.unwrap();
+    let other = live.store().acquire(&request_of(2)).await.unwrap();
     let ((kept, mut keeps), (out, mut events)) = (mpsc::channel(64), mpsc::channel(64));
     let body = async {
-        assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
+        assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         drop(tasks);
         // Each renewal follows a third of the TTL after the last one, so five of them take longer than the TTL.
         for _ in 0..5 {
-            while !matches!(timeout(LIMIT, keeps.recv()).await.unwrap(), Some(Event::Kept(Some(_)))) {}
+            while !matches!(timeout(LIMIT, keeps.recv()).await.unwrap(), Some(Event::Renewed(Some(_)))) {}
         }
         live.store().remove(&other.id).await.unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("the watch is resumed, not begun anew") };

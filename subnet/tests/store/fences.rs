@@ -14,9 +14,9 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::network::Range;
-use weft_subnet::source::{Claim, Error, Event, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
-use super::contract::{attrs, booted, claim, network, next, subnet, watching};
+use super::contract::{attrs, booted, network, next, request, subnet, watching};
 use super::server::{PREFIX, Server, options};
 
 fn key(id: &str) -> String {
@@ -27,14 +27,14 @@ fn dual(v4: &str, v6: &str) -> Subnets {
     Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() }
 }
 
-/// Returns a claim in a dual-stack network, with this previous subnet.
-fn dual_claim(last: u8, previous: Subnets) -> Claim {
-    let mut claim = Claim { previous: Some(previous), ..claim(last) };
+/// Returns a request in a dual-stack network, with this previous subnet.
+fn dual_request(last: u8, previous: Subnets) -> LeaseRequest {
+    let mut request = LeaseRequest { previous: Some(previous), ..request(last) };
     let network = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:ff::".parse().unwrap());
-    claim.network.networks.v6 = Some(network);
-    claim.network.v6 = Some(Range { network, len: 64, min, max });
-    claim
+    request.network.networks.v6 = Some(network);
+    request.network.v6 = Some(Range { network, len: 64, min, max });
+    request
 }
 
 /// Returns the value of this key and its etcd lease.
@@ -51,14 +51,14 @@ async fn leases(client: &mut Client) -> Vec<i64> {
 async fn a_rewrite_leaves_the_key_attached_to_its_etcd_lease() {
     let server = Server::start().await;
     let (store, mut client) = (server.store(), server.client().await);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let (_, attached) = stored(&mut client, &lease.id).await.unwrap();
     assert_ne!(attached, 0, "a lease that ends by itself");
     // The node publishes a change, and then starts again and publishes something else.
     let moved = attrs(7);
     store.retake(&lease.subnets, &attrs(1), &moved).await.unwrap();
     assert_eq!(stored(&mut client, &lease.id).await, Some((moved.to_wire(), attached)));
-    let again = Claim { previous: Some(lease.subnets), was: Some(moved), ..claim(1) };
+    let again = LeaseRequest { previous: Some(lease.subnets), was: Some(moved), ..request(1) };
     store.acquire(&again).await.unwrap();
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(1).to_wire(), attached)));
     assert_eq!(leases(&mut client).await, [attached], "and no other etcd lease is made");
@@ -72,14 +72,14 @@ async fn our_younger_record_is_deleted_if_an_older_one_overlaps_it() {
     let (theirs, ours) = ("10.5.1.0-24&fd00:12:0:1::-64", "10.5.1.0-24&fd00:12:0:2::-64");
     client.put(key(theirs), attrs(2).to_wire(), None).await.unwrap();
     client.put(key(ours), attrs(1).to_wire(), None).await.unwrap();
-    let lease = store.acquire(&dual_claim(1, Subnets::from_key(ours).unwrap())).await.unwrap();
+    let lease = store.acquire(&dual_request(1, Subnets::from_key(ours).unwrap())).await.unwrap();
     assert!(!lease.subnets.overlaps(&Subnets::from_key(theirs).unwrap()), "{}", lease.subnets);
     assert_eq!(stored(&mut client, ours).await, None, "our old record is gone");
     assert_eq!(stored(&mut client, theirs).await, Some((attrs(2).to_wire(), 0)));
     // The older of two overlapping records is kept, and so is one that a record of a larger subnet overlaps.
     let younger = format!("{}&fd00:12:0:fe::-64", lease.subnets.to_key().split('&').next().unwrap());
     client.put(key(&younger), attrs(3).to_wire(), None).await.unwrap();
-    let again = store.acquire(&dual_claim(1, lease.subnets)).await.unwrap();
+    let again = store.acquire(&dual_request(1, lease.subnets)).await.unwrap();
     assert_eq!(again.subnets, lease.subnets);
 }
 
@@ -88,10 +88,10 @@ async fn our_younger_record_is_deleted_if_an_older_one_overlaps_it() {
 async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
     let server = Server::start().await;
     let (store, mut client) = (server.store(), server.client().await);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     assert!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().is_some());
     client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
-    let longer = Claim { network: network(26, "10.5.255.0"), ..claim(1) };
+    let longer = LeaseRequest { network: network(26, "10.5.255.0"), ..request(1) };
     let new = store.acquire(&longer).await.unwrap();
     assert_eq!(new.subnets.v4.unwrap().prefix_len(), 26);
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
@@ -102,11 +102,12 @@ async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
 async fn a_record_that_changed_since_it_was_read_is_not_rewritten() {
     let server = Server::start().await;
     let (store, mut client) = (server.store(), server.client().await);
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     assert!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().is_some());
     client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
-    let changed = Claim { attrs: weft_subnet::attrs::Attrs { backend_type: "host-gw".into(), ..attrs(1) }, ..claim(1) };
-    let new = store.acquire(&Claim { was: Some(attrs(1)), ..changed }).await.unwrap();
+    let changed =
+        LeaseRequest { attrs: weft_subnet::attrs::Attrs { backend_type: "host-gw".into(), ..attrs(1) }, ..request(1) };
+    let new = store.acquire(&LeaseRequest { was: Some(attrs(1)), ..changed }).await.unwrap();
     assert_ne!(new.subnets, lease.subnets);
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
 }
@@ -118,7 +119,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
     let mut short = options(vec![server.url()]);
     short.lease_ttl = Duration::from_secs(2);
     let store = EtcdStore::new(short).unwrap();
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let (mut client, own) = (server.client().await, lease.clone());
     let (kept, mut keeps) = mpsc::channel(64);
     watching(&store, |mut events| {
@@ -128,7 +129,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
             let body = async {
                 // The lease was renewed for longer than its TTL.
                 for _ in 0..8 {
-                    assert!(matches!(keeps.recv().await, Some(Event::Kept(Some(_)))));
+                    assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
                 }
                 let same = PutOptions::new().with_ignore_lease();
                 client.put(key(&own.id), attrs(9).to_wire(), Some(same)).await.unwrap();
@@ -161,14 +162,14 @@ async fn an_etcd_lease_that_is_not_used_is_revoked() {
     // The only subnet is taken between the list and the write.
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
     client.put(key("10.5.1.0-24"), attrs(2).to_wire(), None).await.unwrap();
-    let error = store.acquire(&Claim { network: network(24, "10.5.1.0"), ..claim(1) }).await.unwrap_err();
+    let error = store.acquire(&LeaseRequest { network: network(24, "10.5.1.0"), ..request(1) }).await.unwrap_err();
     assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
     assert!(leases(&mut client).await.is_empty(), "the one of the first attempt is revoked");
     // A lease that overlaps ours is created between the list and the write. Ours is deleted, and its etcd lease is used again.
     let store = server.store();
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
     client.put(key("10.5.2.0-24&fd00:12:0:1::-64"), attrs(2).to_wire(), None).await.unwrap();
-    let lease = store.acquire(&dual_claim(1, dual("10.5.2.0/24", "fd00:12:0:2::/64"))).await.unwrap();
+    let lease = store.acquire(&dual_request(1, dual("10.5.2.0/24", "fd00:12:0:2::/64"))).await.unwrap();
     assert!(!lease.subnets.overlaps(&subnet("10.5.2.0/24")), "{}", lease.subnets);
     assert_eq!(stored(&mut client, "10.5.2.0-24&fd00:12:0:2::-64").await, None, "it was given up");
     let (_, attached) = stored(&mut client, &lease.id).await.unwrap();

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, Source};
 
-use super::contract::{attrs, claim, next};
+use super::contract::{attrs, next, request};
 use super::server::{PREFIX, Server, options};
 
 fn openssl(dir: &Path, command: &str) {
@@ -60,7 +60,7 @@ fn with_ca(server: &Server) -> EtcdOptions {
 async fn acquire(store: &EtcdStore) -> Result<(), Error> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        match store.acquire(&claim(1)).await {
+        match store.acquire(&request(1)).await {
             Err(Error::Unavailable { .. }) if Instant::now() < until => sleep(Duration::from_millis(50)).await,
             result => return result.map(|_| ()),
         }
@@ -181,7 +181,7 @@ async fn user_logs_in_again_after_a_restart() {
     let (store, wrong) = (user("word"), user("wrong"));
     let Err(Error::Refused { source: cause, .. }) = wrong.list().await else { panic!("a wrong password") };
     assert!(cause.to_string().contains("--etcd-password"), "{cause}");
-    let lease = store.acquire(&claim(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));

@@ -20,7 +20,7 @@ fn attrs() -> Attrs {
     }
 }
 
-fn claim() -> Claim {
+fn request() -> LeaseRequest {
     let net = "10.5.0.0/16".parse().unwrap();
     let range = Range { network: net, len: 24, min: "10.5.1.0".parse().unwrap(), max: "10.5.255.0".parse().unwrap() };
     let network = Network {
@@ -32,7 +32,7 @@ fn claim() -> Claim {
         backend_type: "vxlan".into(),
         backend: "{}".into(),
     };
-    Claim { network, attrs: attrs(), previous: None, was: None, connected: Connected::default() }
+    LeaseRequest { network, attrs: attrs(), previous: None, was: None, connected: Connected::default() }
 }
 
 fn lease() -> Lease {
@@ -81,8 +81,8 @@ async fn a_write_that_conflicts_is_repeated_on_the_newer_node() {
         let written = FakeNode::new(1, 7).with("public-ip-overwrite", "198.51.100.7").with("public-ip", "198.51.100.7");
         request.json(&written.json()).await;
     };
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), serve);
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), serve);
     assert_eq!(lease.unwrap().attrs.public_ip, Some([198, 51, 100, 7].into()));
     assert_eq!(store.own_version(), "7", "no list may be older than the last write");
 }
@@ -91,8 +91,8 @@ async fn a_write_that_conflicts_is_repeated_on_the_newer_node() {
 async fn only_annotations_that_differ_are_written() {
     let mut fake = Fake::start().await;
     let store = fake.store();
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), reads(&mut fake, FakeNode::new(1, 5)));
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), reads(&mut fake, FakeNode::new(1, 5)));
     assert_eq!(lease.unwrap(), self::lease());
     let other = Attrs { public_ip: Some([192, 0, 2, 9].into()), ..attrs() };
     let serve = async {
@@ -116,8 +116,8 @@ async fn endless_conflicts_lead_to_an_error() {
         }
         reads(&mut fake, FakeNode::bare(1, 99)).await;
     };
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), serve);
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), serve);
     let text = lease.unwrap_err().to_string();
     assert!(text.contains("another program also writes the annotations of node n1"), "{text}");
 }
@@ -126,8 +126,8 @@ async fn endless_conflicts_lead_to_an_error() {
 async fn two_agents_with_one_name_stop_writing_for_a_minute() {
     let mut fake = Fake::start().await;
     let store = fake.store();
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), reads(&mut fake, FakeNode::new(1, 5)));
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), reads(&mut fake, FakeNode::new(1, 5)));
     lease.unwrap();
     let attrs = attrs();
     for version in 0..MAX_WRITES as u64 {
@@ -264,8 +264,8 @@ async fn a_pod_cidr_is_waited_for_until_the_node_has_one() {
         stream.event("MODIFIED", &FakeNode::bare(1, 8)).await;
         reads(&mut fake, FakeNode::new(1, 8)).await;
     };
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), serve);
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), serve);
     assert_eq!(lease.unwrap().subnets.to_string(), "10.5.1.0/24");
 }
 
@@ -276,8 +276,8 @@ async fn a_lease_has_only_the_families_of_net_conf() {
     let mut node = FakeNode::new(1, 5).json();
     node["spec"]["podCIDRs"] = json!(["10.5.1.0/24", "fd00:12:0:1::/64"]);
     let serve = async { fake.expect("GET", NODE).await.json(&node).await };
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), serve);
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), serve);
     let lease = lease.unwrap();
     assert_eq!(lease.subnets.to_string(), "10.5.1.0/24");
     let own: Node = serde_json::from_value(node.clone()).unwrap();
@@ -299,8 +299,8 @@ async fn a_lease_has_only_the_families_of_net_conf() {
 async fn an_address_chosen_by_an_admin_leads_to_a_new_publication() {
     let mut fake = Fake::start().await;
     let store = fake.store();
-    let claim = claim();
-    let (lease, ()) = tokio::join!(store.take(&claim), reads(&mut fake, FakeNode::new(1, 5)));
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), reads(&mut fake, FakeNode::new(1, 5)));
     lease.unwrap();
     let lease_of = |node: FakeNode| store.record(&serde_json::from_value(node.json()).unwrap()).unwrap().lease;
     assert!(lease_of(FakeNode::new(1, 6)).is_ok());

@@ -16,11 +16,11 @@ async fn watching<F: Future<Output = ()>>(store: &KubeStore, body: impl FnOnce(E
     }
 }
 
-/// Returns the next event other than [`Event::Word`].
+/// Returns the next event other than [`Event::Answered`].
 async fn next(events: &mut Events) -> Event {
     loop {
         match timeout(LIMIT, events.recv()).await.expect("an event").expect("the watch runs") {
-            Event::Word => {}
+            Event::Answered => {}
             event => return event,
         }
     }
@@ -49,15 +49,15 @@ async fn change(events: &mut Events) -> Result<Record, Id> {
 /// Waits for the report of a failure with these words.
 async fn failure(events: &mut Events, words: &str) {
     match next(events).await {
-        Event::Trouble(text) => assert!(text.contains(words), "{text}"),
+        Event::Unreachable(text) => assert!(text.contains(words), "{text}"),
         event => panic!("expected a failure with {words:?}, got {event:?}"),
     }
 }
 
-/// Checks that there was no event other than [`Event::Word`].
+/// Checks that there was no event other than [`Event::Answered`].
 fn assert_no_event(events: &mut Events) {
     while let Ok(event) = events.try_recv() {
-        assert_eq!(event, Event::Word);
+        assert_eq!(event, Event::Answered);
     }
 }
 
@@ -239,7 +239,7 @@ async fn a_streaming_list_that_does_not_end_is_replaced_by_pages() {
             }
             assert_eq!(request.path, "/version", "the watch must ask whether the server lives");
             request.json(&serde_json::json!({})).await;
-            assert_eq!(events.recv().await, Some(Event::Word));
+            assert_eq!(events.recv().await, Some(Event::Answered));
         }
         assert_eq!(snapshot(&mut events, false).await, ["n3"]);
     })
@@ -318,8 +318,8 @@ async fn a_server_that_is_away_is_reported_once_a_minute_and_followed_when_it_is
         let mut reports = Vec::new();
         while began.elapsed() < Duration::from_secs(600) {
             match clock.until(timeout(Duration::from_secs(100), events.recv())).await {
-                Ok(Some(Event::Trouble(text))) => reports.push(text),
-                Ok(Some(Event::Word)) => {}
+                Ok(Some(Event::Unreachable(text))) => reports.push(text),
+                Ok(Some(Event::Answered)) => {}
                 event => panic!("{event:?}"),
             }
         }
@@ -361,8 +361,8 @@ async fn a_silent_watch_is_given_up_although_the_server_answers() {
                     if questions == 3 { request.refuse(403, "forbidden").await } else { request.json(&serde_json::json!({})).await }
                 }
                 event = events.recv() => match event.unwrap() {
-                    Event::Word => {}
-                    Event::Trouble(text) => break text,
+                    Event::Answered => {}
+                    Event::Unreachable(text) => break text,
                     event => panic!("{event:?}"),
                 },
             }
@@ -388,8 +388,8 @@ async fn a_server_that_hangs_is_noticed() {
         assert_eq!(request.path, "/version");
         let text = loop {
             match clock.until(events.recv()).await.unwrap() {
-                Event::Word => {}
-                Event::Trouble(text) => break text,
+                Event::Answered => {}
+                Event::Unreachable(text) => break text,
                 event => panic!("{event:?}"),
             }
         };
