@@ -42,10 +42,11 @@ pub use found::SecretFiles;
 pub use resume::EarlierRun;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// All nodes of a site start at once after a power cut: while the store is away they ask it ever more rarely, and not together.
+/// The longest pause between two attempts while the store is away. After a power cut all nodes of a site start at once, so each pause is
+/// longer than the one before, and has a random part.
 const STORE_AGAIN: Duration = Duration::from_secs(4);
 
-/// What a node starts from.
+/// What a start found, and from which the node continues.
 pub struct Started {
     /// The net-conf.
     pub network: Network,
@@ -53,17 +54,17 @@ pub struct Started {
     pub config: String,
     /// The backend it names.
     pub backend: Box<dyn Backend>,
-    /// The machine's facts.
+    /// The facts about this machine.
     pub host: Host,
     /// Our lease.
     pub own: Lease,
-    /// Who wrote subnet.env as it was found, if it names this Network.
+    /// Who wrote the subnet.env that was found, if it names this Network.
     pub author: Author,
-    /// How the uplink was chosen: as we were told, by the store's admin before all.
+    /// How the uplink was chosen: by the flags, and before them by what an administrator wrote into the store.
     pub uplink: UplinkChoice,
-    /// What the store's admin chose.
+    /// The addresses that an administrator wrote into the store.
     pub chosen: [Option<IpAddr>; 2],
-    /// The store is away: lease and peers are those that were saved.
+    /// The saved lease and peers, if the store is away.
     pub saved: Option<Saved>,
     /// The net-conf in the store, if it names another backend than our lease. The node begins with the backend of its lease, because
     /// peers reach its pods that way, and then changes to this one.
@@ -75,17 +76,17 @@ pub struct Started {
 /// A net-conf as text, and what it means.
 type NetConf = (String, Network, Box<dyn Backend>);
 
-/// Where a node starts.
+/// What a start needs.
 pub struct StartContext<'a, K> {
-    /// Where leases are.
+    /// The store of leases.
     pub store: &'a dyn Source,
-    /// Links, addresses and routes.
+    /// The kernel, with its links, addresses and routes.
     pub kernel: &'a mut K,
     /// How the external interface is chosen.
     pub choice: &'a UplinkChoice,
-    /// subnet.env, perhaps of an earlier run or of flannel.
+    /// The path of subnet.env. The file may be one of an earlier run or of flannel.
     pub subnet_file: &'a Path,
-    /// The lease says where our tunnel packets come from.
+    /// True if the lease names the addresses from which our tunnel packets come.
     pub guard: bool,
     /// What an earlier run saved.
     pub memory: EarlierRun,
@@ -136,18 +137,18 @@ impl StartError {
     }
 }
 
-/// Says what is waited for: in the log, to systemd, in /readyz and `weft status`, and to the store when it is our own fault.
+/// Reports what the start waits for: in the log, to systemd, in /readyz and `weft status`, and to the store unless the store is away.
 pub struct Waiting<'a> {
     patience: Reminder,
     notify: &'a mut Notify,
     readiness: Readiness,
     condition: &'a ConditionReporter,
-    /// Until the store is asked again.
+    /// The pause before the store is asked again.
     pause: Duration,
 }
 
 impl Waiting<'_> {
-    /// Nothing is waited for yet.
+    /// Returns a state in which nothing is waited for yet.
     pub fn new<'a>(notify: &'a mut Notify, readiness: Readiness, condition: &'a ConditionReporter) -> Waiting<'a> {
         Waiting { patience: Reminder::default(), notify, readiness, condition, pause: LOOK_AGAIN }
     }
@@ -205,17 +206,17 @@ async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, 
     started(place, (config, network, backend), author, leased)
 }
 
-/// Our lease, and from what it was made.
+/// Our lease, and the facts from which it was made.
 struct Leased {
     host: Host,
     own: Lease,
-    /// What the lease said before.
+    /// The content that the lease had before.
     was: Option<Attrs>,
     uplink: UplinkChoice,
     chosen: [Option<IpAddr>; 2],
 }
 
-/// Adds the earlier backends that our lease named.
+/// Adds the earlier backends that our lease named, and returns what the node continues from.
 fn started<K: Kernel>(
     place: &mut StartContext<'_, K>,
     (config, network, backend): NetConf,
@@ -235,7 +236,8 @@ fn started<K: Kernel>(
     Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None, wanted: None, earlier })
 }
 
-/// Who wrote subnet.env, and which subnet it names. One for another Network, or none, counts as weft's: flannel left nothing here.
+/// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,
+/// and the author counts as weft.
 fn found(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
     let found = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let subnets = found.filter(|env| env.networks == network.networks).map(|env| env.subnets);
@@ -246,7 +248,7 @@ fn found(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfError {
     /// It describes no network.
-    // In etcd every node may write it, and the reason quotes it: so it is cut to the length of a sentence.
+    // In etcd every node may write net-conf, and the reason quotes it. So the reason is cut to the length of a sentence.
     #[error("{}", sentence(&format!("net-conf: {_0}")))]
     Network(#[from] BadNetwork),
     /// It names no backend that weft has, or a bad option.
@@ -257,14 +259,14 @@ pub enum ConfError {
 /// Reads net-conf and makes its backend.
 ///
 /// # Errors
-/// When net-conf is wrong, naming the key.
+/// Net-conf cannot be used. The error names the key.
 pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), ConfError> {
     let network = Network::parse(text)?;
     let backend = backend::make(&network)?;
     Ok((network, backend))
 }
 
-/// The flags' choice of the uplink, the store's admin before it.
+/// Returns the choice of the uplink by the flags, with the addresses that an administrator wrote into the store in place of theirs.
 fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoice {
     let mut choice = choice.clone();
     for ip in chosen.into_iter().flatten() {
@@ -306,7 +308,7 @@ async fn lease<K: Kernel>(
         return Ok(None);
     }
     if let Some(lease) = &mine {
-        // What was published so far stays, where the choice leaves it to us.
+        // The address that was published so far stays published if the choice permits it.
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
         picked = uplink::pick(&choice, &ground.after(before))?;
     }
@@ -315,7 +317,7 @@ async fn lease<K: Kernel>(
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
     }
-    // Peers may know another way only. The node removes those that it cannot keep.
+    // Some peers may only know another backend of this node. The node removes later those that it cannot keep.
     attrs.other_ways = mine.as_ref().and_then(|lease| lease.attrs.other_ways.clone());
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
@@ -326,7 +328,7 @@ async fn lease<K: Kernel>(
     Ok(Some(Leased { host, own, was, uplink: choice, chosen }))
 }
 
-/// The facts of this machine, with the identities that the backend chooses.
+/// Returns the facts of this machine, with the identities that the backend chooses.
 fn host_with(
     picked: &Picked,
     machine: &Machine,
@@ -351,12 +353,12 @@ pub fn identities(
     found::identities(backend, machine, secrets, Some(lease).filter(|lease| lease.backend_type == backend.kind()))
 }
 
-/// What the uplink of this network is chosen from; `own` is the subnet of our pods, as far as it is known.
+/// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.
 pub fn ground<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Ground<'a> {
     Ground::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
 }
 
-/// The facts that backends plan with.
+/// Returns the facts with which backends plan.
 pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: Identities) -> Host {
     Host {
         uplink: picked.uplink.clone(),

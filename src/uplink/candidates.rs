@@ -59,7 +59,7 @@ impl<'a> Ground<'a> {
         let ours = |addr: &AddrInfo| global(addr.net.addr()) && inside(&own, addr.net.addr());
         let others = |addr: &AddrInfo| global(addr.net.addr()) && !inside(&own, addr.net.addr());
         let mut inner: HashSet<u32> = machine.addrs.iter().filter(|addr| ours(addr)).map(|addr| addr.index).collect();
-        // An uplink may bear one of them besides its own.
+        // An uplink may have one of them in addition to its own.
         for addr in machine.addrs.iter().filter(|addr| others(addr)) {
             inner.remove(&addr.index);
         }
@@ -69,22 +69,22 @@ impl<'a> Ground<'a> {
         Ground { machine, families, own, inner, before: Before::default() }
     }
 
-    /// With these addresses in use so far: they win among their like.
+    /// Adds the addresses that were in use so far. They are preferred to other addresses of the same kind.
     #[must_use]
     pub fn preferring(self, published: Public) -> Ground<'a> {
         self.after(Before { published: Some(published), ..Before::default() })
     }
 
-    /// With all of this in use so far.
+    /// Adds everything that was in use so far.
     #[must_use]
     pub fn after(mut self, before: Before) -> Ground<'a> {
         self.before = before;
         self
     }
 
-    /// The link that was in use, if the flags let it stay and it is alive (up, with a carrier) with an address that was in use.
-    /// The one that this node saved counts first. Any other link that bears such an address counts only if a default route leads
-    /// over it: a VIP may have wandered to a dummy device, and what a lease names is the store's word.
+    /// Returns the link that was in use, if the flags permit it, and it is up, has a carrier, and has an address that was in use. The one
+    /// that this node saved comes first. Any other link with such an address counts only if it has a default route, because a VIP may
+    /// have moved to a dummy device, and the address in a lease is only what the store says.
     pub(super) fn before(&self) -> Option<&'a LinkInfo> {
         let Before { same_flags: true, saved, published } = &self.before else { return None };
         let serves = |link: &&LinkInfo| self.serves(link);
@@ -98,19 +98,19 @@ impl<'a> Ground<'a> {
         named.or_else(|| borne.next())
     }
 
-    /// Whether this link bears one of these addresses.
+    /// Returns true if this link has one of these addresses.
     fn has(&self, link: &LinkInfo, (v4, v6): Public) -> bool {
         let wanted = [v4.map(IpAddr::V4), v6.map(IpAddr::V6)];
         wanted.into_iter().flatten().any(|ip| self.find(link, ip).is_some())
     }
 
-    /// This address on this link, unless another machine has it, too.
+    /// Returns this address on this link, unless another machine has it, too.
     pub(super) fn find(&self, link: &LinkInfo, ip: IpAddr) -> Option<&'a AddrInfo> {
         let mut there = self.addresses(link, of(ip)).filter(|addr| addr.flags & DAD_FAILED == 0);
         there.find(|addr| addr.net.addr() == ip)
     }
 
-    /// Whether this link is alive and has an address in each family in use.
+    /// Returns true if this link is up and has an address in each family in use.
     fn serves(&self, link: &LinkInfo) -> bool {
         let has = |used: bool, family| !used || self.best(link, family, |_| true).is_some();
         link.up && link.carrier && has(self.families.0, Family::V4) && has(self.families.1, Family::V6)
@@ -120,8 +120,8 @@ impl<'a> Ground<'a> {
         !link.loopback && self.routes(|route| route.net.prefix_len() == 0).any(|(_, over)| over.index == link.index)
     }
 
-    /// Every address that an earlier run may have published, in the family by which a lease names its node: those of this link, and
-    /// those of each link that [`Ground::before`] would choose for its address.
+    /// Returns every address that an earlier run may have published, in the family by which a lease names its node: those of this link,
+    /// and those of each link that [`Ground::before`] would choose because of its address.
     pub fn beside(&self, name: Name) -> Vec<Public> {
         let other = |link: &LinkInfo| self.before.same_flags && self.serves(link) && self.leads_out(link);
         let links = self.links().filter(|link| link.name == name || other(link));
@@ -134,19 +134,19 @@ impl<'a> Ground<'a> {
         ips.filter(|ip| global(*ip)).map(public).collect()
     }
 
-    /// Without this link.
+    /// Returns the candidates without this link.
     #[must_use]
     pub(super) fn without(mut self, link: &LinkInfo) -> Ground<'a> {
         self.inner.insert(link.index);
         self
     }
 
-    /// The links that can be uplinks, by index.
+    /// Returns the links that can be uplinks, by index.
     pub(super) fn links(&self) -> impl Iterator<Item = &'a LinkInfo> {
         self.machine.links.iter().filter(|link| !self.inner.contains(&link.index))
     }
 
-    /// The routes that are wanted and lead over such links, with the link.
+    /// Returns the routes that match and use such links, with the link.
     pub(super) fn routes(
         &self,
         wanted: impl Fn(&RouteInfo) -> bool,
@@ -157,14 +157,15 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// The link that has this address.
+    /// Returns the link that has this address.
     pub(super) fn bearing(&self, ip: IpAddr) -> Option<&'a LinkInfo> {
         let addr = self.machine.addrs.iter().find(|addr| addr.net.addr() == ip && !inside(&self.own, ip))?;
         self.links().find(|link| link.index == addr.index)
     }
 
-    /// The best address of a link for a choice: global before link-local, one of a subnet before a single address (it may be a VIP),
-    /// those in use before others, settled before tentative, permanent before dynamic, lasting before temporary; deprecated never.
+    /// Returns the best address of a link. The order is: global before link-local, an address with a subnet before a single address, which
+    /// may be a VIP, an address in use before others, a checked one before a tentative one, a permanent one before a dynamic one, and a
+    /// stable one before a temporary one. A deprecated address is never chosen.
     pub(super) fn best(
         &self,
         link: &LinkInfo,
@@ -173,7 +174,7 @@ impl<'a> Ground<'a> {
     ) -> Option<&'a AddrInfo> {
         let usable = |addr: &&AddrInfo| addr.flags & (DEPRECATED | DAD_FAILED) == 0 && wanted(addr.net.addr());
         let rank = |addr: &&AddrInfo| {
-            // The same bit says "secondary" for IPv4, which is no defect.
+            // For IPv4 the same bit means "secondary", which does not matter here.
             let temporary = addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_));
             let flags = addr.flags;
             (kind(addr), self.used(addr.net.addr()), flags & TENTATIVE != 0, flags & PERMANENT == 0, temporary)
@@ -181,7 +182,7 @@ impl<'a> Ground<'a> {
         self.addresses(link, family).filter(usable).min_by_key(rank)
     }
 
-    /// 0 for an address that is published, 1 for one that was saved, 2 for others.
+    /// Returns 0 for an address that is published, 1 for one that was saved, and 2 for others.
     fn used(&self, ip: IpAddr) -> u8 {
         let among = |(v4, v6): Public| [v4.map(IpAddr::V4), v6.map(IpAddr::V6)].contains(&Some(ip));
         match (self.before.published, self.before.saved.as_ref()) {
@@ -191,12 +192,11 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// The address that an uplink in use goes on with; `None`: it has lost `before`, and what is there instead may be of no use to
-    /// peers (a VIP, a link-local address).
+    /// Returns the address with which an uplink in use continues. `None` if it has lost `before`, and peers may not reach the other
+    /// addresses (a VIP, a link-local address).
     ///
-    /// The address in use stays while it is on the link, whatever its prefix: a cloud's only address is often a single one, and
-    /// somebody may add another beside it. One that is about to end (deprecated), or that only neighbours can use (link-local), gives
-    /// way to a better one.
+    /// The address in use stays while it is on the link, whatever its prefix length is. The only address in a cloud is often a single
+    /// one, and somebody may add another one. An address that is deprecated, or link-local, is replaced by a better one.
     pub(super) fn kept(&self, link: &LinkInfo, family: Family, before: Option<IpAddr>) -> Option<IpAddr> {
         let best = self.best(link, family, |_| true);
         let kept = match before.and_then(|ip| self.find(link, ip)) {
@@ -207,7 +207,7 @@ impl<'a> Ground<'a> {
         kept.map(|addr| addr.net.addr())
     }
 
-    /// What a choice would take instead of this single address, which is on the link.
+    /// Returns what a new choice would use instead of this single address, which is on the link.
     pub(super) fn rather(&self, link: &LinkInfo, ip: IpAddr) -> Option<IpNet> {
         let single = self.find(link, ip).is_some_and(|addr| kind(addr) == SINGLE);
         let best = self.best(link, of(ip), |_| true).filter(|best| single && kind(best) == GOOD);
@@ -220,7 +220,7 @@ impl<'a> Ground<'a> {
         self.machine.addrs.iter().filter(usable).filter(move |addr| !inside(&own, addr.net.addr()))
     }
 
-    /// `eth0 (10.0.0.1), eth1 (no address)`.
+    /// Returns text such as `eth0 (10.0.0.1), eth1 (no address)`.
     pub(super) fn there(&self) -> String {
         let one = |link: &LinkInfo| {
             let ips = self.machine.addrs.iter().filter(|addr| addr.index == link.index);
@@ -228,7 +228,7 @@ impl<'a> Ground<'a> {
             let ips = if ips.is_empty() { "no address".to_owned() } else { ips.join(" ") };
             format!("{} ({ips})", link.name)
         };
-        // A node has a veth for every pod: the first dozen is enough to see what is wrong.
+        // A node has a veth for every pod. The first twelve are enough to see what is wrong.
         let mut list: Vec<String> = self.links().filter(|link| !link.loopback).take(12).map(one).collect();
         if list.is_empty() {
             list.push("none but loopback".to_owned());
@@ -237,12 +237,12 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Not link-local, and of a subnet: see [`kind`].
+/// An address with a subnet that is not link-local: see [`kind`].
 const GOOD: (bool, bool) = (false, false);
 /// A single address that is not link-local.
 const SINGLE: (bool, bool) = (false, true);
 
-/// Link-local addresses, and single addresses (/32, /128): each comes behind the others. A VIP is such a single address.
+/// Returns the kind of an address. Single addresses (/32, /128), which may be VIPs, and link-local addresses come after the others.
 fn kind(addr: &AddrInfo) -> (bool, bool) {
     (!global(addr.net.addr()), addr.net.prefix_len() == addr.net.max_prefix_len())
 }

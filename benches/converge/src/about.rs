@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! On what it was measured.
+//! The machine and the versions with which the bench ran.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use crate::options::Options;
 use crate::site::command;
 
-/// Machine, kernel and versions, by name.
+/// Returns the machine, the kernel and the versions, by name.
 ///
 /// # Errors
-/// When a binary cannot be asked for its version.
+/// A binary does not print its version.
 pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
     let mut about = of(&options.weft, options.flanneld.as_deref())?;
     let etcd = command("etcd", &["--version"])?.lines().next().unwrap_or_default().trim().to_owned();
@@ -21,7 +21,7 @@ pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
     Ok(about)
 }
 
-/// The same for these programs, without a store.
+/// Returns the same for these programs, without a store.
 ///
 /// # Errors
 /// As [`machine`].
@@ -49,7 +49,7 @@ pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, Stri
     Ok(about)
 }
 
-/// Processes that wanted a processor before the run began: what there is to distrust.
+/// Returns the load before the run began. With a high load the results are doubtful.
 fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(2).collect::<Vec<_>>().join(", ")
@@ -63,10 +63,10 @@ fn flanneld(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned())
 }
 
-/// Size of the binary, MB, when it was built without Kubernetes; else 0: its bound is for that.
+/// Returns the size of the binary in MB if it was built without Kubernetes, and 0 otherwise, because the bound holds only without it.
 ///
 /// # Errors
-/// When it is not there.
+/// There is no such file.
 pub fn bare_mb(weft: &Path) -> Result<f64> {
     if built(&weft.to_string_lossy())? == WITHOUT { size_mb(weft) } else { Ok(0.0) }
 }
@@ -78,7 +78,7 @@ fn built(weft: &str) -> Result<&'static str> {
     Ok(if lacks { WITHOUT } else { "with Kubernetes" })
 }
 
-/// Size of a file, MB.
+/// Returns the size of a file in MB.
 fn size_mb(path: &Path) -> Result<f64> {
     let data = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
     Ok(data.len() as f64 / 1024.0 / 1024.0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last runs as documents: docs/bench/README.md and the plots beside it, docs/bench/kubernetes.md.
+//! Writes the last runs as documents: docs/bench/README.md with its plots, and docs/bench/kubernetes.md.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use crate::measure::{Run, Who};
 use crate::{kube, plots, table, targets};
 
-/// Between these two lines the first page shows the last run.
+/// The first page shows the last run between these two lines.
 const BEGIN: &str = "<!-- bench -->";
 const END: &str = "<!-- /bench -->";
 
-/// Writes them, and shows the most important ones on the project's first page.
+/// Writes the documents, and an excerpt into the project's first page.
 ///
 /// # Errors
-/// When there was no run, or a file cannot be written.
+/// There was no run, or a file cannot be written.
 pub fn write(out: &Path, docs: &Path, readme: &Path) -> Result<()> {
     let run = read(&out.join("results.json")).context("`make bench` writes it")?;
     fs::create_dir_all(docs).with_context(|| format!("create {}", docs.display()))?;
@@ -39,23 +39,23 @@ fn read(path: &Path) -> Result<Run> {
     serde_json::from_str(&text).with_context(|| format!("read {}", path.display()))
 }
 
-/// The text with this between its marks.
+/// Returns the page with this text between its marks.
 fn filled(text: &str, between: &str) -> Option<String> {
     let (head, rest) = text.split_once(BEGIN)?;
     let (_, tail) = rest.split_once(END)?;
     Some(format!("{head}{BEGIN}\n{between}{END}{tail}"))
 }
 
-/// The site, and the plot, that the first page shows.
+/// The place and the plot that the first page shows.
 const FIRST: (&str, usize) = ("vxlan", 5000);
 const PLOT: &str = "cold-vxlan.svg";
 
-/// What the first page shows: one cold start in a sentence, and one plot.
+/// Returns the excerpt for the first page: one cold start in a sentence, and one plot.
 fn excerpt(run: &Run, plots: &[String], docs: &Path) -> String {
     let who = [("floor", Who::Floor), ("weft", Who::Weft), ("flanneld", Who::Flanneld)];
     let shown = who.map(|(name, who)| (name, table::shown(run.cell(FIRST, "cold start", who))));
     let figures = shown.iter().filter(|(_, figure)| !figure.is_empty()).map(|(name, figure)| {
-        // A figure is a number; a run that was cut says so in words.
+        // The result may be a number, or text if the run was cut.
         let unit = if figure.parse::<f64>().is_ok() { " ms" } else { "" };
         format!("{name} {figure}{unit}")
     });
@@ -101,7 +101,7 @@ fn render_kube(run: &Run) -> String {
     page
 }
 
-/// On which machine, with which versions.
+/// Returns the list of the machine and the versions.
 fn about(run: &Run) -> String {
     let mut text = String::new();
     for (name, value) in &run.about {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The floor: what the kernel and the store cost whoever uses them. The same entries as prepared batches through a bare
-//! netlink socket, and bare watchers that write one batch for what they hear.
+//! The floor: what the kernel and the store cost any program. The same entries are written as prepared batches through a bare netlink
+//! socket, and bare watchers write one batch for each notification.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::site::Node;
 use crate::store::{connect, runtime};
 use crate::watch;
 
-/// Messages per datagram: the flat part of the measured curve.
+/// Messages per datagram. More of them were not faster when this was measured.
 const BATCH: usize = 128;
-/// The most messages that one peer needs, both families.
+/// The most messages that one peer needs, with both families.
 const PER_PEER: usize = 8;
-/// As the agents mark theirs.
+/// The protocol of the routes, as the agents set it.
 const PROTOCOL: u8 = 90;
 const ID: u32 = 0x1000_0000;
-/// Receive buffer of the bare monitor, bytes.
+/// The receive buffer of the bare monitor, in bytes.
 const BUFFER: usize = 64 << 20;
 const DATAGRAM: usize = 64 << 10;
 
@@ -39,7 +39,7 @@ pub type Datagram = (Vec<u8>, u32);
 /// Makes datagrams from peers.
 pub struct Batcher {
     backend: Backend,
-    /// Index of the outgoing device, for each family.
+    /// The index of the outgoing device for each family.
     devices: [u32; 2],
     writer: Writer,
     queued: usize,
@@ -48,10 +48,10 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// For a node whose devices stand.
+    /// Returns a batcher for a node that has its devices.
     ///
     /// # Errors
-    /// When they do not.
+    /// A device is missing.
     pub fn new(node: &Node, backend: Backend) -> Result<Batcher> {
         let devices = match backend {
             Backend::HostGw => [node.index("eth0")?; 2],
@@ -61,7 +61,7 @@ impl Batcher {
         Ok(Batcher { backend, devices, writer: Writer::default(), queued: 0, seq: 0, done: Vec::new() })
     }
 
-    /// Everything for one peer.
+    /// Adds all entries of one peer.
     ///
     /// # Errors
     /// As [`Peer::subnet`].
@@ -75,7 +75,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// What changes when the peer's public address does.
+    /// Adds the entries that change when the peer's public address changes.
     ///
     /// # Errors
     /// As [`Peer::subnet`].
@@ -93,7 +93,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// Takes everything of a peer away.
+    /// Removes all entries of a peer.
     ///
     /// # Errors
     /// As [`Peer::subnet`].
@@ -119,7 +119,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// One entry, written as it should be.
+    /// Adds one entry as it should be.
     ///
     /// # Errors
     /// As [`Peer::subnet`].
@@ -148,7 +148,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// One entry that someone deleted. A route that went has left its nexthop behind.
+    /// Adds one entry that was deleted. The nexthop of a deleted route is still there.
     ///
     /// # Errors
     /// As [`Peer::subnet`].
@@ -161,7 +161,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// Deletes one entry, whoever wrote it: a fault.
+    /// Deletes one entry of any program, as a fault.
     ///
     /// # Errors
     /// As [`Peer::subnet`].
@@ -179,7 +179,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// The datagrams made so far; begins anew.
+    /// Takes the datagrams that were made so far.
     pub fn take(&mut self) -> Vec<Datagram> {
         self.close();
         std::mem::take(&mut self.done)
@@ -219,10 +219,10 @@ fn id(peer: Peer) -> u32 {
     ID + peer.number as u32 + if peer.moved { 1 << 20 } else { 0 }
 }
 
-/// Sends datagrams; each message must be taken.
+/// Sends datagrams. The kernel must accept each message.
 ///
 /// # Errors
-/// The first refusal.
+/// The kernel refused a message.
 pub fn write(netlink: &mut Netlink, datagrams: &[Datagram]) -> Result<()> {
     for (bytes, last) in datagrams {
         let replies = netlink.exchange(bytes, *last).context("write a batch")?;
@@ -234,26 +234,26 @@ pub fn write(netlink: &mut Netlink, datagrams: &[Datagram]) -> Result<()> {
     Ok(())
 }
 
-/// A bare watcher on a thread of its own. [`Bare::stop`] it to see whether it failed.
+/// A bare watcher on a thread of its own. [`Bare::stop`] shows whether it failed.
 pub struct Bare {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Duration>>,
 }
 
 impl Bare {
-    /// Ends it: the CPU time of its thread.
+    /// Ends the watcher, and returns the CPU time of its thread.
     ///
     /// # Errors
-    /// What stopped it before.
+    /// It had failed before.
     pub fn stop(self) -> Result<Duration> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().ok().context("a bare watcher panicked")?
     }
 
-    /// Watches etcd, and writes one batch for each of its answers. Peers below `first_new` are in the kernel already.
+    /// Watches etcd, and writes one batch for each of its answers. The entries of peers below `first_new` are already in the kernel.
     ///
     /// # Errors
-    /// When etcd does not answer, or the devices are missing.
+    /// etcd does not answer, or a device is missing.
     pub fn of_store(node: &Node, backend: Backend, first_new: usize) -> Result<Bare> {
         let stop = Arc::new(AtomicBool::new(false));
         let (twin, batcher) = (Arc::clone(&stop), Batcher::new(node, backend)?);
@@ -269,10 +269,10 @@ impl Bare {
         }
     }
 
-    /// Watches the kernel, and writes back what is deleted.
+    /// Watches the kernel, and adds deleted entries again.
     ///
     /// # Errors
-    /// When a socket or the devices are missing.
+    /// A socket cannot be opened, or a device is missing.
     pub fn of_kernel(node: &Node, backend: Backend) -> Result<Bare> {
         let stop = Arc::new(AtomicBool::new(false));
         let (twin, mut batcher) = (Arc::clone(&stop), Batcher::new(node, backend)?);
@@ -306,7 +306,7 @@ async fn follow(
     let prefix = "/coreos.com/network/subnets/";
     let mut stream = client.watch(prefix, Some(WatchOptions::new().with_prefix())).await.context("watch leases")?;
     ready.send(()).ok().context("nobody waits")?;
-    // Peers that this watcher has added, and whether they have moved since.
+    // The peers that this watcher has added, and whether their address has changed since then.
     let mut known: HashMap<usize, bool> = HashMap::new();
     while !stop.load(Ordering::Relaxed) {
         let Ok(message) = tokio::time::timeout(Duration::from_millis(50), stream.message()).await else { continue };
@@ -318,7 +318,7 @@ async fn follow(
             let Some(number) = inner.and_then(by_inner) else { continue };
             match (event.event_type(), known.get(&number)) {
                 (EventType::Delete, moved) => {
-                    // Only the nexthop of a host-gw peer moves with its address.
+                    // Of a host-gw peer only the nexthop changes with its address.
                     let moved = batcher.backend == Backend::HostGw && moved == Some(&true);
                     batcher.remove(Peer { number, moved })?;
                     known.remove(&number);
@@ -339,7 +339,7 @@ async fn follow(
     cpu_of("thread-self")
 }
 
-/// Deletes a link, and returns when it is gone with all that was on it.
+/// Deletes a link, and returns when it is gone with everything that was on it.
 ///
 /// # Errors
 /// As [`write`].

@@ -22,24 +22,24 @@ use crate::{about, say, table};
 
 use cluster::{Cluster, OWN};
 
-/// The results, in the directory of all results.
+/// The file of the results, in the directory of all results.
 pub const RESULTS: &str = "results-kube.json";
-/// Nodes that come one by one.
+/// The number of nodes that are added one by one.
 const EVENTS: usize = 100;
-/// Status updates of other nodes, and how many of them a second.
+/// The number of status updates of other nodes, and how many of them there are per second.
 const UPDATES: usize = 1000;
 const RATE: u32 = 100;
-/// Longest wait for one event.
+/// How long to wait at most for one event.
 const EVENT: Duration = Duration::from_secs(10);
-/// An agent that uses less than this in 2 s has nothing left to do.
+/// An agent that uses less CPU time than this in 2 s has finished its work.
 const CALM_CPU: Duration = Duration::from_millis(20);
-/// Nothing is written for so long: all is done.
+/// If nothing is written for this time, everything is done.
 const CALM: Duration = Duration::from_secs(2);
 
-/// Measures, what it missed again, and tells it. Whether every promise is kept.
+/// Measures, measures again what missed its bound, and prints the results. Returns true if every promise is kept.
 ///
 /// # Errors
-/// When the API server or an agent does not run; a start that takes too long is no error.
+/// The API server or an agent does not run. A start that takes too long is no error.
 pub fn run(options: &KubeOptions) -> Result<bool> {
     build()?;
     let mut run = Run { about: about::of(&options.weft, options.flanneld.as_deref())?, ..Run::default() };
@@ -85,12 +85,12 @@ impl Bench<'_> {
         Duration::from_secs(self.options.limit)
     }
 
-    /// From exec to the last peer's entries, and the CPU time of that.
+    /// Measures from exec to the entries of the last peer, and the CPU time.
     fn cold(&mut self, program: &Program) -> Result<(Agent, Node, Option<Duration>, Duration)> {
         self.cold_among(program, self.options.nodes)
     }
 
-    /// The same with so many peers that can be believed.
+    /// Measures the same with this number of peers that can be believed.
     fn cold_among(&mut self, program: &Program, peers: usize) -> Result<(Agent, Node, Option<Duration>, Duration)> {
         self.nodes += 1;
         let node = Node::new(&format!("k{}", self.nodes), Backend::Vxlan)?;
@@ -145,11 +145,11 @@ impl Bench<'_> {
         } else {
             agent.stop()?;
         }
-        // The next one finds what this one found.
+        // The next program must find what this one found.
         self.cluster.remove(self.options.nodes..self.options.nodes + EVENTS)
     }
 
-    /// A Node object, complete, from its creation to its route.
+    /// Measures the time from the creation of a complete Node object to its route.
     fn events(&mut self, node: &Node, who: Who) -> Result<()> {
         let mut times = Vec::new();
         for number in self.options.nodes..self.options.nodes + EVENTS {
@@ -165,9 +165,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What the kubelets of others write all the time and no network cares about.
+    /// Measures the cost of the status updates of other kubelets, which do not matter to a network agent.
     fn updates(&mut self, agent: &Agent, who: Who) -> Result<()> {
-        // What the rows before have left to do (a garbage collector's work) is no cost of these.
+        // Work that earlier rows have left, such as garbage collection, must not count here.
         let begin = Instant::now();
         loop {
             let before = agent.cpu()?;
@@ -178,7 +178,7 @@ impl Bench<'_> {
         }
         let before = agent.cpu()?;
         self.cluster.heartbeats(self.options.nodes, UPDATES, RATE)?;
-        // The last ones are still on their way.
+        // The last updates have not arrived yet.
         pause(Duration::from_millis(500));
         let each = (agent.cpu()? - before).as_secs_f64() * 1e3 / UPDATES as f64;
         self.note("CPU for a status update of another node", who, Cell::Value(each));
@@ -186,19 +186,19 @@ impl Bench<'_> {
     }
 }
 
-/// The promises, with what all runs say of them.
+/// Returns the promises with the verdicts of all runs.
 pub fn judged(run: &Run, nodes: usize) -> Vec<Judged> {
     let later: Vec<Vec<Verdict>> = run.again.iter().map(|again| promises(again, nodes)).collect();
     targets::judge(promises(run, nodes), &later)
 }
 
-/// The highest peak of weft; `None` where one was not measured.
+/// Returns the highest peak of weft's memory. `None` if one was not measured.
 fn highest(run: &Run, at: (&str, usize)) -> Option<f64> {
     let peaks = ["memory, peak", strain::LISTED, strain::ATTACKED, strain::STARTED];
     peaks.iter().map(|what| run.value(at, what, Who::Weft)).try_fold(0.0_f64, |most, peak| Some(most.max(peak?)))
 }
 
-/// The promises of one run. Those that compare with flanneld are asked for where it was measured.
+/// Returns the promises of one run. Those that compare with flanneld exist only if flanneld was measured.
 fn promises(run: &Run, nodes: usize) -> Vec<Verdict> {
     let at = ("kube", nodes);
     let compared = run.cell(at, "cold start", Who::Flanneld).is_some();
@@ -212,7 +212,7 @@ fn promises(run: &Run, nodes: usize) -> Vec<Verdict> {
         rows.push(("add p50, ms", ours("add p50"), theirs("add p50"), false));
         rows.push(("cold start, times faster than flanneld", times("cold start"), Some(8.0), true));
     }
-    // 0.1 ms where flanneld takes 0.68: machines differ, so what counts, where both were measured, is how they compare.
+    // 0.1 ms, where flanneld takes 0.68. Machines differ, so the ratio counts if both were measured.
     let beat = "CPU for a status update of another node";
     rows.push(if compared {
         ("CPU for a status update of another node, times less than flanneld", times(beat), Some(6.8), true)

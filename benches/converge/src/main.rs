@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The convergence bench: how fast and how small weft is, beside what kernel and store cost anybody, and beside flanneld.
+//! The convergence bench measures how fast and how small weft is, compared with what the kernel and the store cost any program, and with
+//! flanneld.
 //!
-//! Everything runs in network namespaces of this process' own. `run` and `kube` measure, and fail when a promise is broken
-//! (`targets.rs`); `shape` looks at how costs grow, and never at time.
+//! Everything runs in network namespaces of this process. `run` and `kube` measure, and fail if a promise is broken (`targets.rs`). `shape`
+//! checks how costs grow, and never asserts times.
 
 mod about;
 mod docs;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures what was asked for, what it missed again, and tells it in every form. Whether every promise is kept.
+/// Measures what is wanted, measures again what missed its bound, and writes the results. Returns true if every promise is kept.
 fn run(options: &Options) -> Result<bool> {
     site::build()?;
     let binary_mb = about::bare_mb(options.bare.as_ref().unwrap_or(&options.weft))?;
@@ -60,7 +61,7 @@ fn run(options: &Options) -> Result<bool> {
     let mut nodes = 0;
     for (backend, peers) in options.sites() {
         rows::all(backend, peers, options, (&mut run, &mut nodes))?;
-        // A run that is ended half-way leaves what it has measured.
+        // A run that is ended early leaves the results so far.
         save(&run, options)?;
     }
     while let Some(later) = again(&run, options, &mut nodes)? {
@@ -80,7 +81,7 @@ fn save(run: &Run, options: &Options) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// Measures once more what is in doubt; `None` when nothing is, or when it was measured often enough.
+/// Measures once more what is in doubt. Returns `None` if nothing is, or if it was measured often enough.
 fn again(run: &Run, options: &Options, nodes: &mut usize) -> Result<Option<Run>> {
     let judged = targets::judged(run);
     let open = targets::open(&judged);
@@ -107,7 +108,7 @@ fn again(run: &Run, options: &Options, nodes: &mut usize) -> Result<Option<Run>>
     Ok(Some(later))
 }
 
-/// Names the promises that are broken or were not measured; whether there are none.
+/// Prints the promises that are broken or were not measured. Returns true if there are none.
 pub fn all_kept(judged: &[targets::Judged]) -> bool {
     let complaints = targets::complaints(judged);
     for complaint in &complaints {
@@ -116,7 +117,7 @@ pub fn all_kept(judged: &[targets::Judged]) -> bool {
     complaints.is_empty()
 }
 
-/// Prints to standard output; a reader that went away is no reason to fail.
+/// Prints to standard output. It is no error if nobody reads it.
 pub fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());

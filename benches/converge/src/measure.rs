@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was measured: one line per question, three answers. Written as JSON, read by table, plots and documents.
+//! The results: one line for each question, with the answers of floor, weft and flanneld. They are written as JSON, from which tables, plots
+//! and documents are made.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,16 +13,16 @@ use crate::options::Row;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cell {
-    /// A figure in the line's unit.
+    /// A number in the unit of the line.
     Value(f64),
-    /// Ended after so many seconds without a result.
+    /// It was ended after this number of seconds without a result.
     Cut(f64),
-    /// There is none, and why.
+    /// There is no result. This is the reason.
     None(String),
 }
 
 impl Cell {
-    /// The figure.
+    /// Returns the number.
     pub fn value(&self) -> Option<f64> {
         match self {
             Cell::Value(value) => Some(*value),
@@ -29,13 +30,13 @@ impl Cell {
         }
     }
 
-    /// Milliseconds, or that it was cut.
+    /// Returns the time in milliseconds, or that it was cut.
     pub fn time(took: Option<Duration>, limit: Duration) -> Cell {
         took.map_or(Cell::Cut(limit.as_secs_f64()), |took| Cell::Value(took.as_secs_f64() * 1e3))
     }
 }
 
-/// Whose answer.
+/// The subject of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Who {
@@ -54,7 +55,7 @@ pub struct Line {
     pub backend: String,
     /// Number of peers.
     pub peers: usize,
-    /// What: one of [`NAMES`].
+    /// The question: one of [`NAMES`].
     pub what: String,
     /// The answers.
     pub cells: BTreeMap<Who, Cell>,
@@ -63,24 +64,24 @@ pub struct Line {
 /// A run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Run {
-    /// Machine, kernel, versions: name and value.
+    /// The machine, the kernel and the versions, as names and values.
     pub about: Vec<(String, String)>,
-    /// Size of the static binary without Kubernetes, MB; 0 when it is one with it.
+    /// The size of the static binary without Kubernetes in MB, or 0 if the binary has Kubernetes.
     pub binary_mb: f64,
-    /// What was asked for; empty: every row.
+    /// The rows that were wanted. If it is empty, every row was.
     #[serde(default)]
     pub rows: Vec<Row>,
-    /// Everything measured.
+    /// Everything that was measured.
     pub lines: Vec<Line>,
-    /// Later runs of what this one missed.
+    /// Later runs of what missed its bound in this one.
     #[serde(default)]
     pub again: Vec<Run>,
-    /// In a later run: the promises that it was made for.
+    /// In a later run: the promises because of which it was made.
     #[serde(default)]
     pub doubtful: Vec<String>,
 }
 
-/// Every line that there is, in the order of the table, with its unit.
+/// All possible lines in the order of the table, with their units.
 pub const NAMES: &[(&str, &str)] = &[
     ("list", "ms"),
     ("cold start", "ms"),
@@ -112,12 +113,12 @@ pub const NAMES: &[(&str, &str)] = &[
 ];
 
 impl Run {
-    /// Whether this row was asked for.
+    /// Returns true if this row was wanted.
     pub fn asked(&self, row: Row) -> bool {
         row == Row::Cold || self.rows.is_empty() || self.rows.contains(&row)
     }
 
-    /// Notes one answer.
+    /// Adds one answer.
     pub fn note(&mut self, (backend, peers): (&str, usize), what: &str, who: Who, cell: Cell) {
         let same = |line: &&mut Line| line.backend == backend && line.peers == peers && line.what == what;
         let line = match self.lines.iter_mut().find(same) {
@@ -132,18 +133,18 @@ impl Run {
         line.cells.insert(who, cell);
     }
 
-    /// One answer.
+    /// Returns one answer.
     pub fn cell(&self, (backend, peers): (&str, usize), what: &str, who: Who) -> Option<&Cell> {
         let same = |line: &&Line| line.backend == backend && line.peers == peers && line.what == what;
         self.lines.iter().find(same)?.cells.get(&who)
     }
 
-    /// One figure.
+    /// Returns one number.
     pub fn value(&self, at: (&str, usize), what: &str, who: Who) -> Option<f64> {
         self.cell(at, what, who)?.value()
     }
 
-    /// Backends and numbers of peers that were measured, in order.
+    /// Returns the backends and numbers of peers that were measured, in order.
     pub fn sites(&self) -> Vec<(&str, usize)> {
         let mut sites: Vec<(&str, usize)> = Vec::new();
         for line in &self.lines {
@@ -155,7 +156,7 @@ impl Run {
     }
 }
 
-/// A quantile of some durations, the nearest rank.
+/// Returns a quantile of some durations, by the nearest rank.
 pub fn quantile(times: &[Duration], part: f64) -> Option<Duration> {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();

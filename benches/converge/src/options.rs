@@ -98,12 +98,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether this row was asked for.
+    /// Returns true if this row is wanted.
     pub fn wants(&self, row: Row) -> bool {
         self.rows.is_empty() || self.rows.contains(&row)
     }
 
-    /// Backends with numbers of peers, in the order in which they run.
+    /// Returns the backends with numbers of peers, in the order in which they run.
     pub fn sites(&self) -> Vec<(Backend, usize)> {
         let dual = self.sizes.iter().copied().find(|n| *n == 5000).or(self.sizes.iter().copied().min());
         let sizes = |backend: Backend| match backend {

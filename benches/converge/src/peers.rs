@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Synthetic peers by number: their lease in the store, their entries in the kernel, and back from an entry to the number.
+//! Synthetic peers. Each has a number, from which follow its lease in the store and its entries in the kernel. An entry leads back to the
+//! number.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,16 +9,16 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use weft_backends::state::Mac;
 
-/// Peers that the numbering has room for; the own subnet lies behind them.
+/// The largest number of peers. The own subnet comes after theirs.
 pub const MOST: usize = 61_440;
-/// Address of etcd on the underlay.
+/// The address of etcd on the underlay.
 pub const STORE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 254);
-/// Uplink of the measured node.
+/// The address of the measured node's uplink.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 1);
-/// The same, IPv6.
+/// The IPv6 address of the same.
 pub const NODE6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0, 0, 0, 0, 0, 0xffff, 1);
 
-/// What is measured: a backend with its families.
+/// A backend with its families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Backend {
     /// vxlan, IPv4.
@@ -28,14 +29,14 @@ pub enum Backend {
     VxlanDual,
 }
 
-/// A table of the kernel, one family of it.
+/// A table of the kernel for one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
     /// Forwarding entries of the vxlan device.
     Fdb,
-    /// The same of the IPv6 device.
+    /// Forwarding entries of the IPv6 vxlan device.
     Fdb6,
-    /// Permanent neighbours.
+    /// Permanent IPv4 neighbours.
     Neigh,
     /// The same, IPv6.
     Neigh6,
@@ -49,7 +50,7 @@ pub enum Table {
 pub const TABLES: [Table; 6] = [Table::Fdb, Table::Fdb6, Table::Neigh, Table::Neigh6, Table::Route, Table::Route6];
 
 impl Backend {
-    /// For tables and file names.
+    /// Returns the name for tables and files.
     pub fn name(self) -> &'static str {
         match self {
             Backend::Vxlan => "vxlan",
@@ -58,17 +59,17 @@ impl Backend {
         }
     }
 
-    /// `BackendType` on the wire.
+    /// Returns the `BackendType` of a lease.
     fn wire(self) -> &'static str {
         if self == Backend::HostGw { "host-gw" } else { "vxlan" }
     }
 
-    /// IPv4 alone or both families: `[false]`, `[false, true]` (IPv6).
+    /// Returns the families: `[false]` for IPv4 alone, and `[false, true]` for IPv4 and IPv6.
     pub fn families(self) -> &'static [bool] {
         if self == Backend::VxlanDual { &[false, true] } else { &[false] }
     }
 
-    /// Its devices.
+    /// Returns its devices.
     pub fn devices(self) -> &'static [&'static str] {
         match self {
             Backend::Vxlan => &["flannel.1"],
@@ -77,7 +78,7 @@ impl Backend {
         }
     }
 
-    /// The tables in which each peer has an entry, in the order in which they are written.
+    /// Returns the tables in which each peer has an entry, in the order in which they are written.
     pub fn tables(self) -> &'static [Table] {
         match self {
             Backend::Vxlan => &[Table::Fdb, Table::Neigh, Table::Route],
@@ -86,7 +87,7 @@ impl Backend {
         }
     }
 
-    /// net-conf. The own subnet is taken from behind the peers'.
+    /// Returns the net-conf. The own subnet is chosen after those of the peers.
     pub fn net_conf(self) -> String {
         let mut conf = json!({
             "Network": "10.0.0.0/8", "SubnetLen": 24, "SubnetMin": "10.250.0.0", "SubnetMax": "10.254.0.0",
@@ -108,12 +109,12 @@ impl Backend {
 pub struct Peer {
     /// Its number, below [`MOST`].
     pub number: usize,
-    /// Changes its public address.
+    /// True if its public address has changed.
     pub moved: bool,
 }
 
 impl Peer {
-    /// A peer where it was born.
+    /// Returns a peer with its first public address.
     pub fn new(number: usize) -> Peer {
         Peer { number, moved: false }
     }
@@ -126,7 +127,7 @@ impl Peer {
         }
     }
 
-    /// First address of its subnet: also the inner address of its VTEP.
+    /// Returns the first address of its subnet, which is also the inner address of its VTEP.
     pub fn inner(self, v6: bool) -> IpAddr {
         let n = self.number as u32;
         match v6 {
@@ -135,32 +136,32 @@ impl Peer {
         }
     }
 
-    /// Its subnet.
+    /// Returns its subnet.
     ///
     /// # Errors
-    /// Never for a number below [`MOST`].
+    /// The number is not below [`MOST`].
     pub fn subnet(self, v6: bool) -> Result<IpNet> {
         IpNet::new(self.inner(v6), if v6 { 64 } else { 24 }).context("build a subnet")
     }
 
-    /// MAC of its VTEP.
+    /// Returns the MAC address of its VTEP.
     pub fn mac(self, v6: bool) -> Mac {
         let [_, a, b, c] = (self.number as u32).to_be_bytes();
         Mac([2, if v6 { 6 } else { 4 }, 0, a, b, c])
     }
 
-    /// Where the backend sends what is for it: the public address.
+    /// Returns its public address, to which the backend sends packets.
     pub fn outer(self, v6: bool) -> IpAddr {
         self.public(v6)
     }
 
-    /// Last element of its key in the store.
+    /// Returns the last element of its key in the store.
     pub fn id(self, backend: Backend) -> String {
         let half = |v6: bool| format!("{}-{}", self.inner(v6), if v6 { 64 } else { 24 });
         backend.families().iter().map(|v6| half(*v6)).collect::<Vec<_>>().join("&")
     }
 
-    /// Its lease, as flannel writes it.
+    /// Returns its lease as flannel writes it.
     pub fn value(self, backend: Backend) -> String {
         let data = |v6: bool| json!({ "VNI": 1, "VtepMAC": self.mac(v6).to_string() });
         let dual = backend == Backend::VxlanDual;
@@ -177,7 +178,7 @@ impl Peer {
     }
 }
 
-/// The number of the peer that has this inner address.
+/// Returns the number of the peer that has this inner address.
 pub fn by_inner(ip: IpAddr) -> Option<usize> {
     let number = match ip {
         IpAddr::V4(v4) => (u32::from(v4).checked_sub(u32::from(Ipv4Addr::new(10, 1, 0, 0)))?) as usize >> 8,
@@ -190,7 +191,7 @@ pub fn by_inner(ip: IpAddr) -> Option<usize> {
     (number < MOST).then_some(number)
 }
 
-/// The number of the peer that has this VTEP MAC, and whether it is the IPv6 one.
+/// Returns the number of the peer that has this VTEP MAC, and whether it is that of the IPv6 device.
 pub fn by_mac(mac: Mac) -> Option<(usize, bool)> {
     let [2, kind @ (4 | 6), 0, a, b, c] = mac.0 else { return None };
     let number = u32::from_be_bytes([0, a, b, c]) as usize;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cold start and memory over the number of peers, as SVG: both axes logarithmic, so that a straight line of slope one is
-//! what grows with the number of peers and no faster.
+//! Plots of cold start and memory over the number of peers, as SVG. Both axes are logarithmic, so a straight line of slope one grows in
+//! proportion to the number of peers.
 
 use std::path::Path;
 
@@ -26,10 +26,10 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// Draws every plot that has at least two points, `cold-vxlan.svg` and the like; returns their names.
+/// Draws every plot that has at least two points, such as `cold-vxlan.svg`, and returns the names.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// A file cannot be written.
 pub fn draw(run: &Run, dir: &Path) -> Result<Vec<String>> {
     let mut drawn = Vec::new();
     for backend in ["vxlan", "host-gw"] {
@@ -48,7 +48,7 @@ pub fn draw(run: &Run, dir: &Path) -> Result<Vec<String>> {
                 continue;
             }
             let name = format!("{file}-{backend}.svg");
-            // The error borrows from the drawing: its text is what remains.
+            // The error borrows from the drawing, so only its text can be returned.
             plot(&dir.join(&name), &format!("{backend}: {what}, {unit}"), &lines)
                 .map_err(|error| anyhow!("draw {name}: {error}"))?;
             drawn.push(name);

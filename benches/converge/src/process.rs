@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent under measurement: weft or flanneld, as a process in a node's namespace.
+//! The agent that is measured: weft or flanneld, as a process in a node's namespace.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -17,17 +17,17 @@ use nix::unistd::Pid;
 use crate::site::{Node, pause};
 use crate::store::url;
 
-/// Who is measured.
+/// The program that is measured.
 #[derive(Debug, Clone)]
 pub enum Program {
-    /// weft's binary, and flags beside those that every run has.
+    /// weft's binary, and flags in addition to those of every run.
     Weft(PathBuf, Vec<String>),
     /// flanneld's binary.
     Flanneld(PathBuf),
 }
 
 impl Program {
-    /// For messages and the names of namespaces.
+    /// Returns the name for messages and namespaces.
     pub fn name(&self) -> &'static str {
         match self {
             Program::Weft(..) => "weft",
@@ -36,13 +36,13 @@ impl Program {
     }
 
     fn command(&self, dir: &Path) -> Command {
-        // Killed with the bench, whatever ends it.
+        // The process is killed when the bench ends in any way.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
         match self {
             Program::Weft(path, flags) => {
                 command.arg(path).arg("agent").arg(format!("--socket={}", dir.join("weft.sock").display()));
-                // Rows that remove many peers measure the removal, not the grace time before it.
+                // Rows that remove many peers measure the removal, and not the time for which removals are held.
                 command
                     .arg("--hold-removals=0")
                     .arg(format!("--state-dir={}", dir.join("state").display()))
@@ -57,25 +57,25 @@ impl Program {
     }
 }
 
-/// Longest wait for the end of an agent after SIGTERM.
+/// How long to wait at most for the end of an agent after SIGTERM.
 pub const END: Duration = Duration::from_secs(5);
 
-/// A running agent. Dropped, it is killed.
+/// A running agent. It is killed when this is dropped.
 pub struct Agent {
     child: Child,
     ready: mpsc::Receiver<Instant>,
-    /// The thread that hears it ends when this goes.
+    /// The thread that reads its notifications ends when this is dropped.
     _alive: Arc<()>,
-    /// Just before it was started.
+    /// The time just before it was started.
     pub started: Instant,
     log: PathBuf,
 }
 
 impl Agent {
-    /// Starts it.
+    /// Starts an agent with etcd as its store.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// It cannot be started.
     pub fn start(program: &Program, node: &Node, dir: &Path) -> Result<Agent> {
         let url = format!("--etcd-endpoints={}", url());
         Agent::start_with(program, node, dir, |command| {
@@ -83,7 +83,7 @@ impl Agent {
         })
     }
 
-    /// The same with another store: what leads to it is added to the command.
+    /// Starts an agent with another store, whose flags `store` adds to the command.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -91,7 +91,7 @@ impl Agent {
         let dir = dir.join(program.name());
         fs::create_dir_all(&dir).context("create a directory")?;
         let (socket, log) = (dir.join("notify"), dir.join("log"));
-        // One of an earlier run.
+        // An earlier run may have left a socket.
         let _ = fs::remove_file(&socket);
         let notify = UnixDatagram::bind(&socket).context("bind the notify socket")?;
         let file = fs::File::options().create(true).append(true).open(&log).context("open a log")?;
@@ -101,13 +101,13 @@ impl Agent {
         let (started, child) = node.run(move || (Instant::now(), command.spawn()))?;
         let child = child.with_context(|| format!("start {}", program.name()))?;
         let alive = Arc::new(());
-        Ok(Agent { child, ready: hear(notify, Arc::clone(&alive))?, _alive: alive, started, log })
+        Ok(Agent { child, ready: read_notifications(notify, Arc::clone(&alive))?, _alive: alive, started, log })
     }
 
-    /// Waits until it says READY=1 to systemd: when; `None` when the time is over.
+    /// Waits until the agent sends READY=1 to systemd, and returns when that was. `None` if it did not in time.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// The socket fails.
     pub fn ready(&self, limit: Duration) -> Result<Option<Instant>> {
         match self.ready.recv_timeout(limit) {
             Ok(at) => Ok(Some(at)),
@@ -116,10 +116,10 @@ impl Agent {
         }
     }
 
-    /// Fails when it has ended by itself.
+    /// Checks that the agent still runs.
     ///
     /// # Errors
-    /// With the last lines of its log.
+    /// It has ended. The error contains the last lines of its log.
     pub fn check(&mut self) -> Result<()> {
         let ended = self.child.try_wait().context("look at the agent")?;
         let log = || fs::read_to_string(&self.log).unwrap_or_default();
@@ -128,10 +128,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends it, and waits for its end.
+    /// Sends SIGTERM, waits for the end, and returns how long it took. `None` if it took too long.
     ///
     /// # Errors
-    /// When it does not run.
+    /// It does not run.
     pub fn stop(mut self) -> Result<Option<Duration>> {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM).context("end the agent")?;
         let begin = Instant::now();
@@ -146,10 +146,10 @@ impl Agent {
         }
     }
 
-    /// How often weft looks at everything though nothing happens, as it says; `None` of flanneld.
+    /// Returns the time between two audits of an idle weft, from its status. `None` for flanneld.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// The agent does not answer.
     pub fn audit_interval(&self, program: &Program) -> Result<Option<Duration>> {
         let Program::Weft(path, _) = program else { return Ok(None) };
         let socket = format!("--socket={}", self.log.with_file_name("weft.sock").display());
@@ -158,10 +158,10 @@ impl Agent {
         Ok(status["audit_interval_s"].as_f64().map(Duration::from_secs_f64))
     }
 
-    /// Waits until weft has saved its peers after this moment: until then a node that had events is not idle.
+    /// Waits until weft has saved its peers after this moment. Before that, a node that had events is not idle.
     ///
     /// # Errors
-    /// When it saves nothing within the limit.
+    /// It saves nothing within the limit.
     pub fn saved(&self, since: Instant, limit: Duration) -> Result<()> {
         let dir = self.log.with_file_name("state");
         let age = || -> Option<Duration> {
@@ -177,10 +177,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Resident memory now and at its peak, MB.
+    /// Returns the resident memory now and at its peak, in MB.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The agent has ended.
     pub fn memory(&self) -> Result<(f64, f64)> {
         let text = fs::read_to_string(format!("/proc/{}/status", self.child.id())).context("read its status")?;
         let field = |name: &str| -> Option<f64> {
@@ -190,45 +190,45 @@ impl Agent {
         field("VmRSS:").zip(field("VmHWM:")).context("no memory in its status")
     }
 
-    /// Begins to measure the peak of its memory anew.
+    /// Sets the peak of the resident memory to the present value.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The agent has ended.
     pub fn forget_peak(&self) -> Result<()> {
         fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").context("reset its peak of memory")
     }
 
-    /// How many lines of its log contain these words.
+    /// Returns the number of lines of the log that contain these words.
     ///
     /// # Errors
-    /// When its log cannot be read.
+    /// The log cannot be read.
     pub fn logged(&self, words: &str) -> Result<usize> {
         let text = fs::read_to_string(&self.log).context("read its log")?;
         Ok(text.lines().filter(|line| line.contains(words)).count())
     }
 
-    /// The size of its log, bytes.
+    /// Returns the size of the log in bytes.
     ///
     /// # Errors
-    /// When its log cannot be looked at.
+    /// The log cannot be found.
     pub fn log_size(&self) -> Result<u64> {
         Ok(fs::metadata(&self.log).context("look at its log")?.len())
     }
 
-    /// CPU time that its threads have used, those that have ended included.
+    /// Returns the CPU time of all its threads, including those that have ended.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The agent has ended.
     pub fn cpu(&self) -> Result<Duration> {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).context("its pid")?);
         let clock = clock_getcpuclockid(pid).context("find its CPU clock")?;
         Ok(Duration::from(clock.now().context("read its CPU clock")?))
     }
 
-    /// How often it woke up.
+    /// Returns how often it woke up.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The agent has ended.
     pub fn wakeups(&self) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/status", self.child.id())).context("read its status")?;
         let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
@@ -236,8 +236,8 @@ impl Agent {
     }
 }
 
-/// Reads what an agent tells systemd, all of it: one that nobody reads would stop the agent. Tells of READY=1.
-fn hear(socket: UnixDatagram, alive: Arc<()>) -> Result<mpsc::Receiver<Instant>> {
+/// Reads all notifications of an agent to systemd, because a full socket would block the agent. The channel gets the time of each READY=1.
+fn read_notifications(socket: UnixDatagram, alive: Arc<()>) -> Result<mpsc::Receiver<Instant>> {
     let (tell, ready) = mpsc::channel();
     socket.set_read_timeout(Some(Duration::from_millis(200))).context("bound a read")?;
     let read = move || {
@@ -245,7 +245,7 @@ fn hear(socket: UnixDatagram, alive: Arc<()>) -> Result<mpsc::Receiver<Instant>>
         loop {
             match socket.recv(&mut buffer) {
                 Ok(n) if buffer[..n].split(|b| *b == b'\n').any(|line| line == b"READY=1") => {
-                    // Nobody waits any more: the agent is dropped.
+                    // The agent was dropped, so nobody waits any more.
                     if tell.send(Instant::now()).is_err() {
                         return;
                     }
@@ -268,10 +268,10 @@ impl Drop for Agent {
     }
 }
 
-/// CPU time of a task below /proc: `thread-self`.
+/// Returns the CPU time of a task, which is named by its directory in /proc, such as `thread-self`.
 ///
 /// # Errors
-/// When the kernel has no schedstat.
+/// The kernel has no schedstat.
 pub fn cpu_of(task: &str) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{task}/schedstat")).context("read schedstat")?;
     let time = text.split(' ').next().and_then(|time| time.parse().ok()).map(Duration::from_nanos);

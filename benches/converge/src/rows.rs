@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rows of one place (a backend with a number of peers): first the floor, then each program, each on a fresh node.
+//! The rows of one place, which is a backend with a number of peers. First comes the floor, then each program, each on a fresh node.
 
 mod floor;
 mod steady;
@@ -17,11 +17,11 @@ use crate::site::Node;
 use crate::store::Store;
 use subject::Start;
 
-/// Events, one after the other.
+/// The number of events one after the other.
 const EVENTS: usize = 200;
-/// Events at once.
+/// The number of events at once.
 const BURST: usize = 1000;
-/// Faults of each kind.
+/// The number of faults of each kind.
 const REPAIRS: usize = 50;
 
 /// A backend with a number of peers, and the store that holds them.
@@ -37,7 +37,7 @@ pub struct Place<'a> {
 /// Measures everything at one place.
 ///
 /// # Errors
-/// When namespaces, etcd or an agent fail; a row that takes too long is no error.
+/// A namespace, etcd or an agent fails. A row that takes too long is no error.
 pub fn all(backend: Backend, peers: usize, options: &Options, (run, nodes): (&mut Run, &mut usize)) -> Result<()> {
     anyhow::ensure!(peers + EVENTS + BURST <= MOST, "at most {} peers", MOST - EVENTS - BURST);
     eprintln!("== {} with {peers} peers", backend.name());
@@ -55,7 +55,7 @@ pub fn all(backend: Backend, peers: usize, options: &Options, (run, nodes): (&mu
     Ok(())
 }
 
-/// All cold starts but the last ones, floor and weft in turns: what slows the machine down for a while slows both down.
+/// Measures all cold starts but the last ones, of floor and weft in turns, so that a machine that is slow for a while slows both.
 fn earlier(place: &mut Place<'_>, weft: &Program) -> Result<(Vec<Duration>, Vec<Start>)> {
     let dir = place.store.dir.path().to_owned();
     let (mut floors, mut starts) = (Vec::new(), Vec::new());
@@ -65,7 +65,7 @@ fn earlier(place: &mut Place<'_>, weft: &Program) -> Result<(Vec<Duration>, Vec<
         drop(node);
         let node = place.node()?;
         let (agent, start) = subject::cold(weft, &node, (&dir, place.peers), place.limit()).context("weft")?;
-        // The agent goes before its node.
+        // The agent must end before its node is deleted.
         drop(agent);
         let cut = start.took.is_none();
         starts.push(start);
@@ -87,7 +87,7 @@ impl Place<'_> {
         self.run.note((self.backend.name(), self.peers), what, who, cell);
     }
 
-    /// Half and hundredth slowest of some times; what was cut has none.
+    /// Adds the median and the 99th percentile of some times. A series that was cut has none.
     fn note_times(&mut self, what: &str, who: Who, times: &[Duration], cut: Option<Duration>) {
         for (name, part) in [("p50", 0.5), ("p99", 0.99)] {
             let cell = match (cut, quantile(times, part)) {
@@ -108,17 +108,17 @@ impl Place<'_> {
         Node::new(&format!("n{}", self.nodes), self.backend)
     }
 
-    /// Numbers of the peers that come and go one by one.
+    /// Returns the numbers of the peers that are added and removed one by one.
     fn singles(&self) -> std::ops::Range<usize> {
         self.peers..self.peers + EVENTS
     }
 
-    /// Numbers of the peers that come and go together.
+    /// Returns the numbers of the peers that are added and removed together.
     fn crowd(&self) -> std::ops::Range<usize> {
         self.peers + EVENTS..self.peers + EVENTS + BURST
     }
 
-    /// Existing peers, spread over all, each once: where faults hit.
+    /// Returns the peers whose entries are deleted, spread evenly over all peers, each once.
     fn victims(&self, kind: usize) -> impl Iterator<Item = usize> + use<> {
         let (peers, step) = (self.peers, (self.peers / REPAIRS).max(1));
         (0..REPAIRS.min(peers)).map(move |n| (n * step + kind) % peers)

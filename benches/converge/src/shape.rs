@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bench that CI runs: at most 60 s, and it fails only on shape: how costs grow, and work where there should be none.
+//! The bench that CI runs, in at most 60 s. It fails only because of how costs grow, or because of work where there should be none.
 //!
-//! Costs are CPU time of the agent, which other load on the machine changes far less than the time on the clock; of several
-//! runs the cheapest counts; what fails is measured again before it counts as a failure, and the cheapest of all runs counts.
+//! Costs are CPU time of the agent, which other load on the machine changes much less than the elapsed time. The cheapest of several runs
+//! counts. A growth that is too large is measured again before it counts as a failure.
 
 use std::time::{Duration, Instant};
 
@@ -18,27 +18,28 @@ use crate::site::{Node, build, pause};
 use crate::store::Store;
 use crate::targets::memory_bound;
 
-/// Peers: the middle one halves the way up.
+/// Numbers of peers.
 const SIZES: [usize; 3] = [5_000, 10_000, 20_000];
-/// Cold starts at each size.
+/// The number of cold starts at each size.
 const RUNS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(30);
-/// (t20k - t10k) / (t10k - t5k): linear is 2, plain routes of one device are 4.6.
+/// The bound for (t20k - t10k) / (t10k - t5k). Linear growth gives 2, and plain routes of one device gave 4.6.
 const MOST_GROWTH: f64 = 3.0;
-/// t20k / t5k: linear is 4, plain routes are 18. A difference of small times is noisy, this is not: both must be too large.
+/// The bound for t20k / t5k. Linear growth gives 4, and plain routes gave 18. The difference of small times is noisy, and this ratio is not.
+/// So a growth counts as too large only if both are.
 const MOST_RATIO: f64 = 8.0;
-/// kB. Tables grow by doubling: at 20,000 peers they are half empty, and each peer has 1.1.
+/// The bound for the memory of a peer in kB. Tables grow by doubling, so at 20,000 peers they are half empty, and a peer needs 1.1.
 const MOST_PER_PEER: f64 = 1.3;
 /// How often a growth that is too large is measured again.
 const AGAIN: usize = 2;
-/// An idle node: share of a core, audits included, and waking up.
+/// The bounds for an idle node: its share of a core, including audits, and how often it wakes up.
 const IDLE: Duration = Duration::from_secs(12);
 const MOST_CPU: f64 = 0.05;
 const MOST_WAKEUPS: f64 = 20.0;
-/// All is done when nothing was written for so long: longer than the kernel tries out the link-local address of a new uplink.
+/// If nothing was written for this time, everything is done. It is longer than the kernel checks the link-local address of a new uplink.
 const CALM: Duration = Duration::from_millis(2500);
 
-/// Where it is measured.
+/// The store and the node that are measured.
 struct Bed {
     program: Program,
     store: Store,
@@ -46,10 +47,10 @@ struct Bed {
     nodes: usize,
 }
 
-/// Measures and judges; true when every shape is right.
+/// Measures, and returns true if every cost grows as it should.
 ///
 /// # Errors
-/// When something does not run at all.
+/// A program does not run.
 pub fn run(options: &ShapeOptions) -> Result<bool> {
     let begin = Instant::now();
     build()?;
@@ -100,7 +101,7 @@ impl Bed {
         Ok(())
     }
 
-    /// The cheapest kernel phase of some cold starts, and the last one's agent and node.
+    /// Returns the cheapest kernel phase of some cold starts, and the agent and the node of the last one.
     fn starts(&mut self, peers: usize, runs: usize) -> Result<(Duration, Agent, Node)> {
         let (mut costs, mut last) = (Vec::new(), None);
         for _ in 0..runs {
@@ -122,7 +123,7 @@ impl Bed {
 
 fn grows(costs: &[Duration]) -> f64 {
     let at = |n: usize| costs[n].as_secs_f64();
-    // A first step of nothing, or less, is no base: then the second one must be small against the whole.
+    // If the first step is zero or negative, no ratio can be computed. Then the second step must be small compared with the whole.
     (at(2) - at(1)) / (at(1) - at(0)).max(at(0) / 4.0)
 }
 
@@ -134,7 +135,7 @@ fn is_linear(costs: &[Duration]) -> bool {
     grows(costs) <= MOST_GROWTH || ratio(costs) <= MOST_RATIO
 }
 
-/// Work on a node where nothing happens.
+/// Checks the work of a node on which nothing happens.
 fn idle(agent: &Agent, node: &Node) -> Result<bool> {
     node.watch.quiet(CALM, LIMIT)?;
     let mut right = false;
@@ -155,7 +156,7 @@ fn idle(agent: &Agent, node: &Node) -> Result<bool> {
     Ok(right)
 }
 
-/// A restart with everything in place.
+/// Checks a restart with everything in place.
 fn restart(bed: &Bed, agent: Agent, node: &Node) -> Result<bool> {
     agent.stop()?;
     node.watch.quiet(Duration::from_millis(200), LIMIT)?;
@@ -185,7 +186,7 @@ mod tests {
     #[test]
     fn what_was_measured_of_plain_routes_is_too_much_and_a_noisy_line_is_not() {
         let costs = |ms: [u64; 3]| ms.map(Duration::from_millis);
-        // Plain routes of one device on Linux 6.18; then a quiet and a busy machine with nexthop objects.
+        // First plain routes of one device on Linux 6.18, then a quiet and a busy machine with nexthop objects.
         for (ms, linear) in [([219, 1038, 4767], false), ([25, 50, 100], true), ([94, 205, 553], true)] {
             assert_eq!(is_linear(&costs(ms)), linear, "{ms:?}");
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where it happens: a namespace with etcd, and for each subject a fresh node namespace beside it, with one uplink.
+//! The network of the bench: a namespace with etcd, and a fresh namespace with one uplink for each node that is measured.
 //!
-//! All names hang on a mount namespace of this process, all processes on the life of the thread that started them: nothing
-//! outlives the bench.
+//! The names of namespaces exist only in the mount namespace of this process, and all processes end with the thread that started them. So
+//! nothing outlives the bench.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -21,13 +21,13 @@ use crate::peers::{Backend, NODE, NODE6, STORE};
 use crate::watch::Watch;
 
 const FABRIC: &str = "fabric";
-/// Where the memory disk is.
+/// The mount point of the memory disk.
 pub const MEMORY: &str = "/mnt";
 
-/// Runs a command to its end; its standard output.
+/// Runs a command to its end, and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or fails: with what it said.
+/// It cannot be started, or it fails. The error contains its standard error.
 pub fn command(program: &str, words: &[&str]) -> Result<String> {
     let out = Command::new(program).args(words).stdin(Stdio::null()).output();
     let out = out.with_context(|| format!("start {program}"))?;
@@ -42,19 +42,19 @@ fn ip(namespace: &str, words: &str) -> Result<String> {
     command("ip", &all)
 }
 
-/// Moves the calling thread.
+/// Moves the calling thread into a namespace.
 fn enter(namespace: &str) -> Result<()> {
     let file = fs::File::open(Path::new("/run/netns").join(namespace)).context("open a namespace")?;
     setns(file.as_fd(), CloneFlags::CLONE_NEWNET).context("enter a namespace")
 }
 
-/// Makes the fabric and moves the calling thread into it: etcd and its clients live there.
+/// Makes the fabric and moves the calling thread into it. etcd and its clients run there.
 ///
 /// # Errors
-/// Without root, mostly.
+/// A namespace or link cannot be made, for example without root.
 pub fn build() -> Result<()> {
     weft_lab::netns::make_names_private()?;
-    // A memory disk that goes with this process, however it ends: only its mount namespace has it.
+    // Only the mount namespace of this process has the memory disk, so it goes when the process ends in any way.
     mount(Some("weft-bench"), MEMORY, Some("tmpfs"), MsFlags::empty(), None::<&str>).context("mount a memory disk")?;
     command("ip", &["netns", "add", FABRIC])?;
     for words in [
@@ -69,7 +69,7 @@ pub fn build() -> Result<()> {
     enter(FABRIC)
 }
 
-/// Lets time pass: where time itself is what a row needs.
+/// Lets time pass, for rows that measure what happens in a given time.
 pub fn pause(time: Duration) {
     let (_kept, never) = mpsc::channel::<()>();
     let _ = never.recv_timeout(time);
@@ -77,18 +77,18 @@ pub fn pause(time: Duration) {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A node: its namespace, a thread that lives in it, a monitor and a netlink socket of it. Dropped, the namespace goes.
+/// A node: its namespace, a thread in it, and a monitor and a netlink socket of it. The namespace is deleted when the node is dropped.
 #[derive(Debug)]
 pub struct Node {
-    /// What its kernel tells.
+    /// The monitor of its kernel.
     pub watch: Watch,
-    /// For faults and prepared batches.
+    /// The socket for faults and prepared batches.
     pub netlink: Netlink,
-    /// Last, so that it is dropped last: sockets keep their namespace alive.
+    /// This is the last field, so that it is dropped last, because open sockets keep their namespace alive.
     inside: Inside,
 }
 
-/// A namespace and the thread that lives in it.
+/// A namespace and the thread that runs in it.
 #[derive(Debug)]
 struct Inside {
     name: String,
@@ -97,10 +97,10 @@ struct Inside {
 }
 
 impl Node {
-    /// A fresh one. Its name must be new.
+    /// Makes a node. Its name must be new.
     ///
     /// # Errors
-    /// When a link or address is refused.
+    /// A link or an address is refused.
     pub fn new(name: &str, backend: Backend) -> Result<Node> {
         command("ip", &["netns", "add", name])?;
         ip(FABRIC, &format!("link add {name} type veth peer name eth0 netns {name}"))?;
@@ -120,7 +120,7 @@ impl Node {
         let hand = std::thread::Builder::new().name("hand".into()).spawn(move || {
             let result = enter(&namespace);
             let stays = result.is_ok();
-            // The other side waits for exactly this.
+            // The caller waits for this message.
             let _ = entered.0.send(result);
             if stays {
                 todo.into_iter().for_each(|job| job());
@@ -137,49 +137,49 @@ impl Node {
         Ok(Node { watch, netlink, inside: Inside { name: name.to_owned(), jobs: Some(jobs), hand: Some(hand) } })
     }
 
-    /// Runs this in the node's namespace, on a thread that lives as long as the node.
+    /// Runs a function in the node's namespace, on a thread that lives as long as the node.
     ///
     /// # Errors
-    /// When it panicked.
+    /// The function panicked.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         call(self.inside.jobs.as_ref().context("the node is gone")?, job)
     }
 
-    /// `ip WORDS` in it.
+    /// Runs `ip WORDS` in the namespace.
     ///
     /// # Errors
-    /// As ip.
+    /// ip fails.
     pub fn ip(&self, words: &str) -> Result<String> {
         ip(&self.inside.name, words)
     }
 
-    /// Takes it off the fabric, or puts it back, which its own links do not notice: all nodes have one address, and only one
-    /// of them may answer for it.
+    /// Takes the node off the fabric, or connects it again. Its own links do not change. All nodes have the same address, and only one of
+    /// them may answer for it.
     ///
     /// # Errors
-    /// As ip.
+    /// ip fails.
     pub fn on_fabric(&self, on: bool) -> Result<()> {
         let name = &self.inside.name;
         if !on {
             return ip(FABRIC, &format!("link set {name} nomaster")).map(drop);
         }
         ip(FABRIC, &format!("link set {name} master br0"))?;
-        // There the address is known as another node's.
+        // The fabric still has the MAC address of another node for this address.
         ["-4", "-6"].into_iter().try_for_each(|family| ip(FABRIC, &format!("{family} neigh flush dev br0")).map(drop))
     }
 
-    /// Index of one of its links.
+    /// Returns the index of a link.
     ///
     /// # Errors
-    /// When it has none of that name.
+    /// There is no link with this name.
     pub fn index(&self, link: &'static str) -> Result<u32> {
         self.run(move || nix::net::if_::if_nametoindex(link))?.with_context(|| format!("no link {link}"))
     }
 
-    /// Makes the device that a backend uses, as weft would: for the floor.
+    /// Makes the device of a backend as weft would, for the floor.
     ///
     /// # Errors
-    /// As ip.
+    /// ip fails.
     pub fn add_devices(&self, backend: Backend) -> Result<()> {
         for device in backend.devices() {
             let local = if device.contains("v6") { NODE6.to_string() } else { NODE.to_string() };
@@ -205,9 +205,9 @@ impl Drop for Inside {
         if let Some(hand) = self.hand.take() {
             let _ = hand.join();
         }
-        // Its links go with the namespace, once the sockets are closed; a failure only leaves a name in our own tmpfs.
+        // The links are deleted with the namespace when the sockets are closed. A failure only leaves a name in our own tmpfs.
         let _ = command("ip", &["netns", "del", &self.name]);
-        // The kernel takes the rest down beside us; the next subject must not share the processors with that.
+        // The kernel deletes the rest in the background. The next measurement must not share the processors with that.
         let begin = Instant::now();
         while nix::net::if_::if_nametoindex(self.name.as_str()).is_ok() && begin.elapsed() < Duration::from_secs(20) {
             pause(Duration::from_millis(5));

@@ -15,34 +15,34 @@ use crate::site::MEMORY;
 const SUBNETS: &str = "/coreos.com/network/subnets/";
 /// etcd's default limit of operations in one transaction.
 const TXN: usize = 128;
-/// How long etcd may take to come up.
+/// How long etcd may take to start.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// etcd, and a client of it. Dropped, it ends.
+/// An etcd, and a client of it. The etcd ends when this is dropped.
 pub struct Store {
     child: Child,
     runtime: Runtime,
     client: Client,
     backend: Backend,
-    /// Data of etcd, files of the agents.
+    /// The directory for the data of etcd and the files of the agents.
     pub dir: TempDir,
 }
 
-/// Where the clients reach it.
+/// Returns the URL for clients.
 pub fn url() -> String {
     format!("http://{STORE}:2379")
 }
 
-/// The key of a peer.
+/// Returns the key of a peer.
 pub fn key(peer: Peer, backend: Backend) -> String {
     format!("{SUBNETS}{}", peer.id(backend))
 }
 
 impl Store {
-    /// An empty store with net-conf, in the namespace of the calling thread.
+    /// Starts an etcd that contains only net-conf, in the namespace of the calling thread.
     ///
     /// # Errors
-    /// When etcd does not come up.
+    /// etcd does not start.
     pub fn start(backend: Backend) -> Result<Store> {
         let dir = TempDir::with_prefix_in("weft-bench-", MEMORY).context("create a temporary directory")?;
         let log = std::fs::File::create(dir.path().join("etcd.log")).context("create a log")?;
@@ -57,7 +57,7 @@ impl Store {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().context("start etcd")?;
         let runtime = runtime()?;
         let client = runtime.block_on(connect()).inspect_err(|_| {
-            // The log says why; the directory goes with the error.
+            // The log says why, and its directory is deleted when the error is returned.
             let text = std::fs::read_to_string(dir.path().join("etcd.log")).unwrap_or_default();
             text.lines().rev().take(5).for_each(|line| eprintln!("etcd: {line}"));
         })?;
@@ -68,19 +68,19 @@ impl Store {
         Ok(store)
     }
 
-    /// Puts these peers, in transactions as large as etcd takes.
+    /// Writes these peers, in transactions as large as etcd accepts.
     ///
     /// # Errors
-    /// As etcd.
+    /// etcd fails.
     pub fn put(&mut self, peers: impl Iterator<Item = Peer>) -> Result<()> {
         let backend = self.backend;
         self.write(peers.map(|peer| TxnOp::put(key(peer, backend), peer.value(backend), None)).collect())
     }
 
-    /// Deletes these.
+    /// Deletes these peers.
     ///
     /// # Errors
-    /// As etcd.
+    /// etcd fails.
     pub fn delete(&mut self, peers: impl Iterator<Item = Peer>) -> Result<()> {
         let backend = self.backend;
         self.write(peers.map(|peer| TxnOp::delete(key(peer, backend), None)).collect())
@@ -94,10 +94,10 @@ impl Store {
         Ok(())
     }
 
-    /// How long a bare client takes for all leases in one range request.
+    /// Returns how long a bare client takes to read all leases with one range request.
     ///
     /// # Errors
-    /// As etcd.
+    /// etcd fails.
     pub fn list_time(&mut self) -> Result<Duration> {
         let mut client = self.client.kv_client().max_decoding_message_size(256 << 20);
         let begin = Instant::now();
@@ -107,10 +107,10 @@ impl Store {
         Ok(took)
     }
 
-    /// Puts the same lease again, `rate` a second, for so long, each time of another peer: what renewals look like from elsewhere.
+    /// Writes unchanged leases again, `rate` per second, each time of another peer. To other nodes this looks like renewals.
     ///
     /// # Errors
-    /// As etcd.
+    /// etcd fails.
     pub fn renew(&mut self, peers: usize, rate: u32, time: Duration) -> Result<()> {
         let backend = self.backend;
         let client = &mut self.client;
@@ -132,24 +132,24 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // It may be gone already; its data is.
+        // It may have ended already. Its data is deleted anyway.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A runtime on the calling thread.
+/// Makes a runtime for the calling thread.
 ///
 /// # Errors
-/// Out of descriptors.
+/// There are no file descriptors left.
 pub fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("make a runtime")
 }
 
-/// A client, once etcd answers.
+/// Returns a client when etcd answers.
 ///
 /// # Errors
-/// When it does not within 30 s.
+/// etcd does not answer within 30 s.
 pub async fn connect() -> Result<Client> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -8,7 +8,7 @@ use crate::targets::Judged;
 
 const HEAD: [&str; 6] = ["", "floor", "weft", "flanneld", "weft / floor", "flanneld / weft"];
 
-/// All tables, for a terminal.
+/// Returns all tables for a terminal.
 pub fn text(run: &Run) -> String {
     let mut out = String::new();
     for (name, value) in &run.about {
@@ -23,7 +23,7 @@ pub fn text(run: &Run) -> String {
     out
 }
 
-/// All tables, as Markdown.
+/// Returns all tables as Markdown.
 pub fn markdown(run: &Run) -> String {
     let mut out = String::new();
     for at in run.sites() {
@@ -35,14 +35,14 @@ pub fn markdown(run: &Run) -> String {
     out
 }
 
-/// How the promises stand, for a terminal: those that are broken first.
+/// Returns the verdicts of the promises for a terminal. Those that are broken come first.
 pub fn targets(judged: &[Judged]) -> String {
     let mut rows = vec![["target", "", "measured", "bound", ""].map(str::to_owned)];
     rows.extend(target_rows(judged));
     aligned(&rows)
 }
 
-/// The same as Markdown.
+/// Returns the verdicts as Markdown.
 pub fn targets_markdown(judged: &[Judged]) -> String {
     let mut out = "| where | target | measured | bound | |\n|---|---|--:|--:|---|\n".to_owned();
     for row in target_rows(judged) {
@@ -81,7 +81,7 @@ fn lines(run: &Run, at: (&str, usize)) -> Vec<[String; 6]> {
     rows
 }
 
-/// One cell.
+/// Returns the text of one cell.
 pub fn shown(cell: Option<&Cell>) -> String {
     match cell {
         Some(Cell::Value(value)) => figure(*value),
@@ -91,7 +91,7 @@ pub fn shown(cell: Option<&Cell>) -> String {
     }
 }
 
-/// Three digits are more than such a measurement knows.
+/// Formats a number with three digits. The measurement is not more precise than that.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -102,7 +102,7 @@ pub fn figure(value: f64) -> String {
     }
 }
 
-/// Columns as wide as their widest cell; the first to the left, the others to the right.
+/// Aligns the columns. The first one is aligned to the left, and the others to the right.
 fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);

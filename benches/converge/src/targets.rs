@@ -1,66 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was promised, held against what was measured. All are ratios within one run, or sizes.
+//! Compares the promises with the results. All promises are ratios within one run, or sizes.
 //!
-//! A promise that one run keeps is kept. One that it misses is measured again, at most twice: it is broken when two of three runs
-//! miss it. A promise that was asked for and has no figure is an error at once.
+//! A promise is kept if the first run keeps it. Otherwise it is measured again, at most twice, and it is broken if two of three runs miss
+//! it. It is an error if there is no number for a promise whose row was wanted.
 
 use crate::measure::{Cell, Run, Who};
 use crate::options::Row;
 
-/// How often a promise that was missed is measured in all.
+/// How often a promise that was missed is measured in total.
 pub const RUNS: usize = 3;
 
-/// A promise and what one run says of it.
+/// A promise and the result of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// Where: backend and peers.
+    /// The backend and the number of peers.
     pub place: String,
-    /// What, with its unit.
+    /// The line with its unit.
     pub what: String,
-    /// The figure; `None` when nothing was measured.
+    /// The number. `None` if nothing was measured.
     pub got: Option<f64>,
-    /// The most (or, where `at_least`, the least) that keeps the promise; `None` when that was not measured.
+    /// The largest number that keeps the promise, or the smallest one if `at_least`. `None` if that was not measured.
     pub bound: Option<f64>,
-    /// The bound is a lower one.
+    /// True if the bound is a lower bound.
     pub at_least: bool,
-    /// What has to be measured again for a second figure, and where beside the place itself; `None`: it would be the same.
+    /// What has to be measured again for a second number, and at which other place. `None` if the second number would be the same.
     pub again: Option<(Row, Vec<String>)>,
 }
 
 impl Verdict {
-    /// Whether the promise is kept; `None` when there is no figure to judge.
+    /// Returns whether the promise is kept. `None` if there is no number.
     pub fn kept(&self) -> Option<bool> {
         let (got, bound) = (self.got?, self.bound?);
         Some(if self.at_least { got >= bound } else { got <= bound })
     }
 }
 
-/// What all runs together say of a promise.
+/// The result of all runs for a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stand {
     /// The first run kept it.
     Kept,
     /// The first run missed it, two later ones kept it.
     Noise,
-    /// Missed, and not yet measured often enough to say more.
+    /// It was missed, and must be measured again.
     Open,
-    /// Two runs missed it, or nothing can be measured again.
+    /// Two runs missed it, or it cannot be measured again.
     Broken,
-    /// There is no figure.
+    /// There is no number.
     Unmeasured,
 }
 
-/// A promise with its verdicts: the first run's, then those of later ones.
+/// A promise with the verdicts of the first run and of later ones.
 #[derive(Debug, Clone)]
 pub struct Judged {
-    /// The first run's.
+    /// The verdict of the first run.
     pub verdict: Verdict,
-    /// Whether each run kept it; a later run without a figure has not.
+    /// Whether each run kept it. A later run without a number did not.
     pub runs: Vec<bool>,
 }
 
 impl Judged {
-    /// How it stands.
+    /// Returns the result of all runs.
     pub fn stand(&self) -> Stand {
         let kept = self.runs.iter().filter(|kept| **kept).count();
         let missed = self.runs.len() - kept;
@@ -73,12 +73,12 @@ impl Judged {
         }
     }
 
-    /// Whether the bench must fail for it.
+    /// Returns true if the bench must fail because of it.
     pub fn is_bad(&self) -> bool {
         !matches!(self.stand(), Stand::Kept | Stand::Noise)
     }
 
-    /// For people.
+    /// Returns the text for people.
     pub fn word(&self) -> String {
         match self.stand() {
             Stand::Kept => "kept".to_owned(),
@@ -92,7 +92,7 @@ impl Judged {
     }
 }
 
-/// The verdicts of a first run with those of later runs, which have what was measured again.
+/// Combines the verdicts of a first run with those of later runs, which contain what was measured again.
 pub fn judge(first: Vec<Verdict>, later: &[Vec<Verdict>]) -> Vec<Judged> {
     let all = |verdict: Verdict| {
         let same = |other: &&Verdict| other.place == verdict.place && other.what == verdict.what;
@@ -103,7 +103,7 @@ pub fn judge(first: Vec<Verdict>, later: &[Vec<Verdict>]) -> Vec<Judged> {
     first.into_iter().map(all).collect()
 }
 
-/// The same for a run that has its later ones with it. A later run speaks only of what was measured again in it.
+/// Does the same for a run that contains its later ones. A later run counts only for what was measured again in it.
 pub fn judged(run: &Run) -> Vec<Judged> {
     let later: Vec<Vec<Verdict>> = run
         .again
@@ -113,25 +113,25 @@ pub fn judged(run: &Run) -> Vec<Judged> {
     judge(check(run), &later)
 }
 
-/// Promises that must be measured once more.
+/// Returns the promises that must be measured once more.
 pub fn open(judged: &[Judged]) -> Vec<&Verdict> {
     judged.iter().filter(|one| one.stand() == Stand::Open).map(|one| &one.verdict).collect()
 }
 
-/// What the bench fails for, in words; empty when every promise is kept.
+/// Returns why the bench fails, as text. It is empty if every promise is kept.
 pub fn complaints(judged: &[Judged]) -> Vec<String> {
     let bad = judged.iter().filter(|one| one.is_bad());
     bad.map(|one| format!("{}: {}", one.verdict.name(), one.word())).collect()
 }
 
 impl Verdict {
-    /// Place and promise.
+    /// The place and the promise.
     pub fn name(&self) -> String {
         format!("{} {}", self.place, self.what)
     }
 }
 
-/// Resident memory at a number of peers, MB: 12 at 1,000, 16 at 5,000, 60 at 50,000, straight lines between.
+/// Returns the bound for the resident memory in MB: 12 with 1,000 peers, 16 with 5,000, 60 with 50,000, and linear between these.
 pub fn memory_bound(peers: f64) -> f64 {
     let between = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| y0 + (peers - x0) / (x1 - x0) * (y1 - y0);
     if peers <= 1000.0 {
@@ -143,7 +143,7 @@ pub fn memory_bound(peers: f64) -> f64 {
     }
 }
 
-/// All promises about what was asked for in this run.
+/// Returns all promises about the rows of this run.
 pub fn check(run: &Run) -> Vec<Verdict> {
     let mut all = Vec::new();
     for at in run.sites() {
@@ -191,7 +191,7 @@ impl Place<'_> {
         self.run.value(self.at, what, Who::Floor)
     }
 
-    /// `got` is at most `bound`.
+    /// Adds the promise that `got` is at most `bound`.
     fn most(&self, row: Row, what: &str, got: Option<f64>, bound: Option<f64>) -> Verdict {
         let place = format!("{} {}", self.at.0, self.at.1);
         Verdict { place, what: what.to_owned(), got, bound, at_least: false, again: Some((row, Vec::new())) }
@@ -213,11 +213,11 @@ impl Place<'_> {
             self.most(Row::Restart, "end after SIGTERM, ms", self.weft(end), Some(1000.0)),
         ];
         let faster = [(("vxlan", 5000), 30.0), (("host-gw", 5000), 300.0)].into_iter().find(|bound| bound.0 == self.at);
-        // Without a flanneld there is nothing to compare with, and the promise is not asked for.
+        // Without flanneld there is nothing to compare with, so there is no promise.
         if let (Some((_, bound)), Some(other)) = (faster, self.run.cell(self.at, "cold start", Who::Flanneld)) {
             let took = match other {
                 Cell::Value(ms) => Some(*ms),
-                // It took at least so long.
+                // It took at least this time.
                 Cell::Cut(seconds) => Some(seconds * 1e3),
                 Cell::None(_) => None,
             };
@@ -258,7 +258,7 @@ impl Place<'_> {
     }
 
     fn costs(&self) -> Vec<Verdict> {
-        // A peer of two families has twice the entries of one.
+        // A peer with two families has twice as many entries.
         let families = if self.at.0 == "vxlan-dual" { 2.0 } else { 1.0 };
         let memory = memory_bound(families * self.at.1 as f64);
         let mut all = vec![self.most(Row::Cold, "memory, MB", self.weft("memory"), Some(memory))];
@@ -275,7 +275,7 @@ mod tests {
 
     const AT: (&str, usize) = ("vxlan", 5000);
 
-    /// A run of the cold start alone: the bound is 100 ms.
+    /// Returns a run of the cold start alone, with a bound of 100 ms.
     fn cold(weft: Cell) -> Run {
         let mut run = Run { rows: vec![Row::Cold], ..Run::default() };
         run.note(AT, "list", Who::Floor, Cell::Value(20.0));
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(complaints(&judged(&run)), ["vxlan 5000 cold start, ms: BROKEN, 2 of 2 runs"]);
     }
 
-    /// A later run holds rows that were not in doubt, and it must not speak of them.
+    /// A later run contains rows that were not in doubt, and it must not count for them.
     #[test]
     fn a_later_run_speaks_of_what_was_in_doubt_alone() {
         let mut run = cold(Cell::Value(101.0));
@@ -374,7 +374,7 @@ mod tests {
         let mut run = Run { rows: vec![Row::Cold], ..Run::default() };
         run.note(AT, "cold start", Who::Weft, Cell::Value(1.0));
         assert_eq!(stand(&run), Stand::Unmeasured);
-        // Every row was asked for, and there are starts alone.
+        // Every row was wanted, and there are only starts.
         let run = Run { rows: Vec::new(), ..cold(Cell::Value(99.0)) };
         let said = complaints(&judged(&run));
         for what in
@@ -382,7 +382,7 @@ mod tests {
         {
             assert!(said.iter().any(|one| one.contains(what) && one.contains("NOT MEASURED")), "{what}: {said:?}");
         }
-        // host-gw has no device of its own to lose.
+        // host-gw has no device that could be deleted.
         let mut run = Run::default();
         run.note(("host-gw", 1000), "list", Who::Floor, Cell::Value(1.0));
         assert!(!complaints(&judged(&run)).iter().any(|one| one.contains("device") || one.contains("FDB")));
@@ -395,7 +395,7 @@ mod tests {
         assert!(complaints(&judged(&Run { binary_mb: 11.9, ..Run::default() })).is_empty());
     }
 
-    /// flanneld that was cut took at least so long.
+    /// If flanneld was cut, it took at least this time.
     #[test]
     fn a_cut_flanneld_counts_with_the_time_it_was_given() {
         for (seconds, kept) in [(120.0, true), (2.0, false)] {

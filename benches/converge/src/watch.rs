@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel, watched from outside: a netlink monitor of the bench's own, which knows when the last of many entries, or a
-//! certain one, is there. The clock is read when a notification is read; nothing is polled.
+//! Watches the kernel with a netlink monitor of the bench. It knows when the last of many entries is there, or a certain one. The clock is
+//! read when a notification arrives, and nothing is polled.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,15 +32,15 @@ const DATAGRAM: usize = 64 << 10;
 pub enum Goal {
     /// Any entry of a peer is written.
     First,
-    /// So many peers have their entry in each of the tables.
+    /// This number of peers have their entry in each of the tables.
     Peers(usize),
     /// This entry is written (again).
     Written(Table, usize),
 }
 
-/// What is known.
+/// What the notifications have shown so far.
 #[derive(Debug)]
-struct Seen {
+struct Observed {
     tables: &'static [Table],
     there: Vec<[bool; TABLES.len()]>,
     count: [usize; TABLES.len()],
@@ -54,12 +54,12 @@ struct Seen {
 
 #[derive(Debug)]
 struct Shared {
-    seen: Mutex<Seen>,
-    news: Condvar,
+    seen: Mutex<Observed>,
+    changed: Condvar,
     stop: AtomicBool,
 }
 
-/// A monitor in the network namespace of the thread that opened it. Dropped, it ends.
+/// A monitor in the network namespace of the thread that opened it. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
@@ -67,24 +67,24 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Opens it; call this in the namespace to be watched.
+    /// Opens a monitor of the namespace of the calling thread.
     ///
     /// # Errors
-    /// No netlink socket, or a group that cannot be joined.
+    /// There is no netlink socket, or a group cannot be joined.
     pub fn open(tables: &'static [Table]) -> Result<Watch> {
         let socket = listen(BUFFER)?;
         let now = Instant::now();
         let there = vec![[false; TABLES.len()]; MOST];
         let (count, reached) = ([0; TABLES.len()], None);
         let seen =
-            Seen { tables, there, count, writes: 0, last: now, link_gone: None, lost: false, goal: None, reached };
-        let shared = Arc::new(Shared { seen: Mutex::new(seen), news: Condvar::new(), stop: AtomicBool::new(false) });
+            Observed { tables, there, count, writes: 0, last: now, link_gone: None, lost: false, goal: None, reached };
+        let shared = Arc::new(Shared { seen: Mutex::new(seen), changed: Condvar::new(), stop: AtomicBool::new(false) });
         let twin = Arc::clone(&shared);
         let reader = std::thread::Builder::new().name("watch".into()).spawn(move || read(&socket, &twin));
         Ok(Watch { shared, reader: Some(reader.context("start the watch")?) })
     }
 
-    /// Sets what is waited for next; what happened so far does not count, except for [`Goal::Peers`].
+    /// Sets what is waited for next. What happened before does not count, except for [`Goal::Peers`].
     pub fn expect(&self, goal: Goal) {
         let mut seen = self.lock();
         (seen.goal, seen.reached) = (Some(goal), None);
@@ -93,19 +93,20 @@ impl Watch {
         }
     }
 
-    /// Waits until the goal is reached: when that was; `None` when the time is over.
+    /// Waits until the goal is reached, and returns when that was. `None` if it was not reached in time.
     ///
     /// # Errors
-    /// Notifications were lost: nothing that was counted is true then.
+    /// Notifications were lost, so the counts are wrong.
     pub fn wait(&self, limit: Duration) -> Result<Option<Instant>> {
         let seen = self.lock();
-        let open = |seen: &mut Seen| seen.reached.is_none() && !seen.lost;
-        let (seen, _) = self.shared.news.wait_timeout_while(seen, limit, open).unwrap_or_else(PoisonError::into_inner);
+        let open = |seen: &mut Observed| seen.reached.is_none() && !seen.lost;
+        let (seen, _) =
+            self.shared.changed.wait_timeout_while(seen, limit, open).unwrap_or_else(PoisonError::into_inner);
         anyhow::ensure!(!seen.lost, "the bench's own netlink monitor lost notifications");
         Ok(seen.reached)
     }
 
-    /// Waits until nothing was written for so long; when the last write was, if there was one.
+    /// Waits until nothing was written for the time `calm`. Returns when the last write was, if there was one.
     ///
     /// # Errors
     /// As [`Watch::wait`].
@@ -123,7 +124,7 @@ impl Watch {
         }
     }
 
-    /// Forgets which entries are there: their device goes, of which the kernel does not tell entry by entry.
+    /// Forgets which entries are there. When their device is deleted, the kernel does not announce each entry.
     pub fn forget(&self, tables: &[Table]) {
         let mut seen = self.lock();
         for table in tables.iter().map(|table| *table as usize) {
@@ -132,30 +133,30 @@ impl Watch {
         }
     }
 
-    /// Begins to count writes anew.
+    /// Sets the count of writes to zero.
     pub fn reset_writes(&self) {
         self.lock().writes = 0;
     }
 
-    /// Writes counted so far, and when the last one was.
+    /// Returns the number of writes so far, and when the last one was.
     pub fn writes(&self) -> (usize, Instant) {
         let seen = self.lock();
         (seen.writes, seen.last)
     }
 
-    /// When a link was last told to be gone.
+    /// Returns when the kernel last announced that a link was deleted.
     pub fn link_gone(&self) -> Option<Instant> {
         self.lock().link_gone
     }
 
-    /// How many peers have entries in each table; for messages.
+    /// Returns the number of peers with entries in each table, for messages.
     pub fn counts(&self) -> String {
         let seen = self.lock();
         let part = |table: &Table| format!("{} {table:?}", seen.count[*table as usize]);
         seen.tables.iter().map(part).collect::<Vec<_>>().join(", ")
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen> {
+    fn lock(&self) -> MutexGuard<'_, Observed> {
         self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -164,13 +165,13 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(reader) = self.reader.take() {
-            // It panics only with a bug of its own, which the wait would have shown.
+            // It panics only because of a bug of the bench, which the wait would have shown.
             let _ = reader.join();
         }
     }
 }
 
-/// A monitor socket that wakes up now and then, so that its thread can end.
+/// Opens a monitor socket with a time limit for each read, so that its thread can end.
 ///
 /// # Errors
 /// As [`Watch::open`].
@@ -185,10 +186,10 @@ pub fn listen(buffer: usize) -> Result<Socket> {
     Ok(socket)
 }
 
-/// Reads the next datagram: `Ok(None)` when none came in time.
+/// Reads the next datagram. Returns `Ok(None)` if none came in time.
 ///
 /// # Errors
-/// ENOBUFS: some were lost.
+/// ENOBUFS if notifications were lost.
 pub fn next<'a>(socket: &Socket, buffer: &'a mut [u8]) -> nix::Result<Option<&'a [u8]>> {
     match recv(socket.as_raw_fd(), buffer, MsgFlags::empty()) {
         Ok(n) => Ok(Some(&buffer[..n])),
@@ -209,12 +210,12 @@ fn read(socket: &Socket, shared: &Shared) {
             Err(_) => seen.lost = true,
         }
         if seen.reached.is_some() || seen.lost {
-            shared.news.notify_all();
+            shared.changed.notify_all();
         }
     }
 }
 
-/// The entry of a peer that a message is about, and whether it is there now. `None` for everything else.
+/// Returns the entry of a peer that a message is about, and whether it is there now. `None` for all other messages.
 pub fn entry(m: &Message<'_>) -> Option<(Table, usize, bool)> {
     match m.kind {
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
@@ -238,7 +239,7 @@ pub fn entry(m: &Message<'_>) -> Option<(Table, usize, bool)> {
     }
 }
 
-/// True for a change that someone made: not for what the kernel learns or tells by itself.
+/// Returns true for a change that a program made, and false for what the kernel learns or announces by itself.
 fn is_write(m: &Message<'_>) -> bool {
     match m.kind {
         libc::RTM_NEWROUTE | libc::RTM_DELROUTE => decode::route(m.payload).is_some(),
@@ -249,7 +250,7 @@ fn is_write(m: &Message<'_>) -> bool {
     }
 }
 
-impl Seen {
+impl Observed {
     fn hear(&mut self, m: &Message<'_>, now: Instant) {
         if is_write(m) {
             (self.writes, self.last) = (self.writes + 1, now);

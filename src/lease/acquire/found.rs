@@ -15,7 +15,7 @@ use crate::files;
 use crate::instance::Instance;
 use crate::kernel::{Creator, Machine};
 
-/// No key is larger, bytes: whoever put another file in its place must not fill our memory.
+/// The largest file of a key that is read, in bytes. Another file in its place must not fill the memory.
 const MOST_OF_A_SECRET: u64 = 4096;
 
 /// Secrets in files that only root can read.
@@ -26,13 +26,13 @@ pub struct SecretFiles {
 }
 
 impl SecretFiles {
-    /// With the directory of `--state-dir`, if there is one.
+    /// Returns the places of secrets. `state_dir` is the directory of `--state-dir`, if there is one.
     pub fn new(state_dir: Option<&Path>) -> SecretFiles {
         SecretFiles { directory: state_dir.map(Path::to_path_buf), wireguard_keys: Vec::new() }
     }
 
-    /// With the places of the private key of WireGuard: flannel's, and one in the state directory, which outlives a boot. Each agent of
-    /// a host has a key of its own, like everything else that is named after its subnet file.
+    /// Adds the places of the private key of WireGuard: that of flannel, and one in the state directory, which outlives a boot. Each agent
+    /// of a host has a key of its own. Its name depends on the subnet file, like all names of an agent's files.
     pub fn with_wireguard_keys(mut self, flannels: &Path, subnet_file: &Path) -> SecretFiles {
         let name = format!("{}.wireguard.key", Instance::new(subnet_file).name);
         let kept = self.directory.as_ref().map(|directory| directory.join(name));
@@ -67,7 +67,7 @@ impl Secrets for SecretFiles {
     fn create(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         files::make_directory(file)?;
         let directory = file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Made with 0600. It gets its name only when it is complete, and never in the place of another file.
+        // The mode is 0600. The file gets its name when it is complete, and never replaces another file.
         let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory)?;
         aside.write_all(content)?;
         aside.as_file().set_permissions(Permissions::from_mode(0o600))?;
@@ -77,7 +77,7 @@ impl Secrets for SecretFiles {
     }
 }
 
-/// The devices of this host that may be ours, those of other weft agents left out.
+/// Returns the devices of this host that may be ours. Those of other weft agents are left out.
 fn standing_links(machine: &Machine) -> Vec<StandingLink> {
     let ours = machine.links.iter().filter(|link| link.creator != Creator::AnotherAgent);
     ours.map(|link| StandingLink { name: link.name, mac: link.mac, ours: link.creator == Creator::ThisAgent }).collect()
@@ -88,7 +88,7 @@ fn with_found<T>(machine: &Machine, secrets: &dyn Secrets, use_it: impl FnOnce(&
     use_it(&Found { links: &standing_links(machine), secrets, random: &random })
 }
 
-/// What an earlier run left of this backend's identities.
+/// Returns the identities of this backend that an earlier run left.
 pub(super) fn standing(
     backend: &dyn Backend,
     machine: &Machine,
@@ -97,7 +97,7 @@ pub(super) fn standing(
     with_found(machine, secrets, |found| backend.standing_identities(found))
 }
 
-/// The identities of this backend from now on; `lease` is ours.
+/// Returns the identities that this backend uses from now on. `lease` is ours.
 pub(super) fn identities(
     backend: &dyn Backend,
     machine: &Machine,

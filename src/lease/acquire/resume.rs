@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A start from what was saved, while the store is away. What was saved counts only for this network, this node and the addresses
-//! that it had, and only for a time: afterwards another node may have our subnet, or a peer's.
+//! A start from saved leases, while the store is away. They are used only for the same network and the same addresses of this node, and
+//! only for a limited time. Later another node may have our subnet, or that of a peer.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,33 +21,34 @@ use crate::options::UplinkChoice;
 use crate::saved::SavedFile;
 use crate::uplink::{self, Before, PickError, Used};
 
-/// So long after the store was last heard its leases are believed, in seconds: the time that a lease in etcd lives. A peer that is
-/// silent for longer has lost its subnet there. In Kubernetes no lease ends by time; a Node that is gone for a day may be deleted,
-/// and its pod CIDR be another's.
+/// For so many seconds after the last answer of the store, its leases are believed. This is the lifetime of a lease in etcd, after which
+/// a peer that was silent has lost its subnet. In Kubernetes no lease expires, but a Node that is gone for a day may be deleted, and
+/// another Node may get its pod CIDR.
 const MOST_AGE: u64 = 24 * 3600;
-/// Clocks of one machine before and after a boot differ by less, in seconds. A lease counts as ended so much earlier.
+/// The largest expected difference between the clocks of one machine before and after a boot, in seconds. A lease counts as expired so
+/// much earlier.
 const SLACK: u64 = 60;
 
-/// What an earlier run saved: read when it is first needed.
+/// What an earlier run saved. It is read when it is first needed.
 #[derive(Debug, Default)]
 pub struct EarlierRun {
     saved_file: Option<SavedFile>,
     saved: Option<Saved>,
-    /// All but the peers, once it was looked for.
+    /// Everything but the peers, after the file was searched.
     head: Option<Option<Head>>,
-    /// Why it is of no use so far.
+    /// Why it cannot be used, if that was logged.
     said: Option<String>,
 }
 
 impl EarlierRun {
-    /// On this saved_file.
+    /// Returns the content of this file.
     pub fn new(saved_file: Option<SavedFile>) -> EarlierRun {
         EarlierRun { saved_file, ..EarlierRun::default() }
     }
 
-    /// The subnet that this node had when it had these addresses in this network, for a start that finds no subnet.env: a boot
-    /// takes that away. However old it is: whether the lease is ours is seen in the store. Where subnets are assigned, none is
-    /// needed.
+    /// Returns the subnet that this node had when it had these addresses in this network. A start needs it when a boot has removed
+    /// subnet.env. Its age does not matter, because the store shows whether the lease is ours. It is not needed where subnets are
+    /// assigned.
     pub(super) fn subnet(&mut self, public: Public, network: &Network, store: Capabilities) -> Option<Subnets> {
         if store.assigned {
             return None;
@@ -57,18 +58,18 @@ impl EarlierRun {
         (same && head.public == public).then_some(head.own.subnets)
     }
 
-    /// The uplink that this node had, for a choice with these flags. However old it is: what counts is whether the machine still has
-    /// it.
+    /// Returns the uplink that this node had, for a choice with these flags. Its age does not matter, because it is used only if the
+    /// machine still has it.
     pub(super) fn uplink(&mut self, choice: &UplinkChoice) -> Before {
         match self.head() {
             Some(head) => before(head, choice),
-            // Only a choice by the default route is one that the lease alone can speak for: nobody knows the flags of then.
+            // Nobody knows with which flags the address in the lease was chosen. So the lease alone decides only a choice without flags.
             None => Before { same_flags: uplink::flags(choice).is_empty(), ..Before::default() },
         }
     }
 
-    /// The net-conf that was in force, and what it means, if it names the same networks as this one with a backend whose leases the
-    /// backend of this one does not understand.
+    /// Returns the net-conf that was in force, and what it means, if it names the same networks as this one, with a backend whose leases
+    /// the backend of this one does not understand.
     pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
         let head = self.head()?;
         let (then, old) = parse(&head.config).ok()?;
@@ -76,7 +77,7 @@ impl EarlierRun {
         (is_other && old.understands(&head.own.attrs)).then(|| (head.config.clone(), then, old))
     }
 
-    /// The net-confs by whose backends peers reach this node, too, as far as our lease names them as other ways.
+    /// Returns the net-confs by whose backends peers reach this node, too. Our lease names them as other ways.
     pub(super) fn earlier(&mut self, network: &Network, lease: &Attrs) -> Vec<NetConf> {
         let Some(head) = self.head() else { return Vec::new() };
         let ways = lease.other_ways();
@@ -88,9 +89,9 @@ impl EarlierRun {
         std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
     }
 
-    /// All but the peers.
+    /// Returns everything but the peers.
     fn head(&mut self) -> Option<&Head> {
-        // A start that was tried without the store has read everything, and taken the saved_file away.
+        // An attempt to start without the store has read everything, and has taken the file.
         let (saved_file, saved) = (self.saved_file.as_ref(), self.saved.as_ref());
         let read = || saved.map(|saved| saved.head.clone()).or_else(|| saved_file.and_then(SavedFile::read_head));
         self.head.get_or_insert_with(read).as_ref()
@@ -106,7 +107,7 @@ impl EarlierRun {
         self.saved.as_ref()
     }
 
-    /// Said once for each reason that lasts.
+    /// Logs the reason once, until it changes.
     fn useless(&mut self, reason: String) {
         if self.said.as_ref() != Some(&reason) {
             tracing::info!("saved peers: {reason}: not used");
@@ -115,7 +116,7 @@ impl EarlierRun {
     }
 }
 
-/// The uplink as it was saved. A file of an older weft has its published addresses alone, which stand for a choice without flags.
+/// Returns the saved uplink. A file of an older weft contains only its published addresses, which count as chosen without flags.
 fn before(head: &Head, choice: &UplinkChoice) -> Before {
     let now = uplink::flags(choice);
     let (name, ips, flags) = match &head.uplink {
@@ -125,7 +126,7 @@ fn before(head: &Head, choice: &UplinkChoice) -> Before {
     Before { same_flags: now == flags, saved: Some(Used { name, ips }), published: None }
 }
 
-/// Our lease and the peers as they were saved. `config` is net-conf where it can be read all the same.
+/// Returns what to continue from with the saved lease and peers. `config` is net-conf, if it could be read.
 pub(super) fn from_saved<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>) -> Option<Started> {
     let head = place.memory.look()?.head.clone();
     match fit(place, config, head) {
@@ -162,7 +163,7 @@ enum Unusable {
     Identity(#[from] Skip),
 }
 
-/// Whether what was saved may still be true. `expires`: the store's leases end by time.
+/// Checks whether the saved leases may still be valid. `expires` is true if the leases of the store expire.
 fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
     let own = head.own.subnets;
     if now + SLACK < head.saved {
@@ -178,7 +179,7 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
     }
 }
 
-/// All but the peers, when it is about this node as it is now.
+/// Returns what to continue from, without the peers, if the file describes this node as it is now.
 fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, Unusable> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     fresh(&head, place.store.capabilities().expires, now)?;
@@ -254,7 +255,7 @@ mod tests {
     #[test]
     fn what_was_saved_counts_for_a_time() {
         let ends = Expiry::At(SAVED + DAY / 2);
-        // Until when our lease lives, whether leases end by time in this store, the clock, and the reason against it.
+        // When our lease expires, whether leases of this store expire, the time now, and the expected reason.
         let table = [
             (ends, true, SAVED, None),
             (ends, true, SAVED + DAY / 2 - 61, None),
@@ -282,14 +283,14 @@ mod tests {
     }
     const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
 
-    /// What a node with 192.168.0.1 saved a moment ago.
+    /// Returns what a node with 192.168.0.1 saved a moment ago.
     fn just_now() -> Head {
         let saved = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let public = ("192.168.0.1".parse().ok(), None);
         Head { saved, config: CONFIG.into(), public, ..head(Expiry::Never) }
     }
 
-    /// eth0 has these addresses, the first one before the others, and the default route.
+    /// Returns a machine whose eth0 has the default route and these addresses, in this order.
     fn machine(addrs: &[&str]) -> Machine {
         let eth0 = Name::new("eth0").unwrap();
         let (carrier, creator) = (true, Creator::Unknown);

@@ -20,7 +20,7 @@ use crate::saved::SavedFile;
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#;
 const STORE: &str = "memory";
 
-/// Leases in memory; `None`: the store is away.
+/// A store in memory. `None` if it is away.
 struct Memories(Option<RefCell<Vec<Lease>>>);
 
 impl Memories {
@@ -83,7 +83,8 @@ fn own() -> Subnets {
     Subnets::from_key("10.5.7.0-24").unwrap()
 }
 
-/// eth0 192.168.0.1 with a default route, the uplink so far; since then vpn0 10.8.0.2 with a better one.
+/// Returns a machine with eth0 192.168.0.1, the uplink so far, which has a default route, and with vpn0 10.8.0.2, which came later and has a
+/// better one.
 fn machine() -> Machine {
     let name = |text: &str| Name::new(text).unwrap();
     let link = |(index, text): (u32, &str)| LinkInfo {
@@ -120,16 +121,16 @@ fn used(flags: &str) -> Option<Uplink> {
     Some(Uplink { name: "eth0".into(), v4: Some([192, 168, 0, 1].into()), v6: None, flags: flags.into() })
 }
 
-/// What an earlier run left on the disk, and how this one is started.
+/// What an earlier run left on the disk, and how the agent is started now.
 struct Case {
     choice: UplinkChoice,
-    /// What the file of saved peers says of the uplink; the outer `None`: there is no such file.
+    /// The uplink in the file of saved peers. The outer `None` means that there is no such file.
     saved: Option<Option<Uplink>>,
-    /// The store answers.
+    /// True if the store answers.
     store: bool,
-    /// subnet.env is there.
+    /// True if subnet.env exists.
     env: bool,
-    /// The address that our lease names, in the store and in the file.
+    /// The public address of our lease, in the store and in the file.
     published: &'static str,
 }
 
@@ -140,7 +141,7 @@ impl Default for Case {
     }
 }
 
-/// The uplink, its published address, and the subnet of a start; `None` where it waits for the store.
+/// Returns the uplink of a start, its published address, and the subnet. `None` if the start waits for the store.
 async fn starts(case: Case, machine: Machine) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let subnet_file = dir.path().join("subnet.env");
@@ -181,7 +182,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
     let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
     let start = start(place, Waiting::new(&mut notify, readiness.clone(), &condition));
-    // A start that waits says so before anything else.
+    // A start that waits reports that first.
     let waits = async {
         while !readiness.reasons().iter().any(|reason| reason.starts_with("waiting: ")) {
             tokio::task::yield_now().await;
@@ -207,7 +208,7 @@ const KEPT: &str = "eth0 192.168.0.1 10.5.7.0/24";
 async fn a_vpn_that_came_meanwhile_does_not_take_the_uplink() {
     local(async {
         let rows = [
-            // An older weft did not save the name of the uplink: its address tells.
+            // An older weft did not save the name of the uplink, so the address decides.
             (true, Some(used(""))),
             (true, Some(None)),
             (false, Some(used(""))),
@@ -221,7 +222,7 @@ async fn a_vpn_that_came_meanwhile_does_not_take_the_uplink() {
                 "{what}"
             );
         }
-        // Nothing was saved (a directory needs no such file): subnet.env and the lease tell.
+        // Nothing was saved, because a directory needs no such file. So subnet.env and the lease decide.
         let without = || Case { saved: None, env: true, ..Case::default() };
         assert_eq!(starts(without(), machine()).await.as_deref(), Some(KEPT));
         // A node that knows nothing of an earlier run chooses by the default route.
@@ -259,14 +260,14 @@ async fn flags_of_this_start_win_over_what_was_saved() {
             let got = starts(Case { choice: choice.clone(), ..Case::default() }, machine()).await.unwrap();
             assert!(got.starts_with("vpn0 10.8.0.2"), "{choice:?}: {got}");
         }
-        // A flag that was taken away since: the default route chooses.
+        // The flag was removed since then, so the default route decides.
         let got = starts(Case { saved: Some(used("--iface eth0")), ..Case::default() }, machine()).await.unwrap();
         assert!(got.starts_with("vpn0 10.8.0.2"), "{got}");
     })
     .await;
 }
 
-/// The published address is the flag's, as behind a NAT: the saved uplink tells the interface all the same.
+/// A flag sets the published address, as behind a NAT. The saved uplink still decides the interface.
 #[tokio::test]
 async fn behind_a_nat_the_saved_interface_counts() {
     local(async {
@@ -279,7 +280,7 @@ async fn behind_a_nat_the_saved_interface_counts() {
     .await;
 }
 
-/// The address that is published stays although the interface has a better one, also before the store was asked.
+/// The published address stays although the interface has a better one, also before the store was asked.
 #[tokio::test]
 async fn the_saved_address_stays() {
     local(async {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The floor's rows.
+//! The rows of the floor.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::options::Row;
 use crate::peers::{Backend, Peer};
 use crate::site::{Node, pause};
 
-/// Everything that the floor has an answer to, after these cold starts. For [`again`]: the node, and what events took.
+/// Measures all rows that exist for the floor, after these cold starts. Returns the node and the times of the events for [`again`].
 pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<(Node, steady::Times)> {
     let lists: Vec<Duration> =
         (0..place.options.repeat.max(1)).map(|_| place.store.list_time()).collect::<Result<_>>()?;
@@ -51,7 +51,7 @@ pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<(Node, ste
     Ok((node, events_took))
 }
 
-/// The single events once more, after the subject's: half of them were measured before, half after.
+/// Measures the single events once more, so that half of them were measured before those of the program, and half after them.
 pub fn again(place: &mut Place<'_>, (node, mut took): (Node, steady::Times)) -> Result<()> {
     if !place.options.wants(Row::Event) {
         return Ok(());
@@ -61,14 +61,14 @@ pub fn again(place: &mut Place<'_>, (node, mut took): (Node, steady::Times)) -> 
     beside(bare, || steady::events(place, &node, Who::Floor, &mut took))
 }
 
-/// Measures while the bare watcher works. Where it failed, that is what went wrong.
+/// Measures while the bare watcher works. If the watcher failed, its error is returned.
 fn beside(bare: Bare, measure: impl FnOnce() -> Result<()>) -> Result<()> {
     let measured = measure();
     bare.stop().context("the bare watcher")?;
     measured
 }
 
-/// Prepares the batches of all peers, then writes them: how long the writing took.
+/// Prepares the batches of all peers, writes them, and returns how long the writing took.
 pub fn fill(place: &Place<'_>, node: &mut Node) -> Result<Duration> {
     node.add_devices(place.backend)?;
     let mut batcher = Batcher::new(node, place.backend)?;

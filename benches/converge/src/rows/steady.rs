@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows of a node that stands: what leases and faults cost, whoever looks after the node.
+//! Rows of a node that is up: what leases and faults cost with each program.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use crate::peers::{Backend, Peer, Table};
 use crate::site::Node;
 use crate::watch::Goal;
 
-/// How long others renew their leases.
+/// For how long others renew their leases.
 pub const RENEWALS: Duration = Duration::from_secs(10);
-/// Longest wait for one event.
+/// How long to wait at most for one event.
 const EVENT: Duration = Duration::from_secs(10);
-/// Longest wait for one repair; flanneld's loop repairs a host-gw route within 10 s.
+/// How long to wait at most for one repair. The loop of flanneld repairs a host-gw route within 10 s.
 const REPAIR: Duration = Duration::from_secs(12);
 
-/// How long events of each kind took so far.
+/// How long the events of each kind took so far.
 pub type Times = BTreeMap<&'static str, Vec<Duration>>;
 
-/// Leases added, changed and removed one by one, if that is asked for. What is noted is of these and earlier ones.
+/// Adds, changes and removes leases one by one, if that row is wanted. The noted times include those of earlier calls.
 ///
 /// # Errors
-/// When etcd or the watch fails.
+/// etcd or the watch fails.
 pub fn events(place: &mut Place<'_>, node: &Node, who: Who, times: &mut Times) -> Result<()> {
     if !place.options.wants(Row::Event) {
         return Ok(());
@@ -58,17 +58,17 @@ pub fn events(place: &mut Place<'_>, node: &Node, who: Who, times: &mut Times) -
         |store, number| store.delete(std::iter::once(Peer::new(number))).map(|()| gone(number)),
         gone,
     )?;
-    // What was cut half-way must not spoil what follows.
+    // A series that was cut leaves leases behind, which must not disturb the next rows.
     place.store.delete(singles.map(Peer::new))?;
     node.watch.expect(Goal::Peers(base));
     node.watch.wait(EVENT)?;
     Ok(())
 }
 
-/// Many leases added and removed at once, if that is asked for.
+/// Adds and removes many leases at once, if that row is wanted.
 ///
 /// # Errors
-/// When etcd or the watch fails.
+/// etcd or the watch fails.
 pub fn bursts(place: &mut Place<'_>, node: &Node, who: Who) -> Result<()> {
     if !place.options.wants(Row::Burst) {
         return Ok(());
@@ -108,16 +108,16 @@ fn one_by_one(
             }
         }
     }
-    // A whole series from before stands.
+    // If an earlier call measured a whole series, its times count.
     let cut = cut.filter(|_| times.len() < super::EVENTS);
     place.note_times(what, who, times, cut);
     Ok(())
 }
 
-/// Entries deleted behind the agent's back.
+/// Deletes entries of the agent, and measures their repair.
 ///
 /// # Errors
-/// When the deletion itself fails.
+/// The deletion fails.
 pub fn repairs(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
     let mut batcher = Batcher::new(node, place.backend)?;
     let kinds = [(Table::Route, "route repaired"), (Table::Fdb, "FDB repaired"), (Table::Neigh, "neighbour repaired")];
@@ -133,7 +133,7 @@ pub fn repairs(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
             let begin = Instant::now();
             let made = write(&mut node.netlink, &fault).context("make a fault");
             if let (Err(error), Who::Flanneld) = (&made, who) {
-                // It has lost this entry by itself: nothing to be repaired. Where it lost all of them, the row says so.
+                // flanneld has lost this entry by itself, so there is nothing to repair. If it has lost all of them, the row shows it.
                 eprintln!("   flanneld, {what}: {error:#}");
                 continue;
             }
@@ -151,20 +151,20 @@ pub fn repairs(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
     Ok(())
 }
 
-/// The IPv4 device deleted: from its being gone until everything is back.
+/// Deletes the IPv4 device, and measures the time from the deletion until everything is back.
 ///
 /// # Errors
-/// When it cannot be deleted.
+/// The device cannot be deleted.
 pub fn device(place: &mut Place<'_>, node: &mut Node, who: Who) -> Result<()> {
     let index = node.index("flannel.1")?;
     node.watch.forget(&[Table::Fdb, Table::Neigh, Table::Route]);
     node.watch.expect(Goal::Peers(place.peers));
-    // The command may return after the repair: time runs from the notification.
+    // The command may return after the repair. So the time begins with the notification.
     delete_link(&mut node.netlink, index)?;
-    // flanneld brings the device back without its peers, for ever: no need to wait long for that.
+    // flanneld makes the device again without its peers, and they never come back. So there is no need to wait long.
     let limit = if who == Who::Flanneld { REPAIR } else { place.limit() };
     let end = node.watch.wait(limit)?;
-    let begin = node.watch.link_gone().context("nothing was told of the deleted device")?;
+    let begin = node.watch.link_gone().context("the kernel did not announce that the device was deleted")?;
     place.note("device deleted", who, Cell::time(end.map(|at| at - begin), limit));
     Ok(())
 }

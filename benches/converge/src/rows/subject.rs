@@ -14,17 +14,17 @@ use crate::process::{Agent, END, Program};
 use crate::site::{Node, pause};
 use crate::watch::Goal;
 
-/// Within this time weft saves what changed.
+/// weft saves changes within this time.
 const SAVED: Duration = Duration::from_secs(60);
-/// Nothing is written for so long: all is done.
+/// If nothing is written for this time, everything is done.
 const CALM: Duration = Duration::from_secs(1);
-/// flanneld says nothing when it is done; it may rest longer before its first write.
+/// The same for flanneld, which does not announce that it is done, and may wait longer before its first write.
 const LONG_CALM: Duration = Duration::from_secs(5);
 
-/// A cold start.
+/// The result of a cold start.
 #[derive(Debug, Default)]
 pub struct Start {
-    /// From exec to the last entry; `None` when it was cut.
+    /// From exec to the last entry. `None` if it was cut.
     pub took: Option<Duration>,
     /// From exec to the first entry.
     pub first: Option<Duration>,
@@ -37,7 +37,7 @@ pub struct Start {
 /// Starts a program on a fresh node, and waits until all peers are in the kernel.
 ///
 /// # Errors
-/// When it cannot be started or ends by itself.
+/// It cannot be started, or it ends.
 pub fn cold(program: &Program, node: &Node, (dir, peers): (&Path, usize), limit: Duration) -> Result<(Agent, Start)> {
     node.watch.expect(Goal::First);
     let mut agent = Agent::start(program, node, dir)?;
@@ -52,10 +52,10 @@ pub fn cold(program: &Program, node: &Node, (dir, peers): (&Path, usize), limit:
     Ok((agent, start))
 }
 
-/// Everything, for one program, after these cold starts.
+/// Measures all rows of one program, after these cold starts.
 ///
 /// # Errors
-/// When it does not run; a row that takes too long is no error.
+/// The program does not run. A row that takes too long is no error.
 pub fn all(place: &mut Place<'_>, program: &Program, mut starts: Vec<Start>) -> Result<()> {
     let who = if matches!(program, Program::Weft(..)) { Who::Weft } else { Who::Flanneld };
     let dir = place.store.dir.path().to_owned();
@@ -92,7 +92,7 @@ pub fn all(place: &mut Place<'_>, program: &Program, mut starts: Vec<Start>) -> 
     agent.stop().map(drop)
 }
 
-/// CPU of a node with nothing to do for its own entries.
+/// Measures the CPU time of a node that has nothing to do.
 fn work(place: &mut Place<'_>, (program, agent, node): (&Program, &Agent, &Node), who: Who) -> Result<()> {
     let share = |before: Duration, begin: Instant| -> Result<Cell> {
         Ok(Cell::Value(100.0 * (agent.cpu()? - before).as_secs_f64() / begin.elapsed().as_secs_f64()))
@@ -123,13 +123,13 @@ fn work(place: &mut Place<'_>, (program, agent, node): (&Program, &Agent, &Node)
     Ok(())
 }
 
-/// How much longer to watch, so that this is a whole number of intervals and at least `usual`. `None` when it was long enough.
+/// Returns how much longer to watch, so that the time is a whole number of intervals and at least `usual`. `None` if it was long enough.
 fn until_whole(interval: Duration, usual: Duration, watched: Duration) -> Option<Duration> {
     let intervals = usual.as_secs_f64() / interval.as_secs_f64().max(0.001);
     interval.mul_f64(intervals.ceil().max(1.0)).checked_sub(watched).filter(|rest| !rest.is_zero())
 }
 
-/// Ends the agent and starts it again, with everything in place.
+/// Ends the agent, and starts it again with everything in place.
 fn restart(place: &mut Place<'_>, program: &Program, (agent, node): (Agent, &Node), who: Who) -> Result<Agent> {
     let ended = agent.stop()?;
     place.note("end after SIGTERM", who, Cell::time(ended, END));
