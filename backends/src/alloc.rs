@@ -44,7 +44,7 @@ impl Backend for Alloc {
         TYPE.kind
     }
 
-    /// Nothing is planned for any peer, so the type of its lease does not matter.
+    /// Returns true, because nothing is planned for any peer, whatever the type of its lease is.
     fn serves(&self, _backend_type: &str) -> bool {
         true
     }

@@ -25,14 +25,14 @@ use crate::wireguard::key::DeviceSecrets;
 pub struct Skip(Arc<dyn Error + Send + Sync>);
 
 impl Skip {
-    /// This reason.
+    /// Wraps a reason.
     pub fn new(reason: impl Error + Send + Sync + 'static) -> Skip {
         Skip(Arc::new(reason))
     }
 }
 
 impl PartialEq for Skip {
-    /// Reasons are equal when people read the same.
+    /// Two reasons are equal if their texts are.
     fn eq(&self, other: &Skip) -> bool {
         self.to_string() == other.to_string()
     }
@@ -40,18 +40,18 @@ impl PartialEq for Skip {
 
 impl Eq for Skip {}
 
-/// Why a `Backend` object of net-conf is refused: names the option and the remedy.
+/// Why a `Backend` object of net-conf is refused. The text names the option and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadOption {
-    /// It is no JSON object.
+    /// It is not a JSON object.
     #[error("Backend in net-conf cannot be read ({0}): write it as a JSON object")]
     NoObject(String),
-    /// An option is no number, or out of its range.
+    /// An option is not a number, or is out of its range.
     #[error("Backend.{name} in net-conf is {value}: give a whole number from {low} to {high}, without quotes")]
     NoNumber {
         /// The option.
         name: String,
-        /// What net-conf says.
+        /// Its value in net-conf.
         value: String,
         /// The smallest number.
         low: u32,
@@ -63,10 +63,10 @@ pub enum BadOption {
     NoTruthValue {
         /// The option.
         name: String,
-        /// What net-conf says.
+        /// Its value in net-conf.
         value: String,
     },
-    /// An option is no text.
+    /// An option is not a string.
     #[error("Backend.{name} in net-conf is no text: write it in quotes")]
     NoText {
         /// The option.
@@ -83,18 +83,18 @@ pub enum BadOption {
 /// Why a type of backend is refused, with what to use instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadType {
-    /// net-conf names none.
+    /// net-conf names no type.
     #[error("no backend type is given (Backend.Type in net-conf); supported: {0}")]
     NotGiven(String),
-    /// flannel has it, and weft has another one for the same purpose.
+    /// flannel has this type, and weft has another one for the same purpose.
     #[error("backend type {kind} is not supported by weft: {instead}")]
     Replaced {
         /// The type.
         kind: String,
-        /// What to use.
+        /// What to use instead.
         instead: &'static str,
     },
-    /// flannel has it, and weft has nothing like it.
+    /// flannel has this type, and weft has none for the same purpose.
     #[error("backend type {kind} is not supported by weft yet; supported: {supported}")]
     NotYet {
         /// The type.
@@ -102,7 +102,7 @@ pub enum BadType {
         /// The types that weft has.
         supported: String,
     },
-    /// Nobody has it.
+    /// Neither flannel nor weft has this type.
     #[error("unknown backend type \"{kind}\"; supported: {supported}")]
     Unknown {
         /// The type, shortened.
@@ -126,18 +126,18 @@ struct OtherType {
     wanted: &'static str,
 }
 
-/// The plan for one remote lease: each family stands alone, so a bad half harms the other one not.
+/// The plan for one remote lease. Each family is planned by itself, so a fault in one does not harm the other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Planned {
-    /// The entries of the families that can be reached, with the link and address that they stand on when this is not our own
-    /// device (another VNI, another backend type): the index merges equal contributions of many peers.
+    /// The entries of the families that can be reached. If they need another device than our own, because the peer has another VNI or
+    /// another type of backend, that link and its address are entries, too. The index merges equal contributions of many peers.
     pub state: State,
     /// One reason for each family that cannot be reached.
     pub skipped: Vec<Skip>,
 }
 
 impl Planned {
-    /// Nothing can be planned.
+    /// Returns a plan without entries, for this reason.
     pub(crate) fn none(reason: Skip) -> Planned {
         Planned { state: State::new(), skipped: vec![reason] }
     }
@@ -152,75 +152,77 @@ impl Planned {
     }
 }
 
-/// Everything a backend decides. No I/O, no clock, no randomness.
+/// Everything that a backend decides. It does no I/O, and uses neither a clock nor random numbers.
 pub trait Backend {
-    /// `Backend.Type` in net-conf.
+    /// Returns `Backend.Type` of net-conf.
     fn kind(&self) -> &'static str;
-    /// True when this backend, as our network's own, plans for leases of this `BackendType`. Leases of another type are planned by
-    /// the backend of theirs.
+    /// Returns true if this backend, as that of our network, plans for leases of this `BackendType`. Leases of another type are planned
+    /// by the backend of that type.
     fn serves(&self, backend_type: &str) -> bool {
         backend_type == self.kind()
     }
-    /// True when our own device of this backend, with its present options, reaches the node with this lease. Options that two nodes must
+    /// Returns true if our own device of this backend, with its present options, reaches the node with this lease. Options that two nodes must
     /// share count, such as the VNI. Unlike [`Backend::serves`], this does not include leases for which a peer's plan brings another
     /// device. A lease whose data cannot be read counts as understood, and its plan says what is wrong with it.
     fn understands(&self, lease: &Attrs) -> bool {
         lease.backend_type == self.kind()
     }
-    /// False where something else makes the routes to the peers, such as the route table of a cloud or BGP. No lease gets an entry then.
-    /// `--fail-closed` is left out, because the way to the peers may be the default route, and no route that stands is taken for
-    /// flannel's, because somebody else's may look the same.
+    /// Returns false if something else makes the routes to the peers, such as the route table of a cloud or BGP. Then no lease gets an
+    /// entry. `--fail-closed` has no effect, because the way to the peers may be the default route. And no existing route counts as one of
+    /// flannel, because those of other programs may look the same.
     fn makes_routes(&self) -> bool {
         true
     }
-    /// Why a lease of another type is not reached: this backend encrypts, and the other type would send packets in clear text. `None` if
-    /// leases of other types are reached by the backends of their types.
+    /// Returns why a lease of another type is not reached: this backend encrypts, and the other one would send packets in clear text.
+    /// `None` if leases of other types are reached by the backends of their types.
     fn refuses(&self, _backend_type: &str) -> Option<Skip> {
         None
     }
-    /// The secrets of our WireGuard devices. They reach the kernel beside the entries, and no entry contains them.
+    /// Returns the secrets of our WireGuard devices. They are handed to the kernel separately, and no entry contains them.
     fn secrets(&self, _host: &Host) -> Option<DeviceSecrets> {
         None
     }
-    /// Bytes that a pod may send in one packet of this family over this backend.
+    /// Returns the largest packet of this family that a pod may send over this backend, in bytes.
     fn mtu(&self, host: &Host, family: Family) -> u32;
-    /// What net-conf asks for and this host cannot do, with what is done instead, for people.
+    /// Returns what net-conf asks for and this host cannot do, and what is done instead, as text for people.
     fn remark(&self, _host: &Host) -> Option<String> {
         None
     }
-    /// What an earlier run of this agent left of the identities of our devices: it shows which lease is ours. Nothing that another
-    /// program or another agent made counts.
+    /// Returns the identities of our devices that an earlier run of this agent left. They show which lease is ours. What another program
+    /// or another agent made does not count.
     ///
     /// # Errors
-    /// When it is there and cannot be read: then nobody knows which lease is ours.
+    /// An identity exists and cannot be read, so it is unknown which lease is ours.
     fn standing_identities(&self, _found: &Found<'_>) -> Result<PublicIdentities, Skip> {
         Ok(PublicIdentities::default())
     }
-    /// The identities that our devices have from now on: those that were kept, else new ones. `lease` is our lease, if one was found
-    /// in the store or saved. Called once at the start; what must be kept in a file is written here.
+    /// Returns the identities that our devices have from now on: those that were kept, or else new ones. `lease` is our lease, if one was
+    /// found in the store or was saved. This is called once at the start, and writes what must be kept in a file.
     ///
     /// # Errors
-    /// When what is kept cannot be read or written.
+    /// What is kept cannot be read or written.
     fn identities(&self, _found: &Found<'_>, _lease: Option<&Attrs>) -> Result<Identities, Skip> {
         Ok(Identities::default())
     }
-    /// The identities after our own lease was found to say this. A backend whose device follows the lease (vxlan) returns those of the
-    /// lease, as far as it names any. One whose lease follows a file returns `now`, and the lease is written again.
+    /// Returns the identities to use when our own lease in the store has this content. A backend whose device follows the lease (vxlan)
+    /// returns those that the lease names. One whose lease follows a file returns `now`, and the lease is written again.
     fn follow(&self, now: &Identities, _lease: &Attrs) -> Identities {
         now.clone()
     }
-    /// What our lease will say; known before the device exists. Fails when the host cannot serve this backend
-    /// (host-gw with a PublicIP that is not the interface's).
+    /// Returns the content of our lease, which is known before the device exists.
+    ///
+    /// # Errors
+    /// The host cannot serve this backend, for example host-gw with a PublicIP that is not an address of the interface.
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip>;
-    /// Links and addresses. `own` is our lease.
+    /// Returns our links, their addresses, and other entries that do not belong to a peer. `own` is our lease.
     fn device(&self, host: &Host, own: &Lease) -> State;
-    /// Entries for one remote lease, family by family, and what had to be left out.
+    /// Returns the entries for one remote lease, and the reasons why families had to be left out.
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
-    /// The tunnel through which the agent itself carries packets, where the kernel has no device for this backend. `own` is our lease.
+    /// Returns the tunnel through which the agent itself carries packets, if the kernel has no device for this backend. `own` is our lease.
     fn tunnel(&self, _host: &Host, _own: &Lease) -> Option<Tunnel> {
         None
     }
-    /// How that tunnel reaches a peer whose lease this backend serves; `None` if it does not.
+    /// Returns how that tunnel reaches a peer whose lease this backend serves. `None` if it does not.
     fn tunnel_peer(&self, _host: &Host, _peer: &Lease) -> Option<TunnelPeer> {
         None
     }
@@ -229,22 +231,22 @@ pub trait Backend {
 /// Makes a backend from its options, for this network.
 pub type Make = fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>;
 
-/// A type of backend: what is known of it without a network, and how a backend of this type is made. Each backend's file has one.
+/// A type of backend: what is known about it without a network, and how a backend of this type is made. The file of each backend has one.
 pub struct BackendType {
     /// `Backend.Type` in net-conf.
     pub kind: &'static str,
-    /// `BackendType` of its leases; empty where they have none.
+    /// `BackendType` of its leases. It is empty if they have none.
     pub lease_type: &'static str,
     /// Makes a backend from its options.
     pub make: Make,
-    /// The identities that a lease of this type names; one that no device can have counts as none.
+    /// Returns the identities that a lease of this type names. One that no device can have is left out.
     pub identities: fn(&Attrs) -> PublicIdentities,
-    /// What a Node says for a lease of this type.
+    /// Returns the annotations of a Node for a lease of this type.
     pub annotations: fn(&Attrs) -> Annotations,
 }
 
 impl BackendType {
-    /// A type whose leases bear its name, have no identity, and publish the data of the families that have any.
+    /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any.
     pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
         let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
         BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data }
@@ -262,19 +264,19 @@ const REGISTER: &[BackendType] = &[
     crate::udp::TYPE,
 ];
 
-/// What the stores must know of the registered types.
+/// What the stores must know about the registered types.
 pub const TYPES: BackendTypes = BackendTypes {
     identities: |attrs| of_lease(attrs).map(|known| (known.identities)(attrs)).unwrap_or_default(),
     annotations: |attrs| of_lease(attrs).map(|known| (known.annotations)(attrs)).unwrap_or_default(),
 };
 
-/// The first type that this lease may be of. Those whose leases have no type publish the same, as far as a lease says anything.
+/// Returns the first type that this lease may have. The types without a name in leases publish the same in their leases.
 fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
     REGISTER.iter().find(|known| known.lease_type == attrs.backend_type)
 }
 
-/// True when the leases of this type bear its name. Where they have no type, a lease without one may also be a reservation that a
-/// person wrote, or that of another type without a name.
+/// Returns true if the leases of this type have its name. Otherwise a lease without a type may also be a reservation that a person wrote,
+/// or a lease of another type without a name.
 pub fn names_its_leases(kind: &str) -> bool {
     REGISTER.iter().all(|known| known.kind != kind || !known.lease_type.is_empty())
 }
@@ -292,7 +294,7 @@ const REPLACED: &[(&str, &str, &str)] = &[
 ];
 const FOR_CLOUDS: &str = "use alloc, and let a controller of the cloud make the routes";
 
-/// Why a type that is not in the register is refused.
+/// Returns why a type that is not in the register is refused.
 fn refused(kind: &str) -> BadType {
     let supported = REGISTER.iter().map(|known| known.kind).collect::<Vec<_>>().join(", ");
     let is_registered = |other: &str| REGISTER.iter().any(|known| known.kind == other);
@@ -306,15 +308,15 @@ fn refused(kind: &str) -> BadType {
     }
 }
 
-/// The backend that net-conf names, with its options (`Backend` in net-conf: raw JSON, keys in any case).
+/// Makes the backend that net-conf names, with its options (`Backend` in net-conf: raw JSON, keys in any case).
 ///
 /// # Errors
-/// When the type is unknown, or an option is bad: the error names it.
+/// The type is unknown, or an option is bad. The error names it.
 pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     make_kind(&network.backend_type, &network.backend, network)
 }
 
-/// The backend of this type with these options.
+/// Makes the backend of this type with these options.
 ///
 /// # Errors
 /// As [`make`].
@@ -324,11 +326,11 @@ pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn
     (known.make)(&options, network)
 }
 
-/// The backend of the type that a peer's lease names, with that type's defaults (mixed clusters). Where the type is not our network's
-/// own, every peer's plan brings the device that it stands on.
+/// Makes the backend of the type that a peer's lease names, with the defaults of that type, for mixed clusters. If the type is not that of
+/// our network, the plan of each peer contains the device that it needs.
 ///
 /// # Errors
-/// When no lease can have this type, or weft cannot reach its nodes.
+/// No lease can have this type, or weft cannot reach its nodes.
 pub fn make_for_lease(lease_type: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     if lease_type.is_empty() {
         return Err(BadType::LeaseWithout.into());
@@ -337,12 +339,12 @@ pub fn make_for_lease(lease_type: &str, network: &Network) -> Result<Box<dyn Bac
     (known.make)(&Options::parse("{}")?, network)
 }
 
-/// The families that are on in this network.
+/// Returns the families that are enabled in this network.
 pub(crate) fn families(network: &Network) -> Vec<Family> {
     [Family::V4, Family::V6].into_iter().filter(|f| network.networks.of(*f).is_some()).collect()
 }
 
-/// The lease must be of this type: its data mean something else otherwise.
+/// Checks that the lease has this type, because its data have another meaning otherwise.
 pub(crate) fn of_kind(kind: &'static str, peer: &Lease) -> Result<(), Skip> {
     if peer.attrs.backend_type == kind {
         return Ok(());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of devices, numbered, so that an entry names its device in four bytes instead of sixteen. A handful are in use, but a
-//! lease that changes its VNI brings a new one each time: what nothing uses is forgotten.
+//! Numbers for the names of devices, so that an entry names its device in four bytes instead of sixteen. Few devices are in use. But a lease
+//! that changes its VNI brings a new one each time, so names that nothing uses are forgotten.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,7 @@ use crate::state::Name;
 /// The number of a device.
 pub(crate) type Number = u32;
 
-/// So many names are kept without a look at which of them are in use: twice as many as devices are wanted at once.
+/// The number of names that are kept without a check of which of them are in use.
 const FEW: usize = 64;
 
 /// The devices that entries name.
@@ -18,12 +18,12 @@ pub(crate) struct Devices {
     numbers: HashMap<Name, Number>,
     names: Vec<Option<Name>>,
     free: Vec<Number>,
-    /// Names that were in use when that was looked at last.
+    /// The number of names that were in use at the last check.
     in_use: usize,
 }
 
 impl Devices {
-    /// The number of this device, a new one if it has none yet.
+    /// Returns the number of this device. It gets one if it has none.
     pub(crate) fn number(&mut self, name: Name) -> Number {
         if let Some(number) = self.numbers.get(&name) {
             return *number;
@@ -37,18 +37,18 @@ impl Devices {
         number
     }
 
-    /// The number of this device, if it has one.
+    /// Returns the number of this device, if it has one.
     pub(crate) fn find(&self, name: Name) -> Option<Number> {
         self.numbers.get(&name).copied()
     }
 
-    /// The device of this number.
+    /// Returns the device with this number.
     pub(crate) fn name(&self, number: Number) -> Option<Name> {
         self.names.get(number as usize).copied().flatten()
     }
 
-    /// True when there are so many names that it is worth to forget those that nothing uses: each such look at all entries is paid
-    /// for by as many new names as are in use, [`FEW`] at least.
+    /// Returns true if there are so many names that those which nothing uses should be forgotten. Each such check of all entries comes only
+    /// after as many new names as are in use, and at least [`FEW`].
     pub(crate) fn are_crowded(&self) -> bool {
         self.numbers.len() > FEW.max(2 * self.in_use)
     }
@@ -64,7 +64,7 @@ impl Devices {
         self.in_use = self.numbers.len();
     }
 
-    /// How many are known.
+    /// Returns the number of names.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The difference between what should be in the kernel and what is there, as a value: one ordered list of operations.
+//! The difference between what should be in the kernel and what is there, as one ordered list of operations.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,16 +11,16 @@ use crate::state::{Key, Name, Observed, ObservedValue, State, Value};
 /// One write to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Make this entry so: create it, or replace/alter it in place.
+    /// Create this entry, or change it in place.
     Ensure(Key, Value),
-    /// Delete the link and create it anew: a fixed attribute differs. The pass runs again afterwards.
+    /// Delete the link and create it again, because an attribute differs that cannot be changed. Another pass follows.
     Recreate(Key, Value),
-    /// Delete the entry; the value is what was observed (a kernel needs it for FDB and routes).
+    /// Delete the entry. The value is the observed one, which the kernel needs for FDB entries and routes.
     Remove(Key, Value),
 }
 
 impl Op {
-    /// The entry that it is about.
+    /// Returns the key of the entry.
     pub fn key(&self) -> Key {
         match self {
             Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _) => *key,
@@ -29,7 +29,7 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// For logs: `add route 10.5.1.0/24 via 10.5.1.0 dev flannel.1 onlink`.
+    /// Writes text for logs, such as `add route 10.5.1.0/24 via 10.5.1.0 dev flannel.1 onlink`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (verb, key, value) = match self {
             Op::Ensure(key, value) => ("add", key, value),
@@ -43,16 +43,16 @@ impl fmt::Display for Op {
     }
 }
 
-/// What must be written to make `observed` equal to `desired`, in a safe order: links first and upwards in key order for
-/// everything that is ensured, then removals downwards. Observed entries that are not desired are removed only where `ours` says so.
-/// A re-created link takes its entries along: nothing on it is removed here, and what it should carry is found missing by the
-/// next pass.
+/// Returns what must be written to make `observed` equal to `desired`, in a safe order: first what is created or changed, in the order of
+/// keys, which begins with links, and then removals in the opposite order. Observed entries that are not desired are removed only if `ours`
+/// returns true. The entries of a link that is created again go with the old link, so none of them is removed here. The next pass finds that
+/// they are missing.
 pub fn diff(desired: &State, observed: &Observed, ours: impl Fn(&Key, &ObservedValue) -> bool) -> Vec<Op> {
     let all = desired.iter().map(|(key, value)| (*key, value.clone()));
     difference(all, |key| desired.contains_key(key), observed, ours)
 }
 
-/// [`diff`] for who has the desired state in another form: all entries in any order, and a way to ask for one.
+/// Does the same as [`diff`] for a desired state in another form: all entries in any order, and a function that returns one.
 pub fn difference(
     desired: impl Iterator<Item = (Key, Value)>,
     is_desired: impl Fn(&Key) -> bool,
@@ -74,8 +74,8 @@ pub fn difference(
     ops
 }
 
-/// The same rules for one key: what must be written when it should be `desired` and is `seen`. `ours` says whether an entry that is
-/// not desired may be removed.
+/// Applies the same rules to one key: returns what must be written if its value should be `desired` and is `seen`. `ours` is true if an entry
+/// that is not desired may be removed.
 pub fn change(key: Key, desired: Option<Value>, seen: Option<ObservedValue>, ours: bool) -> Option<Op> {
     match (desired, seen) {
         (None, None) => None,
@@ -89,8 +89,8 @@ pub fn change(key: Key, desired: Option<Value>, seen: Option<ObservedValue>, our
     }
 }
 
-/// A route that says the same under another protocol number, and a link without our mark, are not equal: they are taken over, so
-/// that they can be told as ours when they are stale one day. Whether it goes through a nexthop object is no difference.
+/// Compares what is wanted with what was observed. A route with another protocol number and a link without our mark differ. They are
+/// written again, so that they are known as ours when they are stale one day. Whether a route uses a nexthop object makes no difference.
 fn compare(want: &Value, seen: &ObservedValue) -> Difference {
     let equal = match (want, &seen.value) {
         (Value::Link(want), Value::Link(have)) => match want.compare(have) {
@@ -104,7 +104,7 @@ fn compare(want: &Value, seen: &ObservedValue) -> Difference {
     if equal { Difference::None } else { Difference::Alter }
 }
 
-/// True if the observed entry needs no write to be as it is wanted.
+/// Returns true if the observed entry is as it is wanted.
 pub fn agrees(want: &Value, seen: &ObservedValue) -> bool {
     compare(want, seen) == Difference::None
 }
@@ -116,7 +116,7 @@ fn recreated(op: &Op) -> Option<Name> {
     }
 }
 
-/// The interface that an entry lives and dies with.
+/// Returns the interface with which the entry is deleted.
 pub fn device(key: &Key, value: &Value) -> Option<Name> {
     key.device().or(value.device()).copied()
 }

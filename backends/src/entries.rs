@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Entries of the kernel by key, side by side in memory: of a handful and of hundreds of thousands alike there is one block.
+//! Entries of the kernel by key, in one sorted vector, which is small for a few entries and for hundreds of thousands.
 
 use crate::state::Key;
 
@@ -14,22 +14,22 @@ impl<V> Default for Entries<V> {
 }
 
 impl<V: Clone> Entries<V> {
-    /// None.
+    /// Returns a collection without entries.
     pub fn new() -> Entries<V> {
         Entries::default()
     }
 
-    /// What is under this key.
+    /// Returns the value of this key.
     pub fn get(&self, key: &Key) -> Option<&V> {
         self.place(key).ok().map(|at| &self.0[at].1)
     }
 
-    /// Whether something is under this key.
+    /// Returns true if this key has a value.
     pub fn contains_key(&self, key: &Key) -> bool {
         self.place(key).is_ok()
     }
 
-    /// Puts this under the key; what was there before is given back. Costs as much as what stands behind it in the order of keys.
+    /// Sets the value of a key, and returns the value before. The cost grows with the number of entries after it in the order of keys.
     pub fn insert(&mut self, key: Key, value: V) -> Option<V> {
         match self.place(&key) {
             Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
@@ -40,37 +40,37 @@ impl<V: Clone> Entries<V> {
         }
     }
 
-    /// Takes away what is under this key. Costs as [`Entries::insert`] does.
+    /// Removes the value of this key, and returns it. The cost is that of [`Entries::insert`].
     pub fn remove(&mut self, key: &Key) -> Option<V> {
         self.place(key).ok().map(|at| self.0.remove(at).1)
     }
 
-    /// Keeps the entries of which this is true.
+    /// Keeps the entries for which `keep` returns true.
     pub fn retain(&mut self, keep: impl Fn(&Key, &V) -> bool) {
         self.0.retain(|(key, value)| keep(key, value));
     }
 
-    /// Takes all away.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// How many.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True when there is none.
+    /// Returns true if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// In order.
+    /// Returns the keys in their order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> {
         self.0.iter().map(|(key, _)| key)
     }
 
-    /// In order.
+    /// Returns the entries in the order of keys.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&Key, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
@@ -79,7 +79,7 @@ impl<V: Clone> Entries<V> {
         self.0.binary_search_by(|(there, _)| there.cmp(key))
     }
 
-    /// Of one key the last value counts. What is in order costs no memory.
+    /// Sorts the entries. If a key occurs more than once, its last value counts. Entries that are already in order need no further memory.
     fn put_in_order(&mut self) {
         if self.0.is_sorted_by(|(a, _), (b, _)| a < b) {
             return;
@@ -96,7 +96,7 @@ impl<V: Clone> Entries<V> {
 }
 
 impl<V: Clone> Extend<(Key, V)> for Entries<V> {
-    /// Of one key the last value counts.
+    /// Adds entries. If a key occurs more than once, its last value counts.
     fn extend<I: IntoIterator<Item = (Key, V)>>(&mut self, entries: I) {
         self.0.extend(entries);
         self.put_in_order();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What differs between IPv4 and IPv6, as data: so that each backend has one code for both.
+//! What differs between IPv4 and IPv6, so that each backend needs only one code for both.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use weft_subnet::cidr::{Family, family};
 use crate::host::Host;
 use crate::state::{Key, Name, Route, State, Value};
 
-/// Name of the lease's member that carries the public address.
+/// Returns the name of the lease's member that contains the public address.
 pub fn public_member(family: Family) -> &'static str {
     match family {
         Family::V4 => "PublicIP",
@@ -18,7 +18,7 @@ pub fn public_member(family: Family) -> &'static str {
     }
 }
 
-/// Name of the lease's member that carries the backend's data.
+/// Returns the name of the lease's member that contains the backend's data.
 pub fn data_member(family: Family) -> &'static str {
     match family {
         Family::V4 => "BackendData",
@@ -26,7 +26,7 @@ pub fn data_member(family: Family) -> &'static str {
     }
 }
 
-/// For people.
+/// Returns the name for people.
 pub fn label(family: Family) -> &'static str {
     match family {
         Family::V4 => "IPv4",
@@ -34,7 +34,7 @@ pub fn label(family: Family) -> &'static str {
     }
 }
 
-/// Where a lease's owner is reached over this family.
+/// Returns the public address of a lease in this family.
 pub fn public(attrs: &Attrs, family: Family) -> Option<IpAddr> {
     match family {
         Family::V4 => attrs.public_ip.map(IpAddr::V4),
@@ -42,7 +42,7 @@ pub fn public(attrs: &Attrs, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// The backend's data of this family, raw JSON.
+/// Returns the backend's data of this family as raw JSON.
 pub fn data(attrs: &Attrs, family: Family) -> Option<&str> {
     match family {
         Family::V4 => attrs.backend_data.as_deref(),
@@ -50,7 +50,7 @@ pub fn data(attrs: &Attrs, family: Family) -> Option<&str> {
     }
 }
 
-/// The address that we publish for this family.
+/// Returns the address that we publish for this family.
 pub fn published(host: &Host, family: Family) -> Option<IpAddr> {
     match family {
         Family::V4 => host.public_v4.map(IpAddr::V4),
@@ -66,7 +66,7 @@ pub fn publish(attrs: &mut Attrs, address: IpAddr) {
     }
 }
 
-/// Metric that the kernel gives a route written without one: flannel's routes have it, so a takeover replaces in place.
+/// Returns the metric that the kernel gives to a route that is written without one. flannel's routes have it, so weft replaces them in place.
 pub fn metric(family: Family) -> u32 {
     match family {
         Family::V4 => 0,
@@ -74,12 +74,12 @@ pub fn metric(family: Family) -> u32 {
     }
 }
 
-/// The subnet's first address alone: a tunnel device has it, with no broadcast or connected routes around.
+/// Returns the first address of the subnet as a single address, for a tunnel device. So the device gets no broadcast and connected routes.
 pub fn host_address(subnet: IpNet) -> IpNet {
     IpNet::from(subnet.network())
 }
 
-/// One route to a peer's subnet.
+/// Returns one route to the subnet of a peer.
 pub fn route(subnet: IpNet, via: IpAddr, dev: Name, onlink: bool) -> State {
     let key = Key::Route(subnet, metric(family(&subnet)));
     State::from([(key, Value::Route(Route::Unicast { via, dev, onlink }))])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a backend knows of its machine: a value that the agent makes, and that tests make alike.
+//! What a backend knows about its machine. The agent makes this value, and so do tests.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,12 +11,12 @@ use weft_subnet::connected::Connected;
 use crate::identity::Identities;
 use crate::state::Name;
 
-/// The external interface: what carries the traffic between nodes.
+/// The external interface, which carries the traffic between nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
     /// Its name.
     pub name: Name,
-    /// Bytes.
+    /// Its MTU in bytes.
     pub mtu: u32,
     /// Its IPv4 address, if that family is in use.
     pub v4: Option<Ipv4Addr>,
@@ -25,7 +25,7 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// The address of one family.
+    /// Returns the address of one family.
     pub fn address(&self, family: Family) -> Option<IpAddr> {
         match family {
             Family::V4 => self.v4.map(IpAddr::V4),
@@ -39,19 +39,19 @@ impl Uplink {
 pub struct Host {
     /// The external interface.
     pub uplink: Uplink,
-    /// What we publish as PublicIP (the uplink's address, or `--public-ip`).
+    /// The address that we publish as PublicIP: that of the uplink, or `--public-ip`.
     pub public_v4: Option<Ipv4Addr>,
-    /// What we publish as PublicIPv6.
+    /// The address that we publish as PublicIPv6.
     pub public_v6: Option<Ipv6Addr>,
     /// The identities of our devices, as our network's backend chose them.
     pub identities: Identities,
-    /// Which addresses are on a link of this host.
+    /// The addresses that are on a link of this host.
     pub routes: OnLink,
-    /// Its addresses and networks inside Network: no peer may have a subnet over them.
+    /// The addresses and networks of this host inside Network. No subnet of a peer may overlap them.
     pub connected: Connected,
 }
 
-/// How the kernel would reach a prefix.
+/// How the kernel reaches a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     /// Directly on this interface.
@@ -60,16 +60,16 @@ pub enum Reach {
     Gateway,
 }
 
-/// The host's own routes (ours left out), for the question whether an address is on the link: longest prefix wins,
-/// lowest metric among equals. Prefixes are truncated.
+/// The routes of this host without those of weft. They show whether an address is on a link. The longest prefix wins, and among equal ones
+/// the lowest metric. Prefixes have no host bits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OnLink {
-    /// By prefix length (descending lookups), then network address.
+    /// The routes by prefix length and network address. Look-ups begin with the longest prefix.
     pub table: BTreeMap<(u8, IpAddr), Reach>,
 }
 
 impl OnLink {
-    /// Builds the table from (prefix, metric, reach); among equal prefixes the lowest metric counts.
+    /// Builds the table. Among equal prefixes the lowest metric counts.
     pub fn new(routes: impl IntoIterator<Item = (IpNet, u32, Reach)>) -> OnLink {
         let mut best: BTreeMap<(u8, IpAddr), (u32, Reach)> = BTreeMap::new();
         for (net, metric, reach) in routes {
@@ -81,7 +81,7 @@ impl OnLink {
         OnLink { table: best.into_iter().map(|(k, (_, r))| (k, r)).collect() }
     }
 
-    /// The prefixes that are in one of the two alone, or reached in another way.
+    /// Returns the prefixes that only one of the two has, or that they reach in different ways.
     pub fn difference(&self, other: &OnLink) -> Vec<IpNet> {
         let one_way = |one: &OnLink, two: &OnLink| -> Vec<IpNet> {
             let differs = one.table.iter().filter(|(key, reach)| two.table.get(key) != Some(reach));
@@ -92,7 +92,7 @@ impl OnLink {
         all
     }
 
-    /// The interface on whose link this address is, if it is on one: at most 33 or 129 look-ups.
+    /// Returns the interface on whose link this address is, if it is on one. This needs at most 33 or 129 look-ups.
     pub fn on_link(&self, ip: IpAddr) -> Option<Name> {
         match self.longest(ip)? {
             (_, Reach::Link(name)) => Some(name),
@@ -100,7 +100,7 @@ impl OnLink {
         }
     }
 
-    /// The prefix length of the route for this address, if there is one: at most 33 or 129 look-ups.
+    /// Returns the prefix length of the route for this address, if there is one. This needs at most 33 or 129 look-ups.
     pub fn prefix_len(&self, ip: IpAddr) -> Option<u8> {
         self.longest(ip).map(|(len, _)| len)
     }

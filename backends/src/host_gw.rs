@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! host-gw: the peer itself is the gateway of its subnet. No device, no overhead; all nodes must share a link.
+//! host-gw: the peer itself is the gateway of its subnet. There is no device and no overhead, and all nodes must be on one link.
 //! Behaviour: docs/flannel-formats.md, "Backends".
 
 use std::net::IpAddr;
@@ -45,7 +45,7 @@ pub struct HostGw {
 }
 
 impl HostGw {
-    /// For the families of this network.
+    /// Makes a backend for the families of this network.
     pub fn new(network: &Network) -> HostGw {
         HostGw { families: families(network) }
     }
@@ -63,7 +63,7 @@ impl HostGw {
     }
 }
 
-/// host-gw in the register. Its leases have no data, and say so for both families.
+/// host-gw in the register. Its leases have no data for both families.
 pub(crate) const TYPE: BackendType =
     BackendType { annotations: |_| Annotations::without_data(true, true), ..BackendType::new(KIND, make) };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What tells a node's device from those of all other nodes: a MAC with vxlan, a key pair with WireGuard. Its backend chooses it and decides
-//! where it is kept (in the device, or in a file). The agent carries it in [`Host`](crate::host::Host) and hands it back, and knows
-//! only the public part, which leases carry. See docs/adr/011-identities.md.
+//! What distinguishes a node's device from those of all other nodes: a MAC with vxlan, a key pair with WireGuard. The backend chooses it and
+//! decides where it is kept (in the device, or in a file). The agent keeps it in [`Host`](crate::host::Host), gives it back, and knows only the
+//! public part, which is in the lease. See docs/adr/011-identities.md.
 
 use std::any::Any;
 use std::fmt;
@@ -17,34 +17,34 @@ use crate::state::{Mac, Name};
 /// The identity of one device. Implemented by a plain struct, next to its backend. There is no `Debug` here on purpose: an identity may
 /// contain a secret, and [`Identities`] shows the public part only.
 pub trait Identity: Any + Send + Sync {
-    /// The part that leases carry and that identifies the device.
+    /// Returns the part that is in leases and identifies the device.
     fn public(&self) -> PublicIdentity;
 
-    /// What people call it: the name of the member of the lease, such as `VtepMAC`.
+    /// Returns its name for people, which is that of the member of the lease, such as `VtepMAC`.
     fn name(&self) -> &'static str;
 
-    /// What a person does on a copy of this machine so that it gets another identity, as an imperative: "delete flannel's device".
+    /// Returns what a person must do on a copy of this machine so that it gets another identity, such as "delete flannel's device".
     fn remedy(&self) -> &'static str;
 }
 
 impl dyn Identity {
-    /// This identity as the type that a backend knows.
+    /// Returns this identity as a type that a backend knows.
     pub fn of<I: Identity>(&self) -> Option<&I> {
         (self as &dyn Any).downcast_ref()
     }
 }
 
-/// The identities of this node's devices, of both families. Two values are equal when their public parts are, and only those are shown.
+/// The identities of this node's devices, for both families. Two values are equal if their public parts are, and only those are printed.
 #[derive(Clone, Default)]
 pub struct Identities([Option<Arc<dyn Identity>>; 2]);
 
 impl Identities {
-    /// The identities of the IPv4 device and of the IPv6 device.
+    /// Returns the identities of the IPv4 device and of the IPv6 device.
     pub fn new(v4: Option<Arc<dyn Identity>>, v6: Option<Arc<dyn Identity>>) -> Identities {
         Identities([v4, v6])
     }
 
-    /// The identity of the device of this family, if it has one.
+    /// Returns the identity of the device of this family, if it has one.
     pub fn of(&self, family: Family) -> Option<&dyn Identity> {
         let [v4, v6] = &self.0;
         match family {
@@ -53,12 +53,12 @@ impl Identities {
         }
     }
 
-    /// The public parts.
+    /// Returns the public parts.
     pub fn public(&self) -> PublicIdentities {
         self.0.each_ref().map(|identity| identity.as_ref().map(|identity| identity.public()))
     }
 
-    /// The first identity that another node published, too, as far as these are what it published.
+    /// Returns the first identity that is also in `other`, which another node published.
     pub fn shared_with(&self, other: &PublicIdentities) -> Option<&dyn Identity> {
         let mut pairs = self.0.iter().zip(other);
         pairs.find_map(|(ours, other)| ours.as_deref().filter(|ours| other.as_ref() == Some(&ours.public())))
@@ -86,31 +86,31 @@ pub struct StandingLink {
     pub name: Name,
     /// Its Ethernet address, if it has one.
     pub mac: Option<Mac>,
-    /// Its alias says that an earlier run of this agent made it. Otherwise flannel may have, or anybody else.
+    /// True if its alias says that an earlier run of this agent made it. Otherwise flannel or any other program made it.
     pub ours: bool,
 }
 
-/// The files in which secrets are kept. The agent implements this: backends do no I/O.
+/// The files in which secrets are kept. The agent implements this, because backends do no I/O.
 pub trait Secrets {
-    /// The directory of `--state-dir`, for what must outlive a boot; `None` when there is none.
+    /// Returns the directory of `--state-dir`, for files that must outlive a boot. `None` if there is none.
     fn directory(&self) -> Option<&Path>;
 
-    /// The places of the private key of WireGuard, in the order in which they are read: flannel's place first, then one that outlives a
-    /// boot.
+    /// Returns the places of the private key of WireGuard, in the order in which they are read: that of flannel first, then one that outlives
+    /// a boot.
     fn wireguard_key_files(&self) -> Vec<PathBuf> {
         Vec::new()
     }
 
-    /// The content of this file, and `None` if it does not exist.
+    /// Returns the content of this file. `None` if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be read, or is larger than any key.
+    /// It cannot be read, or is larger than any key.
     fn read(&self, file: &Path) -> io::Result<Option<Vec<u8>>>;
 
-    /// Creates this file with mode 0600, whole or not at all; its directory is made when it is missing.
+    /// Creates this file with mode 0600, completely or not at all. A missing directory is made.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] when the file exists by now: it is never replaced. Any other error of the file system.
+    /// [`io::ErrorKind::AlreadyExists`] if the file exists, because it is never replaced. Any other error of the file system.
     fn create(&self, file: &Path, content: &[u8]) -> io::Result<()>;
 }
 
@@ -125,7 +125,7 @@ pub struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// The device of this name.
+    /// Returns the device with this name.
     pub fn link(&self, name: Name) -> Option<&StandingLink> {
         self.links.iter().find(|link| link.name == name)
     }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The desired state, as contributions of leases to keys: adding or removing one lease re-evaluates its keys only.
-//! Law: add A, add B, remove B = add A. The newest lease wins a link-layer entry (FDB, neighbour), since a node that came back
-//! has a newer lease; the oldest wins a route. Where the store assigns subnets, a node that comes back has the lease that it had:
-//! there the oldest wins everything.
+//! The desired state, as contributions of leases to keys. When a lease is added or removed, only its own keys are evaluated again.
 //!
-//! 50,000 peers of three keys each are normal. So devices are numbered in here, a contributor is a number, too, and nearly every key
-//! has one contributor.
+//! One law holds: after A and B were added and B was removed, the state is the same as after A alone was added. The newest lease wins a
+//! link-layer entry (FDB, neighbour), because a node that came back has a newer lease. The oldest lease wins a route. If the store assigns
+//! subnets, a node that comes back has its old lease, so the oldest lease wins everything.
+//!
+//! 50,000 peers with three keys each are normal. So devices and contributors are numbers in here, and a key with one contributor, as nearly
+//! all have, needs no extra memory.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,27 +15,26 @@ use weft_subnet::lease::{Age, Id};
 use crate::devices::{Devices, Number};
 use crate::state::{Key, State, Value};
 
-/// The contributor of what is not a peer's: our own device, addresses and routes. It wins links and addresses. The slash keeps it
-/// apart from every id of a store.
+/// The contributor of our own device, addresses and routes. It wins links and addresses. No id of a store contains a slash at its start.
 pub const OWN: &str = "/own";
 
-/// So many leases at most share one entry. A node that got a new subnet has two leases for a while, perhaps three; without a bound
-/// whoever writes leases could make every change of one of them a change of thousands.
+/// The largest number of leases that share one entry. A node that got a new subnet has two leases for a while, perhaps three. Without this
+/// bound, a hostile writer of leases could make each change of one of them a change of thousands.
 pub const MOST_SHARERS: usize = 8;
 
 /// Why a contribution is not in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beaten<'a> {
-    /// This contributor counts first, and wants another value.
+    /// This contributor comes first, and wants another value.
     By(&'a Id),
-    /// [`MOST_SHARERS`] others count before it.
+    /// [`MOST_SHARERS`] others come before it.
     Crowd,
 }
 
-/// A changed key: value before, value after.
+/// A changed key, with the value before and the value after.
 pub type Changed = (Key, Option<Value>, Option<Value>);
 
-/// Ours (false) before peers', then by age, then by id: total, so that the order of arrival decides nothing.
+/// The order of contributors: our own first (false), then by age, then by id. It is a total order, so the order of arrival does not matter.
 type Rank = (bool, Age, Id);
 
 /// A contribution: the number of its contributor, and the value.
@@ -44,13 +44,13 @@ type Contribution = (u32, Value<Number>);
 #[derive(Debug)]
 enum Slot {
     One(Contribution),
-    /// Two or more; a shared device has as many as there are peers on it.
+    /// Two or more. A shared device has one from each peer that needs it.
     #[allow(clippy::box_collection, reason = "a third of its size, and nearly every slot is the other variant")]
     Many(Box<BTreeMap<Rank, Contribution>>),
 }
 
 impl Slot {
-    /// The contributions in the order in which they count.
+    /// Returns the contributions in their order.
     fn ranked(&self, newest: bool) -> Box<dyn Iterator<Item = &Contribution> + '_> {
         match self {
             Slot::One(one) => Box::new(std::iter::once(one)),
@@ -59,7 +59,7 @@ impl Slot {
         }
     }
 
-    /// The contribution that counts.
+    /// Returns the first contribution, which is in force.
     fn winner(&self, newest: bool) -> Option<&Contribution> {
         match self {
             Slot::One(one) => Some(one),
@@ -69,17 +69,17 @@ impl Slot {
     }
 }
 
-/// `Key -> contributions, ordered by lease age`.
+/// The contributions to each key.
 #[derive(Debug, Default)]
 pub struct Index {
     slots: BTreeMap<Key<Number>, Slot>,
     devices: Devices,
     contributors: Contributors,
-    /// The oldest contribution counts everywhere, for link-layer entries, too.
+    /// True if the oldest contribution wins everywhere, also link-layer entries.
     oldest_wins: bool,
 }
 
-/// Who contributes, numbered: four bytes per entry instead of sixteen.
+/// The contributors with their numbers. An entry needs four bytes for a number, and sixteen for an id.
 #[derive(Debug, Default)]
 struct Contributors {
     numbers: HashMap<Id, u32>,
@@ -102,7 +102,7 @@ impl Contributors {
         self.rows.get(*self.numbers.get(id)? as usize)?.as_ref()
     }
 
-    /// A number that nobody has, its row filled.
+    /// Adds a contributor, and returns its number.
     fn add(&mut self, row: Contributor) -> u32 {
         let id = row.rank.2.clone();
         let number = self.free.pop().unwrap_or(self.rows.len() as u32);
@@ -122,13 +122,13 @@ impl Contributors {
 }
 
 impl Index {
-    /// An empty index; `oldest_wins` = the oldest lease wins link-layer entries, too.
+    /// Returns an empty index. With `oldest_wins`, the oldest lease wins link-layer entries, too.
     pub fn new(oldest_wins: bool) -> Index {
         Index { oldest_wins, ..Index::default() }
     }
 
-    /// Replaces what this contributor wants (empty = removes it) and returns the keys whose winning value changed,
-    /// with the value before and after.
+    /// Replaces everything that this contributor wants, and returns the keys whose winning value changed, with the value before and after.
+    /// An empty state removes the contributor.
     pub fn set(&mut self, id: &Id, age: &Age, state: State) -> Vec<Changed> {
         if self.devices.are_crowded() {
             self.forget_devices();
@@ -145,7 +145,7 @@ impl Index {
         before.into_iter().map(|(key, value)| (key, value, self.desired(&key))).collect()
     }
 
-    /// The contributions of someone new, who can change a key only where he contributes to it.
+    /// Adds the contributions of a new contributor, which can change only the keys of this state.
     fn add(&mut self, rank: Rank, state: State) -> Vec<Changed> {
         if state.is_empty() {
             return Vec::new();
@@ -203,7 +203,7 @@ impl Index {
         self.slots.insert(key, slot);
     }
 
-    /// Forgets the devices that no key and no value names, also of those that do not count now.
+    /// Forgets the devices that no key and no value names. Contributions that are not in force count, too.
     fn forget_devices(&mut self) {
         let in_slot =
             |slot: &Slot| slot.ranked(false).filter_map(|(_, value)| value.device().copied()).collect::<Vec<_>>();
@@ -224,7 +224,7 @@ impl Index {
         value.clone().with_device(|number| self.devices.name(number))
     }
 
-    /// The winning value of a key.
+    /// Returns the winning value of a key.
     pub fn desired(&self, key: &Key) -> Option<Value> {
         self.winner(&self.at(key)?)
     }
@@ -234,14 +234,14 @@ impl Index {
         self.named(value)
     }
 
-    /// Who wins this key: for status and errors.
+    /// Returns who wins this key, for status and errors.
     pub fn owner(&self, key: &Key) -> Option<&Id> {
         let key = self.at(key)?;
         let (number, _) = self.slots.get(&key)?.winner(self.newest_wins(&key))?;
         self.contributors.rank(*number).map(|(_, _, id)| id)
     }
 
-    /// Who keeps such a contribution of `id` from being in force, if anybody does. Asked before or after the contribution was made.
+    /// Returns why such a contribution of `id` is not in force, or would not be. `None` if it is.
     pub fn beaten_by(&self, (key, value): (&Key, &Value), id: &Id, age: &Age) -> Option<Beaten<'_>> {
         let key = self.at(key)?;
         let newest = self.newest_wins(&key);
@@ -261,9 +261,8 @@ impl Index {
         (self.named(theirs)? != *value).then_some(Beaten::By(winner))
     }
 
-    /// The contributors who are looked at for this key, [`MOST_SHARERS`] at most, in the order in which they count, and whether each
-    /// one's contribution is in force: it wants the same as the very first. With `without` it is as if this contributor had never
-    /// been there.
+    /// Returns the first contributors of this key in their order, at most [`MOST_SHARERS`], and whether the contribution of each is in
+    /// force, because it wants the same as the first one. The contributor `without` is left out, as if it had never been there.
     pub fn first(&self, key: &Key, without: Option<&Id>) -> Vec<(Id, bool)> {
         let Some((key, slot)) = self.at(key).and_then(|key| Some((key, self.slots.get(&key)?))) else {
             return Vec::new();
@@ -277,13 +276,13 @@ impl Index {
         first.map(|(id, value)| (id.clone(), Some(value) == winner)).collect()
     }
 
-    /// All keys that this contributor wants.
+    /// Returns all keys that this contributor wants.
     pub fn keys(&self, id: &Id) -> Vec<Key> {
         let Some(row) = self.contributors.row(id) else { return Vec::new() };
         row.keys.iter().filter_map(|key| key.with_device(|number| self.devices.name(number))).collect()
     }
 
-    /// Everything, in the order of kinds of keys.
+    /// Returns all entries. Keys of one kind follow each other.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Value)> {
         self.slots.iter().filter_map(|(key, slot)| {
             let (_, value) = slot.winner(self.newest_wins(key))?;
@@ -291,7 +290,7 @@ impl Index {
         })
     }
 
-    /// Everything, in key order.
+    /// Returns all entries in the order of keys.
     pub fn state(&self) -> State {
         self.iter().collect()
     }

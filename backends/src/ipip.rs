@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ipip: IPv4 in IPv4, 20 bytes. One device with an open remote end; the route's gateway is the outer destination.
-//! Behaviour: docs/flannel-formats.md, "Backends"; the device's attributes are flannel's, so that a takeover keeps it.
+//! ipip: IPv4 in IPv4, which adds 20 bytes. There is one device without a remote address, and the gateway of a route is the outer
+//! destination. The device has the attributes of flannel's, so that weft keeps that one. Behaviour: docs/flannel-formats.md, "Backends".
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,15 +23,15 @@ use crate::state::{Key, Name, State, Value};
 
 /// Its type, in net-conf and in leases.
 pub(crate) const KIND: &str = "ipip";
-/// The device, one per host: flannel's name.
+/// The name of the device, which is flannel's. There is one per host.
 const DEVICE: &str = "flannel.ipip";
 
-/// An IPv4-in-IPv4 tunnel device with an open remote end.
+/// An IPv4-in-IPv4 tunnel device without a remote address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpipLink {
-    /// Outer device.
+    /// The outer device.
     pub parent: Name,
-    /// Outer source address.
+    /// The outer source address.
     pub local: IpAddr,
 }
 
@@ -54,8 +54,8 @@ impl LinkKind for IpipLink {
         Some((Family::V4, Outer::Ipip))
     }
 
-    /// The parent does not count: flannel's device has none, and the route to the peer decides anyway. A takeover must not
-    /// re-create the device.
+    /// Compares without the parent. flannel's device has none, and weft must not create it again when it takes over. The route to the peer
+    /// decides anyway.
     fn compare(&self, have: &dyn LinkKind) -> Difference {
         match have.of::<IpipLink>() {
             Some(have) if have.local == self.local => Difference::None,
@@ -89,9 +89,9 @@ enum IpipError {
 #[derive(Debug)]
 pub struct Ipip {
     direct_routing: bool,
-    /// False in a mixed cluster where we are of another type: then the peers bring the device.
+    /// False in a mixed cluster in which we are of another type. Then the plans of peers contain the device.
     own: bool,
-    /// IPv6 is on: peers' IPv6 subnets are reported, not silently dropped.
+    /// True if IPv6 is enabled. Then IPv6 subnets of peers are reported as not reachable.
     has_v6: bool,
     device: Name,
 }
@@ -130,7 +130,7 @@ impl Ipip {
     }
 }
 
-/// ipip in the register. Its leases have no data, and concern IPv4 alone.
+/// ipip in the register. Its leases have no data, and are for IPv4 only.
 pub(crate) const TYPE: BackendType =
     BackendType { annotations: |_| Annotations::without_data(true, false), ..BackendType::new(KIND, make) };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure plans: host facts and leases in, kernel entries out. No I/O, no clock, no randomness; the manifest enforces it.
+//! Backends: from facts about the host and from leases they compute the entries that should be in the kernel. They do no I/O, and use neither
+//! a clock nor random numbers. The dependencies in the manifest ensure this.
 
 pub mod alloc;
 pub mod backend;

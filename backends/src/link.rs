@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Network devices of ours. What all devices have is in [`Link`]; what belongs to one type alone is behind [`LinkKind`], so that a
-//! backend brings its own type of device without a change here. How the kernel is told of a type: `src/kernel/kinds/`.
+//! Our network devices. What all devices have is in [`Link`]. What belongs to one type is behind [`LinkKind`], so that a backend can have its
+//! own type of device without a change here. `src/kernel/kinds/` has the netlink attributes of each type.
 
 use std::any::Any;
 use std::fmt;
@@ -15,16 +15,16 @@ use crate::state::{Mac, Name};
 pub struct Link {
     /// Its type, with the attributes of this type.
     pub kind: Arc<dyn LinkKind>,
-    /// Bytes. Changed in place.
+    /// The MTU in bytes. It can be changed in place.
     pub mtu: u32,
-    /// Changed in place; `None` where the type has none (ipip).
+    /// The Ethernet address, which can be changed in place. `None` if the type has none (ipip).
     pub mac: Option<Mac>,
-    /// Administratively up. Changed in place.
+    /// True if it is administratively up. It can be changed in place.
     pub up: bool,
 }
 
 impl Link {
-    /// What must be done with the device `have`, so that it is like this one.
+    /// Returns what must be done with the device `have`, so that it is like this one.
     pub fn compare(&self, have: &Link) -> Difference {
         let same = self.mtu == have.mtu && self.up == have.up && (self.mac.is_none() || self.mac == have.mac);
         match self.kind.compare(&*have.kind) {
@@ -53,14 +53,14 @@ impl fmt::Display for Link {
     }
 }
 
-/// How far a device is from the wanted one.
+/// What must be done with a device, so that it is like the wanted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Difference {
-    /// It is as it should be.
+    /// Nothing.
     None,
-    /// It can be changed in place, and keeps what stands on it.
+    /// It can be changed in place, and keeps its entries.
     Alter,
-    /// Only a new device will do: an attribute differs that the kernel fixes when it makes the device.
+    /// It must be created again, because an attribute differs that the kernel cannot change.
     Recreate,
 }
 
@@ -73,47 +73,47 @@ pub enum Outer {
     Ipip,
 }
 
-/// A type of network device, with the attributes that only this type has. Implemented by a plain struct, next to its backend.
+/// A type of network device, with the attributes that only this type has. The file of a backend has a struct that implements it.
 pub trait LinkKind: Any + Send + Sync + fmt::Debug + fmt::Display {
-    /// The kernel's name of the type (`IFLA_INFO_KIND`); empty for a device that is never made.
+    /// Returns the kernel's name of the type (`IFLA_INFO_KIND`). It is empty for a device that is never made.
     fn name(&self) -> &'static str;
 
-    /// The device that the packets leave by, if it is bound to one.
+    /// Returns the outer device, if this one is bound to one.
     fn parent(&self) -> Option<Name> {
         None
     }
 
-    /// What the underlay sees of its packets, for the tunnel guard; `None` for what is no tunnel or needs no guard.
+    /// Returns what its packets look like on the underlay, for the tunnel guard. `None` if it is no tunnel, or needs no guard.
     fn outer(&self) -> Option<(Family, Outer)> {
         None
     }
 
-    /// The key of net-conf that the name of the device contains, if one does. A change of that key leads to a second device, which can
-    /// stand beside the first one.
+    /// Returns the key of net-conf whose value is part of the device's name, if there is one. A change of that key leads to a second device,
+    /// which can exist beside the first one.
     fn named_after(&self) -> Option<&'static str> {
         None
     }
 
-    /// The sysctls of the device below net/ipv4/conf that its packets need, each with its value.
+    /// Returns the sysctls of the device below net/ipv4/conf that its packets need, with their values.
     fn ipv4_settings(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
 
-    /// What must be done with a device of the kind `have`, so that it is of this one.
+    /// Returns what must be done with a device of the kind `have`, so that it is of this kind.
     fn compare(&self, have: &dyn LinkKind) -> Difference;
 
-    /// True when both are of one type and all their attributes are equal.
+    /// Returns true if both are of the same type and all their attributes are equal.
     fn is_equal(&self, other: &dyn LinkKind) -> bool;
 }
 
 impl dyn LinkKind {
-    /// This kind as the type that a backend knows.
+    /// Returns this kind as a type that a backend knows.
     pub fn of<K: LinkKind>(&self) -> Option<&K> {
         (self as &dyn Any).downcast_ref()
     }
 }
 
-/// A device of any other type, which bears a name of ours: never wanted, always replaced.
+/// A device of any other type that has one of our names. It is never wanted, and always replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Foreign;
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Masquerade and forward rules as a value. Renderings (nftables, iptables) turn each [`Rule`] into one rule of theirs, in this
-//! order, and decide nothing.
+//! Masquerade and forward rules as a value. nftables and iptables get one rule for each [`Rule`], in this order, and nothing is decided there.
 //!
-//! Traffic inside the cluster keeps its addresses; what leaves it, and what enters towards another node's pods, gets the
-//! node's. Source of the six masquerade rules: flannel's iptables mode, where they have been proven.
+//! Traffic inside the cluster keeps its addresses. Traffic that leaves the cluster, or enters it towards the pods of another node, gets the
+//! address of this node. The six masquerade rules are those of flannel's iptables mode.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,13 +10,13 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_subnet::cidr::{Family, Subnets, family};
 
-/// kube-proxy marks with this bit what it masquerades itself. Other bits of the mark belong to others: test the bit alone.
+/// kube-proxy sets this bit of the mark on packets that it masquerades itself. The other bits belong to other programs and are not tested.
 pub const KUBE_MARK: u32 = 0x4000;
 
-/// What was asked for.
+/// The rules that the flags ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// `--ip-masq`; `None`: no masquerade rules.
+    /// `--ip-masq`. `None` means no masquerade rules.
     pub masquerade: Option<Masquerade>,
     /// `--iptables-forward-rules`.
     pub forward: bool,
@@ -26,56 +25,57 @@ pub struct Policy {
 /// How to masquerade.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Masquerade {
-    /// Choose source ports at random (two connections cannot race for one port); off by `--ip-masq-fully-random-disable`.
+    /// Choose source ports at random, so that two connections do not compete for one port. `--ip-masq-fully-random-disable` turns it off.
     pub fully_random: bool,
-    /// `MasqueradeExcept`: pods reach these destinations with their own address.
+    /// `MasqueradeExcept`: pods reach these destinations with their own addresses.
     pub except: Vec<IpNet>,
-    /// `MasqueradeToNodes: false`: pods reach these nodes with their own address. Empty: all nodes are masqueraded to.
+    /// `MasqueradeToNodes: false`: pods reach these nodes with their own addresses. If it is empty, traffic to all nodes is masqueraded.
     pub nodes: Vec<IpAddr>,
 }
 
-/// All rules, a part for each family in use, IPv4 first.
+/// All rules, with one part for each family in use, IPv4 first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// At most one per family; a family without any rule has no part.
+    /// At most one part for each family. A family without rules has none.
     pub families: Vec<FamilyRules>,
 }
 
 /// The rules of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FamilyRules {
-    /// Which.
+    /// The family.
     pub family: Family,
-    /// For the nat hook after routing, in order; empty: no chain. A packet that leaves it is not masqueraded by us.
+    /// The rules for the nat hook after routing, in order. If there are none, there is no chain. A packet that reaches the end of the chain
+    /// is not masqueraded by us.
     pub masquerade: Vec<Rule>,
-    /// For the filter hook of forwarded packets, in order; empty: no chain.
+    /// The rules for the filter hook of forwarded packets, in order. If there are none, there is no chain.
     pub forward: Vec<Rule>,
 }
 
-/// One rule: all tests must hold. At most one test of the source and one of the destination, so each is one iptables rule
-/// (but for [`Test::ToOneOf`], which iptables spells out).
+/// One rule. It has at most one test of the source and one of the destination, so it is one rule of iptables, except with
+/// [`Test::ToOneOf`], which needs one for each address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// All must hold.
+    /// The rule applies if all of these are true.
     pub tests: Vec<Test>,
-    /// What then happens.
+    /// What happens then.
     pub verdict: Verdict,
 }
 
-/// What a packet is tested for.
+/// A test of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Test {
     /// All these bits of the packet mark are set.
     Mark(u32),
-    /// Source inside.
+    /// The source is inside.
     From(IpNet),
-    /// Source outside.
+    /// The source is outside.
     NotFrom(IpNet),
-    /// Destination inside.
+    /// The destination is inside.
     To(IpNet),
-    /// Destination outside.
+    /// The destination is outside.
     NotTo(IpNet),
-    /// Destination is one of these addresses: sorted, without doubles, not empty.
+    /// The destination is one of these addresses, which are sorted and unique. The list is not empty.
     ToOneOf(Vec<IpAddr>),
 }
 
@@ -84,16 +84,16 @@ pub enum Test {
 pub enum Verdict {
     /// The rest of our rules is skipped.
     Return,
-    /// Let through.
+    /// The packet is let through.
     Accept,
-    /// Source becomes the address of the outgoing interface.
+    /// The source becomes the address of the outgoing interface.
     Masquerade {
-        /// With source ports chosen at random.
+        /// True if source ports are chosen at random.
         fully_random: bool,
     },
 }
 
-/// The rules for a node with this subnet in these networks.
+/// Returns the rules for a node with this subnet in these networks.
 pub fn rules(networks: &Subnets, own: &Subnets, policy: &Policy) -> Rules {
     let part = |network: IpNet| {
         let family = family(&network);
@@ -110,11 +110,11 @@ fn masquerade(network: IpNet, own: IpNet, how: &Masquerade) -> Vec<Rule> {
     let this = family(&network);
     let masquerade = Verdict::Masquerade { fully_random: how.fully_random };
     let mut rules = vec![
-        // kube-proxy has decided already.
+        // kube-proxy has already decided.
         Rule::new([Test::Mark(KUBE_MARK)], Verdict::Return),
         Rule::new([Test::From(own), Test::To(network)], Verdict::Return),
         Rule::new([Test::From(network), Test::To(own)], Verdict::Return),
-        // From outside to our own pods: they see the client.
+        // Our own pods see the address of a client from outside.
         Rule::new([Test::NotFrom(network), Test::To(own)], Verdict::Return),
     ];
     let mut except: Vec<IpNet> = how.except.iter().map(IpNet::trunc).filter(|net| family(net) == this).collect();
@@ -128,7 +128,7 @@ fn masquerade(network: IpNet, own: IpNet, how: &Masquerade) -> Vec<Rule> {
         rules.push(Rule::new([Test::From(network), Test::ToOneOf(nodes)], Verdict::Return));
     }
     rules.push(Rule::new([Test::From(network), Test::NotTo(multicast(this))], masquerade));
-    // From outside (this node, a NodePort's client) to another node's pods: the answer must come back through us.
+    // A packet from outside (this node, or the client of a NodePort) to a pod of another node: the answer must come back through this node.
     rules.push(Rule::new([Test::NotFrom(network), Test::To(network)], masquerade));
     rules
 }
@@ -137,7 +137,7 @@ fn forward(network: IpNet) -> Vec<Rule> {
     vec![Rule::new([Test::From(network)], Verdict::Accept), Rule::new([Test::To(network)], Verdict::Accept)]
 }
 
-/// Multicast is not masqueraded: 224.0.0.0/4, ff00::/8.
+/// Returns the multicast addresses of a family, which are not masqueraded: 224.0.0.0/4 or ff00::/8.
 pub fn multicast(family: Family) -> IpNet {
     match family {
         Family::V4 => IpNet::V4(Ipv4Net::new_assert([224, 0, 0, 0].into(), 4)),
@@ -146,22 +146,22 @@ pub fn multicast(family: Family) -> IpNet {
 }
 
 impl Rules {
-    /// No rule at all.
+    /// Returns true if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.families.is_empty()
     }
 
-    /// How many rules.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.families.iter().map(|part| part.masquerade.len() + part.forward.len()).sum()
     }
 
-    /// The part of a family.
+    /// Returns the part of a family.
     pub fn of(&self, family: Family) -> Option<&FamilyRules> {
         self.families.iter().find(|part| part.family == family)
     }
 
-    /// True when something is masqueraded: what IPMASQ in subnet.env says.
+    /// Returns true if something is masqueraded. This is the value of IPMASQ in subnet.env.
     pub fn masquerades(&self) -> bool {
         self.families.iter().any(|part| !part.masquerade.is_empty())
     }
@@ -180,7 +180,7 @@ impl Rule {
 }
 
 impl fmt::Display for Rules {
-    /// For people: one rule a line, under the name of its chain.
+    /// Writes one rule in each line, below the name of its chain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in &self.families {
             let family = match part.family {

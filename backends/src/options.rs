@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of the `Backend` object in net-conf, read as Go reads them: names in any case, the last of several wins, `null`
-//! is absent, unknown names are ignored. A known name with an impossible value is refused with the remedy.
+//! The members of the `Backend` object in net-conf, read as Go reads them: the case of names does not matter, the last of several members
+//! with one name counts, `null` counts as absent, and unknown names are ignored. A known name with an impossible value is refused, with the
+//! remedy.
 
 use std::ops::RangeInclusive;
 
@@ -17,7 +18,7 @@ pub type Members = weft_subnet::json::Members<Value>;
 pub struct Options(Members);
 
 impl Options {
-    /// Reads a `Backend` object; empty text is an empty object.
+    /// Reads a `Backend` object. Empty text counts as an empty object.
     pub fn parse(raw: &str) -> Result<Options, BadOption> {
         if raw.trim().is_empty() {
             return Ok(Options(Members::default()));
@@ -27,7 +28,7 @@ impl Options {
         Ok(Options(members))
     }
 
-    /// A whole number within `range`, or `default` when the option is absent.
+    /// Returns a whole number within `range`, or `default` if the option is absent.
     pub fn number(&self, name: &str, range: RangeInclusive<u32>, default: u32) -> Result<u32, BadOption> {
         let Some(value) = self.0.get(name) else { return Ok(default) };
         let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
@@ -37,7 +38,7 @@ impl Options {
         })
     }
 
-    /// A truth value, false when the option is absent.
+    /// Returns a boolean, which is false if the option is absent.
     pub fn flag(&self, name: &str) -> Result<bool, BadOption> {
         let Some(value) = self.0.get(name) else { return Ok(false) };
         value
@@ -45,7 +46,7 @@ impl Options {
             .ok_or_else(|| BadOption::NoTruthValue { name: name.to_owned(), value: shown(&value.to_string()) })
     }
 
-    /// A text, `None` when the option is absent. Its content may be a secret, so the refusal does not quote it.
+    /// Returns a string, or `None` if the option is absent. It may be a secret, so the error does not quote it.
     pub fn text(&self, name: &str) -> Result<Option<&str>, BadOption> {
         let Some(value) = self.0.get(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| BadOption::NoText { name: name.to_owned() })

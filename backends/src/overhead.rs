@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an encapsulation costs per packet, in bytes: the one place for these numbers.
-//! Invariant: a pod packet of `mtu` bytes plus the overhead fits the underlay's MTU exactly.
+//! The bytes that an encapsulation adds to each packet. A packet of a pod with `mtu` bytes plus the overhead has exactly the MTU of the
+//! underlay.
 
 use weft_subnet::cidr::Family;
 
@@ -17,7 +17,7 @@ const WIREGUARD: u32 = 32;
 /// Inner Ethernet header: vxlan carries frames.
 const ETHERNET: u32 = 14;
 
-/// Bytes that vxlan adds over an underlay of this family: 50 over IPv4, 70 over IPv6.
+/// Returns the bytes that vxlan adds over an underlay of this family: 50 over IPv4, 70 over IPv6.
 pub fn vxlan(underlay: Family) -> u32 {
     let outer = match underlay {
         Family::V4 => IPV4,
@@ -26,18 +26,18 @@ pub fn vxlan(underlay: Family) -> u32 {
     outer + UDP + VXLAN + ETHERNET
 }
 
-/// Bytes that ipip adds: one more IPv4 header, 20.
+/// Returns the bytes that ipip adds: one more IPv4 header, 20.
 pub fn ipip() -> u32 {
     IPV4
 }
 
-/// Bytes that WireGuard adds: 80 over IPv6, and 60 over IPv4. The larger number counts for both, so that the MTU of pods is that of
+/// Returns the bytes that WireGuard adds: 80 over IPv6, and 60 over IPv4. The larger number counts for both, so that the MTU of pods is that of
 /// flannel's nodes in the same cluster.
 pub fn wireguard() -> u32 {
     IPV6 + UDP + WIREGUARD
 }
 
-/// Bytes that the backend udp adds: an IPv4 header and a UDP header, 28.
+/// Returns the bytes that the backend udp adds: an IPv4 header and a UDP header, 28.
 pub fn udp() -> u32 {
     IPV4 + UDP
 }

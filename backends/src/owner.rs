@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose entry is it? A key that we desire is ours whoever wrote it; this module answers for all the others.
-//! Invariant: when in doubt, it is not ours.
+//! Decides which entries that are not wanted may be removed. An entry that is wanted is ours, whoever wrote it. In case of doubt an entry
+//! belongs to another program.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,33 +17,33 @@ use crate::state::{Key, Name, ObservedValue, Route, Value};
 /// `rtm_protocol` of every route and nexthop that weft writes.
 pub const PROTOCOL: u8 = 90;
 
-/// RTPROT_UNSPEC and RTPROT_BOOT: what flannel's routes carry.
+/// RTPROT_UNSPEC and RTPROT_BOOT, which flannel's routes have.
 const FLANNEL_PROTOCOLS: [u8; 2] = [0, 3];
-/// RTPROT_KERNEL: connected routes come and go with an address.
+/// RTPROT_KERNEL. The kernel adds and removes connected routes with an address.
 pub const KERNEL_PROTOCOL: u8 = 2;
 
-/// What tells our leftovers from other people's entries.
+/// The facts that distinguish what we left from the entries of other programs.
 #[derive(Debug, Clone, Default)]
 pub struct Ownership {
-    /// Devices that are ours: those in the plan, those of flannel's names for our VNI, those with our ifalias of this instance.
+    /// Our devices: those in the plan, those with flannel's names for our VNI, and those with the ifalias of this instance.
     pub devices: BTreeSet<Name>,
     /// Our Network.
     pub networks: Subnets,
-    /// Our own subnet: never a leftover (cni0's connected route).
+    /// Our own subnet. A route to it, such as the connected route of cni0, is never removed.
     pub own: Subnets,
 }
 
 impl Ownership {
-    /// True when an entry that is not desired may be removed.
+    /// Returns true if an entry that is not wanted may be removed.
     pub fn ours(&self, key: &Key, seen: &ObservedValue) -> bool {
         match key {
-            // flannel's device, or another agent's, bears no mark of ours: it stays.
+            // A device of flannel or of another agent does not have our mark, so it stays.
             Key::Link(name) => seen.mark && self.devices.contains(name),
             Key::Addr(name, net) => self.devices.contains(name) && !kernel_made(net),
             Key::Fdb(name, mac) => self.devices.contains(name) && mac.0[0] & 1 == 0,
             Key::WgPeer(name, _) | Key::AllowedIp(name, _) => self.devices.contains(name),
             Key::Neigh(name, ip) => self.devices.contains(name) && !kernel_made(&IpNet::from(*ip)),
-            // Read from tables of our own.
+            // These were read from our own tables.
             Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_) => true,
             Key::Route(net, _) => self.route(net, seen),
         }
@@ -56,7 +56,7 @@ impl Ownership {
             return false;
         }
         if route.dev().is_some_and(|dev| self.devices.contains(&dev)) {
-            // Others may send their own traffic through the overlay (Kilo does): what they reach outside Network is their business.
+            // Other programs, such as Kilo, send traffic to destinations outside Network through the overlay. Their routes stay.
             return protocol == PROTOCOL || self.inside(net);
         }
         if !self.inside(net) {
@@ -64,7 +64,7 @@ impl Ownership {
         }
         let in_own = self.own.of(family(net)).is_some_and(|own| own.contains(net));
         match route {
-            // Our number on a route that delivers nothing: nobody's connected route, even in our own subnet.
+            // A route with our protocol that delivers nothing is not a connected route, so it may be removed even in our own subnet.
             Route::Blackhole | Route::Unreachable => protocol == PROTOCOL,
             _ if in_own => false,
             _ => protocol == PROTOCOL,
@@ -76,9 +76,9 @@ impl Ownership {
     }
 }
 
-/// True for a route of exactly the form in which flannel writes those of its host-gw backend and of DirectRouting: a subnet of this
-/// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Others write such
-/// routes, too: ask only where flannel ran, and weft did not.
+/// Returns true for a route of exactly the form in which flannel writes those of its host-gw backend and of DirectRouting: a subnet of this
+/// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Other
+/// programs write such routes, too, so ask only if flannel ran here before weft.
 pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, priority), &Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, &seen.value)
     else {
@@ -92,7 +92,7 @@ pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, see
         && on_link.on_link(via) == Some(dev)
 }
 
-/// True for the names that flannel gives its devices: `flannel.<VNI>`, `flannel-v6.<VNI>`, `flannel.ipip`, `flannel0`, `flannel-wg`,
+/// Returns true for the names that flannel gives its devices: `flannel.<VNI>`, `flannel-v6.<VNI>`, `flannel.ipip`, `flannel0`, `flannel-wg`,
 /// `flannel-wg-v6`.
 pub fn is_flannels_device(name: Name) -> bool {
     let name = name.text();
@@ -103,15 +103,15 @@ pub fn is_flannels_device(name: Name) -> bool {
     rest.is_some_and(|rest| rest == "ipip" || (!rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())))
 }
 
-/// True for the address that flannel gives its devices: the first one of our own subnet, alone.
+/// Returns true for the address that flannel gives its devices: the first one of our own subnet, as a single address.
 pub fn is_address_of_flannels_device(own: &Subnets, addr: &IpNet) -> bool {
     let is_single = addr.prefix_len() == addr.max_prefix_len();
     is_single && own.of(family(addr)).is_some_and(|own| own.network() == addr.addr())
 }
 
-/// True for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
+/// Returns true for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
 /// flannel left it. It is longer than a route to the whole Network, so packets would still take it, perhaps in clear text. Ask only
-/// where flannel ran, and weft did not.
+/// if flannel ran here before weft.
 pub fn is_over_flannels_device(network: &Network, own: &Subnets, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, _), Value::Route(route)) = (key, &seen.value) else { return false };
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
@@ -120,7 +120,7 @@ pub fn is_over_flannels_device(network: &Network, own: &Subnets, (key, seen): (&
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
 }
 
-/// Link-local and multicast: the kernel and its helpers put them on every interface.
+/// Returns true for link-local and multicast routes, which the kernel adds to every interface.
 fn kernel_made(net: &IpNet) -> bool {
     match net.addr() {
         IpAddr::V4(v4) => v4.is_multicast(),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The vocabulary between plan and kernel: [`Key`], [`Value`], [`State`]. Devices are known by name here; interface indexes are
-//! known in `src/kernel` alone.
+//! The types between plan and kernel: [`Key`], [`Value`], [`State`]. Devices have names here. Only `src/kernel` knows interface indexes.
 
 mod name;
 
@@ -17,7 +16,7 @@ use crate::wireguard::key::{PeerId, PublicKey};
 use crate::wireguard::peer::WgPeer;
 pub use name::Name;
 
-/// Metric of the blackhole and unreachable routes that earlier versions put into the main table: any other route won over them.
+/// The metric of the blackhole and unreachable routes that earlier versions put into the main table. Every other route won over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
 
 /// An Ethernet address.
@@ -37,15 +36,15 @@ impl fmt::Debug for Mac {
     }
 }
 
-/// Identity of an entry in the kernel (IPv4 and IPv6 alike, main table). Variant order is creation order. `D` is how a device is
-/// named: by its [`Name`], or by a number where many entries are kept.
+/// The identity of an entry in the kernel, for IPv4 and IPv6. Routes are those of the main table. The order of the variants is the order of
+/// creation. `D` is the type that names a device: [`Name`], or a number where many entries are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key<D = Name> {
     /// A network interface.
     Link(D),
     /// An address on an interface, with its prefix length (host bits kept).
     Addr(D, IpNet),
-    /// An address from which the tunnel guard takes packets.
+    /// An address from which the tunnel guard accepts packets.
     Peer(IpAddr),
     /// A peer of a WireGuard device: the first half of its public key.
     WgPeer(D, PeerId),
@@ -55,18 +54,20 @@ pub enum Key<D = Name> {
     Fdb(D, Mac),
     /// A permanent neighbour on an interface.
     Neigh(D, IpAddr),
-    /// A route in the main table: truncated prefix and metric (IPv4 0 = none; IPv6 as in the kernel, 1024 by default).
+    /// A route in the main table: its prefix without host bits, and its metric, which is 0 by default for IPv4 and 1024 for IPv6, as in the
+    /// kernel.
     Route(IpNet, u32),
-    /// A node inside Network that forwarded packets reach though no route of the main table but the default leads there.
+    /// The address of a node inside Network. The fence lets forwarded packets pass to it, although only the default route leads there.
     Open(IpAddr),
-    /// What is forwarded into Network or our own subnet needs a route of its own. After the exceptions, so that they are in force first.
+    /// The fence: a packet that is forwarded into Network or our own subnet needs a route of its own. It comes after the exceptions, so that
+    /// they are in force first.
     Fence(Family),
-    /// The tunnel guard over one family: drops tunnel packets from anyone but the peers. Last, so that they are known by then.
+    /// The tunnel guard for one family. It drops tunnel packets that do not come from peers. It comes last, so that the peers are known before.
     Guard(Family),
 }
 
 impl<D> Key<D> {
-    /// The same key with its device named in another way; `None` when the device has no such name.
+    /// Returns the same key with its device in another type. `None` if `rename` returns none.
     pub fn with_device<E>(self, rename: impl FnOnce(D) -> Option<E>) -> Option<Key<E>> {
         Some(match self {
             Key::Link(dev) => Key::Link(rename(dev)?),
@@ -83,7 +84,7 @@ impl<D> Key<D> {
         })
     }
 
-    /// The device that the key names.
+    /// Returns the device that the key names.
     pub fn device(&self) -> Option<&D> {
         match self {
             Key::Link(dev) | Key::Addr(dev, _) | Key::Fdb(dev, _) | Key::Neigh(dev, _) => Some(dev),
@@ -92,23 +93,23 @@ impl<D> Key<D> {
         }
     }
 
-    /// True for link-layer entries: FDB entries and neighbours.
+    /// Returns true for link-layer entries: FDB entries and neighbours.
     pub fn is_link_layer(&self) -> bool {
         matches!(self, Key::Fdb(..) | Key::Neigh(..))
     }
 
-    /// True for an entry that says where the node with an identity is: the FDB entry of a VTEP MAC, or the WireGuard peer of a public
+    /// Returns true for an entry that says where the node with an identity is: the FDB entry of a VTEP MAC, or the WireGuard peer of a public
     /// key. The kernel has one such entry for each identity, so only one node can have it.
     pub fn is_identity(&self) -> bool {
         matches!(self, Key::Fdb(..) | Key::WgPeer(..))
     }
 
-    /// True for an entry by which packets are sent to a subnet of a peer.
+    /// Returns true for an entry by which packets are sent to a subnet of a peer.
     pub fn reaches(&self) -> bool {
         matches!(self, Key::Neigh(..) | Key::Route(..) | Key::AllowedIp(..))
     }
 
-    /// True for an entry of a WireGuard device. The kernel does not announce their changes.
+    /// Returns true for an entry of a WireGuard device. The kernel does not announce their changes.
     pub fn is_of_wireguard(&self) -> bool {
         matches!(self, Key::WgPeer(..) | Key::AllowedIp(..))
     }
@@ -119,47 +120,47 @@ impl<D> Key<D> {
 pub enum Value<D = Name> {
     /// See [`Link`].
     Link(Arc<Link>),
-    /// An address has no value but its being there.
+    /// An address has no value.
     Addr,
     /// See [`WgPeer`].
     WgPeer(Arc<WgPeer>),
     /// The public key of the peer that has the prefix.
     AllowedIp(Arc<PublicKey>),
-    /// Outer destination of the MAC.
+    /// The outer destination address for this MAC.
     Fdb(IpAddr),
-    /// Link-layer address of the neighbour.
+    /// The link-layer address of the neighbour.
     Neigh(Mac),
     /// See [`Route`].
     Route(Route<D>),
-    /// A peer has no value but its being there.
+    /// A peer of the tunnel guard has no value.
     Peer,
     /// See [`Guard`].
     Guard(Guard),
-    /// An exception from the fence has no value but its being there.
+    /// An exception from the fence has no value.
     Open,
     /// See [`Fence`].
     Fence(Arc<Fence>),
 }
 
 impl Value {
-    /// The value of a device.
+    /// Returns the value of a device.
     pub fn link(link: Link) -> Value {
         Value::Link(Arc::new(link))
     }
 
-    /// The value of a WireGuard peer.
+    /// Returns the value of a WireGuard peer.
     pub fn peer(peer: WgPeer) -> Value {
         Value::WgPeer(Arc::new(peer))
     }
 
-    /// The value of a fence.
+    /// Returns the value of a fence.
     pub fn fence(fence: Fence) -> Value {
         Value::Fence(Arc::new(fence))
     }
 }
 
 impl<D> Value<D> {
-    /// The same value with its device named in another way; `None` when the device has no such name.
+    /// Returns the same value with its device in another type. `None` if `rename` returns none.
     pub fn with_device<E>(self, rename: impl FnOnce(D) -> Option<E>) -> Option<Value<E>> {
         Some(match self {
             Value::Link(link) => Value::Link(link),
@@ -182,7 +183,7 @@ impl<D> Value<D> {
         })
     }
 
-    /// The device that the value names.
+    /// Returns the device that the value names.
     pub fn device(&self) -> Option<&D> {
         match self {
             Value::Route(Route::Unicast { dev, .. } | Route::Device { dev }) => Some(dev),
@@ -191,24 +192,24 @@ impl<D> Value<D> {
     }
 }
 
-/// Which packets that this host forwards go nowhere unless the main table has a route for them that is at least as long as the prefix.
-/// The host's own packets are never concerned.
+/// The packets that this host forwards only if the main table has a route for them that is at least as long as the prefix. Packets of the
+/// host itself are not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Fence {
-    /// Answered with an ICMP error when they go here: Network.
+    /// Network. Packets without a route get an ICMP error.
     pub unreachable: Option<IpNet>,
-    /// Dropped silently when they go here: our own subnet.
+    /// Our own subnet. Packets without a route are dropped silently.
     pub blackhole: Option<IpNet>,
-    /// Always true of what is wanted. False of what was observed: something is missing, or something else stands among it.
+    /// True for what is wanted. False if a rule is missing in what was observed, or another rule stands among them.
     pub whole: bool,
 }
 
-/// Which packets the tunnel guard looks at.
+/// The packets that the tunnel guard checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Guard {
-    /// UDP ports of vxlan, ascending; 0 = none.
+    /// The UDP ports of vxlan in ascending order. 0 means none.
     pub ports: [u16; 2],
-    /// IPv4 in IPv4.
+    /// True if it checks IPv4 in IPv4.
     pub ipip: bool,
 }
 
@@ -217,28 +218,28 @@ pub struct Guard {
 pub enum Route<D = Name> {
     /// Through a gateway.
     Unicast {
-        /// Gateway, of the prefix's family.
+        /// The gateway, which has the family of the prefix.
         via: IpAddr,
-        /// Outgoing interface.
+        /// The outgoing interface.
         dev: D,
-        /// The gateway is believed to be on the link.
+        /// True if the kernel must not check that the gateway is on the link.
         onlink: bool,
     },
-    /// To everyone on an interface.
+    /// Directly to the hosts on an interface.
     Device {
-        /// Outgoing interface.
+        /// The outgoing interface.
         dev: D,
     },
     /// Dropped silently.
     Blackhole,
     /// Dropped with an ICMP error.
     Unreachable,
-    /// A form that we never write (multipath, another type): observed only.
+    /// Another form, such as multipath. It is observed and never written.
     Other,
 }
 
 impl Route {
-    /// The outgoing interface, if it has exactly one.
+    /// Returns the outgoing interface, if there is exactly one.
     pub fn dev(&self) -> Option<Name> {
         match self {
             Route::Unicast { dev, .. } | Route::Device { dev } => Some(*dev),
@@ -247,26 +248,26 @@ impl Route {
     }
 }
 
-/// What is wanted in the kernel. One lease brings a handful of entries, tens of thousands of times in a row.
+/// What is wanted in the kernel.
 pub type State = Entries<Value>;
 
 /// An observed entry: its value and who wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedValue {
-    /// What it says.
+    /// Its value.
     pub value: Value,
-    /// `rtm_protocol` of a route. For links [`crate::owner::PROTOCOL`] when the ifalias says that a weft agent of this host made it,
-    /// this one or another. 0 for other entries.
+    /// `rtm_protocol` of a route. For a link it is [`crate::owner::PROTOCOL`] if the ifalias says that a weft agent of this host made it,
+    /// either this one or another. 0 for other entries.
     pub protocol: u8,
-    /// For links: the ifalias says that this agent made it. For routes: a plain route (false) or through a nexthop object (true).
+    /// For a link: true if the ifalias says that this agent made it. For a route: true if it uses a nexthop object, and false if it is plain.
     pub mark: bool,
 }
 
-/// What is in the kernel, with what is needed to tell whose it is.
+/// What is in the kernel, with the facts that show whose it is.
 pub type Observed = Entries<ObservedValue>;
 
 impl fmt::Display for Key {
-    /// As `ip` and `bridge` say it: `route 10.5.1.0/24`; a metric only where it is not the family's default.
+    /// Writes the key as `ip` and `bridge` do, such as `route 10.5.1.0/24`. A metric is written only if it is not the default of the family.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Key::Link(name) => write!(f, "link {name}"),

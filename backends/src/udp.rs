@@ -22,19 +22,19 @@ use crate::overhead;
 use crate::state::{Key, Name, Route, State, Value};
 use crate::tunnel::{Tunnel, TunnelPeer};
 
-/// The device: flannel's name.
+/// The name of the device, which is flannel's.
 const DEVICE: &str = "flannel0";
 /// flannel's default port.
 const PORT: u32 = 8285;
 
-/// udp in the register. Its leases have neither a type nor data, and concern IPv4 alone.
+/// udp in the register. Its leases have neither a type nor data, and are for IPv4 only.
 pub(crate) const TYPE: BackendType = BackendType {
     lease_type: "",
     annotations: |_| Annotations::without_data(true, false),
     ..BackendType::new("udp", make)
 };
 
-/// A persistent TUN device. The framing of its packets is not compared: whoever opens the device chooses it.
+/// A persistent TUN device. The framing of its packets is not compared, because the program that opens the device chooses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TunLink;
 
@@ -49,8 +49,8 @@ impl LinkKind for TunLink {
         "tun"
     }
 
-    /// The answers "network unreachable" and "time exceeded" come from an address of the host itself. The kernel drops such
-    /// packets otherwise.
+    /// Returns the sysctls that let the tunnel answer "network unreachable" and "time exceeded" from an address of the host itself. The
+    /// kernel drops such packets otherwise.
     fn ipv4_settings(&self) -> &'static [(&'static str, &'static str)] {
         &[("accept_local", "1")]
     }
@@ -86,7 +86,7 @@ enum UdpError {
 struct Udp {
     network: Ipv4Net,
     port: u16,
-    /// IPv6 is on: the IPv6 subnets of peers are reported, and not silently dropped.
+    /// True if IPv6 is enabled. Then IPv6 subnets of peers are reported as not reachable.
     has_v6: bool,
     device: Name,
 }
@@ -100,7 +100,7 @@ fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOpt
 }
 
 impl Udp {
-    /// How the tunnel reaches a peer. Returns `None` if the peer has no IPv4 subnet.
+    /// Returns how the tunnel reaches a peer. `None` if the peer has no IPv4 subnet.
     fn reach(&self, host: &Host, peer: &Lease) -> Option<Result<TunnelPeer, UdpError>> {
         let subnet = peer.subnets.v4?;
         let Some(public) = peer.attrs.public_ip else { return Some(Err(UdpError::NoPublic(subnet))) };
@@ -119,7 +119,7 @@ impl Backend for Udp {
         TYPE.kind
     }
 
-    /// A lease without a type is one of udp in a network of udp. Nodes of other types do not listen on our port.
+    /// Returns true for a lease without a type, which is one of udp in a network of udp. Nodes of other types do not listen on our port.
     fn serves(&self, backend_type: &str) -> bool {
         backend_type.is_empty()
     }
@@ -132,7 +132,7 @@ impl Backend for Udp {
         host.uplink.mtu.saturating_sub(overhead::udp())
     }
 
-    /// A node that publishes another address than its uplink's also names that: peers on its link get its packets from there.
+    /// Names the address of the uplink, too, if another one is published, because peers on the same link get our packets from there.
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let local = host.uplink.v4.ok_or_else(|| Skip::new(UdpError::NoAddress(host.uplink.name)))?;
         let public = host.public_v4.unwrap_or(local);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! vxlan: Ethernet over UDP, one device per family and VNI; per peer a neighbour, a forwarding entry and a route.
-//! Behaviour and wire format: docs/flannel-formats.md, "Leases in etcd" and "Backends", except that an IPv6 underlay costs 70 bytes.
+//! vxlan: Ethernet over UDP. There is one device for each family and VNI, and each peer has a neighbour, a forwarding entry and a route.
+//! Behaviour and wire format: docs/flannel-formats.md, "Leases in etcd" and "Backends". Unlike in flannel, an IPv6 underlay costs 70 bytes.
 
 mod error;
 mod mac;
@@ -33,9 +33,9 @@ use mac::{lease_macs, vtep_mac};
 pub(crate) const KIND: &str = "vxlan";
 /// 24 bits.
 const MAX_VNI: u32 = 0x00ff_ffff;
-/// What Linux takes for port 0 (its own number, older than IANA's 4789).
+/// The port that Linux uses for port 0. It is older than the 4789 of IANA.
 const LINUX_PORT: u32 = 8472;
-/// A smaller underlay leaves less than the 68 bytes that IPv4 asks for, with the overhead of an IPv6 underlay.
+/// The smallest MTU of an underlay. With the overhead over IPv6 it leaves the 68 bytes that IPv4 needs.
 const MIN_MTU: u32 = 138;
 
 /// The vxlan backend.
@@ -44,29 +44,29 @@ pub struct Vxlan {
     families: Vec<Family>,
     vni: u32,
     port: u16,
-    /// MTU of the underlay, bytes; `None` = the uplink's, which counts also where it is smaller.
+    /// The MTU of the underlay in bytes. `None` means that of the uplink, which also counts if it is smaller.
     mtu: Option<u32>,
     gbp: bool,
     learning: bool,
     direct_routing: bool,
-    /// VNI of the device that `device` plans; `None` in a mixed cluster where we are of another type. Peers bring any other device.
+    /// The VNI of our own device. `None` in a mixed cluster in which we are of another type. The plans of peers contain any other device.
     own: Option<u32>,
 }
 
-/// A vxlan device. All but `learning` is fixed when the device is made.
+/// A vxlan device. Only `learning` can be changed after the device was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VxlanLink {
     /// 24 bits.
     pub vni: u32,
-    /// UDP port, host order; 8472 is the kernel's default.
+    /// The UDP port. 8472 is the kernel's default.
     pub port: u16,
-    /// Outer device.
+    /// The outer device.
     pub parent: Name,
-    /// Outer source address.
+    /// The outer source address.
     pub local: IpAddr,
     /// Group based policy extension.
     pub gbp: bool,
-    /// The device learns forwarding entries from packets. Changed in place.
+    /// True if the device learns forwarding entries from packets. It can be changed in place.
     pub learning: bool,
 }
 
@@ -147,7 +147,7 @@ impl Vxlan {
         Ok(vxlan)
     }
 
-    /// The device of this VNI and family, with our subnet's first address.
+    /// Returns the device of this VNI and family, with the first address of our subnet.
     fn tunnel(&self, host: &Host, own: &Lease, vni: u32, family: Family) -> Option<State> {
         let name = device_name(vni, family).ok()?;
         let local = host.uplink.address(family)?;
@@ -164,7 +164,7 @@ impl Vxlan {
         Some(State::from([(Key::Link(name), Value::link(link)), (Key::Addr(name, host_address(subnet)), Value::Addr)]))
     }
 
-    /// The MACs of our devices, as far as they stand and are wanted.
+    /// Returns the MACs of our devices that exist and for which `wanted` returns true.
     fn standing_macs(&self, found: &Found<'_>, wanted: impl Fn(&StandingLink) -> bool) -> [Option<Mac>; 2] {
         [Family::V4, Family::V6].map(|family| {
             let name = self.families.contains(&family).then(|| device_name(self.vni, family).ok())??;
@@ -210,8 +210,8 @@ impl Vxlan {
         Ok(How::Tunnel { to, data, dev, device })
     }
 
-    /// Reads `BackendData` of one family, names in any case, as Go does. flannel ignores a peer's VNI, and early
-    /// versions wrote none: then it is ours.
+    /// Reads `BackendData` of one family. As in Go, the case of names does not matter. If there is no VNI, as in leases of early versions of
+    /// flannel, it is ours.
     fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
         let member = data_member(family);
         let raw = data(attrs, family).ok_or(LeaseFault::Missing(member))?;
@@ -242,13 +242,14 @@ impl Vxlan {
 
 /// How a peer is reached.
 enum How {
-    /// On the link: no tunnel.
+    /// Directly on the link, without a tunnel.
     Direct { via: IpAddr, dev: Name },
-    /// Through a tunnel; `device` is what the peer brings along, empty for our own device.
+    /// Through a tunnel. `device` contains the device if it is not our own one.
     Tunnel { to: IpAddr, data: Data, dev: Name, device: State },
 }
 
-/// flannel's names. A VNI of eight digits (five with IPv6) makes a name that Linux does not take: flannel fails there, too.
+/// Returns the name of the device, which is flannel's. With a VNI of eight digits, or five for IPv6, the name is too long for Linux. flannel
+/// fails then, too.
 fn device_name(vni: u32, family: Family) -> Result<Name, LongName> {
     let name = match family {
         Family::V4 => format!("flannel.{vni}"),
@@ -295,7 +296,7 @@ impl Backend for Vxlan {
         Ok(macs.map(|mac| mac.map(PublicIdentity::new)))
     }
 
-    /// The lease counts first, then a device that stands, also flannel's: peers know these MACs.
+    /// Returns the MACs of the lease, or else those of existing devices, also of flannel's, because peers know these MACs.
     fn identities(&self, found: &Found<'_>, lease: Option<&Attrs>) -> Result<Identities, Skip> {
         let standing = self.standing_macs(found, |_| true);
         let leased = lease.map(lease_macs).unwrap_or_default();

@@ -38,9 +38,9 @@ use peer::WgPeer;
 
 /// Its type, in net-conf and in leases.
 const KIND: &str = "wireguard";
-/// flannel's names: the device of IPv4, which is the only one unless the mode is `separate`, and that of IPv6.
+/// The names of the devices, which are flannel's: that of IPv4, which is the only one unless the mode is `separate`, and that of IPv6.
 const DEVICES: [&str; 2] = ["flannel-wg", "flannel-wg-v6"];
-/// A smaller underlay leaves less than the 68 bytes that IPv4 asks for.
+/// The smallest MTU of an underlay. It leaves the 68 bytes that IPv4 needs.
 const MIN_MTU: u32 = 148;
 
 /// wireguard in the register.
@@ -60,13 +60,13 @@ struct Wireguard {
     mode: Mode,
     /// `ListenPort` and `ListenPortV6`.
     ports: [u16; 2],
-    /// MTU of the underlay, bytes; `None` = the uplink's, which counts also where it is smaller.
+    /// The MTU of the underlay in bytes. `None` means that of the uplink, which also counts if it is smaller.
     mtu: Option<u32>,
-    /// Seconds; 0 is off.
+    /// The keepalive interval in seconds. 0 means none.
     keepalive: u16,
     preshared: Option<Arc<Secret>>,
     allow_plaintext: bool,
-    /// False in a cluster where we are of another type: no peer of this type has our key then.
+    /// False in a cluster in which we are of another type. Then no peer of this type has our key.
     is_own: bool,
     devices: [Name; 2],
 }
@@ -121,7 +121,7 @@ impl Wireguard {
         })
     }
 
-    /// Our devices.
+    /// Returns our devices.
     fn tunnels(&self) -> Vec<Device> {
         let [name, name_v6] = self.devices;
         let [port, port_v6] = self.ports;
@@ -135,8 +135,8 @@ impl Wireguard {
         self.families.iter().map(device).collect()
     }
 
-    /// The port that our lease names for this family: the one on which the device listens. flannel names ListenPortV6 for IPv6 in every
-    /// mode, also where no device listens on it.
+    /// Returns the port that our lease names for this family, which is the one on which the device listens. flannel names ListenPortV6 for
+    /// IPv6 in every mode, even if no device listens on it.
     fn published_port(&self, family: Family) -> u16 {
         match (self.mode, family) {
             (Mode::Separate, Family::V6) => self.ports[1],
@@ -144,7 +144,7 @@ impl Wireguard {
         }
     }
 
-    /// The entries by which this device reaches one lease.
+    /// Returns the entries by which this device reaches one lease.
     fn entries(&self, device: &Device, reached: Reached, subnets: impl Iterator<Item = IpNet>) -> State {
         let Reached { key, endpoint } = reached;
         let preshared = self.preshared.is_some();
@@ -162,7 +162,7 @@ impl Wireguard {
         std::iter::once(peer).chain(allowed).collect()
     }
 
-    /// The entries of one lease on one device; `None` if the lease has no subnet of its families.
+    /// Returns the entries of one lease on one device. `None` if the lease has no subnet of its families.
     fn on_device(&self, host: &Host, device: &Device, peer: &Lease) -> Option<Result<State, Skip>> {
         let subnets: Vec<IpNet> = device.families.iter().filter_map(|family| peer.subnets.of(*family)).collect();
         if subnets.is_empty() {
@@ -185,7 +185,7 @@ impl Wireguard {
         if host.uplink.address(underlay).is_none() {
             return Err(LeaseFault::NoLocal { family: label(underlay), uplink: host.uplink.name });
         }
-        // The key of IPv6 counts where IPv6 is on, as in flannel; a node has one key for both.
+        // As in flannel, the key of IPv6 counts if IPv6 is enabled. A node has one key for both.
         let keyed = device.families.last().copied().unwrap_or(Family::V4);
         let data = match lease::data(attrs, keyed) {
             Err(LeaseFault::Missing(_)) if keyed == Family::V6 && self.mode != Mode::Separate => {
@@ -208,12 +208,12 @@ impl Wireguard {
         Ok(Reached { key, endpoint: SocketAddr::new(address, self.port(attrs, underlay, &data)) })
     }
 
-    /// The UDP port of a peer. A lease of flannel before 0.26.5 names none, and then the peer is believed to listen where we do.
+    /// Returns the UDP port of a peer. A lease of flannel before 0.26.5 names none. Then we assume that the peer listens on the same port as we.
     fn port(&self, attrs: &Attrs, underlay: Family, data: &Data) -> u16 {
         if self.mode == Mode::Separate {
             return data.port.unwrap_or(self.published_port(underlay));
         }
-        // flannel's only device listens on the port of BackendData, also where its lease names another one for IPv6. A node of flannel
+        // The only device of flannel listens on the port of BackendData, even if its lease names another one for IPv6. A node of flannel
         // without IPv4 names only the port on which it does not listen.
         let wrong = self.ports[1];
         let port =
@@ -228,7 +228,7 @@ struct Reached {
     endpoint: SocketAddr,
 }
 
-/// Our key pair. There is none where our network is of another type.
+/// Returns our key pair. `None` if our network is of another type.
 fn pair(host: &Host) -> Option<&KeyPair> {
     [Family::V4, Family::V6].into_iter().find_map(|family| host.identities.of(family)?.of::<KeyPair>())
 }
@@ -268,8 +268,8 @@ impl Backend for Wireguard {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// A device that an earlier run of this agent made shows that the key in the file was published by this machine. The file alone does
-    /// not: it may have come here with a copy of the disk.
+    /// Returns the key of the file if a device exists that an earlier run of this agent made. The device shows that this machine published
+    /// the key. The file alone does not, because it may be part of a copied disk.
     fn standing_identities(&self, found: &Found<'_>) -> Result<PublicIdentities, Skip> {
         let stands = |device: &Device| found.link(device.name).is_some_and(|link| link.ours);
         if !self.tunnels().iter().any(stands) {
@@ -334,7 +334,7 @@ impl Backend for Wireguard {
 }
 
 impl Wireguard {
-    /// The identities of the devices of the families that are on.
+    /// Returns the identities of the devices of the enabled families.
     fn identities_of(&self, pair: KeyPair) -> Identities {
         let pair: Arc<dyn Identity> = Arc::new(pair);
         let [v4, v6] = [Family::V4, Family::V6].map(|family| self.families.contains(&family).then(|| pair.clone()));

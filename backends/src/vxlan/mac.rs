@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The identity of a vxlan device: its MAC, which leases carry as VtepMAC.
+//! The identity of a vxlan device: its MAC, which is VtepMAC in leases.
 
 use std::io;
 use std::sync::Arc;
@@ -33,16 +33,16 @@ impl Identity for VtepMac {
 }
 
 impl VtepMac {
-    /// What a person does on a copy of a machine.
+    /// What a person must do on a copy of a machine.
     pub const REMEDY: &'static str = "delete flannel's device and restart the agent";
 
-    /// The identities of two devices with these MACs.
+    /// Returns the identities of two devices with these MACs.
     pub fn both(v4: Mac, v6: Mac) -> Identities {
         let identity = |mac| Some(Arc::new(VtepMac(mac)) as Arc<dyn Identity>);
         Identities::new(identity(v4), identity(v6))
     }
 
-    /// A random unicast, locally administered address.
+    /// Returns a random address that is unicast and locally administered.
     pub(super) fn random(found: &Found<'_>) -> io::Result<VtepMac> {
         let mut mac = [0; 6];
         (found.random)(&mut mac)?;
@@ -51,13 +51,13 @@ impl VtepMac {
     }
 }
 
-/// MAC of our vxlan device of this family. There is none where the network's own backend is another one: then peers bring the device,
-/// nobody is told its MAC, and the kernel chooses it.
+/// Returns the MAC of our vxlan device of this family. `None` if the network has another backend. Then the plans of peers contain the
+/// device, no lease names its MAC, and the kernel chooses it.
 pub(super) fn vtep_mac(host: &Host, family: Family) -> Option<Mac> {
     host.identities.of(family)?.of::<VtepMac>().map(|identity| identity.0)
 }
 
-/// The MACs that a lease names, of the IPv4 device and of the IPv6 device; one that no device can have counts as none.
+/// Returns the MACs that a lease names for the IPv4 device and the IPv6 device. One that no device can have is left out.
 pub(super) fn lease_macs(attrs: &Attrs) -> [Option<Mac>; 2] {
     let mac = |data: &Option<Box<str>>| {
         let members: Members = serde_json::from_str(data.as_deref()?).ok()?;
@@ -67,7 +67,7 @@ pub(super) fn lease_macs(attrs: &Attrs) -> [Option<Mac>; 2] {
     [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
 }
 
-/// A MAC in any notation that Go's net.ParseMAC reads: `02:00:00:00:00:01`, `02-00-00-00-00-01` or `0200.0000.0001`.
+/// Parses a MAC in any notation that Go's net.ParseMAC reads: `02:00:00:00:00:01`, `02-00-00-00-00-01` or `0200.0000.0001`.
 pub fn parse_mac(text: &str) -> Option<Mac> {
     let separator = text.chars().find(|c| !c.is_ascii_hexdigit())?;
     let width = match separator {

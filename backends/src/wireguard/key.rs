@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keys of WireGuard: public keys, which leases carry, and secrets, which are never shown.
+//! The keys of WireGuard: public keys, which leases contain, and secrets, which are never shown.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ impl PublicKey {
         bytes.try_into().ok().map(PublicKey)
     }
 
-    /// The part of the key by which entries are found.
+    /// Returns the part of the key by which entries are found.
     pub fn id(&self) -> PeerId {
         let mut id = [0; ID];
         id.copy_from_slice(&self.0[..ID]);
         PeerId(id)
     }
 
-    /// True for 32 zeros, which no private key belongs to.
+    /// Returns true for 32 zeros, which is the public key of no private key.
     pub fn is_zero(&self) -> bool {
         self.0 == [0; KEY]
     }
@@ -55,7 +55,7 @@ impl fmt::Display for PublicKey {
 pub struct PeerId(pub [u8; ID]);
 
 impl fmt::Display for PeerId {
-    /// The first 20 characters of the key's base64.
+    /// Writes the first 20 characters of the key's base64.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}...", STANDARD.encode(&self.0[..SHOWN]))
     }
@@ -66,7 +66,7 @@ impl fmt::Display for PeerId {
 pub struct Secret([u8; KEY]);
 
 impl Secret {
-    /// Takes the key.
+    /// Wraps a key.
     pub fn new(bytes: [u8; KEY]) -> Secret {
         Secret(bytes)
     }
@@ -84,12 +84,12 @@ impl Secret {
         &self.0
     }
 
-    /// The key as base64, for its file. The caller overwrites it.
+    /// Returns the key as base64 for its file. The caller must overwrite it.
     pub fn to_base64(&self) -> String {
         STANDARD.encode(self.0)
     }
 
-    /// The public key that belongs to this private key.
+    /// Returns the public key of this private key.
     pub fn public(&self) -> PublicKey {
         PublicKey(x25519_dalek::x25519(self.0, x25519_dalek::X25519_BASEPOINT_BYTES))
     }
@@ -115,11 +115,11 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
-    /// What a person does on a copy of a machine.
+    /// What a person must do on a copy of a machine.
     pub const REMEDY: &'static str =
         "delete the WireGuard key (wgkey beside subnet.env, and the one in --state-dir) and restart the agent";
 
-    /// The pair of a private key. The bits that the curve fixes are set, as the program wg does it.
+    /// Returns the pair of a private key. The bits that the curve fixes are set, as the program wg does it.
     pub fn of(mut private: Secret) -> KeyPair {
         private.0[0] &= 248;
         private.0[31] = (private.0[31] & 127) | 64;
@@ -127,17 +127,17 @@ impl KeyPair {
         KeyPair { private: Arc::new(private), public }
     }
 
-    /// The public key.
+    /// Returns the public key.
     pub fn public_key(&self) -> PublicKey {
         self.public
     }
 
-    /// The private key.
+    /// Returns the private key.
     pub fn private(&self) -> &Arc<Secret> {
         &self.private
     }
 
-    /// This pair for the devices of both families.
+    /// Returns this pair for the devices of both families.
     pub fn both(self) -> Identities {
         let pair: Arc<dyn Identity> = Arc::new(self);
         Identities::new(Some(pair.clone()), Some(pair))
@@ -158,7 +158,7 @@ impl Identity for KeyPair {
     }
 }
 
-/// The secrets of this node's WireGuard devices. The plan has no entry that contains them: the kernel side gets them beside the entries.
+/// The secrets of this node's WireGuard devices. The plan has no entry that contains them: the kernel adapter gets them separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSecrets {
     /// The private key.
