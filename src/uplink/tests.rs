@@ -7,7 +7,7 @@ use super::candidates::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE}
 use super::*;
 use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo};
 
-/// A choice without a lease, among everything that is there.
+/// Chooses without a lease, among all links.
 fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
     super::pick(choice, &Ground::new(machine, families, Subnets::default()))
 }
@@ -16,7 +16,8 @@ fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-/// lo; eth0 10.0.0.1 fd00::1 and a default route of metric 100; eth1 192.168.1.1, metric 50; wlan0 without addresses.
+/// Returns a machine with lo, eth0 with 10.0.0.1, fd00::1 and a default route of metric 100, eth1 with 192.168.1.1 and metric 50, and wlan0
+/// without addresses.
 fn machine() -> Machine {
     let link = |(index, text): (u32, &str)| LinkInfo {
         index,
@@ -124,7 +125,7 @@ fn the_public_address_finds_its_interface_and_is_published() {
 
 #[test]
 fn address_choice() {
-    // (net, flags) of each address in kernel order, and the one wanted.
+    // The addresses in the kernel's order with their flags, and the expected one.
     type Row<'a> = (&'a [(&'a str, u32)], Option<&'a str>);
     let table: [Row; 7] = [
         (&[("169.254.1.1/16", PERMANENT), ("10.1.1.1/24", 0)], Some("10.1.1.1")),
@@ -162,7 +163,7 @@ fn errors_name_what_was_asked_and_what_is_there() {
     assert!(text(&choice(&["eth0"], &[], ""), &bare).contains("MTU 0"));
 }
 
-/// What the machine of this test is after a change, and what becomes of eth0 with 10.0.0.1 and fd00::1.
+/// Returns the outcome for an uplink eth0 with 10.0.0.1 and fd00::1 after a change of the machine.
 fn after(choice: &UplinkChoice, families: (bool, bool), change: impl FnOnce(&mut Machine)) -> Result<Next, PickError> {
     let mut machine = machine();
     change(&mut machine);
@@ -171,7 +172,7 @@ fn after(choice: &UplinkChoice, families: (bool, bool), change: impl FnOnce(&mut
     next(choice, &Ground::new(&machine, families, Subnets::default()), &now)
 }
 
-/// `eth0 10.0.0.1` stays; `eth1 192.168.1.1?` takes its place if the loss lasts.
+/// Writes an outcome as text: `eth0 10.0.0.1` stays in use, and `eth1 192.168.1.1?` is used if the loss lasts.
 fn words(next: Result<Next, PickError>) -> String {
     let text = |picked: &Picked| format!("{} {}", picked.uplink.name, picked.uplink.v4.unwrap());
     match next {
@@ -181,7 +182,7 @@ fn words(next: Result<Next, PickError>) -> String {
     }
 }
 
-/// Takes the addresses of eth0 away and gives it others.
+/// Replaces the addresses of eth0.
 fn readdress(machine: &mut Machine, addrs: &[(&str, u32)]) {
     machine.addrs.retain(|addr| addr.index != 2);
     machine.addrs.extend(addrs.iter().map(|(net, flags)| addr(2, net, *flags)));
@@ -229,7 +230,7 @@ fn an_uplink_that_lost_its_address() {
     for (addrs, wanted) in table {
         let got = after(&UplinkChoice::default(), V4, |machine| readdress(machine, addrs));
         assert_eq!(words(got), wanted, "{addrs:?}");
-        // Told to use eth0, there is no other interface: a VIP if it must be, a link-local address never.
+        // A flag names eth0, so no other interface is possible. A VIP is used if there is nothing else, and a link-local address never is.
         let got = words(after(&choice(&["eth0"], &[], ""), V4, |machine| readdress(machine, addrs)));
         let wanted = match addrs {
             [("10.0.0.100/32", _)] => "eth0 10.0.0.100?",
@@ -247,7 +248,7 @@ fn an_uplink_that_lost_its_address() {
     assert_eq!(local.unwrap_err().to_string(), "eth0 lost fd00::1 and has only a link-local address");
 }
 
-/// A cloud may give a node nothing but a single address, and somebody may add another one: no reason to tell every peer of a move.
+/// A cloud may give a node only a single address, and somebody may add another one. That must not change the published address.
 #[test]
 fn a_single_address_in_use_stays_and_wins_no_choice() {
     let machine = |addrs: &[(&str, u32)]| {
@@ -268,10 +269,10 @@ fn a_single_address_in_use_stays_and_wins_no_choice() {
     assert_eq!(starts(&both, &eth0).to_string(), "10.0.0.1", "a restart heals a node that published a VIP");
     let kept = UplinkChoice { public_ip: now.v4, ..UplinkChoice::default() };
     assert_eq!(starts(&both, &kept).to_string(), "10.0.0.100", "unless the flag names it");
-    // Gone: a single one does not follow at once, one of a subnet does.
+    // The address is gone. A single address does not replace it at once, and one with a subnet does.
     assert_eq!(stays(&machine(&[("10.0.0.7/32", PERMANENT)])), "eth0 10.0.0.7?");
     assert_eq!(stays(&machine(&[("10.0.0.7/32", PERMANENT), ("10.0.0.9/24", 0)])), "eth0 10.0.0.9");
-    // About to end: it gives way.
+    // The address is deprecated, so it is replaced.
     assert_eq!(stays(&machine(&[("10.0.0.100/32", DEPRECATED), ("10.0.0.1/24", 0)])), "eth0 10.0.0.1");
     let singles = machine(&[("10.0.0.100/32", 0), ("10.0.0.7/32", PERMANENT), ("169.254.0.7/16", PERMANENT)]);
     assert_eq!(
@@ -307,7 +308,7 @@ fn a_single_address_beside_a_better_one_is_remarked_unless_flags_name_it() {
     assert_eq!(said(&UplinkChoice::default(), &both, &usual)[0], None);
 }
 
-/// eth0 was in use; eth1 has the better default route since. `saved` is what the file says of eth0 or of another link.
+/// Chooses after eth0 was in use and eth1 got a better default route. `saved` is the uplink in the file.
 fn restarted(choice: &UplinkChoice, before: Before, change: impl FnOnce(&mut Machine)) -> String {
     let mut machine = machine();
     change(&mut machine);
@@ -327,18 +328,18 @@ fn a_start_prefers_the_link_that_was_in_use() {
     assert_eq!(restarted(&none, Before::default(), |_| {}), chosen, "a first start");
     assert_eq!(restarted(&none, eth0(), |_| {}), kept);
     assert_eq!(restarted(&none, Before { same_flags: false, ..eth0() }, |_| {}), chosen, "other flags choose anew");
-    // Without a default route of its own the link that was saved stays, too.
+    // The link that was saved stays, even without a default route.
     assert_eq!(
         restarted(&none, eth0(), |machine| machine.routes.retain(|route| route.dev != Some(name("eth0")))),
         kept
     );
-    // Not alive, or without the address.
+    // The link is down, or does not have the address.
     assert_eq!(restarted(&none, eth0(), |machine| machine.links[1].up = false), chosen);
     assert_eq!(restarted(&none, eth0(), |machine| machine.links[1].carrier = false), chosen);
     assert_eq!(restarted(&none, eth0(), |machine| readdress(machine, &[("10.0.0.7/24", 0)])), chosen);
     assert_eq!(restarted(&none, eth0(), |machine| machine.links.retain(|link| link.index != 2)), chosen);
     assert_eq!(restarted(&none, eth0(), |machine| readdress(machine, &[("10.0.0.1/24", DAD_FAILED)])), chosen);
-    // A second address of the same link, and an address that the link has besides.
+    // A second address of the same link, and another address that the link has.
     let second = |machine: &mut Machine| readdress(machine, &[("10.0.0.7/24", PERMANENT), ("10.0.0.1/24", 0)]);
     assert_eq!(restarted(&none, eth0(), second), kept);
 }
@@ -346,11 +347,11 @@ fn a_start_prefers_the_link_that_was_in_use() {
 #[test]
 fn a_start_follows_an_address_to_another_link_only_where_a_default_route_leads_out() {
     let none = UplinkChoice::default();
-    // The interface has another name since the boot, an older weft did not save the name, or the lease alone tells.
+    // The interface has another name after the boot, or an older weft did not save the name, or only the lease has the address.
     let lease = Before { same_flags: true, saved: None, published: Some((Some([10, 0, 0, 1].into()), None)) };
     for before in [saved(Some("ens3"), "10.0.0.1"), saved(None, "10.0.0.1"), lease.clone()] {
         assert_eq!(restarted(&none, before.clone(), |_| {}), "eth0 10.0.0.1", "{before:?}");
-        // A VIP that wandered to a dummy, or an address that somebody wrote into the lease: docker0's is on every machine.
+        // A VIP that moved to a dummy device, or an address that somebody wrote into the lease, such as that of docker0, which many machines have.
         let inner = |machine: &mut Machine| machine.routes.retain(|route| route.dev != Some(name("eth0")));
         assert_eq!(restarted(&none, before, inner), "eth1 192.168.1.1");
     }
@@ -359,7 +360,7 @@ fn a_start_follows_an_address_to_another_link_only_where_a_default_route_leads_o
         machine.addrs.push(addr(1, "10.0.0.1/32", PERMANENT));
     };
     assert_eq!(restarted(&none, lease, loopback), "eth1 192.168.1.1");
-    // The file counts before the lease, the lease before other addresses of the same link.
+    // The file comes before the lease, and the lease before other addresses of the same link.
     let both = Before { published: Some((Some([192, 168, 1, 1].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
     assert_eq!(restarted(&none, both, |_| {}), "eth0 10.0.0.1");
     let two = |machine: &mut Machine| readdress(machine, &[("10.0.0.1/24", PERMANENT), ("10.0.0.7/24", 0)]);
@@ -380,12 +381,12 @@ fn flags_win_over_the_link_that_was_in_use() {
         (choice(&[], &["^eth1$", "^eth"], ""), "eth1 192.168.1.1"),
         (public([192, 168, 1, 1]), "eth1 192.168.1.1"),
         (choice(&[], &[], "192.168.1.1"), "eth1 192.168.1.1"),
-        // One flag that matches both leaves the choice to what was in use.
+        // If a flag matches both, the one that was in use is chosen.
         (choice(&[], &["^eth"], ""), "eth0 10.0.0.1"),
         (choice(&[], &["^1"], ""), "eth0 10.0.0.1"),
         (choice(&[], &[], "8.8.8.8"), "eth0 10.0.0.1"),
         (choice(&[], &[], "10.9.9.9"), "eth0 10.0.0.1"),
-        // An address that no interface bears says nothing about the interface.
+        // An address that no interface has does not decide the interface.
         (public([203, 0, 113, 9]), "eth0 10.0.0.1"),
     ];
     for (choice, wanted) in table {
@@ -415,7 +416,7 @@ fn with_two_families_the_link_in_use_must_have_both() {
     assert!(matches!(picked(&only_v4, before()), Err(PickError::Split { .. })));
 }
 
-/// An address that is about to end is nobody's choice, also where a regular expression matches it.
+/// A deprecated address is never chosen, even if a regular expression matches it.
 #[test]
 fn a_regex_finds_no_address_that_is_about_to_end() {
     let with = |regex: &str, addrs: &[(&str, u32)]| {
@@ -427,13 +428,13 @@ fn a_regex_finds_no_address_that_is_about_to_end() {
     assert_eq!(with("^10\\.0\\.", &both), Ok("10.0.0.7".to_owned()));
     let ending = [("10.0.0.1/24", PERMANENT | DEPRECATED), ("10.7.0.1/24", 0)];
     assert!(matches!(with("^10\\.0\\.", &ending), Err(PickError::NoMatch { .. })));
-    // Found by its name, it needs an address that lasts.
+    // If it is found by its name, it needs an address that is not deprecated.
     assert_eq!(with("^eth0$", &ending), Ok("10.7.0.1".to_owned()));
     assert!(matches!(with("^eth0$", &ending[..1]), Err(PickError::NoAddress { .. })));
 }
 
-/// With IPv6 alone. The kernel takes global addresses away from a link that is set down, and gives a link-local one at once when
-/// it comes up: for a moment, or for good.
+/// With IPv6 alone. The kernel removes global addresses from a link that is set down. When the link comes up, it has a link-local address at
+/// once, and a global one later or never.
 #[test]
 fn an_ipv6_uplink_that_has_only_a_link_local_address() {
     let used = |ip: &str| Uplink { name: name("eth0"), mtu: 1500, v4: None, v6: ip.parse().ok() };
@@ -448,14 +449,14 @@ fn an_ipv6_uplink_that_has_only_a_link_local_address() {
     };
     let (local, global) = (("fe80::1/64", PERMANENT), ("fd00::7/64", 0));
     let of = |picked: &Picked| format!("{} {}", picked.uplink.name, picked.uplink.v6.unwrap());
-    // It is not published, whether there is another uplink or not; what is global follows at once.
+    // It is not published, whether there is another uplink or not. A global address is used at once.
     let error = after(&used("fd00::1"), &[local], false).unwrap_err();
     assert_eq!(error.to_string(), "eth0 lost fd00::1 and has only a link-local address");
     let Ok(Next::Gone { lost, next }) = after(&used("fd00::1"), &[local], true) else { panic!("another uplink") };
     assert_eq!((lost.as_str(), of(&next).as_str()), ("eth0 lost fd00::1", "eth1 fd00:9::1"));
     let Ok(Next::Stay(picked)) = after(&used("fd00::1"), &[local, global], true) else { panic!("readdressed") };
     assert_eq!(of(&picked), "eth0 fd00::7");
-    // A node that never had another one uses it until a global one comes.
+    // A node that never had another address uses it until a global one comes.
     let Ok(Next::Stay(picked)) = after(&used("fe80::1"), &[local], true) else { panic!("in use") };
     assert_eq!(of(&picked), "eth0 fe80::1");
     let Ok(Next::Stay(picked)) = after(&used("fe80::1"), &[local, global], true) else { panic!("a global one") };
@@ -492,7 +493,7 @@ fn what_belongs_to_the_pods_is_no_uplink() {
             assert!(got.is_err(), "{device} {choice:?}: {got:?}");
         }
     }
-    // An uplink may bear an address of our subnet besides its own.
+    // An uplink may have an address of our subnet in addition to its own.
     let mut machine = machine();
     machine.addrs.insert(0, addr(2, "10.5.1.9/24", PERMANENT));
     let ground = Ground::new(&machine, V4, Subnets { v4: "10.5.1.0/24".parse().ok(), v6: None });

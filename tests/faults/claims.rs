@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What peers claim wrongly, and what others have in the kernel beside us: neither breaks the node, and people are told.
+//! Wrong claims of peers, and entries of other programs in the kernel. Neither breaks the node, and both are reported.
 
 use std::fs;
 use std::process::Command;
@@ -19,7 +19,7 @@ each! {
     routes_of_others_over_our_device: Vxlan VxlanDual;
 }
 
-/// A node whose Network holds its LAN, as one with Network 10.0.0.0/8 does.
+/// Makes a node whose Network contains its LAN, as Network 10.0.0.0/8 may.
 fn around_its_lan(kind: Kind) -> Site {
     let site = Site::new(kind);
     let config = json!({"Network": "10.0.0.0/8", "SubnetLen": 24, "Backend": {"Type": kind.name()}});
@@ -67,11 +67,11 @@ fn a_lease_over_the_lan(kind: Kind) {
         site.until("the lease to go", |site| peer(&site.status().unwrap_or_default(), &subnet).is_none());
         assert_eq!((connected(), lan_works()), (before.clone(), true), "{key} is gone");
     }
-    // The peers are what they were.
+    // The peers have not changed.
     assert!(ip("-4 route show 10.5.7.0/24").contains("proto 90"));
 }
 
-/// The node joins a LAN where a peer has its subnet: the kernel's route counts, and stays when the lease goes.
+/// The node joins a LAN that overlaps the subnet of a peer. The kernel's route wins, and stays when the lease is removed.
 fn a_lan_that_comes_after_the_lease(kind: Kind) {
     let mut site = Site::running(kind);
     let net = site.peers[&7].net(false);
@@ -103,8 +103,8 @@ fn foreign() -> usize {
     FOREIGN.iter().filter(|route| !ip(&format!("-4 route show {route}")).is_empty()).count()
 }
 
-/// An administrator's own routes inside Network, written without a protocol of their own: nobody but flannel's first successor may
-/// take them for flannel's.
+/// An administrator's routes inside Network without a protocol of their own look like flannel's. They may count as flannel's only on a node on
+/// which flannel ran last.
 fn foreign_routes_stay_over_a_restart(kind: Kind) {
     let mut site = Site::running(kind);
     FOREIGN.iter().for_each(|route| drop(ip(&format!("route add {route}"))));
@@ -114,7 +114,7 @@ fn foreign_routes_stay_over_a_restart(kind: Kind) {
         site.healed("a restart");
         assert_eq!(foreign(), FOREIGN.len(), "{}", ip("-4 route"));
     }
-    // A look at everything, which removes whatever is a leftover.
+    // This leads to a full pass, which removes everything that an earlier run left.
     site.remove_peer(9);
     ip("link set up0 mtu 1400");
     site.mtu = 1400;
@@ -122,11 +122,11 @@ fn foreign_routes_stay_over_a_restart(kind: Kind) {
     assert_eq!(foreign(), FOREIGN.len(), "{}", ip("-4 route"));
 }
 
-/// The mark that a newer weft leaves is missing; the entries in the kernel say whose subnet.env it is.
+/// The mark that a newer weft leaves is missing. The entries in the kernel show who wrote subnet.env.
 fn a_node_that_ran_an_older_weft(kind: Kind) {
     let mut site = Site::running(kind);
     site.stop(Signal::SIGTERM);
-    // Missing, too, where the program under test is an older one.
+    // If the program under test is an older one, there is no mark anyway.
     let _ = fs::remove_file(site.path("run/.subnet.env.weft"));
     ip(&format!("route add {}", FOREIGN[0]));
     site.start();
@@ -134,7 +134,7 @@ fn a_node_that_ran_an_older_weft(kind: Kind) {
     assert!(!ip(&format!("-4 route show {}", FOREIGN[0])).is_empty(), "{}", ip("-4 route"));
 }
 
-/// A newer lease with the MAC of an older one has the MAC, but not the older node's traffic; and people are told.
+/// A newer lease with the MAC of an older one gets the MAC, but not the traffic of the older node. This is reported.
 fn a_copied_mac(kind: Kind) {
     let mut site = Site::running(kind);
     let mut copy = Lease::new(60);
@@ -157,7 +157,7 @@ fn a_copied_mac(kind: Kind) {
     site.until("no problem", |site| !self::problems(site).contains("VtepMAC"));
 }
 
-/// Two nodes with one address are named, ours and others.
+/// Two nodes with one address are reported, if one of them is ours and if both are others.
 fn two_nodes_with_one_address(kind: Kind) {
     let mut site = Site::running(kind);
     let mut ours = Lease::new(61);
@@ -179,7 +179,7 @@ fn two_nodes_with_one_address(kind: Kind) {
     site.healed("both have their entries");
 }
 
-/// Others send traffic of their own through the overlay, as Kilo does.
+/// Other programs, such as Kilo, send traffic of their own through the overlay.
 fn routes_of_others_over_our_device(kind: Kind) {
     let mut site = Site::new(kind);
     site.start();
@@ -197,7 +197,7 @@ fn routes_of_others_over_our_device(kind: Kind) {
     site.put_peer(Lease::new(30));
     site.until("a new peer", |_| ip("-4 route show 10.5.30.0/24").contains("proto 90"));
     assert_eq!(there(), lines.len(), "{}", ip("-4 route"));
-    // Inside Network such a route would be in our way.
+    // Inside Network such a route would conflict with ours.
     ip("route add 10.5.99.0/24 via 10.5.7.0 dev flannel.1 onlink proto static");
     site.until("a route inside Network to go", |_| ip("-4 route show 10.5.99.0/24").is_empty());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two agents on one host: two networks in two stores, two subnet files, vxlan and host-gw.
+//! Two agents on one host, with two networks in two stores and two subnet files, for vxlan and host-gw.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -139,7 +139,7 @@ fn a_second_agent_on_the_same_socket_is_refused() {
     });
 }
 
-/// An agent that is told its subnet file and no socket, as flannel's users run a second network.
+/// Starts an agent with a subnet file and without a socket, as flannel's users run a second network.
 struct Instance<'a> {
     site: &'a Site,
     file: PathBuf,
@@ -194,7 +194,7 @@ impl<'a> Instance<'a> {
             .unwrap()
     }
 
-    /// What the plugin says of the agent while it adds this pod, whose wiring is nobody's business here.
+    /// Returns what the plugin says about the agent while it adds this pod. Whether the pod gets a network does not matter here.
     fn add(&self, pod: &Pod) -> String {
         let plugin = weft_exe().with_file_name("weft-cni");
         assert!(plugin.is_file(), "{} is missing: cargo build -p weft-cni", plugin.display());
@@ -222,7 +222,7 @@ impl Drop for Instance<'_> {
     }
 }
 
-/// A pod: a process in a network namespace of its own.
+/// A pod, which is a process in a network namespace of its own.
 struct Pod {
     process: Child,
     netns: PathBuf,
@@ -249,7 +249,7 @@ impl Drop for Pod {
     }
 }
 
-/// Two networks of vxlan; the files beside what [`Site`] made.
+/// Two networks of vxlan. The files are beside those that [`Site`] made.
 fn two_networks(site: &Site) {
     use std::os::unix::fs::PermissionsExt;
     fs::create_dir_all(site.path("store2/subnets")).unwrap();
@@ -278,7 +278,7 @@ fn all_of_an_instance_follows_from_its_subnet_file() {
         for socket in ["run/weft.sock", "run/weft-second.env.sock"] {
             assert!(site.path(socket).exists(), "{socket}");
         }
-        // The plugin asks the agent that writes the subnet file of its network, and no other.
+        // The plugin asks only the agent that writes the subnet file of its network.
         let pod = Pod::new();
         assert_eq!((first.add(&pod), second.add(&pod)), (String::new(), String::new()));
         second.signal(Signal::SIGSTOP);
@@ -286,7 +286,7 @@ fn all_of_an_instance_follows_from_its_subnet_file() {
         let said = second.add(&pod);
         assert!(said.contains("ask the agent on") && said.contains("weft-second.env.sock"), "{said}");
         second.signal(Signal::SIGCONT);
-        // Each is cleaned up by itself.
+        // Each one is cleaned up separately.
         refused(&second.cleanup(&[]), "an agent answers on");
         second.end();
         first.ready("10.5.0.0/16");
@@ -303,7 +303,7 @@ fn all_of_an_instance_follows_from_its_subnet_file() {
     });
 }
 
-/// Its socket is elsewhere, so that only its command line says whose agent it is.
+/// Its socket has another path, so that only its command line shows its subnet file.
 #[test]
 fn cleanup_sees_the_agent_of_its_instance_whatever_its_socket() {
     in_namespace(|| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node: namespace, uplink, directory store with peers, agent process; and what must be in its kernel, worked out here once more.
+//! A node with a namespace, an uplink, a directory store with peers, and an agent as a process. What must be in its kernel is computed here
+//! independently of the agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,7 +29,7 @@ pub enum Kind {
     VxlanV6,
     /// IPv6 without IPv4.
     HostGwV6,
-    /// Both families with `DirectRouting`: peers on the link have direct routes, those behind a router use the devices.
+    /// Both families with `DirectRouting`. Peers on the link have direct routes, and those behind a router are reached over the devices.
     DirectDual,
 }
 
@@ -41,7 +42,7 @@ impl Kind {
         matches!(self, Kind::Vxlan | Kind::VxlanDual | Kind::VxlanV6 | Kind::DirectDual)
     }
 
-    /// The address families of its pods: false is IPv4, true is IPv6.
+    /// Returns the address families of its pods: false is IPv4, true is IPv6.
     pub fn families(self) -> &'static [bool] {
         match self {
             Kind::Vxlan | Kind::HostGw => &[false],
@@ -50,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// The net-conf of its cluster.
+    /// Returns the net-conf of its cluster.
     fn config(self) -> Json {
         let mut config = json!({"Backend": {"Type": self.name()}});
         if self.families().contains(&false) {
@@ -72,7 +73,7 @@ impl Kind {
         if self.vxlan() { "vxlan" } else { "host-gw" }
     }
 
-    /// Its devices, with the outer header's size.
+    /// Returns its devices with the size of the outer header.
     pub fn devices(self) -> &'static [(&'static str, u32)] {
         match self {
             Kind::Vxlan => &[("flannel.1", 50)],
@@ -82,7 +83,7 @@ impl Kind {
         }
     }
 
-    /// Its device for one family, with the outer header's size.
+    /// Returns its device for one family with the size of the outer header.
     pub fn device(self, v6: bool) -> Option<(&'static str, u32)> {
         let name = if v6 { "flannel-v6.1" } else { "flannel.1" };
         self.devices().iter().find(|device| device.0 == name).copied()
@@ -92,14 +93,14 @@ impl Kind {
 /// The first [`Lease::host`] that is reached over a router.
 pub const BEHIND_A_ROUTER: u32 = 240;
 
-/// A lease; number 1 is our own.
+/// A lease. Number 1 is our own.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// Third part of the subnet.
+    /// The third part of the subnet.
     pub number: u32,
-    /// Last part of the public addresses. From [`BEHIND_A_ROUTER`] on they are not on the uplink's link.
+    /// The last part of the public addresses. From [`BEHIND_A_ROUTER`] on they are not on the link of the uplink.
     pub host: u32,
-    /// Last byte of the VTEP MACs.
+    /// The last byte of the VTEP MACs.
     pub mac: u32,
 }
 
@@ -121,7 +122,7 @@ impl Lease {
         }
     }
 
-    /// Network address of the subnet.
+    /// Returns the network address of the subnet.
     pub fn first(&self, v6: bool) -> String {
         if v6 { format!("fd05:0:0:{:x}::", self.number) } else { format!("10.5.{}.0", self.number) }
     }
@@ -165,27 +166,27 @@ impl Passes {
     }
 }
 
-/// A node under test. Its agent ends with it.
+/// A node under test. Its agent ends when this is dropped.
 pub struct Site {
     pub kind: Kind,
     dir: tempfile::TempDir,
     /// Peers that must be programmed, by number.
     pub peers: BTreeMap<u32, Lease>,
-    /// Our own.
+    /// Our own lease.
     pub own: Lease,
-    /// Of the uplink, bytes.
+    /// The MTU of the uplink in bytes.
     pub mtu: u32,
     pub resync: &'static str,
     pub flags: Vec<String>,
-    /// How the agent is told which uplink to use.
+    /// The flags that choose the uplink.
     pub uplink: String,
-    /// subnet.env, below the directory of the test.
+    /// The path of subnet.env below the directory of the test.
     pub env: String,
     agent: Option<Child>,
 }
 
 impl Site {
-    /// A node with twenty peers; the agent does not run yet.
+    /// Makes a node with twenty peers. The agent does not run yet.
     pub fn new(kind: Kind) -> Site {
         let dir = tempfile::Builder::new().prefix("weft-fault-").tempdir().unwrap();
         fs::create_dir_all(dir.path().join("store/subnets")).unwrap();
@@ -200,7 +201,7 @@ impl Site {
         site
     }
 
-    /// The same, with the agent running and everything in place.
+    /// Makes the same, with a running agent and everything in place.
     pub fn running(kind: Kind) -> Site {
         let mut site = Site::new(kind);
         site.start();
@@ -220,7 +221,7 @@ impl Site {
         self.path("store/subnets").join(format!("{key}.json"))
     }
 
-    /// Writes a lease file as syncing tools do: aside, then renamed.
+    /// Writes a lease file as synchronising tools do: under another name, which is then changed.
     pub fn put(&self, key: &str, value: &str) {
         let aside = self.path("store/subnets/.aside");
         fs::write(&aside, value).unwrap();
@@ -267,7 +268,7 @@ impl Site {
         Pid::from_raw(i32::try_from(self.agent.as_ref().unwrap().id()).unwrap())
     }
 
-    /// Ends the agent; its exit code.
+    /// Ends the agent, and returns its exit code.
     pub fn stop(&mut self, signal: Signal) -> Option<i32> {
         kill(self.pid(), signal).unwrap();
         self.agent.take().unwrap().wait().unwrap().code()
@@ -299,7 +300,7 @@ impl Site {
         text + &format!("FLANNEL_MTU={}\nFLANNEL_IPMASQ=false\n", self.mtu - overhead)
     }
 
-    /// What must be in the kernel, as lines.
+    /// Returns what must be in the kernel, as lines.
     pub fn expected(&self) -> BTreeSet<String> {
         let mut lines = BTreeSet::new();
         for v6 in self.kind.families().iter().copied() {
@@ -329,7 +330,7 @@ impl Site {
         lines
     }
 
-    /// Waits until the kernel holds exactly what it must, subnet.env too, and the agent says that it is ready.
+    /// Waits until the kernel contains exactly what it must, subnet.env is right, and the agent reports that it is ready.
     pub fn healed(&mut self, what: &str) {
         let expected = self.expected();
         let env = self.expected_env();
@@ -354,14 +355,14 @@ impl Site {
         }
     }
 
-    /// Waits until nothing is left to do for the agent: the next look at everything is the audit, an hour away, and several
-    /// answers in a row tell of no further look. A fault that is put in now cannot be healed by the work of something else.
+    /// Waits until the agent has nothing left to do: the next full pass is the audit, which comes after an hour, and several answers in a
+    /// row report no further full pass. So a fault that is made now cannot be healed by other work.
     pub fn quiet(&self) -> Passes {
         assert_eq!(self.resync, "1h", "an audit would heal everything");
         let mut seen: Vec<Passes> = Vec::new();
         self.until("the agent to be quiet", |site| {
             let status = site.status();
-            // Also in the middle of a test, an audit that was brought forward leaves less than this.
+            // If an audit was brought forward in the middle of a test, less time than this is left.
             let idle = status.as_ref().is_some_and(|status| status["next_audit_s"].as_f64().unwrap() > 3000.0);
             let passes = status.as_ref().map(Passes::of).filter(|_| idle);
             let again = passes.is_some() && passes == seen.last().cloned();
@@ -374,15 +375,15 @@ impl Site {
         seen.pop().unwrap()
     }
 
-    /// As [`Site::healed`], by the kernel's notification about each entry alone: no look at everything may have helped.
-    /// `before` is from [`Site::quiet`].
+    /// Does the same as [`Site::healed`], and checks that there was no full pass. So the kernel's notification about each entry has led to the
+    /// repair. `before` is from [`Site::quiet`].
     pub fn healed_by_entries(&mut self, before: &Passes, what: &str) {
         self.healed(what);
         let after = Passes::of(&self.status().unwrap());
         assert_eq!(after, *before, "{what}: healed by a look at everything, not by the notification\n{}", self.log());
     }
 
-    /// As [`Site::healed`], by a look at everything that a notification about a link or an address caused.
+    /// Does the same as [`Site::healed`], and checks that a notification about a link or an address has led to a full pass.
     pub fn healed_by_links(&mut self, before: &Passes, what: &str) {
         self.healed(what);
         let after = Passes::of(&self.status().unwrap());
@@ -393,7 +394,7 @@ impl Site {
         );
     }
 
-    /// Waits until the agent says that it is ready.
+    /// Waits until the agent reports that it is ready.
     pub fn ready(&self) {
         self.until("readiness", |site| site.status().is_some_and(|status| status["ready"] == json!(true)));
     }
@@ -415,14 +416,14 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if let Some(mut agent) = self.agent.take() {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = agent.kill();
             let _ = agent.wait();
         }
     }
 }
 
-/// The lines of a fence around this network. The numbers of preferences and tables are each agent's own.
+/// Returns the lines of a fence around this network. Each agent has its own numbers of preferences and tables.
 pub fn fence(network: &str) -> [String; 3] {
     let length: u32 = network.split_once('/').unwrap().1.parse().unwrap();
     [
@@ -432,7 +433,7 @@ pub fn fence(network: &str) -> [String; 3] {
     ]
 }
 
-/// The rules that bear our number, and the routes of the tables that they name.
+/// Returns the rules with our protocol, and the routes of the tables that they name.
 fn fences() -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     for family in ["-4", "-6"] {
@@ -461,7 +462,7 @@ fn fences() -> BTreeSet<String> {
     lines
 }
 
-/// What is in the kernel on flannel's devices, and which routes and rules bear our number.
+/// Returns what is in the kernel on flannel's devices, and the routes and rules with our protocol.
 pub fn observed() -> BTreeSet<String> {
     let mut lines = fences();
     for link in array(&run("ip", "-j -d link show type vxlan")).iter().filter(|link| is_ours(&link["ifname"])) {
@@ -512,7 +513,7 @@ pub fn observed() -> BTreeSet<String> {
     lines
 }
 
-/// The names of the vxlan devices, sorted.
+/// Returns the names of the vxlan devices in order.
 pub fn devices() -> Vec<String> {
     let links = array(&run("ip", "-j link show type vxlan"));
     let mut names: Vec<String> = links.iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect();
@@ -550,7 +551,7 @@ pub fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// One test for each backend named.
+/// Makes one test for each backend that is named.
 macro_rules! each {
     ($($test:ident: $($kind:ident)+;)+) => {
         $(mod $test {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What comes, goes and is wrong in the store; and subnet.env.
+//! Leases that are added, removed or wrong in the store, and subnet.env.
 
 use std::fs;
 
@@ -126,7 +126,7 @@ fn leases_that_claim_what_is_ours(kind: Kind) {
     let mut site = Site::running(kind);
     let value = |lease: Lease| {
         let mut value = lease.value(kind);
-        // Older than any: age must not help.
+        // It is older than all others, and that must not matter.
         value["Created"] = json!(1);
         value.to_string()
     };
@@ -169,7 +169,7 @@ fn subnet_env(kind: Kind) {
     site.until("the file after its emptying", right);
     fs::rename(&file, site.path("elsewhere")).unwrap();
     site.until("the file after a move", right);
-    // The socket goes along: status does not answer any more.
+    // The socket is deleted, too, so status does not answer any more.
     fs::rename(site.path("run"), site.path("gone")).unwrap();
     site.until("the file after its directory was moved away", right);
     fs::remove_dir_all(site.path("gone")).unwrap();
@@ -180,7 +180,7 @@ fn subnet_env(kind: Kind) {
     site.healed("the file removed while the agent was away");
 }
 
-/// Tells the test below that it runs in a user namespace of its own, whose limits are its own.
+/// The variable that tells the test below that it runs in a user namespace, which has limits of its own.
 const LIMITED: &str = "WEFT_TEST_LIMITED";
 
 #[test]
