@@ -96,6 +96,11 @@ impl Contest {
         self.due.is_none_or(|due| due <= now)
     }
 
+    /// Our record is being written now, so the write that was planned is done.
+    pub fn write_begun(&mut self) {
+        self.due = None;
+    }
+
     /// Our record is gone. Nobody holds it, so it is taken again at once.
     pub fn gone(&mut self) {
         self.due = None;

@@ -324,6 +324,7 @@ impl<K: Kernel> Node<K> {
             self.own_lease.must_recheck = true;
             return;
         }
+        self.own_lease.contest.write_begun();
         let attrs = self.wanted_attrs();
         self.own_lease.requested = Some(attrs.clone());
         self.own_lease.tasks.rewrite(self.plan.own().clone(), attrs);
