@@ -11,6 +11,8 @@
 
 #[path = "plugin/agent.rs"]
 mod agent;
+#[path = "plugin/bandwidth.rs"]
+mod bandwidth;
 #[path = "plugin/bridge.rs"]
 mod bridge;
 #[path = "plugin/gc.rs"]

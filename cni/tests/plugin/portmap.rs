@@ -28,7 +28,7 @@ fn world(site: &Site) {
     }
 }
 
-fn in_pod<T>(pod: &str, work: impl FnOnce() -> T) -> T {
+pub fn in_pod<T>(pod: &str, work: impl FnOnce() -> T) -> T {
     let netns = File::open(format!("/run/netns/{pod}")).unwrap();
     in_netns(netns.as_fd(), work).unwrap()
 }

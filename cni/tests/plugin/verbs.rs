@@ -16,7 +16,7 @@ fn reaches(pod: &str, addr: &str) {
 }
 
 /// Returns the pod's first address.
-fn address(result: &Value) -> String {
+pub fn address(result: &Value) -> String {
     result["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap().to_owned()
 }
 
