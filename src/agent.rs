@@ -103,20 +103,50 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow
 pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     options: Options,
     store: Rc<dyn Source>,
-    mut kernel: K,
+    kernel: K,
     monitor: M,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<ExitCode> {
-    let mut shutdown = pin!(shutdown);
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
     let socket = AgentSocket::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
-    let (requests, mut received_requests) = mpsc::channel(16);
+    let (requests, received_requests) = mpsc::channel(16);
     let mut helpers = tokio::task::JoinSet::new();
     if let Some(address) = options.health {
         helpers.spawn_local(health::serve(address, readiness.clone(), metrics.clone()));
     }
     let ready = readiness.clone();
     helpers.spawn_local(async move { socket.serve(requests, ready).await });
+    let surroundings = Surroundings { requests: received_requests, readiness, metrics, traffic_rules: true };
+    serve_in(surroundings, options, store, (kernel, monitor), shutdown).await
+}
+
+/// What surrounds an agent besides its store and its kernel.
+#[derive(Debug)]
+pub struct Surroundings {
+    /// The questions of commands.
+    pub requests: mpsc::Receiver<socket::Request>,
+    /// Where the agent says whether it is ready.
+    pub readiness: Readiness,
+    /// The counters of the agent.
+    pub metrics: Arc<Metrics>,
+    /// The agent writes traffic rules into nftables or iptables. Otherwise it has no task for them, and must want none.
+    pub traffic_rules: bool,
+}
+
+/// Runs the agent as [`serve`] does, without a socket and an HTTP server of its own.
+///
+/// # Errors
+/// The loop cannot run.
+pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
+    surroundings: Surroundings,
+    options: Options,
+    store: Rc<dyn Source>,
+    (mut kernel, monitor): (K, M),
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<ExitCode> {
+    let mut shutdown = pin!(shutdown);
+    let Surroundings { requests: mut received_requests, readiness, metrics, traffic_rules } = surroundings;
+    let mut helpers = tokio::task::JoinSet::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     let recorder = open_history(&options).await;
@@ -130,7 +160,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     };
     let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, identity);
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
-    let survey = firewall::choice::Survey::begin(options.rules.firewall);
+    let survey = traffic_rules.then(|| firewall::choice::Survey::begin(options.rules.firewall));
     let secrets = SecretFiles::new(options.state_dir.as_deref())
         .with_wireguard_keys(&options.wireguard_key, &options.subnet_file);
     let started = {
@@ -157,16 +187,21 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let task = firewall_task(&options, survey);
     let (handle, port) = Handle::new();
     let (rules, nftables) = (handle.state.clone(), started.network.nftables);
-    helpers.spawn_local(async move { task.run(nftables, port).await });
+    let task = survey.map(|survey| firewall_task(&options, survey));
+    let handle = task.is_some().then_some(handle);
+    if let Some(task) = task {
+        helpers.spawn_local(async move { task.run(nftables, port).await });
+    }
     // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let (saver, conflist) = (Saver::new(saved_file), Conflist::new(options.cni.clone(), &options.subnet_file));
     let context = NodeContext { options, store, reporter, saver, conflist, secrets, recorder };
     let mut node = Node::new(context, Passer::new(kernel), lease_tasks, started);
-    node.attach_rules(handle);
+    if let Some(handle) = handle {
+        node.attach_rules(handle);
+    }
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };
     run_loop(node, monitor, inputs, shutdown).await
 }

@@ -14,7 +14,9 @@ use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+use weft_subnet::outside::is_simulated;
 
 /// Maximum size of a file that [`read`] accepts, in bytes. The files in question have a few lines.
 const MAX_SIZE: u64 = 1 << 20;
@@ -94,6 +96,14 @@ pub fn replace_with(path: &Path, mode: u32, write: impl FnOnce(&mut File) -> io:
 /// The directory cannot be made.
 pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory(path))
+}
+
+/// Runs a function that reads or writes files in another thread, because a disk may hang. In the simulator it runs in this thread.
+pub fn beside<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    if is_simulated() {
+        return tokio::spawn(async { function() });
+    }
+    tokio::task::spawn_blocking(function)
 }
 
 /// Returns what an operator can do if root may not write into a directory. The text is empty for other errors.
@@ -197,12 +207,16 @@ impl FileWatch {
     }
 
     fn schedule_check(&mut self) {
-        let pause = if self.inotify.is_some() { CHECK_INTERVAL } else { CHECK_INTERVAL_WITHOUT_INOTIFY };
+        let pause =
+            if self.inotify.is_some() || is_simulated() { CHECK_INTERVAL } else { CHECK_INTERVAL_WITHOUT_INOTIFY };
         (self.notified, self.due) = (false, Instant::now() + pause);
     }
 
     /// Sets the watch of inotify. Returns true if it watches another directory than before.
     fn arm(&mut self) -> bool {
+        if is_simulated() {
+            return false;
+        }
         let armed = match self.inotify.take() {
             Some(inotify) => Ok(inotify),
             None => DirectoryWatch::new(),

@@ -173,7 +173,7 @@ impl Saver {
                 let _ = before.await;
             }
             let path = file.clone();
-            let removed = tokio::task::spawn_blocking(move || remove_file(&path)).await.map_err(io::Error::other);
+            let removed = files::beside(move || remove_file(&path)).await.map_err(io::Error::other);
             if let Err(error) = removed.flatten() {
                 tracing::error!(
                     "saved peers: remove {}: {error}; it names a lease that is lost: remove it by hand",
@@ -204,7 +204,7 @@ impl Saver {
         let (file, head) = (saved_file.file.clone(), head(saved_file));
         let leases: Vec<Arc<Lease>> = peers.believed_unordered().cloned().collect();
         let (wanted, failing) = (Arc::downgrade(&self.wanted), self.failing.clone());
-        self.task = Some(tokio::task::spawn_blocking(move || {
+        self.task = Some(files::beside(move || {
             let written = write(&file, &head, leases, &wanted);
             log_result(&file, written, &failing);
         }));

@@ -14,7 +14,7 @@ use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 
-use super::{Kernel, Machine, Monitor, Notice, Outcome, Session, errno};
+use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, Session, errno};
 
 /// What all clones share.
 #[derive(Debug, Default)]
@@ -55,6 +55,11 @@ impl FakeKernel {
     /// Returns all entries.
     pub fn entries(&self) -> Observed {
         self.inside.borrow().entries.clone()
+    }
+
+    /// Returns what this function makes of the entries, without a copy of them.
+    pub fn with_entries<T>(&self, read: impl FnOnce(&Observed) -> T) -> T {
+        read(&self.inside.borrow().entries)
     }
 
     /// Returns the operations since the last call.
@@ -112,6 +117,11 @@ impl FakeKernel {
         self.inside.borrow_mut().machine = machine;
         self.notify(Notice::Links);
         self.notify(Notice::Routes);
+    }
+
+    /// Changes the links of other programs. No notice is sent.
+    pub fn set_links(&self, links: Vec<LinkInfo>) {
+        self.inside.borrow_mut().machine.links = links;
     }
 
     /// Makes the monitor send a notice.

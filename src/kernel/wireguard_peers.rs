@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use weft_backends::diff::Op;
@@ -15,6 +15,7 @@ use weft_backends::state::{Key, Name, ObservedValue, Value};
 use weft_backends::wireguard::WireGuardLink;
 use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 use weft_backends::wireguard::peer::WgPeer;
+use weft_subnet::outside::wall_clock;
 
 use super::linux::LinuxKernel;
 use super::wireguard::{self, DeviceChange, KEY, PeerChange, PublicKey, Secret, WireGuard, WireGuardError};
@@ -236,7 +237,7 @@ fn entries(
 
 /// The time since 1970, as the kernel counts handshakes.
 fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    wall_clock()
 }
 
 /// What an error means for an operation.

@@ -3,11 +3,12 @@
 //! the store failed. It removes nothing until the store has answered. It asks for its own lease as at any other start, so
 //! that a node that has got this lease meanwhile keeps it.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_subnet::cache::{Expiry, Head, Saved, Uplink};
 use weft_subnet::lease::Record;
+use weft_subnet::outside::wall_clock;
 
 use super::Node;
 use super::own_lease::SavedEnd;
@@ -89,7 +90,7 @@ impl<K: Kernel> Node<K> {
         if self.store.error.is_none() && self.context.saver.is_old(now) {
             self.save_later();
         }
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall = wall_clock();
         let heard = wall.saturating_sub(now - self.store.last_answer).as_secs();
         let (plan, config, chosen) = (&self.plan, &self.net_conf.text, self.net_conf.chosen);
         let expires = match self.own_lease.ttl {

@@ -2,10 +2,11 @@
 //! The audit of WireGuard devices. The kernel announces no change of peers and allowed IPs, so they are read often and by themselves.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::state::{Key, Name};
+use weft_subnet::outside::wall_clock;
 
 use super::{Node, audit};
 use crate::kernel::{Kernel, Session};
@@ -80,7 +81,7 @@ impl<K: Kernel> Node<K> {
         if devices.is_empty() {
             return Sessions::default();
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = wall_clock();
         match self.passer.kernel().sessions(&devices) {
             Ok(all) => all.into_iter().map(|s| (Key::WgPeer(s.device, s.peer), shown(s, now))).collect(),
             Err(error) => {

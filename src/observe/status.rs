@@ -4,9 +4,9 @@
 pub mod table;
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use weft_subnet::outside::wall_clock;
 
 /// The whole answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -196,8 +196,7 @@ impl Failure {
 
 /// Returns the current time in milliseconds since 1970.
 pub fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(wall_clock().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A pass.

@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use tokio::sync::mpsc;
@@ -24,6 +24,7 @@ use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
+use crate::outside::wall_clock;
 use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source, UNREADABLE};
 
 use files::Files;
@@ -46,8 +47,7 @@ pub struct DirStore {
 
 /// Returns nanoseconds since 1970.
 fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(wall_clock().as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl DirStore {

@@ -24,6 +24,8 @@ use crate::lease::{Id, Lease, Record};
 use crate::network::net_conf_text;
 use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
 
+#[cfg(feature = "etcd-channel")]
+pub use client::Channels;
 use client::Pool;
 use keys::{Keys, LastList};
 
@@ -86,6 +88,14 @@ impl EtcdStore {
             key_changed: Notify::new(),
             last_list: LastList::default(),
         })
+    }
+
+    /// Uses these channels instead of connections to the endpoints. The simulator has its server behind them.
+    #[cfg(feature = "etcd-channel")]
+    #[must_use]
+    pub fn with_channels(mut self, channels: Channels) -> EtcdStore {
+        self.pool.use_channels(channels);
+        self
     }
 
     async fn read_config(&self) -> Result<String, Error> {

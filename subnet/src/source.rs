@@ -140,11 +140,7 @@ impl LeaseRequest {
     }
 }
 
-/// Returns 64 random bits. They are not fit for cryptography.
-pub fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
-}
+pub use crate::outside::random;
 
 /// What messages name as the owner if the value is not a lease.
 pub(crate) const UNREADABLE: &str = "an unreadable value";

@@ -2,8 +2,6 @@
 //! A start from saved leases, while the store is away. They are used only for the same network and the same addresses of this node, and
 //! only for a limited time. Later another node may have our subnet, or that of a peer.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
@@ -11,6 +9,7 @@ use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
+use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
 use super::{ConfError, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
@@ -181,7 +180,7 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
 
 /// Returns what to continue from, without the peers, if the file describes this node as it is now.
 fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, Unusable> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = wall_clock().as_secs();
     fresh(&head, place.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
     let (network, backend) = parse(&config)?;
@@ -285,7 +284,7 @@ mod tests {
 
     /// Returns what a node with 192.168.0.1 saved a moment ago.
     fn just_now() -> Head {
-        let saved = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let saved = wall_clock().as_secs();
         let public = ("192.168.0.1".parse().ok(), None);
         Head { saved, config: CONFIG.into(), public, ..head(Expiry::Never) }
     }

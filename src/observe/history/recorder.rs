@@ -75,7 +75,7 @@ impl Recorder {
         let mut recorder = Recorder { file, ..Recorder::default() };
         let Some(path) = recorder.file.clone() else { return recorder };
         let name = path.display().to_string();
-        let read = tokio::task::spawn_blocking(move || read(&path));
+        let read = files::beside(move || read(&path));
         let error = match tokio::time::timeout(LIMIT, read).await {
             Ok(Ok(Ok(text))) => {
                 recorder.ring.load(&text, now_ms());
@@ -124,7 +124,7 @@ impl Recorder {
         let lines = if append_to.is_some() { new } else { self.ring.query(&Query::default()) };
         self.saved = self.ring.last();
         let written = self.written.clone();
-        self.task = Some(tokio::task::spawn_blocking(move || {
+        self.task = Some(files::beside(move || {
             let result = match append_to {
                 Some(size) => append(&path, &lines).map(|()| size + bytes),
                 None => replace(&path, &lines),

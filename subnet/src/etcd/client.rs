@@ -107,7 +107,14 @@ pub(super) struct Pool {
     valid: RefCell<Vec<ConnectOptions>>,
     /// What is wrong with the present version of the files. Each problem is logged once.
     problem: RefCell<Option<BadOptions>>,
+    /// What replaces connections.
+    #[cfg(feature = "etcd-channel")]
+    channels: Option<Channels>,
 }
+
+/// Returns what replaces the connection to an endpoint.
+#[cfg(feature = "etcd-channel")]
+pub type Channels = Box<dyn Fn(&str) -> etcd_client::Channel>;
 
 /// A client and the index of its endpoint.
 pub(super) struct ChosenEndpoint {
@@ -141,7 +148,22 @@ impl Pool {
         let (endpoints, valid) =
             targets.into_iter().map(|(url, how)| (Endpoint { url, client: RefCell::new(None) }, how)).unzip();
         let valid = RefCell::new(valid);
-        Ok(Pool { endpoints, current: Cell::new(0), options, user, valid, problem: RefCell::new(None) })
+        Ok(Pool {
+            endpoints,
+            current: Cell::new(0),
+            options,
+            user,
+            valid,
+            problem: RefCell::new(None),
+            #[cfg(feature = "etcd-channel")]
+            channels: None,
+        })
+    }
+
+    /// Uses these channels instead of connections.
+    #[cfg(feature = "etcd-channel")]
+    pub(super) fn use_channels(&mut self, channels: Channels) {
+        self.channels = Some(channels);
     }
 
     /// Returns all URLs for messages.
@@ -184,6 +206,10 @@ impl Pool {
         let mut how = self.valid.borrow()[index].clone();
         if let Some((name, password)) = self.user.clone() {
             how = how.with_user(name, password).with_auto_token_refresh(true);
+        }
+        #[cfg(feature = "etcd-channel")]
+        if let Some(channels) = &self.channels {
+            return limited(Client::from_channel(channels(&self.endpoints[index].url), Some(how))).await;
         }
         limited(Client::connect([&self.endpoints[index].url], Some(how))).await
     }
