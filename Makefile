@@ -259,3 +259,11 @@ prepare-bench: ## install what the bench and `weft lab --measure` need
 
 prepare-test: ## install what the tests need too
 	@tools/prepare test
+
+SEED ?=
+SECONDS ?= 60
+FIRST ?= 1
+.PHONY: sim
+sim: ## simulate clusters with faults: SEED=n runs one seed and prints its timeline, SECONDS=n runs seeds for this time
+	@$(STEP) 1800 "build of the simulator" cargo build --profile sim --locked -p weft-sim
+	$(TARGET_DIR)/sim/weft-sim $(if $(SEED),seed $(SEED),for $(SECONDS) --first $(FIRST))

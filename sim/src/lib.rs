@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Deterministic simulation of whole clusters in one process: docs/simulation.md.
+//!
+//! The agents are real: `weft::agent::serve_in` with the real store code for etcd. What surrounds them is simulated: time, the etcd server
+//! and the network to it, the kernel of each machine, and the network between the machines.
+
+pub mod chance;
+pub mod check;
+pub mod cluster;
+pub mod etcd;
+pub mod event;
+pub mod kernel;
+pub mod machine;
+pub mod run;
+pub mod scenario;
+pub mod server;
+pub mod shrink;
+pub mod timeline;
+pub mod walk;

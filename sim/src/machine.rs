@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One machine: its kernel, its files, its clock, its wire to the store, and the agent that runs on it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, LocalSet};
+use weft::agent::{Surroundings, serve_in};
+use weft::observe::health::Readiness;
+use weft::observe::metrics::Metrics;
+use weft::observe::socket::Request;
+use weft::observe::status::Status;
+use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
+use weft_backends::backend::TYPES;
+use weft_backends::owner::PROTOCOL;
+use weft_backends::state::{Key, Mac, Name, ObservedValue};
+use weft_subnet::cidr::Subnets;
+use weft_subnet::env::SubnetEnv;
+use weft_subnet::etcd::{EtcdOptions, EtcdStore};
+
+use crate::kernel::{DHCP, SimKernel, everywhere, name};
+use crate::server::{Server, Wire};
+use crate::timeline;
+
+/// The prefix of weft's keys in etcd.
+pub const PREFIX: &str = "/coreos.com/network";
+
+/// What all machines have in common.
+#[derive(Debug, Clone, Copy)]
+pub struct Site {
+    /// The network between the machines.
+    pub lan: Ipv4Net,
+    /// The time to live of leases.
+    pub lease_ttl: Duration,
+    /// `--on-lost-lease`.
+    pub on_lost_lease: OnLostLease,
+}
+
+/// Stops an agent as SIGSTOP does, and lets it go on.
+#[derive(Debug, Default)]
+struct Gate {
+    closed: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// Runs a future as the agent of a machine.
+struct OnMachine<F> {
+    inner: Pin<Box<F>>,
+    gate: Rc<Gate>,
+    clock: Rc<Cell<i64>>,
+    machine: usize,
+}
+
+impl<F: Future> Future for OnMachine<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        if self.gate.closed.get() {
+            *self.gate.waker.borrow_mut() = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let (machine, wrong) = (self.machine, self.clock.get());
+        timeline::on_machine(machine, wrong, || self.inner.as_mut().poll(context))
+    }
+}
+
+/// An agent that was started.
+#[derive(Debug)]
+struct Agent {
+    task: JoinHandle<String>,
+    requests: mpsc::Sender<Request>,
+    readiness: Readiness,
+    stop: Option<oneshot::Sender<()>>,
+    gate: Rc<Gate>,
+}
+
+/// A machine of the cluster.
+#[derive(Debug)]
+pub struct Machine {
+    /// Its number. It is `n` with this number in the timeline.
+    pub number: usize,
+    /// Its kernel.
+    pub kernel: SimKernel,
+    /// Its network to the store.
+    pub wire: Wire,
+    /// The address that its uplink has now.
+    pub ip: Ipv4Addr,
+    /// By how many seconds its wall clock is wrong.
+    pub clock: Rc<Cell<i64>>,
+    /// Everything in the kernel that is not weft's. weft must not change it.
+    foreign: BTreeMap<Key, ObservedValue>,
+    /// Entries of other programs in the place of weft's own, which weft may replace.
+    given_up: BTreeSet<Key>,
+    site: Site,
+    agent: Option<Agent>,
+}
+
+/// The uplink of every machine.
+pub fn uplink() -> Name {
+    name("eth0")
+}
+
+fn is_foreign(key: &Key, seen: &ObservedValue) -> bool {
+    matches!(key, Key::Route(..)) && seen.protocol != PROTOCOL
+}
+
+impl Machine {
+    /// Returns a machine that is up and whose agent does not run yet.
+    pub fn new(number: usize, site: Site, server: &Server) -> io::Result<Machine> {
+        let wire = Wire::new(server);
+        let mut machine = Machine {
+            number,
+            kernel: SimKernel::default(),
+            wire,
+            ip: address(site.lan, number),
+            clock: Rc::default(),
+            foreign: BTreeMap::new(),
+            given_up: BTreeSet::new(),
+            site,
+            agent: None,
+        };
+        fs::create_dir_all(machine.run_dir())?;
+        fs::create_dir_all(machine.state_dir())?;
+        machine.boot();
+        Ok(machine)
+    }
+
+    fn dir(&self) -> PathBuf {
+        PathBuf::from(format!("n{}", self.number))
+    }
+
+    /// The directory of files that a boot removes.
+    fn run_dir(&self) -> PathBuf {
+        self.dir().join("run")
+    }
+
+    /// The directory of files that outlive a boot.
+    fn state_dir(&self) -> PathBuf {
+        self.dir().join("state")
+    }
+
+    /// Returns the path of subnet.env.
+    pub fn subnet_file(&self) -> PathBuf {
+        self.run_dir().join("subnet.env")
+    }
+
+    /// Returns the subnet that subnet.env gives to pods.
+    pub fn pods(&self) -> Option<Subnets> {
+        let text = fs::read_to_string(self.subnet_file()).ok()?;
+        SubnetEnv::parse(&text).map(|env| env.subnets)
+    }
+
+    /// Brings the kernel into the state after a boot, with a network configuration by DHCP.
+    pub fn boot(&mut self) {
+        self.kernel.boot();
+        self.add_uplink();
+    }
+
+    /// Creates the uplink with its address and the default route.
+    pub fn add_uplink(&mut self) {
+        let [.., b, c] = self.ip.octets();
+        self.kernel.add_link(uplink(), Mac([2, 0, 0, 0xee, b, c]));
+        self.set_address(self.ip);
+    }
+
+    /// Gives the uplink this address, and the default route. Without an uplink it gets them when it is created.
+    pub fn set_address(&mut self, ip: Ipv4Addr) {
+        self.ip = ip;
+        if !self.kernel.has_link(uplink()) {
+            return;
+        }
+        self.kernel.add_address(uplink(), self.net(ip), 0);
+        self.kernel.add_route(everywhere(), self.gateway().into(), uplink(), DHCP);
+        self.remember_foreign();
+    }
+
+    /// Returns an address with the prefix length of the LAN.
+    pub fn net(&self, ip: Ipv4Addr) -> IpNet {
+        IpNet::V4(Ipv4Net::new_assert(ip, self.site.lan.prefix_len()))
+    }
+
+    /// Returns the address of the router.
+    pub fn gateway(&self) -> Ipv4Addr {
+        self.site.lan.broadcast().to_bits().wrapping_sub(1).into()
+    }
+
+    /// Takes notice of what other programs have in the kernel now. It is called after each change by another program.
+    pub fn remember_foreign(&mut self) {
+        let given_up = &self.given_up;
+        self.foreign = self.kernel.with_entries(|entries| {
+            let foreign = entries.iter().filter(|(key, seen)| is_foreign(key, seen) && !given_up.contains(key));
+            foreign.map(|(key, seen)| (*key, seen.clone())).collect()
+        });
+    }
+
+    /// No longer expects this entry of another program: weft may replace it.
+    pub fn give_up(&mut self, key: Key) {
+        self.given_up.insert(key);
+    }
+
+    /// Returns what weft has changed among the entries of other programs.
+    pub fn touched(&self) -> Option<String> {
+        self.kernel.with_entries(|entries| {
+            let changed = self.foreign.iter().find(|(key, seen)| entries.get(key) != Some(seen));
+            changed.map(|(key, seen)| {
+                let now = entries.get(key).map_or("gone".to_owned(), |now| format!("now {}", now.value));
+                format!("n{}: {key} {} of another program is {now}", self.number, seen.value)
+            })
+        })
+    }
+
+    fn options(&self) -> Options {
+        let state_dir = self.state_dir();
+        Options {
+            store: Store::Dir(PathBuf::new()),
+            uplink: UplinkChoice::default(),
+            subnet_file: self.subnet_file(),
+            socket: PathBuf::new(),
+            health: None,
+            resync: Duration::from_secs(10),
+            nexthop_objects: true,
+            hold_removals: Duration::from_secs(300),
+            change_grace: Duration::from_secs(60),
+            on_lost_lease: self.site.on_lost_lease,
+            manage_sysctls: true,
+            wireguard_key: state_dir.join("wgkey"),
+            state_dir: Some(state_dir),
+            unwell_after: Duration::from_secs(30),
+            rules: RuleOptions::default(),
+            cni: None,
+        }
+    }
+
+    fn store(&self) -> anyhow::Result<EtcdStore> {
+        let wire = self.wire.clone();
+        let options = EtcdOptions {
+            endpoints: vec!["http://etcd:2379".to_owned()],
+            prefix: PREFIX.to_owned(),
+            key_file: None,
+            cert_file: None,
+            ca_file: None,
+            username: None,
+            password: None,
+            lease_ttl: self.site.lease_ttl,
+            renew_margin: Duration::from_secs(3600),
+            types: TYPES,
+        };
+        Ok(EtcdStore::new(options)?.with_channels(Box::new(move |_| wire.channel())))
+    }
+
+    /// Starts the agent, unless it runs.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        if self.agent.is_some() {
+            return Ok(());
+        }
+        let (requests, received) = mpsc::channel(4);
+        let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
+        let surroundings =
+            Surroundings { requests: received, readiness: readiness.clone(), metrics, traffic_rules: false };
+        let (options, store, kernel) = (self.options(), Rc::new(self.store()?), self.kernel.clone());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let agent = async move {
+            let shutdown = async move {
+                if stopped.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let monitor = kernel.clone();
+            let tasks = LocalSet::new();
+            let ended = tasks.run_until(serve_in(surroundings, options, store, (kernel, monitor), shutdown));
+            match ended.await {
+                Ok(code) => format!("ended with {code:?}"),
+                Err(error) => format!("failed: {error:#}"),
+            }
+        };
+        let (gate, clock, machine) = (Rc::<Gate>::default(), self.clock.clone(), self.number);
+        let inner = Box::pin(agent);
+        let task = tokio::task::spawn_local(OnMachine { inner, gate: gate.clone(), clock, machine });
+        self.agent = Some(Agent { task, requests, readiness, stop: Some(stop), gate });
+        Ok(())
+    }
+
+    /// Ends the agent as SIGKILL does.
+    pub fn kill(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            agent.task.abort();
+        }
+    }
+
+    /// Ends the agent as SIGTERM does. It ends a moment later.
+    pub fn terminate(&mut self) {
+        if let Some(mut agent) = self.agent.take()
+            && let Some(stop) = agent.stop.take()
+        {
+            let _ = stop.send(());
+        }
+    }
+
+    /// Stops the agent as SIGSTOP does, or lets it go on.
+    pub fn freeze(&self, closed: bool) {
+        if let Some(agent) = &self.agent {
+            agent.gate.closed.set(closed);
+            if let Some(waker) = agent.gate.waker.borrow_mut().take() {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Returns true if the agent was started and not ended by [`Machine::kill`] or [`Machine::terminate`].
+    pub fn runs(&self) -> bool {
+        self.agent.is_some()
+    }
+
+    /// Returns true if the agent runs and is not stopped.
+    pub fn is_awake(&self) -> bool {
+        self.agent.as_ref().is_some_and(|agent| !agent.gate.closed.get())
+    }
+
+    /// Returns true if the agent runs and says that it is ready.
+    pub fn is_ready(&self) -> bool {
+        self.agent.as_ref().is_some_and(|agent| agent.readiness.is_ready())
+    }
+
+    /// Returns why the agent is not ready.
+    pub fn reasons(&self) -> Vec<String> {
+        self.agent.as_ref().map_or(vec!["the agent does not run".to_owned()], |agent| agent.readiness.reasons())
+    }
+
+    /// Returns true if the agent has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        self.agent.as_ref().is_some_and(|agent| agent.task.is_finished())
+    }
+
+    /// Asks the agent for its status.
+    pub async fn status(&self) -> Option<Status> {
+        let (reply, answer) = oneshot::channel();
+        self.agent.as_ref()?.requests.try_send(Request::Status(reply)).ok()?;
+        tokio::time::timeout(Duration::from_secs(5), answer).await.ok()?.ok()
+    }
+
+    /// Removes the files that a boot removes.
+    pub fn clear_run_dir(&self) -> io::Result<()> {
+        fs::remove_dir_all(self.run_dir())?;
+        fs::create_dir_all(self.run_dir())
+    }
+
+    /// Replaces the whole disk by an empty one.
+    pub fn clear_disk(&self) -> io::Result<()> {
+        fs::remove_dir_all(self.dir())?;
+        fs::create_dir_all(self.run_dir())?;
+        fs::create_dir_all(self.state_dir())
+    }
+
+    /// Replaces the whole disk by a copy of the disk of another machine.
+    pub fn copy_disk_of(&self, other: &Machine) -> io::Result<()> {
+        self.clear_disk()?;
+        copy(&other.run_dir(), &self.run_dir())?;
+        // The name of the file contains a hash of the path of the subnet file, which is the same on all real machines.
+        let (theirs, ours) = (
+            weft::saved::file(&other.state_dir(), &other.subnet_file()),
+            weft::saved::file(&self.state_dir(), &self.subnet_file()),
+        );
+        match fs::copy(theirs, ours) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the first address of a machine.
+pub fn address(lan: Ipv4Net, number: usize) -> Ipv4Addr {
+    let number = u32::try_from(number).unwrap_or(u32::MAX);
+    // The second half of each 256 addresses is for other addresses of the machines.
+    (lan.network().to_bits() + (number / 100) * 256 + number % 100 + 1).into()
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens in a simulation: the cluster, and the list of events. It is made from a seed, and is written as JSON so that a shorter list
+//! can be run as well.
+
+use serde::{Deserialize, Serialize};
+
+use crate::chance::Chance;
+use crate::event::{self, Event};
+
+/// An event and its time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Timed {
+    /// Seconds after the begin.
+    pub at: u64,
+    /// What happens.
+    pub event: Event,
+}
+
+/// A whole simulation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scenario {
+    /// The seed of everything that is random and not in this list.
+    pub seed: u64,
+    /// Number of machines.
+    pub machines: usize,
+    /// The type of the backend.
+    pub backend: String,
+    /// The LAN of the machines is inside Network.
+    pub lan_inside: bool,
+    /// The time to live of leases, in seconds.
+    pub lease_ttl: u64,
+    /// For how many seconds events happen.
+    pub seconds: u64,
+    /// The events, ordered by time.
+    pub events: Vec<Timed>,
+}
+
+impl Scenario {
+    /// Returns the simulation of this seed.
+    pub fn of_seed(seed: u64) -> Scenario {
+        let mut chance = Chance::new(seed, 3);
+        let machines = 3 + chance.below(4);
+        let backend = ["vxlan", "vxlan", "vxlan", "host-gw", "ipip"][chance.below(5)].to_owned();
+        let lan_inside = chance.percent(30);
+        let lease_ttl = [120, 600, 86_400][chance.below(3)];
+        let seconds = chance.between(600, 1800);
+        let count = chance.between(4, 40);
+        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, events: Vec::new() };
+        scenario.add_events(count, &mut chance);
+        scenario
+    }
+
+    /// Returns a simulation of this size, with so many random events per minute.
+    pub fn of_size(seed: u64, machines: usize, seconds: u64, per_minute: u64) -> Scenario {
+        let (backend, lan_inside, lease_ttl) = ("vxlan".to_owned(), false, 86_400);
+        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, events: Vec::new() };
+        scenario.add_events(seconds / 60 * per_minute, &mut Chance::new(seed, 3));
+        scenario
+    }
+
+    fn add_events(&mut self, count: u64, chance: &mut Chance) {
+        for _ in 0..count {
+            // The cluster has some time to begin.
+            let at = chance.between(20, self.seconds.max(21));
+            self.events.push(Timed { at, event: event::random(chance, self.machines, self.lan_inside) });
+        }
+        self.events.sort_by_key(|timed| timed.at);
+    }
+
+    /// Returns net-conf. Subnets are leased from the first half of Network only, so that the simulation has prefixes of its own.
+    pub fn net_conf(&self) -> String {
+        let backend = &self.backend;
+        format!(
+            r#"{{"Network":"10.0.0.0/8","SubnetLen":24,"SubnetMin":"10.1.0.0","SubnetMax":"10.63.255.0","Backend":{{"Type":"{backend}"}}}}"#
+        )
+    }
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A simulated etcd server, and the network between it and each node. The agents use the real store code and etcd's own client library;
+//! only the connection is replaced ([`Wire::channel`]).
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use etcd_client::Channel;
+use futures_util::stream::{self, Stream, StreamExt};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+use tonic::body::Body;
+use tonic::{Request, Response, Status, Streaming};
+use tower::util::BoxCloneSyncService;
+
+use crate::etcd::{Etcd, Refused};
+
+/// etcd's protocol.
+#[allow(missing_docs, clippy::all)]
+pub mod pb {
+    tonic::include_proto!("etcdserverpb");
+}
+
+use pb::kv_server::{Kv, KvServer};
+use pb::lease_server::{Lease, LeaseServer};
+use pb::watch_server::{Watch, WatchServer};
+use pb::{
+    DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+    PutRequest, PutResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    watch_request,
+};
+
+/// How long a message takes from a node to the server, or back.
+const LATENCY: Duration = Duration::from_millis(1);
+/// How often an idle watch gets a progress notification. etcd's interval is ten minutes.
+const PROGRESS: Duration = Duration::from_secs(600);
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Status {
+        let text = refused.to_string();
+        match refused {
+            Refused::Compacted | Refused::Future => Status::out_of_range(text),
+            Refused::NoLease => Status::not_found(text),
+            Refused::LeaseExists => Status::failed_precondition(text),
+            Refused::NoKey => Status::invalid_argument(text),
+        }
+    }
+}
+
+/// The server, which all nodes share.
+#[derive(Debug, Clone)]
+pub struct Server {
+    content: Arc<Mutex<Etcd>>,
+    /// The number of changes. Watches wait for the next one.
+    changes: watch::Sender<u64>,
+    /// The number of restarts. A restart ends all watches.
+    restarts: watch::Sender<u64>,
+}
+
+impl Server {
+    /// Returns a server with this content, and starts to expire its leases.
+    pub fn start(content: Etcd) -> Server {
+        let content = Arc::new(Mutex::new(content));
+        let server = Server { content, changes: watch::Sender::new(0), restarts: watch::Sender::new(0) };
+        let expiring = server.clone();
+        tokio::spawn(async move {
+            loop {
+                sleep(Duration::from_secs(1)).await;
+                let now = Instant::now();
+                if expiring.content().next_expiry().is_some_and(|at| at <= now) {
+                    expiring.change(|etcd| etcd.expire(now));
+                }
+            }
+        });
+        server
+    }
+
+    fn content(&self) -> MutexGuard<'_, Etcd> {
+        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the content.
+    pub fn read<T>(&self, read: impl FnOnce(&Etcd) -> T) -> T {
+        read(&self.content())
+    }
+
+    /// Changes the content, as a client would.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Etcd) -> T) -> T {
+        let result = change(&mut self.content());
+        self.changes.send_modify(|count| *count += 1);
+        result
+    }
+
+    /// Starts the server again with this content. All watches end.
+    pub fn restart_with(&self, mut content: Etcd) {
+        content.restart_leases(Instant::now());
+        *self.content() = content;
+        self.restarts.send_modify(|count| *count += 1);
+        self.changes.send_modify(|count| *count += 1);
+    }
+}
+
+/// What is wrong between a node and the server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Disorder {
+    /// Nothing.
+    #[default]
+    None,
+    /// No packet arrives, in either direction.
+    Silence,
+    /// The server's port is closed.
+    Refused,
+    /// Requests arrive and are carried out, but no answer comes back.
+    AnswersLost,
+}
+
+/// The network between one node and the server.
+#[derive(Debug, Clone)]
+pub struct Wire {
+    server: Server,
+    disorder: watch::Sender<Disorder>,
+    /// How long the events of watches take in addition.
+    lag: Arc<Mutex<Duration>>,
+}
+
+impl Wire {
+    /// Returns a network without disorder.
+    pub fn new(server: &Server) -> Wire {
+        Wire { server: server.clone(), disorder: watch::Sender::new(Disorder::None), lag: Arc::default() }
+    }
+
+    /// Changes what is wrong.
+    pub fn set(&self, disorder: Disorder) {
+        self.disorder.send_replace(disorder);
+    }
+
+    /// Returns what is wrong.
+    pub fn disorder(&self) -> Disorder {
+        *self.disorder.borrow()
+    }
+
+    /// Changes how long the events of watches take in addition.
+    pub fn set_lag(&self, lag: Duration) {
+        *self.lag.lock().unwrap_or_else(PoisonError::into_inner) = lag;
+    }
+
+    fn lag(&self) -> Duration {
+        *self.lag.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what etcd's client library uses in place of a connection.
+    pub fn channel(&self) -> Channel {
+        let wire = self.clone();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let wire = wire.clone();
+            async move { Ok::<_, tower::BoxError>(wire.call(request).await) }
+        });
+        Channel::Custom(BoxCloneSyncService::new(service))
+    }
+
+    async fn call(self, request: http::Request<Body>) -> http::Response<Body> {
+        use tower::ServiceExt;
+        sleep(LATENCY).await;
+        match self.disorder() {
+            Disorder::None | Disorder::AnswersLost => {}
+            // The client gives up after its own time limit.
+            Disorder::Silence => std::future::pending().await,
+            Disorder::Refused => return Status::unavailable("tcp connect error: Connection refused").into_http(),
+        }
+        let service = request.uri().path().split('/').nth(1).unwrap_or_default().to_owned();
+        let answer = match service.as_str() {
+            "etcdserverpb.KV" => KvServer::new(self.clone()).oneshot(request).await,
+            "etcdserverpb.Lease" => LeaseServer::new(self.clone()).oneshot(request).await,
+            "etcdserverpb.Watch" => WatchServer::new(self.clone()).oneshot(request).await,
+            _ => Ok(Status::unimplemented("the simulated etcd does not have this service").into_http()),
+        };
+        sleep(LATENCY).await;
+        if self.disorder() != Disorder::None {
+            std::future::pending::<()>().await;
+        }
+        match answer {
+            Ok(answer) => answer,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Sends an event to the client when the network lets it through. Returns false if the stream has ended.
+    async fn deliver(&self, out: &mpsc::Sender<Result<WatchResponse, Status>>, message: WatchResponse) -> bool {
+        let mut disorder = self.disorder.subscribe();
+        if disorder.wait_for(|now| *now == Disorder::None).await.is_err() {
+            return false;
+        }
+        out.send(Ok(message)).await.is_ok()
+    }
+
+    /// Serves one watch until the client or the server ends it.
+    async fn follow(self, create: pb::WatchCreateRequest, out: mpsc::Sender<Result<WatchResponse, Status>>) {
+        let (mut changes, mut restarts) = (self.server.changes.subscribe(), self.server.restarts.subscribe());
+        restarts.mark_unchanged();
+        let header = self.server.read(Etcd::header);
+        if !self.deliver(&out, WatchResponse { header, created: true, ..WatchResponse::default() }).await {
+            return;
+        }
+        let mut next = match create.start_revision {
+            0 => self.server.read(Etcd::revision) + 1,
+            revision => revision,
+        };
+        let mut progress = Instant::now() + PROGRESS;
+        loop {
+            changes.mark_unchanged();
+            let compacted = self.server.read(Etcd::compacted);
+            if next < compacted {
+                let header = self.server.read(Etcd::header);
+                let (canceled, compact_revision) = (true, compacted);
+                let message = WatchResponse { header, canceled, compact_revision, ..WatchResponse::default() };
+                self.deliver(&out, message).await;
+                return;
+            }
+            let (events, header, revision) = self
+                .server
+                .read(|etcd| (etcd.changes(next, &create.key, &create.range_end), etcd.header(), etcd.revision()));
+            next = next.max(revision + 1);
+            let is_progress_due = create.progress_notify && Instant::now() >= progress;
+            if !events.is_empty() || is_progress_due {
+                progress = Instant::now() + PROGRESS;
+                sleep(LATENCY + self.lag()).await;
+                if !self.deliver(&out, WatchResponse { header, events, ..WatchResponse::default() }).await {
+                    return;
+                }
+                continue;
+            }
+            tokio::select! {
+                biased;
+                _ = restarts.changed() => {
+                    let _ = out.send(Err(Status::unavailable("the server was restarted"))).await;
+                    return;
+                }
+                () = out.closed() => return,
+                _ = changes.changed() => {}
+                () = sleep_until(progress) => {}
+            }
+        }
+    }
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn receive<T: Send + 'static>(mut from: mpsc::Receiver<Result<T, Status>>) -> Answers<T> {
+    Box::pin(stream::poll_fn(move |context| match from.poll_recv(context) {
+        Poll::Ready(item) => Poll::Ready(item),
+        Poll::Pending => Poll::Pending,
+    }))
+}
+
+#[tonic::async_trait]
+impl Kv for Wire {
+    async fn range(&self, request: Request<RangeRequest>) -> Result<Response<RangeResponse>, Status> {
+        Ok(Response::new(self.server.read(|etcd| etcd.range(request.get_ref()))?))
+    }
+
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
+        Ok(Response::new(self.server.change(|etcd| etcd.put(request.into_inner()))?))
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<DeleteRangeRequest>,
+    ) -> Result<Response<DeleteRangeResponse>, Status> {
+        Ok(Response::new(self.server.change(|etcd| etcd.delete(request.get_ref()))))
+    }
+
+    async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
+        Ok(Response::new(self.server.change(|etcd| etcd.txn(request.into_inner()))?))
+    }
+}
+
+#[tonic::async_trait]
+impl Watch for Wire {
+    type WatchStream = Answers<WatchResponse>;
+
+    async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+        let (out, answers) = mpsc::channel(64);
+        let (wire, mut requests) = (self.clone(), request.into_inner());
+        tokio::spawn(async move {
+            let first = requests.next().await.and_then(Result::ok).and_then(|request| request.request_union);
+            if let Some(watch_request::RequestUnion::CreateRequest(create)) = first {
+                wire.follow(create, out).await;
+            }
+            // The stream of requests stays open until the watch has ended.
+            drop(requests);
+        });
+        Ok(Response::new(receive(answers)))
+    }
+}
+
+#[tonic::async_trait]
+impl Lease for Wire {
+    type LeaseKeepAliveStream = Answers<LeaseKeepAliveResponse>;
+
+    async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Result<Response<LeaseGrantResponse>, Status> {
+        Ok(Response::new(self.server.change(|etcd| etcd.grant(request.get_ref(), Instant::now()))?))
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<LeaseRevokeRequest>,
+    ) -> Result<Response<LeaseRevokeResponse>, Status> {
+        self.server.change(|etcd| etcd.revoke(request.get_ref().id))?;
+        Ok(Response::new(LeaseRevokeResponse { header: self.server.read(Etcd::header) }))
+    }
+
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<LeaseKeepAliveRequest>>,
+    ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
+        let wire = self.clone();
+        let answers = request.into_inner().map(move |message| {
+            let id = message?.id;
+            Ok(wire.server.change(|etcd| etcd.keep_alive(id, Instant::now())))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn lease_time_to_live(
+        &self,
+        request: Request<LeaseTimeToLiveRequest>,
+    ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
+        Ok(Response::new(self.server.read(|etcd| etcd.time_to_live(request.get_ref(), Instant::now()))))
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Walks a packet through the simulated kernels, as Linux would forward it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+use weft_backends::ipip::IpipLink;
+use weft_backends::link::Link;
+use weft_backends::state::{Key, Mac, Name, Observed, Route, Value};
+use weft_backends::vxlan::VxlanLink;
+
+use crate::kernel::SimKernel;
+use crate::machine::Machine;
+
+/// More hops than any packet needs.
+const MOST_HOPS: usize = 4;
+
+/// The tables of one machine.
+struct Tables<'a> {
+    kernel: &'a SimKernel,
+    entries: Observed,
+    pods: Option<IpNet>,
+}
+
+/// The tables of all machines at one moment.
+pub struct Fabric<'a> {
+    machines: Vec<Tables<'a>>,
+    owners: BTreeMap<Ipv4Addr, usize>,
+}
+
+/// Why a packet did not arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lost {
+    /// The machine has no route.
+    NoRoute(usize),
+    /// The route leads nowhere, on purpose or because its interface is down.
+    Dead(usize, String),
+    /// The route leads out of the cluster.
+    Left(usize, IpAddr),
+    /// An entry that the route needs is missing.
+    Missing(usize, String),
+    /// Nobody has this address on the LAN.
+    NobodyHas(usize, IpAddr),
+    /// The machine that got the tunnel packet has no such tunnel.
+    NoTunnel(usize, String),
+    /// The packet went on and on.
+    Loop,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lost::NoRoute(at) => write!(f, "n{at} has no route"),
+            Lost::Dead(at, text) => write!(f, "n{at}: the route {text} leads nowhere"),
+            Lost::Left(at, via) => write!(f, "n{at} sends it out of the cluster, to {via}"),
+            Lost::Missing(at, text) => write!(f, "n{at} has no {text}"),
+            Lost::NobodyHas(at, ip) => write!(f, "n{at} sends it to {ip}, which nobody has"),
+            Lost::NoTunnel(at, text) => write!(f, "n{at} got it, but has no {text}"),
+            Lost::Loop => f.write_str("it went in a loop"),
+        }
+    }
+}
+
+fn link(entries: &Observed, dev: Name) -> Option<&Link> {
+    match entries.get(&Key::Link(dev)).map(|seen| &seen.value) {
+        Some(Value::Link(link)) => Some(link),
+        _ => None,
+    }
+}
+
+impl Tables<'_> {
+    /// Returns the route that Linux chooses: the longest prefix, and of several the one with the lowest metric.
+    fn route(&self, to: IpAddr) -> Option<(IpNet, Route)> {
+        let matching = self.entries.iter().filter_map(|(key, seen)| match (key, &seen.value) {
+            (Key::Route(net, metric), Value::Route(route)) if net.contains(&to) => Some((*net, *metric, *route)),
+            _ => None,
+        });
+        let best = matching.max_by_key(|(net, metric, _)| (net.prefix_len(), std::cmp::Reverse(*metric)));
+        best.map(|(net, _, route)| (net, route))
+    }
+
+    fn has_vxlan(&self, wanted: (u32, u16), mac: Mac) -> bool {
+        self.entries.iter().any(|(key, seen)| match (key, &seen.value) {
+            (Key::Link(dev), Value::Link(link)) => {
+                let same = |kind: &VxlanLink| (kind.vni, kind.port) == wanted;
+                link.kind.of::<VxlanLink>().is_some_and(same)
+                    && link.mac == Some(mac)
+                    && self.kernel.is_usable(*dev, &self.entries)
+            }
+            _ => false,
+        })
+    }
+
+    fn has_ipip(&self) -> bool {
+        let is_ipip =
+            |value: &Value| matches!(value, Value::Link(link) if link.up && link.kind.of::<IpipLink>().is_some());
+        self.entries.iter().any(|(_, seen)| is_ipip(&seen.value))
+    }
+}
+
+impl<'a> Fabric<'a> {
+    /// Reads the tables of all machines.
+    pub fn new(machines: &'a [Machine]) -> Fabric<'a> {
+        let mut owners = BTreeMap::new();
+        let mut tables = Vec::new();
+        for machine in machines {
+            for ip in machine.kernel.addresses() {
+                owners.insert(ip, machine.number);
+            }
+            let pods = machine.pods().and_then(|subnets| subnets.v4).map(|v4| IpNet::V4(v4.trunc()));
+            tables.push(Tables { kernel: &machine.kernel, entries: machine.kernel.entries(), pods });
+        }
+        Fabric { machines: tables, owners }
+    }
+
+    /// Sends a packet from a machine to an address of a pod, and returns the machine that gives it to its pods.
+    pub fn send(&self, from: usize, to: IpAddr) -> Result<usize, Lost> {
+        let mut at = from;
+        for _ in 0..MOST_HOPS {
+            if at != from && self.machines[at].pods.is_some_and(|pods| pods.contains(&to)) {
+                return Ok(at);
+            }
+            at = self.hop(at, to)?;
+        }
+        Err(Lost::Loop)
+    }
+
+    fn hop(&self, at: usize, to: IpAddr) -> Result<usize, Lost> {
+        let tables = &self.machines[at];
+        let (net, route) = tables.route(to).ok_or(Lost::NoRoute(at))?;
+        let Route::Unicast { via, dev, .. } = route else {
+            return Err(Lost::Dead(at, format!("{net} {route}")));
+        };
+        if !tables.kernel.is_usable(dev, &tables.entries) {
+            return Err(Lost::Dead(at, format!("{net} {route}")));
+        }
+        let Some(device) = link(&tables.entries, dev) else {
+            if net.prefix_len() == 0 {
+                return Err(Lost::Left(at, via));
+            }
+            return self.on_lan(at, via);
+        };
+        if let Some(vxlan) = device.kind.of::<VxlanLink>() {
+            let mac = match tables.entries.get(&Key::Neigh(dev, via)).map(|seen| &seen.value) {
+                Some(Value::Neigh(mac)) => *mac,
+                _ => return Err(Lost::Missing(at, format!("neighbour {via} on {dev}"))),
+            };
+            let outer = match tables.entries.get(&Key::Fdb(dev, mac)).map(|seen| &seen.value) {
+                Some(Value::Fdb(outer)) => *outer,
+                _ => return Err(Lost::Missing(at, format!("FDB entry {mac} on {dev}"))),
+            };
+            let next = self.on_lan(at, outer)?;
+            let there = self.machines[next].has_vxlan((vxlan.vni, vxlan.port), mac);
+            return if there { Ok(next) } else { Err(Lost::NoTunnel(next, format!("vxlan device with {mac}"))) };
+        }
+        let next = self.on_lan(at, via)?;
+        if self.machines[next].has_ipip() { Ok(next) } else { Err(Lost::NoTunnel(next, "ipip device".to_owned())) }
+    }
+
+    /// Returns the machine that gets a packet for an address of the LAN.
+    fn on_lan(&self, at: usize, to: IpAddr) -> Result<usize, Lost> {
+        let tables = &self.machines[at];
+        let (net, route) = tables.route(to).ok_or(Lost::NoRoute(at))?;
+        let usable =
+            |dev: &Name| link(&tables.entries, *dev).is_none() && tables.kernel.is_usable(*dev, &tables.entries);
+        match route {
+            Route::Device { dev } if usable(&dev) => {}
+            _ => return Err(Lost::Dead(at, format!("{net} {route} to the machine {to}"))),
+        }
+        let owner = match to {
+            IpAddr::V4(v4) => self.owners.get(&v4),
+            IpAddr::V6(_) => None,
+        };
+        owner.copied().ok_or(Lost::NobodyHas(at, to))
+    }
+}
