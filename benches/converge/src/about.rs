@@ -21,11 +21,28 @@ pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
     Ok(about)
 }
 
-/// Returns the same for these programs, without a store.
+/// Returns the same for a bench that contains weft itself.
 ///
 /// # Errors
 /// As [`machine`].
-pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, String)>> {
+pub fn host(flanneld_path: Option<&Path>) -> Result<Vec<(String, String)>> {
+    let mut about = computer()?;
+    let build = if cfg!(debug_assertions) { "without optimisation" } else { "with optimisation" };
+    about.push(("build".to_owned(), build.to_owned()));
+    about.push(("etcd".to_owned(), first(&command("etcd", &["--version"])?)));
+    about.push(("date".to_owned(), first(&command("date", &["-u", "+%Y-%m-%d"])?)));
+    if let Some(path) = flanneld_path {
+        about.push(("flanneld".to_owned(), flanneld(path)?));
+    }
+    Ok(about)
+}
+
+fn first(text: &str) -> String {
+    text.lines().next().unwrap_or_default().trim().to_owned()
+}
+
+/// The processors, the memory, the kernel, and how busy they are.
+fn computer() -> Result<Vec<(String, String)>> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
     let field = |name: &str| cpuinfo.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, v)| v.trim()));
     let cpu = field("model name").or(field("CPU implementer")).unwrap_or("unknown").to_owned();
@@ -33,16 +50,25 @@ pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, Stri
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kb: Option<f64> = meminfo.lines().next().and_then(|l| l.split_whitespace().nth(1)?.parse().ok());
     let memory = kb.map_or_else(|| "unknown memory".to_owned(), |kb| format!("{:.0} GB", kb / 1024.0 / 1024.0));
-    let first = |text: String| text.lines().next().unwrap_or_default().trim().to_owned();
-    let weft = weft.to_string_lossy();
-    let mut about = vec![
+    Ok(vec![
         ("machine".to_owned(), format!("{cpus} x {cpu}, {memory}")),
-        ("kernel".to_owned(), first(command("uname", &["-srm"])?)),
+        ("kernel".to_owned(), first(&command("uname", &["-srm"])?)),
         ("load at the start".to_owned(), load()),
-        ("weft".to_owned(), first(command(&weft, &["version"])?)),
+    ])
+}
+
+/// The same for these programs, without a store.
+///
+/// # Errors
+/// As [`machine`].
+pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, String)>> {
+    let weft = weft.to_string_lossy();
+    let mut about = computer()?;
+    about.extend([
+        ("weft".to_owned(), first(&command(&weft, &["version"])?)),
         ("binary".to_owned(), format!("{:.1} MB, {}", size_mb(Path::new(&*weft))?, built(&weft)?)),
-        ("date".to_owned(), first(command("date", &["-u", "+%Y-%m-%d"])?)),
-    ];
+        ("date".to_owned(), first(&command("date", &["-u", "+%Y-%m-%d"])?)),
+    ]);
     if let Some(path) = flanneld_path {
         about.push(("flanneld".to_owned(), flanneld(path)?));
     }
@@ -50,7 +76,7 @@ pub fn of(weft: &Path, flanneld_path: Option<&Path>) -> Result<Vec<(String, Stri
 }
 
 /// Returns the load before the run began. With a high load the results are doubtful.
-fn load() -> String {
+pub fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(2).collect::<Vec<_>>().join(", ")
 }

@@ -18,6 +18,7 @@ mod rows;
 mod shape;
 mod site;
 mod store;
+mod storm;
 mod table;
 mod targets;
 mod watch;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Task::Run(options) => run(&options),
         Task::Shape(options) => shape::run(&options),
         Task::Kube(options) => kube::run(&options),
+        Task::Storm(options) => storm::run(&options),
         Task::Docs { out, docs, readme } => docs::write(&out, &docs, &readme).map(|()| true),
     };
     match done {

@@ -23,6 +23,8 @@ pub enum Task {
     Kube(KubeOptions),
     /// At most 60 s: fails when a cost has the wrong shape, never on time
     Shape(ShapeOptions),
+    /// Many nodes that start, renew, reboot and leave at once, with one etcd. Fails when a promise is broken
+    Storm(StormOptions),
     /// Write the last run's table and plots as documents
     Docs {
         /// Where the last run is
@@ -149,4 +151,27 @@ pub struct ShapeOptions {
     /// More flags for weft: with --no-nexthop-objects this must fail
     #[arg(long = "agent-flag", value_name = "FLAG", allow_hyphen_values = true)]
     pub agent_flags: Vec<String>,
+}
+
+/// What the storms are measured with.
+#[derive(Debug, Clone, clap::Args)]
+pub struct StormOptions {
+    /// Nodes. 1,000 take 4 GB of memory, and 2,000 take 14 GB
+    #[arg(long, default_value_t = 1000)]
+    pub size: usize,
+    /// flanneld's binary; without it there are no figures of flanneld
+    #[arg(long, env = "FLANNELD", value_name = "FILE")]
+    pub flanneld: Option<PathBuf>,
+    /// Flannelds. Agents and bare clients are measured with this number of nodes, too
+    #[arg(long, default_value_t = 100)]
+    pub flannelds: usize,
+    /// Seconds after which a storm has failed
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub limit: u64,
+    /// Where the results go
+    #[arg(long, default_value = "target/bench", value_name = "DIR")]
+    pub out: PathBuf,
+    /// The page that is written
+    #[arg(long, default_value = "docs/bench/storm.md", value_name = "FILE")]
+    pub page: PathBuf,
 }

@@ -5,6 +5,7 @@
 //! nothing outlives the bench.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -67,6 +68,25 @@ pub fn build() -> Result<()> {
         ip(FABRIC, &words)?;
     }
     enter(FABRIC)
+}
+
+/// Makes a namespace of this name with an uplink `eth0` that has this address. It goes with the bench.
+///
+/// # Errors
+/// ip fails.
+pub fn add_host(name: &str, address: Ipv4Addr) -> Result<()> {
+    command("ip", &["netns", "add", name])?;
+    ip(FABRIC, &format!("link add {name} type veth peer name eth0 netns {name}"))?;
+    ip(FABRIC, &format!("link set {name} master br0 up"))?;
+    for words in [
+        "link set lo up".to_owned(),
+        format!("addr add {address}/12 dev eth0"),
+        "link set eth0 up".to_owned(),
+        format!("route add default via {STORE}"),
+    ] {
+        ip(name, &words)?;
+    }
+    Ok(())
 }
 
 /// Lets time pass, for rows that measure what happens in a given time.

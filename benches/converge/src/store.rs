@@ -68,6 +68,31 @@ impl Store {
         Ok(store)
     }
 
+    /// Returns the process id of etcd.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Writes this net-conf, even if it is the same as before.
+    ///
+    /// # Errors
+    /// etcd refuses it, or does not answer.
+    pub fn set_net_conf(&mut self, text: &str) -> Result<()> {
+        let put = self.client.put("/coreos.com/network/config", text, None);
+        self.runtime.block_on(put).context("write net-conf").map(drop)
+    }
+
+    /// Deletes these keys, one by one.
+    ///
+    /// # Errors
+    /// etcd refuses it, or does not answer.
+    pub fn delete_keys(&mut self, keys: &[String]) -> Result<()> {
+        for key in keys {
+            self.runtime.block_on(self.client.delete(key.as_str(), None)).context("delete a lease")?;
+        }
+        Ok(())
+    }
+
     /// Writes these peers, in transactions as large as etcd accepts.
     ///
     /// # Errors
