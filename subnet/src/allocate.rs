@@ -8,9 +8,6 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::cidr::{Family, Subnets, address, bits, family, size};
 use crate::network::Network;
 
-/// The number of free subnets among which one is chosen at random. It is the same in flannel.
-const CANDIDATES: usize = 100;
-
 /// One family's `SubnetMin`, `SubnetMax` and `SubnetLen`.
 #[derive(Clone, Copy)]
 struct Span {
@@ -37,18 +34,15 @@ fn spans(network: &Network) -> impl Iterator<Item = Span> {
     v4.into_iter().chain(v6)
 }
 
-/// Chooses a free subnet of each enabled family, among the first 100 between SubnetMin and SubnetMax. Returns `None` if an enabled family
-/// has none left.
+/// Chooses one of all free subnets between SubnetMin and SubnetMax, of each enabled family. Returns `None` if an enabled family has none
+/// left. (flannel chooses among the first 100 free ones. When a thousand nodes start together, nine of ten of them then lose a race.)
 ///
 /// `taken` contains all leased subnets, of any length, and all other networks that the chosen subnet must not overlap. It is copied and
 /// sorted. `random` returns any 64 bits, and is called once for each family.
 pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
     let mut picked = Subnets::default();
     for span in spans(network) {
-        let free = candidates(span, taken);
-        let choices = u64::try_from(free.len()).ok().filter(|n| *n > 0)?;
-        let chosen = free.get(usize::try_from(random() % choices).ok()?)?;
-        match address(span.family, *chosen) {
+        match address(span.family, span.free(taken, random)?) {
             IpAddr::V4(v4) => picked.v4 = Ipv4Net::new(v4, span.len).ok(),
             IpAddr::V6(v6) => picked.v6 = Ipv6Net::new(v6, span.len).ok(),
         }
@@ -56,34 +50,47 @@ pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> 
     Some(picked)
 }
 
-/// Returns the first addresses of free subnets in ascending order.
-fn candidates(span: Span, taken: &[Subnets]) -> Vec<u128> {
-    let mut used: Vec<(u128, u128)> = taken
-        .iter()
-        .filter_map(|subnets| subnets.of(span.family))
-        .map(|net| (bits(net.network()), bits(net.broadcast())))
-        .filter(|(first, last)| *last >= span.first && *first <= span.last + (size(span.family, span.len) - 1))
-        .collect();
-    used.sort_unstable();
-    let step = size(span.family, span.len);
-    let mut free = Vec::new();
-    let mut at = span.first;
-    let mut used = used.into_iter().peekable();
-    while at <= span.last && free.len() < CANDIDATES {
-        // The list is sorted by the first address, so everything that ends before `at` can be skipped, including nested subnets.
-        while used.next_if(|(_, last)| *last < at).is_some() {}
-        let next = match used.peek() {
-            Some((first, last)) if *first <= at + (step - 1) => (*last - *last % step).checked_add(step),
-            _ => {
-                free.push(at);
-                at.checked_add(step)
+impl Span {
+    /// Returns the first address of a free subnet.
+    fn free(self, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<u128> {
+        let step = size(self.family, self.len);
+        let gaps = self.gaps(taken, step);
+        let count: u128 = gaps.iter().map(|(_, count)| count).sum();
+        let mut chosen = u128::from(random()).checked_rem(count)?;
+        for (first, count) in gaps {
+            if chosen < count {
+                return Some(first + chosen * step);
             }
-        };
-        // No subnet follows the last one of the address space.
-        let Some(next) = next else { break };
-        at = next;
+            chosen -= count;
+        }
+        None
     }
-    free
+
+    /// Returns the gaps between taken subnets: the first address of each, and how many free subnets of `step` addresses it has.
+    fn gaps(self, taken: &[Subnets], step: u128) -> Vec<(u128, u128)> {
+        let mut used: Vec<(u128, u128)> = taken
+            .iter()
+            .filter_map(|subnets| subnets.of(self.family))
+            .map(|net| (bits(net.network()), bits(net.broadcast())))
+            .filter(|(first, last)| *last >= self.first && *first <= self.last + (step - 1))
+            .collect();
+        used.sort_unstable();
+        let mut gaps = Vec::new();
+        let mut at = self.first;
+        // Ranges that begin later may end earlier, because taken subnets may be nested.
+        for (first, last) in used {
+            if first > at {
+                gaps.push((at, (first - at) / step));
+            }
+            // No subnet follows the last one of the address space.
+            let Some(next) = (last - last % step).checked_add(step) else { return gaps };
+            at = at.max(next);
+        }
+        if at <= self.last {
+            gaps.push((at, (self.last - at) / step + 1));
+        }
+        gaps
+    }
 }
 
 /// Returns true if this network has the length of a subnet and lies between SubnetMin and SubnetMax of its family.

@@ -270,17 +270,21 @@ fn only_free_subnets_are_chosen() {
 }
 
 #[test]
-fn each_family_is_chosen_among_at_most_a_hundred_candidates() {
+fn each_family_is_chosen_among_all_free_subnets() {
     let conf = network(r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
-    let mut calls = [99, 0].into_iter();
+    let mut calls = [65_534, 0].into_iter();
     let picked = choose(&conf, &[], &mut || calls.next().unwrap()).unwrap();
-    assert_eq!(picked.to_string(), "10.0.100.0/24,fd00:0:0:1::/64");
+    assert_eq!(picked.to_string(), "10.255.255.0/24,fd00:0:0:1::/64");
     assert_eq!(
-        choose(&conf, &[], &mut || 100).unwrap().v4.unwrap().to_string(),
+        choose(&conf, &[], &mut || 65_535).unwrap().v4.unwrap().to_string(),
         "10.0.1.0/24",
-        "100 modulo 100 candidates selects the first"
+        "65,535 modulo 65,535 free subnets selects the first"
     );
+    let taken = nets(&["10.0.2.0/24", "10.0.2.128/25", "10.0.4.0/22"]);
+    assert_eq!(choose(&conf, &taken, &mut || 2).unwrap().v4.unwrap().to_string(), "10.0.8.0/24");
     assert_eq!(choose(&conf, &nets(&["fd00::/40"]), &mut || 0), None, "one family has no free subnet");
+    let wide = network(r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/16","IPv6SubnetLen":126}"#);
+    assert!(choose(&wide, &[], &mut || u64::MAX).is_some(), "there are more subnets than random numbers");
 }
 
 #[test]
