@@ -6,6 +6,7 @@
 mod acquire;
 mod client;
 mod keys;
+mod own_key;
 mod renew;
 mod tls;
 mod watch;
@@ -14,13 +15,13 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use crate::attrs::Attrs;
 use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
-use crate::lease::{Id, Lease, Record};
+use crate::lease::{Lease, Record};
 use crate::network::net_conf_text;
 use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
 
@@ -28,6 +29,7 @@ use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
 pub use client::Channels;
 use client::Pool;
 use keys::{Keys, LastList};
+use own_key::OwnKey;
 
 /// The flags of the etcd store.
 #[derive(Debug, Clone)]
@@ -63,10 +65,9 @@ pub struct EtcdStore {
     renew_margin: Duration,
     /// The net-conf that was last returned. The watch reports a different one.
     config_seen: RefCell<Option<String>>,
-    /// The key that is renewed.
-    renewed_key: RefCell<Option<Id>>,
-    /// Wakes the task that renews the key, because the key has changed.
-    key_changed: Notify,
+    own_key: OwnKey,
+    /// The list that was read together with net-conf, until the own lease is looked for.
+    config_list: LastList,
     last_list: LastList,
 }
 
@@ -84,8 +85,8 @@ impl EtcdStore {
             lease_ttl,
             renew_margin,
             config_seen: RefCell::new(None),
-            renewed_key: RefCell::new(None),
-            key_changed: Notify::new(),
+            own_key: OwnKey::default(),
+            config_list: LastList::default(),
             last_list: LastList::default(),
         })
     }
@@ -98,12 +99,12 @@ impl EtcdStore {
         self
     }
 
+    /// Reads net-conf, and with the same request all leases, which are needed next.
     async fn read_config(&self) -> Result<String, Error> {
-        let key = self.keys.config();
-        let what = format!("read {key}");
-        let answer = self.pool.get(&what, &key, None).await?;
-        let Some(kv) = answer.kvs().first() else { return Err(Error::Missing(key)) };
-        let text = net_conf_text(kv.value());
+        let all = self.read_all().await?;
+        let text = all.config.as_ref().map(|kv| net_conf_text(kv.value()));
+        let text = text.ok_or_else(|| Error::Missing(self.keys.config()))?;
+        self.config_list.set(all);
         *self.config_seen.borrow_mut() = Some(text.clone());
         Ok(text)
     }

@@ -14,6 +14,8 @@ mod etcd;
 mod failover;
 #[path = "store/fences.rs"]
 mod fences;
+#[path = "store/requests.rs"]
+mod requests;
 #[path = "store/secure.rs"]
 mod secure;
 #[path = "store/server.rs"]

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, TxnOp, TxnOpResponse};
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 use tokio::time::sleep;
 
 use crate::allocate;
@@ -26,6 +26,9 @@ use super::keys::{All, Stored};
 /// How many times another node may be faster before an operation fails.
 const ATTEMPTS: u32 = 30;
 
+/// How many times in a row another node may have taken the chosen subnet before everything is read again.
+const LOST_RACES: u32 = 3;
+
 /// The delays between these attempts.
 fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(25), Duration::from_millis(200))
@@ -38,6 +41,8 @@ type Granted = Option<i64>;
 enum Attempt {
     /// The key is ours, with this content.
     Won(Box<Stored>),
+    /// Another node has created this key first.
+    Taken(Box<Stored>),
     /// Another node was faster: the keys are not as they were read. They must be read again.
     Lost,
 }
@@ -47,7 +52,7 @@ impl Attempt {
     fn lease(&self) -> Option<&Lease> {
         match self {
             Attempt::Won(own) => own.lease(),
-            Attempt::Lost => None,
+            Attempt::Taken(_) | Attempt::Lost => None,
         }
     }
 }
@@ -113,7 +118,10 @@ fn contended(what: &str) -> Error {
 
 impl EtcdStore {
     pub(super) async fn find_own(&self, evidence: &Evidence) -> Result<Option<Lease>, Error> {
-        let all = self.read_all().await?;
+        let all = match self.config_list.take() {
+            Some(all) => all,
+            None => self.read_all().await?,
+        };
         let own = all.ours(evidence).first().and_then(|stored| stored.lease()).cloned();
         self.last_list.set(all);
         Ok(own)
@@ -130,7 +138,8 @@ impl EtcdStore {
         // A list that was read a moment ago may be used, because every write checks that its key has not changed.
         let mut recent = self.last_list.take();
         let is_start = recent.is_some();
-        let mut backoff = backoff();
+        recent = recent.or_else(|| self.config_list.take());
+        let (mut backoff, mut lost_races) = (backoff(), 0);
         for _ in 0..ATTEMPTS {
             let mut all = match recent.take() {
                 Some(all) => all,
@@ -138,14 +147,26 @@ impl EtcdStore {
             };
             let attempt = self.acquire_once(request, &all, granted).await?;
             let lease = attempt.lease().cloned();
-            if let (Attempt::Won(own), Some(lease)) = (attempt, lease) {
-                if is_start {
-                    all.replace(*own);
-                    self.last_list.set(all);
+            match (attempt, lease) {
+                (Attempt::Won(own), Some(lease)) => {
+                    self.own_key.set(&own);
+                    if is_start {
+                        all.replace(*own);
+                        self.last_list.set(all);
+                    }
+                    return Ok(lease);
                 }
-                return Ok(lease);
+                // The list with this lease is as good as a new one. When many nodes start together, all new lists would be a heavy load.
+                (Attempt::Taken(other), _) if lost_races < LOST_RACES => {
+                    lost_races += 1;
+                    all.replace(*other);
+                    recent = Some(all);
+                }
+                _ => {
+                    lost_races = 0;
+                    sleep(backoff.next_delay()).await;
+                }
             }
-            sleep(backoff.next_delay()).await;
         }
         Err(contended("acquire a subnet"))
     }
@@ -179,8 +200,11 @@ impl EtcdStore {
         let etcd_lease = self.grant(granted).await?;
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
         let is_free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-        let Attempt::Won(own) = self.put_fenced(&format!("create {key}"), &key, is_free, put).await? else {
-            return Ok(Attempt::Lost);
+        let own = match self.put_fenced(&format!("create {key}"), &key, is_free, put).await? {
+            Attempt::Won(own) => own,
+            // It may be ours, if the answer to an earlier attempt was lost.
+            Attempt::Taken(other) if other.belongs_to(basis.evidence) => return Ok(Attempt::Lost),
+            lost => return Ok(lost),
         };
         *granted = None;
         if !self.has_older_rival(&own, subnets, basis).await? {
@@ -206,16 +230,18 @@ impl EtcdStore {
         }))
     }
 
-    /// Writes a key if the comparison `when` holds, and returns the new content.
+    /// Writes a key if the comparison `when` holds. Returns the new content, or else what the key contains instead.
     async fn put_fenced(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
-        let answer = self.pool.swap(what, when, vec![put, TxnOp::get(key, None)]).await?;
-        if !answer.succeeded() {
-            return Ok(Attempt::Lost);
-        }
+        let get = TxnOp::get(key, None);
+        let txn = Txn::new().when([when]).and_then([put, get.clone()]).or_else([get]);
+        let answer = self.pool.transact(what, &txn).await?;
         let read = answer.op_responses().into_iter().find_map(|part| match part {
             TxnOpResponse::Get(read) => read.kvs().first().and_then(|kv| self.keys.stored(kv)),
             _ => None,
         });
+        if !answer.succeeded() {
+            return Ok(read.map_or(Attempt::Lost, |other| Attempt::Taken(Box::new(other))));
+        }
         let none = || Error::Unavailable { what: format!("{what}: etcd does not return what it wrote"), source: None };
         read.map(|stored| Attempt::Won(Box::new(stored))).ok_or_else(none)
     }
@@ -251,8 +277,13 @@ impl EtcdStore {
     async fn delete_fenced(&self, stored: &Stored) -> Result<bool, Error> {
         let key = self.keys.lease(&stored.record.id);
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
-        let delete = TxnOp::delete(key.as_str(), None);
-        Ok(self.pool.swap(&format!("delete {key}"), is_unchanged, vec![delete]).await?.succeeded())
+        self.delete_if(&key, is_unchanged).await
+    }
+
+    /// Deletes a key if the comparison holds. Returns false if it does not.
+    async fn delete_if(&self, key: &str, when: Compare) -> Result<bool, Error> {
+        let txn = Txn::new().when([when]).and_then([TxnOp::delete(key, None)]);
+        Ok(self.pool.transact(&format!("delete {key}"), &txn).await?.succeeded())
     }
 
     async fn grant(&self, granted: &mut Granted) -> Result<i64, Error> {
@@ -263,6 +294,9 @@ impl EtcdStore {
         let answer =
             self.pool.call("grant a lease", |mut client| async move { client.lease_grant(ttl, None).await }).await?;
         *granted = Some(answer.id());
+        if let Ok(seconds) = u64::try_from(answer.ttl()) {
+            self.own_key.kept_alive(answer.id(), Duration::from_secs(seconds));
+        }
         Ok(answer.id())
     }
 
@@ -306,7 +340,8 @@ impl EtcdStore {
                     self.create(subnets, attrs, &Basis { evidence: &evidence, revision }, granted).await?
                 }
             };
-            if let Some(lease) = attempt.lease() {
+            if let (Attempt::Won(own), Some(lease)) = (&attempt, attempt.lease()) {
+                self.own_key.set(own);
                 return Ok(lease.clone());
             }
             sleep(backoff.next_delay()).await;
@@ -330,6 +365,12 @@ impl EtcdStore {
     }
 
     pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
+        // A record with exactly our content is ours. Only otherwise it must be read.
+        let key = self.keys.lease(&lease.id);
+        let is_ours = Compare::value(key.as_str(), CompareOp::Equal, lease.attrs.to_wire());
+        if self.delete_if(&key, is_ours).await? {
+            return Ok(());
+        }
         let evidence = Evidence::of(self.types, lease.subnets, &lease.attrs);
         let mut backoff = backoff();
         for _ in 0..ATTEMPTS {

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, GetOptions, GetResponse, KvClient, TxnResponse};
+use etcd_client::{Client, ConnectOptions, GetOptions, GetResponse, KvClient, Txn, TxnResponse};
 use tokio::time::{Instant, timeout};
 
 use crate::source::Error;
@@ -175,6 +175,11 @@ impl Pool {
         self.endpoints.len()
     }
 
+    /// Returns the index of the endpoint in use.
+    pub(super) fn current(&self) -> usize {
+        self.current.get()
+    }
+
     pub(super) fn url(&self) -> &str {
         &self.endpoints[self.current.get()].url
     }
@@ -336,16 +341,11 @@ impl Pool {
         .await
     }
 
-    /// Makes a transaction: carries out the operations `then` if the comparison `when` holds.
-    pub(super) async fn swap(
-        &self,
-        what: &str,
-        when: etcd_client::Compare,
-        then: Vec<etcd_client::TxnOp>,
-    ) -> Result<TxnResponse, Error> {
-        self.call(what, |mut client| {
-            let txn = etcd_client::Txn::new().when([when.clone()]).and_then(then.clone());
-            async move { client.txn(txn).await }
+    /// Makes a transaction.
+    pub(super) async fn transact(&self, what: &str, txn: &Txn) -> Result<TxnResponse, Error> {
+        self.call(what, |client| {
+            let txn = txn.clone();
+            async move { kv(&client).txn(txn).await }
         })
         .await
     }

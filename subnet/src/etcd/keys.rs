@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{GetOptions, GetResponse, KeyValue};
+use etcd_client::{GetOptions, GetResponse, KeyValue, Txn, TxnOp, TxnOpResponse};
 use tokio::time::Instant;
 
 use crate::attrs::{Attrs, BadAttrs};
@@ -27,7 +27,7 @@ const DIVISOR: i64 = 8;
 /// Number of records that are parsed before other tasks may run.
 const PARSED_AT_ONCE: usize = 128;
 /// How long a list may be used instead of a new one.
-const MAX_AGE: Duration = Duration::from_secs(10);
+pub(super) const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// Why a key is not a lease.
 #[derive(Debug, thiserror::Error)]
@@ -130,9 +130,18 @@ pub(super) struct All {
     pub(super) stored: Vec<Stored>,
     pub(super) revision: i64,
     pub(super) cluster: u64,
+    /// net-conf at the same revision.
+    pub(super) config: Option<KeyValue>,
+    /// When the list was read, and from which endpoint.
+    pub(super) read: (Instant, usize),
 }
 
 impl All {
+    /// Returns true if the list may be used instead of a new one.
+    fn is_recent(&self) -> bool {
+        self.read.0.elapsed() < MAX_AGE
+    }
+
     /// Returns the leases that are ours, the one with the best evidence first.
     pub(super) fn ours(&self, evidence: &Evidence) -> Vec<&Stored> {
         let ours = evidence.ours(self.stored.iter().filter_map(Stored::lease));
@@ -151,37 +160,29 @@ impl All {
 /// list, 50,000 leases are read once for all three. It is safe to use a list that is some seconds old: a transaction fails if its key
 /// has changed, and the watch begins at the revision of the list.
 #[derive(Debug, Default)]
-pub(super) struct LastList(RefCell<Option<(Instant, All)>>);
+pub(super) struct LastList(RefCell<Option<All>>);
 
 impl LastList {
     pub(super) fn set(&self, all: All) {
-        *self.0.borrow_mut() = Some((Instant::now(), all));
+        *self.0.borrow_mut() = Some(all);
     }
 
     /// Takes the list, if it is not too old.
     pub(super) fn take(&self) -> Option<All> {
-        self.0.take().filter(|(at, _)| at.elapsed() < MAX_AGE).map(|(_, all)| all)
+        self.0.take().filter(All::is_recent)
     }
 }
 
 impl EtcdStore {
-    /// Reads all leases, in pages at one revision, because 50,000 leases do not fit into one message. A page is parsed while etcd
-    /// prepares the next one.
+    /// Reads net-conf and all leases, in pages at one revision, because 50,000 leases do not fit into one message. A page is parsed
+    /// while etcd prepares the next one. net-conf comes with the first page.
     pub(super) async fn read_all(&self) -> Result<All, Error> {
         let (first, end) = self.keys.leases();
         let what = format!("list {first}");
-        let mut all = All { stored: Vec::new(), revision: 0, cluster: 0 };
         let range = GetOptions::new().with_range(end);
         let mut limit = FIRST_PAGE;
-        let mut page = self.page(&what, first.into(), &range, &mut limit).await?;
+        let (mut all, mut page) = self.first_page(&what, &range, &mut limit).await?;
         loop {
-            let header = page.header().map_or((0, 0), |header| (header.revision(), header.cluster_id()));
-            if all.revision == 0 {
-                (all.revision, all.cluster) = header;
-            } else if all.cluster != header.1 {
-                let what = format!("{what}: another cluster answered in the middle of the list");
-                return Err(Error::Unavailable { what, source: None });
-            }
             let last = page.kvs().last().filter(|_| page.more()).map(|last| [last.key(), b"\0"].concat());
             // The memory of each value is released as soon as it is parsed, and is used again for the next record.
             let mut unparsed = page.take_kvs().into_iter();
@@ -199,6 +200,45 @@ impl EtcdStore {
             };
             let (next, ()) = tokio::join!(self.page(&what, from, &range, &mut limit), parse);
             page = next?;
+            if page.header().is_none_or(|header| header.cluster_id() != all.cluster) {
+                let what = format!("{what}: another cluster answered in the middle of the list");
+                return Err(Error::Unavailable { what, source: None });
+            }
+        }
+    }
+
+    /// Reads net-conf and the first keys of the range, in one transaction. Returns a list without leases, and the page.
+    async fn first_page(&self, what: &str, range: &GetOptions, limit: &mut i64) -> Result<(All, GetResponse), Error> {
+        let mut range = range.clone();
+        loop {
+            let read = [
+                TxnOp::get(self.keys.config(), None),
+                TxnOp::get(self.keys.leases().0, Some(range.clone().with_limit(*limit))),
+            ];
+            let answer = match self.pool.transact(what, &Txn::new().and_then(read)).await {
+                Err(error) if *limit > 1 && too_large(&error) => {
+                    *limit = (*limit / DIVISOR).max(1);
+                    continue;
+                }
+                // As for later pages, see below.
+                Err(error) if too_large(&error) => {
+                    range = range.with_keys_only();
+                    continue;
+                }
+                answer => answer?,
+            };
+            let none =
+                || Error::Unavailable { what: format!("{what}: etcd does not return what was read"), source: None };
+            let header = answer.header().ok_or_else(none)?;
+            let (revision, cluster) = (header.revision(), header.cluster_id());
+            let mut parts = answer.op_responses().into_iter();
+            let (Some(TxnOpResponse::Get(mut config)), Some(TxnOpResponse::Get(page))) = (parts.next(), parts.next())
+            else {
+                return Err(none());
+            };
+            let config = config.take_kvs().into_iter().next();
+            let read = (Instant::now(), self.pool.current());
+            return Ok((All { stored: Vec::new(), revision, cluster, config, read }, page));
         }
     }
 

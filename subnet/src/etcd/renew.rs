@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Renews the etcd lease of our key. The key is not written, so other nodes get no event.
 //!
-//! The key is read before each renewal, because an operator, or a flannel that ran here, may have attached it to another etcd lease.
+//! An operator, or a flannel that ran here, may have attached the key to another etcd lease. So the key is read before a renewal, unless
+//! the watch would have reported that.
 
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ enum Renewal {
 impl EtcdStore {
     /// Renews an etcd lease. Returns its new time to live, or `None` if the etcd lease does not exist any more.
     pub(super) async fn keep_alive_once(&self, id: i64) -> Result<Option<Duration>, Error> {
+        // etcd-client does not return the time to live with the answer, and it is always the one that was granted.
+        let granted = self.own_key.granted_ttl(id).and_then(|ttl| i64::try_from(ttl.as_secs()).ok());
         let ttl = self
             .pool
             .call("keep the lease alive", |mut client| async move {
@@ -42,22 +45,46 @@ impl EtcdStore {
                     Err(etcd_client::Error::LeaseKeepAliveError(_)) => return Ok(0),
                     Err(error) => return Err(error),
                 }
-                Ok(client.lease_time_to_live(id, None).await?.ttl())
+                match granted {
+                    Some(ttl) => Ok(ttl),
+                    None => Ok(client.lease_time_to_live(id, None).await?.ttl()),
+                }
             })
             .await?;
-        Ok(u64::try_from(ttl).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs))
+        let ttl = u64::try_from(ttl).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
+        if let Some(ttl) = ttl {
+            self.own_key.kept_alive(id, ttl);
+        }
+        Ok(ttl)
     }
 
-    /// Reads our key and renews the etcd lease that it is attached to now.
+    /// Renews the etcd lease that our key is attached to now.
     async fn renew(&self, lease: &Lease) -> Result<Renewal, Error> {
-        let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(Renewal::NotOurs) };
-        if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(self.types, lease.subnets, &lease.attrs)) {
-            return Ok(Renewal::NotOurs);
-        }
-        if stored.etcd_lease == 0 {
+        let etcd_lease = match self.own_key.etcd_lease(&lease.id) {
+            Some(known) => known,
+            None => match self.read_own(lease).await? {
+                Some(read) => read,
+                None => return Ok(Renewal::NotOurs),
+            },
+        };
+        if etcd_lease == 0 {
             return Ok(Renewal::Permanent);
         }
-        Ok(self.keep_alive_once(stored.etcd_lease).await?.map_or(Renewal::NotOurs, Renewal::For))
+        let ttl = self.keep_alive_once(etcd_lease).await?;
+        if ttl.is_none() {
+            self.own_key.forget();
+        }
+        Ok(ttl.map_or(Renewal::NotOurs, Renewal::For))
+    }
+
+    /// Reads the etcd lease that our key is attached to. Returns `None` if the key is missing or belongs to another node.
+    async fn read_own(&self, lease: &Lease) -> Result<Option<i64>, Error> {
+        let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(None) };
+        if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(self.types, lease.subnets, &lease.attrs)) {
+            return Ok(None);
+        }
+        self.own_key.set(&stored);
+        Ok(Some(stored.etcd_lease))
     }
 }
 
@@ -78,11 +105,17 @@ fn retry_in(delay: Duration, left: Option<Duration>) -> Duration {
 
 /// Implements [`crate::source::Source::keep`].
 pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Event>) {
-    *store.renewed_key.borrow_mut() = Some(lease.id.clone());
+    store.own_key.begin(&lease.id);
+    // The start of the agent has granted or renewed the lease a moment ago.
+    let mut recent = store.own_key.recently_kept_alive(&lease.id);
     let mut failures = Failures::with_backoff(Backoff::new(RETRY_FIRST, RETRY_MAX));
     let mut expires: Option<Instant> = None;
     loop {
-        let pause = match store.renew(lease).await {
+        let renewal = match recent.take() {
+            Some(left) => Ok(Renewal::For(left)),
+            None => store.renew(lease).await,
+        };
+        let pause = match renewal {
             Ok(renewal) => {
                 failures.reset();
                 let ttl = if let Renewal::For(ttl) = renewal { Some(ttl) } else { None };
@@ -99,7 +132,7 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
         };
         tokio::select! {
             () = sleep(pause) => {}
-            () = store.key_changed.notified() => {}
+            () = store.own_key.changed() => {}
             () = out.closed() => return,
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::lease::{Id, Record};
 use crate::network::net_conf_text;
@@ -17,6 +17,7 @@ use crate::source::{Error, Event};
 
 use super::EtcdStore;
 use super::client::{ChosenEndpoint, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
+use super::keys::MAX_AGE;
 
 /// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open.
 const IDLE: Duration = Duration::from_secs(5);
@@ -24,13 +25,15 @@ const IDLE: Duration = Duration::from_secs(5);
 const PERHAPS_FRAGMENT: usize = 128 << 10;
 
 /// Where to resume the watch, and how to recognise the store.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Position {
     revision: i64,
     cluster: u64,
     /// `create_revision` and `mod_revision` of net-conf. If they differ at the same revision, this is another store. (A wiped etcd
     /// with the same member names has the same cluster id.)
     config: (i64, i64),
+    /// When the list was read, and from which endpoint, until the first watch has begun.
+    listed: Option<(Instant, usize)>,
 }
 
 /// Why a watch ended.
@@ -45,6 +48,7 @@ enum End {
 
 /// Implements [`crate::source::Source::watch`].
 pub(super) async fn run(store: &EtcdStore, out: mpsc::Sender<Event>) {
+    let _watched = store.own_key.watched();
     tokio::select! {
         () = out.closed() => {}
         () = follow(store, &out) => {}
@@ -60,9 +64,9 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
             None => match list(store, out, reset).await {
                 Ok(Some(listed)) => {
                     failures.reset();
-                    // A change of our key before a later list caused no event. The first time, the renewal reads the key anyway.
+                    // A change of our key before a later list caused no event.
                     if std::mem::replace(&mut was_listed, true) {
-                        store.key_changed.notify_one();
+                        store.own_key.renew_now();
                     }
                     (position, reset) = (Some(listed), false);
                     continue;
@@ -91,19 +95,18 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
         Some(all) => all,
         None => store.read_all().await?,
     };
-    let key = store.keys.config();
-    let pinned = etcd_client::GetOptions::new().with_revision(all.revision);
-    let answer = store.pool.get(&format!("read {key}"), &key, Some(pinned)).await?;
-    let mut position = Position { revision: all.revision, cluster: all.cluster, config: (0, 0) };
+    store.own_key.listed(&all);
+    let config = all.config.as_ref().map_or((0, 0), |kv| (kv.create_revision(), kv.mod_revision()));
+    let position = Position { revision: all.revision, cluster: all.cluster, config, listed: Some(all.read) };
+    let net_conf = all.config;
     let records = all.stored.into_iter().map(|stored| stored.record).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() {
         return Ok(None);
     }
-    if let Some(kv) = answer.kvs().first() {
-        position.config = (kv.create_revision(), kv.mod_revision());
-        if !report_config(store, out, kv.value()).await {
-            return Ok(None);
-        }
+    if let Some(kv) = net_conf
+        && !report_config(store, out, kv.value()).await
+    {
+        return Ok(None);
     }
     Ok(Some(position))
 }
@@ -138,11 +141,15 @@ async fn watch_on(
     (at, failures): (&mut Position, &mut Failures),
     to: ChosenEndpoint,
 ) -> End {
-    // Before its events are used, check that this server belongs to the store that we know.
-    match is_other_store(store, &to, at).await {
-        Ok(false) => {}
-        Ok(true) => return End::Relist { reset: true },
-        Err(end) => return end,
+    // Before its events are used, check that this server belongs to the store that we know. If it sent the list a moment ago, the first
+    // sign of life checks this, too: when all nodes start together, etcd has enough to do.
+    let is_just_listed = at.listed.take().is_some_and(|(when, index)| when.elapsed() < MAX_AGE && index == to.index);
+    if !is_just_listed {
+        match is_other_store(store, &to, at).await {
+            Ok(false) => {}
+            Ok(true) => return End::Relist { reset: true },
+            Err(end) => return end,
+        }
     }
     let what = format!("watch {}", store.keys.prefix());
     let mut stream = match open(store, &to, at.revision + 1).await {
@@ -157,8 +164,14 @@ async fn watch_on(
             Ok(Err(error)) if message_too_large(&error) => return End::Relist { reset: false },
             Ok(Err(error)) => return End::Broken { what, fault: Fault::Etcd(error) },
             Err(_) => {
-                if let Err(fault) = probe(store, &to).await {
-                    return End::Broken { what, fault };
+                match probe(store, &to, at).await {
+                    Ok(true) => {}
+                    Ok(false) => match is_other_store(store, &to, at).await {
+                        Ok(false) => {}
+                        Ok(true) => return End::Relist { reset: true },
+                        Err(end) => return end,
+                    },
+                    Err(fault) => return End::Broken { what, fault },
                 }
                 if out.send(Event::Answered).await.is_err() {
                     return End::Closed;
@@ -214,10 +227,17 @@ async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -
     })
 }
 
-/// Checks that the server is alive. This member answers alone, so that 50,000 idle nodes do not each cost etcd a quorum round.
-async fn probe(store: &EtcdStore, to: &ChosenEndpoint) -> Result<(), Fault> {
-    let cheap = etcd_client::GetOptions::new().with_serializable().with_count_only();
-    limited(kv(&to.client).get(store.keys.config(), Some(cheap))).await.map(|_| ())
+/// Checks that the server is alive. Returns false if it may belong to another store, or lags behind. This member answers alone, so that
+/// 50,000 idle nodes do not each cost etcd a quorum round.
+async fn probe(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -> Result<bool, Fault> {
+    let cheap = etcd_client::GetOptions::new().with_serializable().with_keys_only();
+    let answer = limited(kv(&to.client).get(store.keys.config(), Some(cheap))).await?;
+    let is_known =
+        answer.header().is_none_or(|header| header.cluster_id() == at.cluster && header.revision() >= at.revision);
+    let is_changed = |kv: &etcd_client::KeyValue| {
+        kv.mod_revision() <= at.revision && (kv.create_revision(), kv.mod_revision()) != at.config
+    };
+    Ok(is_known && !answer.kvs().first().is_some_and(is_changed))
 }
 
 async fn open(store: &EtcdStore, to: &ChosenEndpoint, from: i64) -> Result<WatchStream, Fault> {
@@ -246,9 +266,7 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
         at.revision = at.revision.max(kv.mod_revision() - repeat);
         let deleted = event.event_type() == EventType::Delete;
         if let Some(id) = store.keys.id(kv.key()) {
-            if store.renewed_key.borrow().as_ref() == Some(&id) {
-                store.key_changed.notify_one();
-            }
+            store.own_key.event(&id, kv.mod_revision());
             match store.keys.stored(kv) {
                 Some(stored) if !deleted => changes.push(Ok(stored.record)),
                 _ => changes.push(Err(id)),

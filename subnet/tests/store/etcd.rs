@@ -94,7 +94,6 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
 async fn everything_is_read_again_after_a_compaction() {
     let mut server = Server::start().await;
     let store = server.store();
-    let mut client = server.client().await;
     let (out, mut events) = mpsc::channel(1);
     let watch = store.watch(out);
     tokio::pin!(watch);
@@ -102,16 +101,17 @@ async fn everything_is_read_again_after_a_compaction() {
         () = &mut watch => panic!("the watch ended"),
         event = next(&mut events) => assert!(matches!(event, Event::Snapshot { .. })),
     }
-    // The watch is not polled now. The revision at which it would resume is compacted, and the server restarts.
+    // The server restarts, so that the watch hears nothing of what follows. The revision at which it would resume is compacted.
+    server.end();
+    server.again();
+    server.ready().await;
+    let mut client = server.client().await;
     let mut revision = 0;
     for last in 1..5 {
         let put = client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
         revision = put.header().unwrap().revision();
     }
     client.compact(revision, None).await.unwrap();
-    server.end();
-    server.again();
-    server.ready().await;
     let again = async {
         loop {
             if let Event::Snapshot { records, reset } = next(&mut events).await {

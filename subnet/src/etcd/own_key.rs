@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is known of our own key without reading it. While the watch reports every change of the key, a renewal does not read the key first.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::lease::Id;
+
+use super::keys::{All, Stored};
+
+/// A lease that was granted or renewed within this time need not be renewed when the renewals begin.
+const RECENT: Duration = Duration::from_secs(10);
+
+/// The key as it was read or written last.
+#[derive(Debug)]
+struct Known {
+    id: Id,
+    /// `mod_revision`.
+    modified: i64,
+    etcd_lease: i64,
+}
+
+/// An etcd lease that was granted or renewed.
+#[derive(Debug, Clone, Copy)]
+struct Alive {
+    etcd_lease: i64,
+    /// The time to live that it was granted. Each renewal begins it again.
+    ttl: Duration,
+    at: Instant,
+}
+
+/// Our own key.
+#[derive(Debug, Default)]
+pub(super) struct OwnKey {
+    known: RefCell<Option<Known>>,
+    alive: Cell<Option<Alive>>,
+    /// The key whose lease is renewed.
+    renewed: RefCell<Option<Id>>,
+    /// Wakes the task that renews the lease, because the key has changed.
+    changed: Notify,
+    is_watched: Cell<bool>,
+}
+
+/// The watch runs until this is dropped.
+pub(super) struct Watched<'a>(&'a OwnKey);
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.is_watched.set(false);
+    }
+}
+
+impl OwnKey {
+    /// The watch reports all changes of the key from now on.
+    pub(super) fn watched(&self) -> Watched<'_> {
+        self.is_watched.set(true);
+        Watched(self)
+    }
+
+    /// Our key was read or written, and this is its content.
+    pub(super) fn set(&self, stored: &Stored) {
+        let known = Known { id: stored.record.id.clone(), modified: stored.modified, etcd_lease: stored.etcd_lease };
+        *self.known.borrow_mut() = Some(known);
+    }
+
+    /// The key must be read before the next renewal.
+    pub(super) fn forget(&self) {
+        *self.known.borrow_mut() = None;
+    }
+
+    /// The key must be read and the lease renewed at once.
+    pub(super) fn renew_now(&self) {
+        self.forget();
+        self.changed.notify_one();
+    }
+
+    /// The watch reports that a key was written or deleted at this revision.
+    pub(super) fn event(&self, id: &Id, revision: i64) {
+        let is_known = self.known.borrow().as_ref().is_some_and(|known| known.id == *id && known.modified >= revision);
+        if !is_known && self.renewed.borrow().as_ref() == Some(id) {
+            self.renew_now();
+        }
+    }
+
+    /// The watch begins after this list. A change of the key between its last write and the list causes no event.
+    pub(super) fn listed(&self, all: &All) {
+        let is_as_known = self.known.borrow().as_ref().is_none_or(|known| {
+            let listed = all.stored.iter().find(|stored| stored.record.id == known.id).map(|stored| stored.modified);
+            listed == Some(known.modified) || all.revision < known.modified
+        });
+        if !is_as_known {
+            self.renew_now();
+        }
+    }
+
+    /// The lease of this key is renewed from now on.
+    pub(super) fn begin(&self, id: &Id) {
+        *self.renewed.borrow_mut() = Some(id.clone());
+    }
+
+    /// Waits until the key has changed.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Returns the etcd lease that this key is attached to now, if that is known.
+    pub(super) fn etcd_lease(&self, id: &Id) -> Option<i64> {
+        let known = self.known.borrow();
+        known.as_ref().filter(|known| self.is_watched.get() && known.id == *id).map(|known| known.etcd_lease)
+    }
+
+    /// An etcd lease was granted or renewed now, for this time.
+    pub(super) fn kept_alive(&self, etcd_lease: i64, ttl: Duration) {
+        self.alive.set(Some(Alive { etcd_lease, ttl, at: Instant::now() }));
+    }
+
+    /// Returns the time to live that was granted to an etcd lease, if that is known.
+    pub(super) fn granted_ttl(&self, etcd_lease: i64) -> Option<Duration> {
+        self.alive.get().filter(|alive| alive.etcd_lease == etcd_lease).map(|alive| alive.ttl)
+    }
+
+    /// Returns how long this key still lives, if its etcd lease was granted or renewed a moment ago.
+    pub(super) fn recently_kept_alive(&self, id: &Id) -> Option<Duration> {
+        let known = self.known.borrow();
+        let known = known.as_ref().filter(|known| known.id == *id)?;
+        let alive = self.alive.get().filter(|alive| alive.etcd_lease == known.etcd_lease)?;
+        let age = alive.at.elapsed();
+        alive.ttl.checked_sub(age).filter(|left| age < RECENT && !left.is_zero())
+    }
+}

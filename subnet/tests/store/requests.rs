@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How many requests the etcd store makes. A request that is made once for each start costs etcd thousands when all nodes of a large
+//! cluster start together. etcd itself counts them.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use tokio::sync::mpsc;
+use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+
+use super::contract::{attrs, booted, network, next, request, subnet, watching};
+use super::server::{PREFIX, Server};
+
+type Requests = BTreeMap<String, u64>;
+
+/// Returns the messages that etcd has received, by method.
+fn received(server: &Server) -> Requests {
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let counters = text.lines().filter_map(|line| {
+        let (labels, count) = line.strip_prefix("grpc_server_msg_received_total{")?.rsplit_once(' ')?;
+        let method = labels.split("grpc_method=\"").nth(1)?.split('"').next()?;
+        Some((method.to_owned(), count.parse::<f64>().unwrap() as u64))
+    });
+    counters.filter(|(_, count)| *count > 0).collect()
+}
+
+/// Returns what was added since `before`.
+fn since(server: &Server, before: &Requests) -> Requests {
+    let added = |(method, count): (String, u64)| {
+        let added = count - before.get(&method).copied().unwrap_or(0);
+        (added > 0).then_some((method, added))
+    };
+    received(server).into_iter().filter_map(added).collect()
+}
+
+fn requests<const N: usize>(all: [(&str, u64); N]) -> Requests {
+    all.map(|(method, count)| (method.to_owned(), count)).into()
+}
+
+async fn with_config() -> Server {
+    let server = Server::start().await;
+    server.client().await.put(format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#, None).await.unwrap();
+    server
+}
+
+/// Makes the calls of an agent's start, until it has all leases and knows how long its own one lives.
+async fn start(server: &Server, last: u8) {
+    let store = server.store();
+    store.config().await.unwrap();
+    let was = store.own(&booted(last)).await.unwrap().map(|lease| lease.attrs);
+    let lease = store.acquire(&LeaseRequest { was, ..request(last) }).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(8);
+    watching(&store, async |mut events| {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        let renewed = async {
+            assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+            // The watch reports a lease that is created now. So it has also reported our own.
+            server.store().acquire(&request(last + 100)).await.unwrap();
+            while !matches!(next(&mut events).await, Event::Changes(all) if all.iter().flatten().any(|record| record.id != lease.id)) {}
+        };
+        tokio::select! {
+            () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            () = renewed => {}
+        }
+    })
+    .await;
+}
+
+/// The requests of the other node that [`start`] adds.
+const OTHER: [(&str, u64); 3] = [("LeaseGrant", 1), ("Range", 1), ("Txn", 2)];
+
+fn without_other(mut all: Requests) -> Requests {
+    for (method, count) in OTHER {
+        *all.get_mut(method).unwrap() -= count;
+    }
+    all.retain(|_, count| *count > 0);
+    all
+}
+
+#[tokio::test]
+async fn a_start_with_a_new_lease_makes_five_requests() {
+    let server = with_config().await;
+    let before = received(&server);
+    start(&server, 1).await;
+    // Net-conf and all leases; an etcd lease; the key; what was created meanwhile; the watch.
+    let wanted = requests([("LeaseGrant", 1), ("Range", 1), ("Txn", 2), ("Watch", 1)]);
+    assert_eq!(without_other(since(&server, &before)), wanted);
+}
+
+#[tokio::test]
+async fn a_start_with_a_lease_from_before_makes_four_requests() {
+    let server = with_config().await;
+    server.store().acquire(&request(1)).await.unwrap();
+    let before = received(&server);
+    start(&server, 1).await;
+    // Net-conf and all leases; the renewal; how long an etcd lease lives that an earlier run was granted; the watch.
+    let wanted = requests([("LeaseKeepAlive", 1), ("LeaseTimeToLive", 1), ("Txn", 1), ("Watch", 1)]);
+    assert_eq!(without_other(since(&server, &before)), wanted);
+}
+
+#[tokio::test]
+async fn a_renewal_is_one_request_while_the_watch_reports_every_change_of_the_key() {
+    let server = with_config().await;
+    let mut short = super::server::options(vec![server.url()]);
+    short.lease_ttl = std::time::Duration::from_secs(3);
+    let store = weft_subnet::etcd::EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(8);
+    watching(&store, async |mut events| {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        let renewed = async {
+            keeps.recv().await.unwrap();
+            let before = received(&server);
+            for _ in 0..3 {
+                keeps.recv().await.unwrap();
+            }
+            let all = since(&server, &before);
+            assert!(all["LeaseKeepAlive"] >= 2, "{all:?}");
+            assert_eq!(all.into_keys().collect::<Vec<_>>(), ["LeaseKeepAlive"]);
+        };
+        tokio::select! {
+            () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            () = renewed => {}
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_race_costs_one_request() {
+    let server = with_config().await;
+    let (first, second) = (server.store(), server.store());
+    assert_eq!(second.own(&booted(2)).await.unwrap(), None);
+    let wanted = LeaseRequest { previous: Some(subnet("10.5.7.0/24")), ..request(1) };
+    let lease = first.acquire(&wanted).await.unwrap();
+    let before = received(&server);
+    // The second node has read its list before the first one created its lease.
+    let other = second.acquire(&LeaseRequest { previous: wanted.previous, ..request(2) }).await.unwrap();
+    assert_ne!(other.subnets, lease.subnets);
+    assert_eq!(since(&server, &before), requests([("LeaseGrant", 1), ("Range", 1), ("Txn", 2)]));
+}
+
+#[tokio::test]
+async fn a_release_is_one_request_and_checks_whose_lease_it_is() {
+    let server = with_config().await;
+    let store = server.store();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let before = received(&server);
+    store.release(&lease).await.unwrap();
+    assert_eq!(since(&server, &before), requests([("Txn", 1)]));
+    assert!(matches!(store.release(&lease).await, Err(Error::Missing(_))));
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let key = format!("{PREFIX}/subnets/{}", lease.id);
+    server.client().await.put(key, attrs(9).to_wire(), None).await.unwrap();
+    assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
+}
+
+#[tokio::test]
+async fn nodes_that_start_together_in_a_large_network_rarely_choose_the_same_subnet() {
+    let server = with_config().await;
+    let nodes = 60;
+    let stores: Vec<_> = (1..=nodes).map(|last| (last, server.store())).collect();
+    // Each reads its list before any of them creates a lease.
+    for (last, store) in &stores {
+        assert_eq!(store.own(&booted(*last)).await.unwrap(), None);
+    }
+    let before = received(&server);
+    for (last, store) in &stores {
+        let large = LeaseRequest { network: network(30, "10.5.255.0"), ..request(*last) };
+        store.acquire(&large).await.unwrap();
+    }
+    let writes = since(&server, &before)["Txn"];
+    // With 16,000 subnets, five collisions have a chance of one in a million. With the first 100 of them, 15 are expected.
+    assert!(writes < u64::from(nodes) + 5, "{writes} writes for {nodes} leases");
+}
