@@ -120,6 +120,8 @@ pub struct UplinkChoice {
     pub public_ip: Option<Ipv4Addr>,
     /// `--public-ipv6`.
     pub public_ipv6: Option<Ipv6Addr>,
+    /// `--wireguard-port`.
+    pub wireguard_port: Option<u16>,
 }
 
 /// What the agent does if another node owns its subnet.

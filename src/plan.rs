@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use weft_backends::backend::{Backend, Skip};
+use weft_backends::backend::{Backend, Skip, TYPES};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
@@ -93,7 +93,7 @@ impl Plan {
     /// Returns a plan without peers.
     pub fn new(network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
         host.connected = foreign_networks(&host, &*backend, &own, &BTreeSet::new());
-        let peers = Peers::default();
+        let peers = Peers::default().with_ports(TYPES.ports);
         let mut plan = Plan {
             network,
             backend,
@@ -425,6 +425,7 @@ impl Plan {
             id: Some(self.own.id.clone()),
             own: self.own.subnets,
             public,
+            ports: (TYPES.ports)(&self.own.attrs),
             uplink,
             connected: host.connected.clone(),
             assigned: self.assigned,

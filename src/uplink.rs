@@ -28,6 +28,8 @@ pub struct Picked {
     pub public_v4: Option<Ipv4Addr>,
     /// The value of PublicIPv6, if IPv6 is in use.
     pub public_v6: Option<Ipv6Addr>,
+    /// The UDP port of this node's WireGuard device, if it is not that of net-conf.
+    pub wireguard_port: Option<u16>,
 }
 
 /// What happens to an uplink that is in use.
@@ -208,6 +210,7 @@ fn picked(choice: &UplinkChoice, link: &LinkInfo, ips: [Option<IpAddr>; 2]) -> R
         uplink: Uplink { name: link.name, mtu: link.mtu, v4, v6 },
         public_v4: v4.map(|ip| choice.public_ip.unwrap_or(ip)),
         public_v6: v6.map(|ip| choice.public_ipv6.unwrap_or(ip)),
+        wireguard_port: choice.wireguard_port,
     })
 }
 

@@ -180,6 +180,14 @@ fn wireguard_dual_stack() {
     run("wireguard-dual.sh", "yes", &WIREGUARD_DUAL);
 }
 
+const WIREGUARD_NAT: [&str; 4] =
+    ["three leases", "pods n1 to n2", "pods n2 to n3", "each node has its own lease after it was installed again"];
+
+#[test]
+fn wireguard_nat() {
+    run("wireguard-nat.sh", "yes", &WIREGUARD_NAT);
+}
+
 const WIREGUARD_FLANNEL: [&str; 6] = [
     "pods n1 to n2",
     "pods n2 to n3 v6",

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
-use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities};
+use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities, PublicPorts};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
@@ -209,6 +209,10 @@ pub trait Backend {
     fn follow(&self, now: &Identities, _lease: &Attrs) -> Identities {
         now.clone()
     }
+    /// Returns the ports that our lease will name, if several nodes may share one public address.
+    fn ports(&self, _host: &Host) -> PublicPorts {
+        [None, None]
+    }
     /// Returns the content of our lease, which is known before the device exists.
     ///
     /// # Errors
@@ -243,13 +247,16 @@ pub struct BackendType {
     pub identities: fn(&Attrs) -> PublicIdentities,
     /// Returns the annotations of a Node for a lease of this type.
     pub annotations: fn(&Attrs) -> Annotations,
+    /// The ports that a lease of this type names, if several nodes may share one public address.
+    pub ports: fn(&Attrs) -> PublicPorts,
 }
 
 impl BackendType {
     /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any.
     pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
         let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
-        BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data }
+        let ports: fn(&Attrs) -> PublicPorts = |_| [None, None];
+        BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data, ports }
     }
 }
 
@@ -268,6 +275,7 @@ const REGISTER: &[BackendType] = &[
 pub const TYPES: BackendTypes = BackendTypes {
     identities: |attrs| of_lease(attrs).map(|known| (known.identities)(attrs)).unwrap_or_default(),
     annotations: |attrs| of_lease(attrs).map(|known| (known.annotations)(attrs)).unwrap_or_default(),
+    ports: |attrs| of_lease(attrs).map(|known| (known.ports)(attrs)).unwrap_or_default(),
 };
 
 /// Returns the first type that this lease may have. The types without a name in leases publish the same in their leases.

@@ -43,6 +43,8 @@ pub struct Host {
     pub public_v4: Option<Ipv4Addr>,
     /// The address that we publish as PublicIPv6.
     pub public_v6: Option<Ipv6Addr>,
+    /// The UDP port of our WireGuard device, if it is not that of net-conf.
+    pub wireguard_port: Option<u16>,
     /// The identities of our devices, as our network's backend chose them.
     pub identities: Identities,
     /// The addresses that are on a link of this host.

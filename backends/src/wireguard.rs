@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
+use weft_subnet::backend_types::{PublicIdentities, PublicIdentity, PublicPorts};
 use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
@@ -46,6 +46,7 @@ const MIN_MTU: u32 = 148;
 /// wireguard in the register.
 pub(crate) const TYPE: BackendType = BackendType {
     identities: |attrs| lease::keys(attrs).map(|key| key.map(PublicIdentity::new)),
+    ports: lease::ports,
     ..BackendType::new(KIND, make)
 };
 
@@ -137,11 +138,24 @@ impl Wireguard {
 
     /// Returns the port that our lease names for this family, which is the one on which the device listens. flannel names ListenPortV6 for
     /// IPv6 in every mode, even if no device listens on it.
-    fn published_port(&self, family: Family) -> u16 {
+    fn published_port(&self, host: &Host, family: Family) -> u16 {
+        match (self.mode, family) {
+            (Mode::Separate, Family::V6) => self.ports[1],
+            _ => host.wireguard_port.unwrap_or(self.ports[0]),
+        }
+    }
+
+    /// Returns the port of net-conf for this family, on which a node listens whose lease names none.
+    fn usual_port(&self, family: Family) -> u16 {
         match (self.mode, family) {
             (Mode::Separate, Family::V6) => self.ports[1],
             _ => self.ports[0],
         }
+    }
+
+    /// Returns the port of one of our devices.
+    fn listen_port(&self, host: &Host, device: &Device) -> u16 {
+        device.families.first().map_or(device.port, |family| self.published_port(host, *family))
     }
 
     /// Returns the entries by which this device reaches one lease.
@@ -208,10 +222,11 @@ impl Wireguard {
         Ok(Reached { key, endpoint: SocketAddr::new(address, self.port(attrs, underlay, &data)) })
     }
 
-    /// Returns the UDP port of a peer. A lease of flannel before 0.26.5 names none. Then we assume that the peer listens on the same port as we.
+    /// Returns the UDP port of a peer. A lease of flannel before 0.26.5 names none. Then we assume that the peer listens on the port of
+    /// net-conf.
     fn port(&self, attrs: &Attrs, underlay: Family, data: &Data) -> u16 {
         if self.mode == Mode::Separate {
-            return data.port.unwrap_or(self.published_port(underlay));
+            return data.port.unwrap_or(self.usual_port(underlay));
         }
         // The only device of flannel listens on the port of BackendData, even if its lease names another one for IPv6. A node of flannel
         // without IPv4 names only the port on which it does not listen.
@@ -283,8 +298,19 @@ impl Backend for Wireguard {
         Ok(self.identities_of(key_file::load(found).map_err(Skip::new)?))
     }
 
+    fn ports(&self, host: &Host) -> PublicPorts {
+        let is_on = |family: &Family| self.families.contains(family);
+        [Family::V4, Family::V6].map(|family| is_on(&family).then(|| self.published_port(host, family)))
+    }
+
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let pair = pair(host).ok_or_else(|| Skip::new(WireguardError::NoKey))?;
+        if let [Some(port), Some(port_v6)] = self.ports(host)
+            && self.mode == Mode::Separate
+            && port == port_v6
+        {
+            return Err(Skip::new(WireguardError::OneOwnPort(port)));
+        }
         let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
         for family in self.families.iter().copied() {
             let Some(address) = published(host, family).or(host.uplink.address(family)) else {
@@ -292,7 +318,7 @@ impl Backend for Wireguard {
                 return Err(Skip::new(WireguardError::NoAddress { uplink, family: label(family) }));
             };
             publish(&mut attrs, address);
-            let data = lease::text(pair.public_key(), self.published_port(family));
+            let data = lease::text(pair.public_key(), self.published_port(host, family));
             match family {
                 Family::V4 => attrs.backend_data = Some(data),
                 Family::V6 => attrs.backend_v6_data = Some(data),
@@ -304,7 +330,9 @@ impl Backend for Wireguard {
     fn device(&self, host: &Host, own: &Lease) -> State {
         let Some(pair) = pair(host) else { return State::new() };
         let mut state = Vec::new();
-        for Device { name, port, families } in self.tunnels() {
+        for device in self.tunnels() {
+            let port = self.listen_port(host, &device);
+            let Device { name, families, .. } = device;
             let kind = Arc::new(WireGuardLink { public: Some(pair.public_key()), port });
             let link = Link { kind, mtu: self.mtu(host, families[0]), mac: None, up: true };
             state.push((Key::Link(name), Value::link(link)));

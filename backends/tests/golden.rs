@@ -81,6 +81,7 @@ fn host(case: &Case) -> Host {
         uplink: Uplink { name: Name::new("eth0").unwrap(), mtu, v4, v6 },
         public_v4: public_v4.or(v4),
         public_v6: v6,
+        wireguard_port: None,
         identities: identities(&network(case).backend_type),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
         connected: Default::default(),

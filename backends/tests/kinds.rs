@@ -36,6 +36,7 @@ fn host() -> Host {
         uplink: Uplink { name, mtu: 1500, v4: Some(address), v6: None },
         public_v4: Some(address),
         public_v6: None,
+        wireguard_port: None,
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
         routes: OnLink::new([("192.168.64.0/24".parse().unwrap(), 0, Reach::Link(name))]),
         connected: Default::default(),

@@ -111,6 +111,7 @@ fn uplink(flags: UplinkFlags) -> Result<UplinkChoice, Exit> {
         can_reach: optional("iface-can-reach", &flags.iface_can_reach)?,
         public_ip: optional("public-ip", &flags.public_ip)?,
         public_ipv6: optional("public-ipv6", &flags.public_ipv6)?,
+        wireguard_port: Some(flags.wireguard_port).filter(|port| *port != 0),
     })
 }
 

@@ -76,6 +76,9 @@ pub struct UplinkFlags {
     /// IPv6 address to publish to the other nodes [default: the interface's].
     #[arg(long, default_value = "", hide_default_value = true, value_name = "IP")]
     pub public_ipv6: String,
+    /// UDP port of this node's wireguard device instead of net-conf's ListenPort, for nodes behind one public address; 0 = ListenPort.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "PORT", help_heading = OURS)]
+    pub wireguard_port: u16,
 }
 
 /// Flags that say which agent of this machine is meant.

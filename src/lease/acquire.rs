@@ -300,6 +300,7 @@ async fn lease<K: Kernel>(
         previous,
         identities: found::standing(backend, &machine, &place.secrets)?,
         public: vec![public],
+        ports: vec![backend.ports(&host(&picked, &machine, network, Identities::default()))],
         beside: ground.beside(picked.uplink.name),
         ..Evidence::none(TYPES)
     };
@@ -364,6 +365,7 @@ pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: I
         uplink: picked.uplink.clone(),
         public_v4: picked.public_v4,
         public_v6: picked.public_v6,
+        wireguard_port: picked.wireguard_port,
         identities,
         routes: pass::on_link(machine),
         connected: pass::connected(machine, &network.networks),

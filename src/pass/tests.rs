@@ -32,7 +32,7 @@ fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let (public_v4, routes) = (uplink.v4, OnLink::default());
     let (identities, connected) = (VtepMac::both(mac, mac), Connected::default());
-    let host = Host { uplink, public_v4, public_v6: None, identities, routes, connected };
+    let host = Host { uplink, public_v4, public_v6: None, wireguard_port: None, identities, routes, connected };
     let backend = make(&network).unwrap();
     let kernel = FakeKernel::new(Machine::default(), PROTOCOL);
     (Plan::new(network, backend, host, lease(1, 1)), Passer::new(kernel.clone()), kernel)

@@ -45,7 +45,8 @@ fn with_our_address(plan: &Plan, ip: IpAddr, lease: &Lease) -> String {
     let own = plan.own();
     format!(
         "two nodes publish {ip}: this node, with lease {} (subnet {}), and {}; they do not reach each other. Give one of them \
-         another address (--public-ip, --iface), or remove the lease that no node holds (weft lease rm)",
+         another address (--public-ip, --iface), or with wireguard another port (--wireguard-port), or remove the lease that no node \
+         holds (weft lease rm)",
         own.id,
         own.subnets,
         describe(lease)

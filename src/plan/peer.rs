@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use weft_backends::backend::{BadOption, Planned};
+use weft_backends::backend::{BadOption, Planned, TYPES};
 use weft_backends::diff;
 use weft_backends::index::{Beaten, Changed, MOST_SHARERS};
 use weft_backends::state::{Key, Name, State, Value};
@@ -28,8 +28,8 @@ pub struct Claimed {
     pub name: String,
     /// What a person does on a copy of a machine so that it gets another identity.
     pub remedy: &'static str,
-    /// Where the lease says that the node with this identity is.
-    at: Option<IpAddr>,
+    /// Where the lease says that the node with this identity is, with the port if several nodes may be at one address.
+    at: Option<(IpAddr, Option<u16>)>,
 }
 
 impl Claimed {
@@ -37,10 +37,10 @@ impl Claimed {
     fn of(key: &Key, value: &Value) -> Option<Claimed> {
         Some(match (key, value) {
             (Key::Fdb(_, mac), Value::Fdb(to)) => {
-                Claimed { name: format!("VtepMAC {mac}"), remedy: VtepMac::REMEDY, at: Some(*to) }
+                Claimed { name: format!("VtepMAC {mac}"), remedy: VtepMac::REMEDY, at: Some((*to, None)) }
             }
             (Key::WgPeer(..), Value::WgPeer(peer)) => {
-                let at = peer.endpoint.map(|endpoint| endpoint.ip());
+                let at = peer.endpoint.map(|endpoint| (endpoint.ip(), Some(endpoint.port())));
                 Claimed { name: format!("PublicKey {}", peer.key), remedy: KeyPair::REMEDY, at }
             }
             _ => return None,
@@ -58,9 +58,13 @@ impl Plan {
 
     /// The identities that this lease claims and that another lease has, each with that lease.
     pub fn clashes(&self, lease: &Lease) -> Vec<(Claimed, &Lease)> {
-        let public = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => lease.attrs.public_ip == Some(ip),
-            IpAddr::V6(ip) => lease.attrs.public_ipv6 == Some(ip),
+        let ports = (TYPES.ports)(&lease.attrs);
+        let public = |(ip, port): (IpAddr, Option<u16>)| {
+            let (is_same, theirs) = match ip {
+                IpAddr::V4(ip) => (lease.attrs.public_ip == Some(ip), ports[0]),
+                IpAddr::V6(ip) => (lease.attrs.public_ipv6 == Some(ip), ports[1]),
+            };
+            is_same && (port.is_none() || theirs.is_none() || port == theirs)
         };
         let clash = |key: Key| {
             let value = self.index.desired(&key)?;
@@ -214,7 +218,7 @@ impl Plan {
 
     /// Says that a lease has the public address of another one, when that is new.
     pub(super) fn say_shared(&mut self, before: Option<&Lease>, lease: &Lease) {
-        let public = |lease: &Lease| (lease.attrs.public_ip, lease.attrs.public_ipv6);
+        let public = |lease: &Lease| (lease.attrs.public_ip, lease.attrs.public_ipv6, (TYPES.ports)(&lease.attrs));
         if self.shared_said >= SHARED_SAID || before.is_some_and(|before| public(before) == public(lease)) {
             return;
         }

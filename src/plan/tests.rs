@@ -36,6 +36,7 @@ fn plan() -> Plan {
         public_v4: uplink.v4,
         uplink,
         public_v6: None,
+        wireguard_port: None,
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 1])),
         routes: OnLink::default(),
         connected: Connected::default(),

@@ -27,6 +27,9 @@ impl fmt::Display for PublicIdentity {
 /// The public identities of a node's devices, of IPv4 and of IPv6; `None` where there is no device, or one without an identity.
 pub type PublicIdentities = [Option<PublicIdentity>; 2];
 
+/// The UDP ports at which a node is reached at its public addresses, IPv4 and IPv6. `None` where the address alone says which node it is.
+pub type PublicPorts = [Option<u16>; 2];
+
 /// What a lease puts into the annotations of a Node besides its type (docs/flannel-formats.md, "Nodes in Kubernetes"). A family
 /// whose text is `None` is not published at all, neither its data nor its address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,9 +61,19 @@ pub struct BackendTypes {
     pub identities: fn(&Attrs) -> PublicIdentities,
     /// What a Node says for this lease.
     pub annotations: fn(&Attrs) -> Annotations,
+    /// The ports that this lease names. They are `None` unless several nodes with this type may share one public address, each with a
+    /// port of its own.
+    pub ports: fn(&Attrs) -> PublicPorts,
 }
 
-/// Stands for the register of backends in the tests of this crate: a lease is identified by its member VtepMAC.
+/// Returns true if a lease with these ports of one family may be that of another node than a lease with those, although both name one
+/// address.
+pub(crate) fn differ(one: Option<u16>, other: Option<u16>) -> bool {
+    matches!((one, other), (Some(one), Some(other)) if one != other)
+}
+
+/// Stands for the register of backends in the tests of this crate: a lease is identified by its member VtepMAC, and those of
+/// wireguard have ports.
 #[cfg(test)]
 pub(crate) const FOR_TESTS: BackendTypes = BackendTypes {
     identities: |attrs| {
@@ -73,5 +86,13 @@ pub(crate) const FOR_TESTS: BackendTypes = BackendTypes {
     annotations: |attrs| match attrs.backend_type.as_str() {
         "vxlan" => Annotations::of_data(attrs),
         kind => Annotations::without_data(true, kind == "host-gw"),
+    },
+    ports: |attrs| {
+        let port = |data: &Option<Box<str>>| {
+            let data: serde_json::Value = serde_json::from_str(data.as_deref()?).ok()?;
+            data.get("Port")?.as_u64()?.try_into().ok()
+        };
+        [port(&attrs.backend_data), port(&attrs.backend_v6_data)]
+            .map(|port| port.filter(|_| attrs.backend_type == "wireguard"))
     },
 };

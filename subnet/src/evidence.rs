@@ -8,7 +8,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::attrs::Attrs;
-use crate::backend_types::{BackendTypes, PublicIdentities};
+use crate::backend_types::{BackendTypes, PublicIdentities, PublicPorts, differ};
 use crate::cidr::Subnets;
 use crate::lease::{Id, Lease};
 
@@ -30,6 +30,9 @@ pub struct Evidence {
     pub identities: PublicIdentities,
     /// The addresses that we publish, or published until now.
     pub public: Vec<Public>,
+    /// The ports at which we are reached there, or were until now. A lease that names our address with another port is that of another
+    /// node behind one NAT.
+    pub ports: Vec<PublicPorts>,
     /// The other addresses of our uplink, which we may have published before. They count only together with the subnet, because one
     /// of them may be a VIP.
     pub beside: Vec<Public>,
@@ -56,14 +59,15 @@ impl Evidence {
     /// A node that knows nothing about itself.
     pub fn none(types: BackendTypes) -> Evidence {
         let (id, previous, identities) = (None, None, PublicIdentities::default());
-        Evidence { types, reservations: true, id, previous, identities, public: Vec::new(), beside: Vec::new() }
+        let (public, ports, beside) = (Vec::new(), Vec::new(), Vec::new());
+        Evidence { types, reservations: true, id, previous, identities, public, ports, beside }
     }
 
     /// What the holder of this lease knows.
     pub fn of(types: BackendTypes, subnets: Subnets, attrs: &Attrs) -> Evidence {
         let (identities, public) = ((types.identities)(attrs), vec![public(attrs)]);
-        let reservations = !attrs.backend_type.is_empty();
-        Evidence { reservations, previous: Some(subnets), identities, public, ..Evidence::none(types) }
+        let (reservations, ports) = (!attrs.backend_type.is_empty(), vec![(types.ports)(attrs)]);
+        Evidence { reservations, previous: Some(subnets), identities, public, ports, ..Evidence::none(types) }
     }
 
     /// The same evidence, with what this node is about to publish. An identity that is known already counts before the new one.
@@ -73,6 +77,7 @@ impl Evidence {
         self.identities.iter_mut().zip(new).for_each(|(known, new)| *known = known.take().or(new));
         self.reservations &= !attrs.backend_type.is_empty();
         self.public.push(public(attrs));
+        self.ports.push((self.types.ports)(attrs));
         self
     }
 
@@ -81,7 +86,7 @@ impl Evidence {
         if let Some(id) = &self.id {
             return (*id == lease.id).then_some(Proof::Id);
         }
-        let names = |ours: &[Public]| ours.iter().any(|ours| same_node(*ours, public(&lease.attrs)));
+        let names = |ours: &[Public]| self.names(ours, &lease.attrs);
         let named = names(&self.public);
         let subnet = self.previous.map(|previous| previous == lease.subnets);
         if !named && subnet != Some(true) {
@@ -106,7 +111,7 @@ impl Evidence {
     /// Describes for a person who holds this lease, which is not ours.
     pub fn owner(&self, lease: &Lease) -> String {
         let owner = lease.attrs.owner();
-        if self.public.iter().any(|ours| same_node(*ours, public(&lease.attrs))) {
+        if self.names(&self.public, &lease.attrs) {
             return format!("another node that publishes our address {owner}, too,");
         }
         owner
@@ -121,6 +126,16 @@ impl Evidence {
         }
         ours.sort_by(|(one, a), (other, b)| (one, &a.age, &a.id).cmp(&(other, &b.age, &b.id)));
         ours.into_iter().map(|(_, lease)| lease).collect()
+    }
+
+    /// Returns true if a lease names one of these addresses of ours, and no other port than ours.
+    fn names(&self, ours: &[Public], attrs: &Attrs) -> bool {
+        let family = usize::from(attrs.public_ip.is_none());
+        let theirs = (self.types.ports)(attrs)[family];
+        let is_other_port = |ports: &PublicPorts| differ(ports[family], theirs);
+        // A port that is not known contradicts nothing.
+        let shares = self.ports.is_empty() || !self.ports.iter().all(is_other_port);
+        shares && ours.iter().any(|ours| same_node(*ours, public(attrs)))
     }
 
     /// Whether the lease names the identities of our devices. `None` means that there is nothing to compare.

@@ -22,6 +22,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::attrs::Attrs;
+use crate::backend_types::PublicPorts;
 use crate::cidr::Subnets;
 use crate::connected::Connected;
 use crate::lease::{Age, Id, Lease, Record, Unreadable};
@@ -47,8 +49,10 @@ pub struct Us {
     pub id: Option<Id>,
     /// Our own subnet. Leases that overlap it are set aside.
     pub own: Subnets,
-    /// The addresses that we publish. Leases that publish one of them are set aside.
+    /// The addresses that we publish. Leases that publish one of them are set aside, unless both leases name a port and the ports differ.
     pub public: Vec<IpAddr>,
+    /// The ports that our lease names.
+    pub ports: PublicPorts,
     /// The addresses of our uplink, if we publish others. Leases that publish one of them are also set aside.
     pub uplink: Vec<IpAddr>,
     /// Our other addresses, and the networks that we are connected to. Leases that overlap one of them are set aside.
@@ -68,10 +72,21 @@ pub struct Change {
     pub after: Option<Arc<Lease>>,
 }
 
+/// Reads the ports of a lease ([`BackendTypes::ports`](crate::backend_types::BackendTypes::ports)).
+#[derive(Debug, Clone, Copy)]
+struct PortsOf(fn(&Attrs) -> PublicPorts);
+
+impl Default for PortsOf {
+    fn default() -> PortsOf {
+        PortsOf(|_| [None, None])
+    }
+}
+
 /// All records, believed or set aside.
 #[derive(Debug, Default)]
 pub struct Peers {
     us: Us,
+    ports: PortsOf,
     slots: HashMap<Id, Slot>,
     entries: Vec<Entry>,
     free: Vec<Slot>,
@@ -90,6 +105,12 @@ impl Peers {
     /// Creates an empty set.
     pub fn new(us: Us) -> Peers {
         Peers { us, ..Peers::default() }
+    }
+
+    /// Reads the ports of leases in this way. Without it, an address says which node it is.
+    #[must_use]
+    pub fn with_ports(self, ports: fn(&Attrs) -> PublicPorts) -> Peers {
+        Peers { ports: PortsOf(ports), ..self }
     }
 
     /// Judges all leases again, because this node has another subnet, address or network. Returns the leases whose verdict has changed.
@@ -244,7 +265,7 @@ impl Peers {
     /// Returns the claim of a new lease if it is possible and conflicts with no other claim. Then it can be believed at once. Most new
     /// leases are of this kind.
     fn unclaimed(&self, lease: &Lease) -> Option<Claim> {
-        let free = self.us.id.as_ref() != Some(&lease.id) && judge::check(&self.us, lease).is_ok();
+        let free = self.us.id.as_ref() != Some(&lease.id) && judge::check(&self.us, self.ports, lease).is_ok();
         let claim = judge::claim(&self.us, lease);
         (free && self.claims.rivals(&claim).next().is_none()).then_some(claim)
     }
@@ -280,7 +301,7 @@ impl Peers {
         let same_claim = old.age == lease.age && judge::claim(&self.us, old) == judge::claim(&self.us, lease);
         // A family that is not enabled is not part of the claim, but it is shown to users.
         let same_claim = same_claim && old.subnets == lease.subnets;
-        if !same_claim || !has_claim || judge::check(&self.us, lease).is_err() {
+        if !same_claim || !has_claim || judge::check(&self.us, self.ports, lease).is_err() {
             return Some(new);
         }
         let was = std::mem::replace(old, Arc::new(lease.clone()));

@@ -66,6 +66,72 @@ fn reason(peers: &Peers) -> String {
     reason.to_owned()
 }
 
+/// Reads the port of a lease as a register of backends does: only leases of wireguard have one.
+fn ports(attrs: &Attrs) -> [Option<u16>; 2] {
+    let port = attrs.backend_data.as_deref().and_then(|data| data.parse().ok());
+    [port.filter(|_| attrs.backend_type == "wireguard"), None]
+}
+
+fn with_port(key: &str, ip: &str, port: u16) -> Lease {
+    let mut lease = lease(key, ip, 1);
+    lease.attrs.backend_type = "wireguard".into();
+    lease.attrs.backend_data = Some(port.to_string().into());
+    lease
+}
+
+#[test]
+fn nodes_behind_one_nat_have_one_address_and_several_ports() {
+    let us = Us { ports: [Some(51820), None], ..us() };
+    let mut peers = Peers::new(us.clone()).with_ports(ports);
+    for lease in [
+        with_port("10.5.2.0-24", "192.168.0.1", 51822),
+        with_port("10.5.3.0-24", "192.168.0.1", 51823),
+        with_port("10.5.4.0-24", "192.168.0.9", 51820),
+        with_port("10.5.5.0-24", "192.168.0.9", 51821),
+    ] {
+        peers.put(record(lease));
+    }
+    assert_eq!(peers.len(), 4);
+    assert!(peers.shared().is_empty() && peers.naming_us().next().is_none());
+    assert!(peers.sharing(peers.get(&"10.5.4.0-24".into()).unwrap()).is_none());
+
+    // A copy of our address with our port.
+    peers.put(record(with_port("10.5.6.0-24", "192.168.0.1", 51820)));
+    assert_eq!(reason(&peers), "PublicIP 192.168.0.1 is our own address, with our own port: two nodes publish both");
+    assert_eq!(peers.naming_us().count(), 1);
+    // It gets another port, and then none.
+    peers.put(record(with_port("10.5.6.0-24", "192.168.0.1", 51826)));
+    assert_eq!((peers.len(), peers.set_aside_len()), (5, 0));
+    let mut without = with_port("10.5.6.0-24", "192.168.0.1", 51826);
+    without.attrs.backend_data = None;
+    peers.put(record(without));
+    assert!(reason(&peers).ends_with("our own address: two nodes publish it"), "no port proves another node");
+    peers.put(record(with_port("10.5.6.0-24", "192.168.0.9", 51821)));
+    let shared = peers.shared();
+    assert_eq!((shared.len(), shared[0].count), (1, 2), "two nodes with one address and one port");
+    assert_eq!(shared[0].leases.iter().map(|lease| &*lease.id).collect::<Vec<_>>(), ["10.5.5.0-24", "10.5.6.0-24"]);
+    assert!(peers.sharing(peers.get(&"10.5.6.0-24".into()).unwrap()).is_some());
+    // Another type has no port, so it shares the address with all of them.
+    peers.put(record(lease("10.5.7.0-24", "192.168.0.9", 1)));
+    assert_eq!(peers.shared()[0].count, 4);
+    // We have another port now.
+    peers.judge_for(Us { ports: [Some(51822), None], ..us });
+    assert!(reason(&peers).contains("with our own port"));
+}
+
+/// Only ports of wireguard count: with vxlan, an address that is published twice is a mistake or an attack.
+#[test]
+fn other_types_are_set_aside_with_our_address_whatever_they_say() {
+    let mut peers = Peers::new(Us { ports: [Some(51820), None], ..us() }).with_ports(ports);
+    let mut copied = with_port("10.5.2.0-24", "192.168.0.1", 51822);
+    copied.attrs.backend_type = "vxlan".into();
+    peers.put(record(copied));
+    assert!(reason(&peers).ends_with("our own address: two nodes publish it"));
+    let mut peers = Peers::new(us()).with_ports(ports);
+    peers.put(record(with_port("10.5.2.0-24", "192.168.0.1", 51822)));
+    assert!(reason(&peers).ends_with("our own address: two nodes publish it"), "we have no port");
+}
+
 #[test]
 fn each_reason_why_a_lease_is_impossible() {
     let v6 = |text: &str| text.parse::<Ipv6Addr>().ok();
@@ -443,6 +509,7 @@ fn any_us() -> impl Strategy<Value = Us> {
                 id: Some(format!("n{id}").into()),
                 own: Subnets { v4: Some(Ipv4Net::new((0x0a05_0000 + own * 64).into(), 26).unwrap()), v6: None },
                 public: vec![IpAddr::V4(Ipv4Addr::new(192, 168, 0, ip))],
+                ports: [None, None],
                 uplink: Vec::new(),
                 connected: Connected::new(&networks, [(lan.into(), Arc::from("lan0"))]),
                 assigned,

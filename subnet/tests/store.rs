@@ -83,6 +83,7 @@ contract!(
     only_a_lease_of_the_same_length_keeps_us_out,
     releases_only_what_is_ours,
     two_nodes_with_one_address_keep_their_own_leases,
+    nodes_behind_one_nat_keep_their_own_leases,
     a_renumbered_node_keeps_its_lease,
     changes_are_reported_in_order,
     a_bad_entry_does_not_affect_others,

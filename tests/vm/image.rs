@@ -18,6 +18,9 @@ const MODULES: [&str; 10] =
 /// The scenario that gets flanneld and etcd, and needs memory for them.
 pub const WITH_FLANNEL: &str = "wireguard-flannel.sh";
 
+/// The scenario that gets the program nft, for a router with address translation.
+const BEHIND_NAT: &str = "wireguard-nat.sh";
+
 /// A kernel and its modules.
 pub struct Kernel {
     /// The bootable image.
@@ -199,6 +202,10 @@ pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> Pa
         }
         tree.put("etc/hosts", b"127.0.0.1 localhost\n", 0o644);
         names.push("br_netfilter");
+    }
+    if scenario == BEHIND_NAT {
+        tree.program(&which("nft"), "/opt/bin/nft");
+        names.extend(["nft_nat", "nft_ct"]);
     }
     for name in names {
         kernel().load(name, &mut modules, &mut seen);

@@ -2,6 +2,7 @@
 //! What a lease says for WireGuard: `{"PublicKey":"...","Port":51820}` for each family.
 
 use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::PublicPorts;
 use weft_subnet::cidr::Family;
 use weft_subnet::text::shown;
 
@@ -39,6 +40,11 @@ pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
             .ok_or_else(|| LeaseFault::BadPort { port: shown(&port.to_string()), member })?,
     };
     Ok(Data { key, port: Some(port).filter(|port| *port != 0) })
+}
+
+/// The ports that a lease names.
+pub(super) fn ports(attrs: &Attrs) -> PublicPorts {
+    [Family::V4, Family::V6].map(|family| data(attrs, family).ok()?.port)
 }
 
 /// The public keys that a lease names; one that no node can have counts as none.

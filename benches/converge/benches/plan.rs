@@ -60,6 +60,7 @@ fn empty(kind: &str) -> Plan {
         uplink: Uplink { name, mtu: 1500, v4: Some(address), v6: None },
         public_v4: Some(address),
         public_v6: None,
+        wireguard_port: None,
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])),
         routes: OnLink::new([(on_link, 0, Reach::Link(name))]),
         connected: Default::default(),

@@ -59,6 +59,59 @@ fn two_leases_of_one_node_give_their_prefixes_to_one_peer() {
     assert_eq!((entries(&plan).len(), plan.skipped_count()), (3, 0), "{:?}", entries(&plan));
 }
 
+/// A lease at our own address or another one, with a port of its own.
+fn with_port(third: u8, address: [u8; 4], key: u8, port: u16) -> Record {
+    let mut record = with_key(third, 1, key);
+    let attrs = &mut record.lease.as_mut().unwrap().attrs;
+    attrs.public_ip = Some(address.into());
+    attrs.backend_data = attrs.backend_data.take().map(|data| data.replace("51820", &port.to_string()).into());
+    record
+}
+
+#[test]
+fn nodes_behind_one_nat_are_all_reached() {
+    // In etcd, and in Kubernetes.
+    for assigned in [false, true] {
+        reaches_nodes_behind_one_nat(wireguard("").with_assigned_subnets(assigned));
+    }
+}
+
+fn reaches_nodes_behind_one_nat(mut plan: Plan) {
+    let ours = plan.host().public_v4.unwrap().octets();
+    let own = Lease { attrs: plan.advertise(plan.host()).unwrap(), ..plan.own().clone() };
+    plan.rebase_on(plan.host().clone(), own);
+    for (third, address, port) in [(2, ours, 51822), (3, ours, 51823), (4, [192, 0, 2, 9], 1), (5, [192, 0, 2, 9], 2)] {
+        plan.put(with_port(third, address, third, port));
+    }
+    assert_eq!((entries(&plan).len(), plan.skipped_count(), plan.problems().len()), (8, 0, 0), "{:?}", entries(&plan));
+    assert_eq!(claims::problems(&plan), [""; 0]);
+    // A copy of the machine publishes our port, too, and a copy of a peer its key with another port.
+    plan.put(with_port(6, ours, 6, 51820));
+    plan.put(with_port(7, [192, 0, 2, 9], 5, 3));
+    let problems = claims::problems(&plan);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems[0].starts_with(&format!("two nodes publish {}", plan.host().public_v4.unwrap())), "{problems:?}");
+    assert!(problems[1].contains("two nodes have PublicKey"), "{problems:?}");
+    assert_eq!(entries(&plan).len(), 8);
+}
+
+#[test]
+fn this_node_listens_on_the_port_of_its_flag() {
+    let mut plan = wireguard("");
+    let host = Host { wireguard_port: Some(51822), ..plan.host().clone() };
+    let own = Lease { attrs: plan.advertise(&host).unwrap(), ..plan.own().clone() };
+    assert!(own.attrs.backend_data.as_deref().unwrap().ends_with(r#""Port":51822}"#), "{own:?}");
+    plan.rebase_on(host, own);
+    let link = plan.desired(&Key::Link(Name::new("flannel-wg").unwrap())).unwrap().to_string();
+    assert!(link.contains("wireguard port 51822"), "{link}");
+    // A peer whose lease names no port listens where net-conf says.
+    let mut old = with_key(2, 2, 2);
+    let attrs = &mut old.lease.as_mut().unwrap().attrs;
+    attrs.backend_data = attrs.backend_data.take().map(|data| data.replace(",\"Port\":51820", "").into());
+    plan.put(old);
+    assert!(entries(&plan)[0].ends_with("endpoint 192.168.0.2:51820"), "{:?}", entries(&plan));
+}
+
 #[test]
 fn a_new_key_of_a_node_takes_its_prefix_along_and_removes_the_old_peer() {
     let mut plan = wireguard("");

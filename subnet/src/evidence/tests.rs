@@ -164,3 +164,28 @@ fn of_several_the_best_proof_counts_and_an_address_alone_cannot_choose() {
     );
     assert_eq!(ids(&evidence(false, false), &all[..1]), ["10.5.7.0-24"]);
 }
+
+/// Nodes behind one NAT have one public address, and each has a port of its own.
+#[test]
+fn our_address_with_another_port_is_that_of_another_node() {
+    let with_port = |port: u16| {
+        let mut lease = lease("=", "=", "-");
+        lease.attrs.backend_type = "wireguard".into();
+        lease.attrs.backend_data = Some(format!(r#"{{"PublicKey":"x","Port":{port}}}"#).into());
+        lease
+    };
+    let ours = |subnet_env| Evidence { ports: vec![[Some(51820), None]], ..evidence(subnet_env, false) };
+    assert_eq!(ours(false).proof(&with_port(51820)), Some(Proof::Address));
+    assert_eq!(ours(false).proof(&with_port(51822)), None);
+    assert_eq!(ours(true).proof(&with_port(51820)), Some(Proof::SubnetAndAddress));
+    assert_eq!(ours(true).proof(&with_port(51822)), None, "it got our subnet after our lease had ended");
+    // A port of ours that changes is known to us.
+    let changed = Evidence::of(FOR_TESTS, with_port(51822).subnets, &with_port(51822).attrs).or(&with_port(7).attrs);
+    assert_eq!(changed.proof(&with_port(51822)), Some(Proof::SubnetAndAddress));
+    assert_eq!(changed.proof(&with_port(7)), Some(Proof::SubnetAndAddress));
+    assert_eq!(changed.proof(&with_port(51820)), None);
+    assert!(!changed.owner(&with_port(51820)).contains("our address"));
+    // Other types have no ports, so our address counts as before, whoever copied it.
+    assert_eq!(ours(false).proof(&lease("x", "=", "=")), Some(Proof::Address));
+    assert_eq!(evidence(false, false).proof(&with_port(51822)), Some(Proof::Address));
+}

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::Us;
 use super::claims::Claim;
+use super::{PortsOf, Us};
+use crate::backend_types::differ;
 use crate::cidr::{Family, Subnets, family};
 use crate::lease::Lease;
 
@@ -39,7 +40,7 @@ pub(super) enum Unusable {
 ///
 /// # Errors
 /// It cannot, and why.
-pub(super) fn check(us: &Us, lease: &Lease) -> Result<(), Unusable> {
+pub(super) fn check(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Unusable> {
     if lease.subnets == Subnets::default() {
         return Err(Unusable::NoSubnet);
     }
@@ -56,7 +57,7 @@ pub(super) fn check(us: &Us, lease: &Lease) -> Result<(), Unusable> {
     for net in concerns.iter() {
         check_addresses_of_this_node(us, net)?;
     }
-    check_public_addresses(us, lease)
+    check_public_addresses(us, ports, lease)
 }
 
 /// Returns what a usable lease claims on this node.
@@ -95,7 +96,7 @@ fn check_network(us: &Us, net: IpNet) -> Result<(), Unusable> {
 
 /// Checks the public addresses of the families that the network uses. What a flannel node publishes for the other family has no meaning:
 /// an IPv6-only one publishes 0.0.0.0.
-fn check_public_addresses(us: &Us, lease: &Lease) -> Result<(), Unusable> {
+fn check_public_addresses(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Unusable> {
     let v4 = lease.attrs.public_ip.map(IpAddr::V4).filter(|_| us.networks.of(Family::V4).is_some());
     let v6 = lease.attrs.public_ipv6.map(IpAddr::V6).filter(|_| us.networks.of(Family::V6).is_some());
     if v4.is_none() && v6.is_none() {
@@ -106,7 +107,7 @@ fn check_public_addresses(us: &Us, lease: &Lease) -> Result<(), Unusable> {
             return Err(Unusable::InsideOurSubnet { field, ip, own });
         }
         let what = match ip {
-            _ if us.public.contains(&ip) => Some("our own address: two nodes publish it"),
+            _ if us.public.contains(&ip) => publishes_our_address(us, ports, lease, ip),
             _ if us.uplink.contains(&ip) => Some("the address of this node's uplink, which this node does not publish"),
             _ => unusable(ip),
         };
@@ -115,6 +116,18 @@ fn check_public_addresses(us: &Us, lease: &Lease) -> Result<(), Unusable> {
         }
     }
     Ok(())
+}
+
+/// Returns what is wrong with a lease that names an address that we publish, too. Nothing is wrong if both leases name a port and the ports
+/// differ: then both nodes are behind one NAT.
+pub(super) fn publishes_our_address(us: &Us, ports: PortsOf, lease: &Lease, ip: IpAddr) -> Option<&'static str> {
+    let family = usize::from(ip.is_ipv6());
+    let theirs = (ports.0)(&lease.attrs)[family];
+    match (us.ports[family], theirs) {
+        (ours, theirs) if differ(ours, theirs) => None,
+        (Some(_), Some(_)) => Some("our own address, with our own port: two nodes publish both"),
+        _ => Some("our own address: two nodes publish it"),
+    }
 }
 
 /// Returns what kind of address this is, if no other node can have such an address.

@@ -45,7 +45,7 @@ impl Peers {
             *verdict = Verdict::Own;
             return;
         }
-        if let Err(unusable) = judge::check(&self.us, lease) {
+        if let Err(unusable) = judge::check(&self.us, self.ports, lease) {
             *verdict = Verdict::Impossible(Box::new(Reason(unusable.to_string().into())));
             return;
         }

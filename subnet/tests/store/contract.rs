@@ -278,6 +278,32 @@ pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place)
     assert_eq!(store.list().await.unwrap().len(), 2);
 }
 
+/// Nodes of wireguard behind one NAT have one public address, and each has a port of its own. Nothing else distinguishes them after a boot.
+pub async fn nodes_behind_one_nat_keep_their_own_leases(kind: &impl Place) {
+    let store = kind.open();
+    let published = |last: u8, port: u16| {
+        let key = weft_backends::wireguard::key::PublicKey([last; 32]);
+        let backend_data = Some(format!(r#"{{"PublicKey":"{key}","Port":{port}}}"#).into());
+        Attrs { backend_type: "wireguard".into(), backend_data, ..attrs(1) }
+    };
+    let of = |last: u8, port: u16| LeaseRequest { attrs: published(last, port), ..request(last) };
+    let first = store.acquire(&of(1, 51820)).await.unwrap();
+    let second = kind.open_for(2).acquire(&of(2, 51822)).await.unwrap();
+    assert_ne!(first.subnets, second.subnets);
+    let booted = |port| {
+        let (public, ports) = (vec![(attrs(1).public_ip, None)], vec![[Some(port), None]]);
+        Evidence { public, ports, ..Evidence::none(TYPES) }
+    };
+    assert_eq!(store.own(&booted(51820)).await.unwrap().as_ref(), Some(&first));
+    assert_eq!(store.own(&booted(51822)).await.unwrap().as_ref(), Some(&second));
+    assert_eq!(store.own(&booted(51823)).await.unwrap(), None, "a third node behind the NAT is new");
+    // Each gets its own lease again although its key is another one now.
+    let restarted = |lease: &Lease, last, port| LeaseRequest { was: Some(lease.attrs.clone()), ..of(last, port) };
+    assert_eq!(kind.open_for(2).acquire(&restarted(&second, 7, 51822)).await.unwrap().subnets, second.subnets);
+    assert_eq!(store.acquire(&restarted(&first, 8, 51820)).await.unwrap().subnets, first.subnets);
+    assert_eq!(store.list().await.unwrap().len(), 2);
+}
+
 /// The address of a node changed while its agent was not running.
 pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
     let store = kind.open();
