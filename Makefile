@@ -10,6 +10,7 @@ STATIC_CNI := $(TARGET_DIR)/$(MUSL)/release/weft-cni
 CNI_SIZE := 2097152
 STEP := tools/step
 FUZZ_SECONDS ?= 60
+TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
 LAB_ARGS ?=
 
 # The C compilers for ring. It needs no musl libc, only a compiler for the right processor.
@@ -33,10 +34,16 @@ demo: prepare-demo ## install what is missing, build, run a cluster of three nod
 lab: static ## the same with the static binary, without installing anything; LAB_ARGS="--backend host-gw --ipv6"
 	$(STATIC) lab $(LAB_ARGS)
 
-# One job after the other: cargo uses all cores, and the output stays in order.
+# The steps of test-beside run two at a time, because each leaves cores unused: a release build links on one core, and a test waits. Make
+# starts them in this order, so that one of two builds is for release and the other for tests, for cargo lets only one build write into a
+# directory. tools/step shows the output of a step when it ends. The steps after them use both cores, or measure.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 fmt check alone static static-bare aarch64 fuzz test-lab bench-shape prepare-kube image-only \
-	  test-kube test-clusters test-conformance test-deb $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+	@$(MAKE) --no-print-directory -j1 prepare-kube prepare-conformance prepare-deb fmt
+	@STEPS_BESIDE=1 $(MAKE) --no-print-directory -j2 test-beside
+	@$(MAKE) --no-print-directory -j1 test-lab bench-shape $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+
+.PHONY: test-beside
+test-beside: static check static-bare alone aarch64 test-build test-vm test-kube fuzz image test-clusters test-conformance test-deb
 
 # The names of the integration tests that need no root, no network and no second.
 QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
@@ -47,11 +54,13 @@ quick: fmt ## formatting, clippy, unit, golden and law tests, in at most 90 s af
 fmt: ## check the formatting
 	@$(STEP) 60 "formatting" cargo fmt --all --check
 
+# Tests that a plain `cargo test` leaves out. Cargo chooses the features of dependencies for all packages that are named, so every build of
+# tests names the whole workspace. With another choice, cargo would build many crates again.
+OWN_STEP := --test kube --test kube_mesh --test kube_store --test vm --test deploy_deb
+
 check: ## clippy; each warning is an error
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
-	@$(STEP) 300 "clippy of the tests that need a cluster" cargo clippy -p weft --test kube --test kube_mesh --locked -- -D warnings
-	@$(STEP) 300 "clippy of the store tests that need an API server" \
-	  cargo clippy -p weft-subnet --all-features --test kube --locked -- -D warnings
+	@$(STEP) 300 "clippy of the tests with a step of their own" cargo clippy --workspace $(OWN_STEP) --locked -- -D warnings
 
 # A workspace build unifies features, and would hide a forbidden dependency of a pure crate.
 alone: ## build each crate and each feature alone, so that no forbidden dependency hides
@@ -69,6 +78,11 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 	@$(STEP) 600 "tests of weft without Kubernetes" \
 	  cargo test --locked -p weft --no-default-features --lib --bins --test cli --test deploy
 
+.PHONY: test-build
+test-build: ## build all tests, and run none
+	@$(STEP) 1200 "build of the tests" cargo test --workspace --locked --no-run
+	@$(STEP) 600 "build of the tests with a step of their own" cargo test --workspace --locked --no-run $(OWN_STEP) --example wg
+
 # The binaries have the same bytes wherever the tree and cargo's files are.
 static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
 static: ## build the static binaries that are released: agent and CNI plugin
@@ -84,8 +98,9 @@ BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
 # Bytes: 12 MB are promised (docs/bench/method.md).
 BARE_SIZE := 12582912
 .PHONY: static-bare
+# Only the result is in a directory of its own: nearly all dependencies are those of the agent with Kubernetes.
 static-bare: ## build the static agent without Kubernetes
-	@$(STEP) 2400 "static build without Kubernetes" \
+	@$(STEP) 2400 "static build without Kubernetes" env CARGO_BUILD_BUILD_DIR=$(TARGET_DIR) \
 	  cargo build --release --locked --no-default-features --target $(MUSL) --target-dir $(TARGET_DIR)/bare --bin weft
 	@[ $$(stat -c %s $(BARE)) -le $(BARE_SIZE) ] || { echo "$(BARE) is larger than $(BARE_SIZE) bytes" >&2; exit 1; }
 	@ls -l $(BARE)
@@ -95,29 +110,29 @@ IMAGE := $(TARGET_DIR)/weft-image.tar
 IMAGE_ROOT := $(TARGET_DIR)/image
 
 # This needs no daemon and no base image: the image contains static binaries only.
-.PHONY: image image-only
-image: static image-only ## write the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
-
-image-only:
+.PHONY: image
+image: static ## write the container image, as an archive for `docker load` and `ctr -n k8s.io image import`
 	@tools/image-root $(IMAGE_ROOT) $(STATIC) $(STATIC_CNI)
 	@tools/image $(IMAGE) weft:$(VERSION) $(IMAGE_ROOT) /weft
 	@ls -l $(IMAGE)
 
 MANUAL := $(TARGET_DIR)/manual
 DEB := $(TARGET_DIR)/weft_$(VERSION)-1_$(shell dpkg --print-architecture 2>/dev/null).deb
-.PHONY: manual deb test-deb
+.PHONY: manual deb prepare-deb test-deb
 manual: ## write the manual pages and the completions of shells into target/manual
-	@$(STEP) 900 "manual pages" cargo build --locked --example weft-manual
+	@$(STEP) 900 "manual pages" cargo build --workspace --locked --example weft-manual
 	@rm -rf $(MANUAL) && $(TARGET_DIR)/debug/examples/weft-manual $(MANUAL)
 
 deb: static manual ## write a Debian package for this machine's processor
 	@tools/deb $(DEB) $$(dpkg --print-architecture) $(STATIC) $(STATIC_CNI) $(MANUAL)
 	@ls -l $(DEB)
 
-test-deb: manual ## install, upgrade and remove the Debian package in a Debian with systemd, and check it with lintian
+prepare-deb:
 	@tools/prepare deb
-	@$(STEP) 900 "build for the package" cargo build --locked -p weft -p weft-cni
-	@$(STEP) 900 "Debian package" cargo test --locked -p weft --test deploy_deb
+
+test-deb: prepare-deb manual ## install, upgrade and remove the Debian package in a Debian with systemd, and check it with lintian
+	@$(STEP) 900 "build for the package" cargo build --workspace --locked --bin weft --bin weft-cni
+	@$(STEP) 900 "Debian package" cargo test --workspace --locked --test deploy_deb
 
 # All processors: tools/release says which, and which are left out. RELEASE_ARGS="--out DIR amd64 arm64"
 RELEASE_ARGS ?=
@@ -135,7 +150,7 @@ aarch64: ## check that everything compiles for aarch64
 
 fuzz: ## feed random input to every codec and to the guard of udp, for FUZZ_SECONDS in all
 	@$(STEP) $$(($(FUZZ_SECONDS) + 600)) "fuzz, $(FUZZ_SECONDS) s" \
-	  env WEFT_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 2)) cargo test --locked -p weft-subnet -p weft-udp --all-features --test fuzz
+	  env WEFT_FUZZ_SECONDS=$$(($(FUZZ_SECONDS) / 2)) cargo test --workspace --locked --test fuzz
 
 .PHONY: bench-cni
 bench-cni: static ## measure ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to/flannel measures flannel's, too
@@ -151,17 +166,16 @@ prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, 
 	@$(STEP) 2400 "Kubernetes and etcd" tools/kube-binaries
 
 test-kube: prepare-kube ## test the Kubernetes store, and agents that use it, with a real API server
-	@$(STEP) 900 "Kubernetes store" cargo test --locked -p weft-subnet --all-features --test kube
-	@$(STEP) 1200 "agents over Node objects" cargo test --locked -p weft --test kube_mesh
+	@$(STEP) 900 "Kubernetes store" cargo test --workspace --locked --test kube_store
+	@$(STEP) 1200 "agents over Node objects" cargo test --workspace --locked --test kube_mesh
 
 .PHONY: kube-test kube-demo test-clusters
-kube-test: prepare-kube image test-clusters ## test what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration in both directions
+kube-test: image test-clusters ## test what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration in both directions
 
-test-clusters:
-	@$(STEP) 900 "build of the cluster tests" cargo test --locked -p weft --test kube --no-run
-	@$(STEP) 900 "build of kube-demo" cargo build --locked --example kube-demo
+test-clusters: prepare-kube image
+	@$(STEP) 900 "build of the cluster tests" cargo test --workspace --locked --test kube --example kube-demo --no-run
 	@$(STEP) $(if $(FLANNELD),1500,900) "real clusters" \
-	  cargo test --locked -p weft --test kube -- --show-output $(if $(FLANNELD),--include-ignored)
+	  cargo test --workspace --locked --test kube -- --show-output $(if $(FLANNELD),--include-ignored)
 
 CONFORMANCE_ARGS ?=
 .PHONY: kube-conformance prepare-conformance test-conformance conformance-docs
@@ -173,8 +187,8 @@ kube-conformance: prepare-kube prepare-conformance image ## run Kubernetes' own 
 	@cargo run --locked --example kube-conformance -- --out $(TARGET_DIR)/conformance $(CONFORMANCE_ARGS)
 
 # A part of these tests, in one cluster. It belongs to `make test`.
-test-conformance: prepare-conformance
-	@$(STEP) 900 "build of the conformance tests" cargo build --locked --example kube-conformance
+test-conformance: prepare-conformance image
+	@$(STEP) 900 "build of the conformance tests" cargo build --workspace --locked --example kube-conformance
 	@$(STEP) 600 "Kubernetes' own network tests, a part" \
 	  $(TARGET_DIR)/debug/examples/kube-conformance --tests short --cluster "ipv4 vxlan" --out $(TARGET_DIR)/conformance
 
@@ -189,20 +203,24 @@ kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with we
 test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
 	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
-	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --locked -p weft -p weft-udp --test mesh --test rules --test lab --test vm --example wg -- --ignored flanneld)
+	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --workspace --locked --test mesh --test rules --test lab --test vm --example wg -- --ignored flanneld)
 	$(if $(FLANNEL_CNI),@$(STEP) 600 "beside flannel's CNI plugin" \
-	  env FLANNEL_CNI=$(abspath $(FLANNEL_CNI)) cargo test --locked -p weft-cni --test plugin -- --ignored flannels_plugin)
+	  env FLANNEL_CNI=$(abspath $(FLANNEL_CNI)) cargo test --workspace --locked --test plugin -- --ignored flannels_plugin)
 
 no-flannel:
 	@printf '\n==== skipped: no FLANNELD and no FLANNEL_CNI: the tests beside flannel count as ignored\n'
 
-.PHONY: test-lab test-all
+.PHONY: test-vm test-lab test-all
+test-vm: static ## run the agent on Debian's kernel, in virtual machines
+	@$(STEP) 1800 "virtual machines" env WEFT_BIN=$(STATIC) cargo test --workspace --locked --test vm --example wg
+
 test-lab:
 	@$(STEP) 300 "weft lab" $(STATIC) lab
 
+# Most of these tests wait most of the time, so more of them run at once than there are cores.
 test-all:
-	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh, VM" \
-	  env WEFT_BIN=$(STATIC) cargo test --workspace --locked --no-fail-fast
+	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh" \
+	  env WEFT_BIN=$(STATIC) RUST_TEST_THREADS=$(TEST_THREADS) cargo test --workspace --locked --no-fail-fast
 
 # FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=
@@ -224,7 +242,7 @@ bench-micro: ## measure time and allocations of plan, diff and codecs
 
 # This uses the build of the tests: the bench judges shapes, so its own speed matters little.
 bench-shape: ## check in at most 60 s that no cost grows too fast
-	@$(STEP) 900 "build of the shape bench" cargo build --locked -p weft-bench
+	@$(STEP) 900 "build of the shape bench" cargo build --workspace --locked --bin weft-bench
 	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
 
 # Hours in all. MUTANTS_ARGS="--shard 1/8" tries an eighth, MUTANTS="backends subnet" some of the three parts.

@@ -2,7 +2,8 @@
 # wireguard with IPv4 and IPv6: a device for each family, and then one for both, over IPv4 and over IPv6.
 . /lib.sh
 
-FLAGS=
+# The first node finds an empty store, and would remove nothing for five minutes. The device of an earlier mode stays for the grace time.
+FLAGS="--hold-removals=0s --change-grace=3s"
 wg() { node=$1; shift; /opt/bin/ip netns exec "$node" /opt/bin/wg "$@"; } # wg NODE COMMAND...
 conf() { # conf OPTIONS
     echo "{\"EnableIPv6\":true,\"Network\":\"10.244.0.0/16\",\"IPv6Network\":\"fd10::/48\",\"Backend\":{\"Type\":\"wireguard\"$1}}"
