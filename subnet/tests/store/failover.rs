@@ -258,19 +258,27 @@ async fn life(live: &Server, at: usize, how: Break) -> bool {
     broke.get()
 }
 
-#[tokio::test]
-async fn an_endpoint_may_fail_at_any_call() {
+/// One endpoint fails at each call of a life in turn.
+async fn fails_at_each_call(how: Break) {
     let live = with_config().await;
     let body = async {
-        for how in [Break::Request, Break::Answer] {
-            let mut at = 1;
-            while timeout(LIMIT, life(&live, at, how)).await.unwrap_or_else(|_| panic!("{how:?} {at} hangs")) {
-                at += 1;
-            }
-            assert!((15..60).contains(&at), "{how:?}: all calls were tried, one after the other: {at}");
+        let mut at = 1;
+        while timeout(LIMIT, life(&live, at, how)).await.unwrap_or_else(|_| panic!("{how:?} {at} hangs")) {
+            at += 1;
         }
+        assert!((15..60).contains(&at), "{how:?}: all calls were tried, one after the other: {at}");
     };
     LocalSet::new().run_until(body).await;
+}
+
+#[tokio::test]
+async fn an_endpoint_may_fail_before_any_call() {
+    fails_at_each_call(Break::Request).await;
+}
+
+#[tokio::test]
+async fn an_endpoint_may_fail_before_it_answers_any_call() {
+    fails_at_each_call(Break::Answer).await;
 }
 
 /// Renewals and the watch continue on the next endpoint, and the lease does not expire.
