@@ -234,6 +234,11 @@ bench-kube: prepare-bench prepare-kube static ## measure the same with 5,000 Nod
 	$(TARGET_DIR)/release/weft-bench kube --weft $(STATIC) --out $(TARGET_DIR)/bench \
 	  --binaries "$${XDG_CACHE_HOME:-$$HOME/.cache}/weft/kube-$$(cat tools/kube-version)" $(BENCH_ARGS)
 
+.PHONY: bench-storm
+bench-storm: prepare-bench ## measure many nodes that start, renew, reboot and leave at once, and write docs/bench/storm.md; FLANNELD as above
+	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
+	$(TARGET_DIR)/release/weft-bench storm --out $(TARGET_DIR)/bench --page docs/bench/storm.md $(BENCH_ARGS)
+
 bench-docs: ## write table and plots of the last `make bench` into docs/bench
 	@cargo run --quiet --release --locked -p weft-bench -- docs --out $(TARGET_DIR)/bench --docs docs/bench
 
@@ -241,9 +246,11 @@ bench-micro: ## measure time and allocations of plan, diff and codecs
 	@$(STEP) 1200 "micro-benches" cargo bench --locked -p weft-bench
 
 # This uses the build of the tests: the bench judges shapes, so its own speed matters little.
-bench-shape: ## check in at most 60 s that no cost grows too fast
+bench-shape: ## check in at most two minutes that no cost grows too fast, and that storms cost no more requests than promised
 	@$(STEP) 900 "build of the shape bench" cargo build --workspace --locked --bin weft-bench
 	@$(STEP) 300 "shape of costs" $(TARGET_DIR)/debug/weft-bench shape --weft $(STATIC)
+	@$(STEP) 300 "short storms" env -u FLANNELD $(TARGET_DIR)/debug/weft-bench storm --size 30 --idle 11 \
+	  --out $(TARGET_DIR)/bench-storm --page $(TARGET_DIR)/bench-storm/storm.md
 
 # Hours in all. MUTANTS_ARGS="--shard 1/8" tries an eighth, MUTANTS="backends subnet" some of the three parts.
 MUTANTS_ARGS ?=

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rows over Node objects: a real API server with nodes of realistic size, weft and flanneld one after the other on fresh nodes.
 
-mod cluster;
+pub mod cluster;
 mod strain;
 
 use std::fs;

@@ -165,6 +165,15 @@ pub struct StormOptions {
     /// Flannelds. Agents and bare clients are measured with this number of nodes, too
     #[arg(long, default_value_t = 100)]
     pub flannelds: usize,
+    /// Where kube-apiserver and etcd are (tools/kube-binaries). Without them, the API server is not measured
+    #[arg(long, value_name = "DIR")]
+    pub binaries: Option<PathBuf>,
+    /// Watchers of the API server
+    #[arg(long, default_value_t = 100)]
+    pub watchers: usize,
+    /// Seconds for which nodes are watched that have nothing to do; more than the 10 s after which a lease is renewed on demand
+    #[arg(long, default_value_t = 20, value_name = "SECONDS")]
+    pub idle: u64,
     /// Seconds after which a storm has failed
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub limit: u64,

@@ -5,9 +5,10 @@
 mod agent;
 mod bare;
 mod counters;
-mod fleet;
 mod flanneld;
+mod fleet;
 mod kernel;
+mod node_api;
 mod page;
 mod results;
 
@@ -33,8 +34,6 @@ const SUBNETS: u32 = 65_535;
 /// No node makes a request for so long: the phase is over. It is shorter than the time after which a node that hears nothing asks etcd
 /// whether it is alive.
 const CALM: Duration = Duration::from_millis(700);
-/// For how long nodes are watched that have nothing to do.
-const IDLE: Duration = Duration::from_secs(20);
 /// This part of the nodes leaves at once: 100 of 1,000.
 const LEAVING: usize = 10;
 /// A network with a quarter more subnets than nodes, in which nodes that start together must often choose the same subnet.
@@ -46,7 +45,7 @@ const CROWDED: usize = 200;
 /// etcd or a node does not work, or a node does not come to its end within the limit.
 pub fn run(options: &StormOptions) -> Result<bool> {
     build()?;
-    let mut results = Results { about: about::host(options.flanneld.as_deref())?, runs: Vec::new() };
+    let mut results = Results { about: about::host(options.flanneld.as_deref())?, runs: Vec::new(), node_api: None };
     let small = options.flannelds.min(options.size);
     let mut sizes = vec![small, options.size];
     sizes.dedup();
@@ -59,6 +58,9 @@ pub fn run(options: &StormOptions) -> Result<bool> {
     }
     let crowded = CROWDED.min(options.size);
     results.runs.push(fleet::<agent::Agent>(Who::Crowded, crowded, options)?);
+    if let Some(binaries) = &options.binaries {
+        results.node_api = Some(node_api::measure(binaries, options.watchers)?);
+    }
     results.about.push(("load at the end".to_owned(), about::load()));
     fs::create_dir_all(&options.out).with_context(|| format!("create {}", options.out.display()))?;
     let path = options.out.join("results-storm.json");
@@ -77,6 +79,7 @@ pub fn run(options: &StormOptions) -> Result<bool> {
 struct Bed {
     store: Store,
     limit: Duration,
+    idle: Duration,
     phases: Vec<Phase>,
 }
 
@@ -84,7 +87,8 @@ impl Bed {
     fn new(who: Who, size: usize, options: &StormOptions) -> Result<Bed> {
         let mut store = Store::start(Backend::Vxlan)?;
         store.set_net_conf(&net_conf(who, size))?;
-        Ok(Bed { store, limit: Duration::from_secs(options.limit), phases: Vec::new() })
+        let (limit, idle) = (Duration::from_secs(options.limit), Duration::from_secs(options.idle));
+        Ok(Bed { store, limit, idle, phases: Vec::new() })
     }
 
     /// Measures what happens while `act` runs, and until all is calm after it.
@@ -116,7 +120,7 @@ impl Bed {
     /// Measures for a while in which nothing happens.
     fn idle(&mut self, nodes: usize) -> Result<()> {
         let before = Counters::read(self.store.pid())?;
-        pause(IDLE);
+        pause(self.idle);
         let phase = Phase::new(("idle", nodes), &Times::default(), Counters::read(self.store.pid())?.since(&before));
         eprintln!("  {}", phase.line());
         self.phases.push(phase);
@@ -141,6 +145,10 @@ struct Times {
     leases: Vec<Duration>,
     /// It has what the phase is about: all peers, or a renewed lease.
     complete: Vec<Duration>,
+    /// How many nodes are to be complete.
+    expected: usize,
+    /// How often a node ended by itself and was started again.
+    restarts: usize,
 }
 
 /// How long is waited.
@@ -171,7 +179,7 @@ fn until<const N: usize>(fleet: &Fleet, wanted: [(Reached, usize); N], limit: Li
 fn start(fleet: &Fleet, size: usize, limit: Limit) -> Result<Times> {
     fleet.start(0..size);
     let [leases, complete] = until(fleet, [(Reached::Lease, size), (Reached::Peers, size)], limit)?;
-    Ok(Times { leases, complete })
+    Ok(Times { leases, complete, expected: size, ..Times::default() })
 }
 
 /// Measures all phases with members of this kind.
@@ -193,7 +201,7 @@ fn fleet<M: Member + 'static>(who: Who, size: usize, options: &StormOptions) -> 
         bed.phase(("renew", size), |_, limit| {
             fleet.order(0..size, Order::Renew);
             let [complete] = until(&fleet, [(Reached::Renewal, size)], limit)?;
-            Ok(Times { leases: Vec::new(), complete })
+            Ok(Times { complete, expected: size, ..Times::default() })
         })?;
         fleet.stop(0..size);
         // A reboot takes the subnet files away.
@@ -206,7 +214,7 @@ fn fleet<M: Member + 'static>(who: Who, size: usize, options: &StormOptions) -> 
             fleet.order(0..leaving, Order::Leave);
             let stay = size - leaving;
             let [complete, _] = until(&fleet, [(Reached::Peers, stay), (Reached::End, leaving)], limit)?;
-            Ok(Times { leases: Vec::new(), complete })
+            Ok(Times { complete, expected: stay, ..Times::default() })
         })?;
     }
     fleet.stop(0..size);
@@ -226,7 +234,7 @@ fn flannelds(size: usize, options: &StormOptions) -> Result<Run> {
         }
         bed.phase((name, size), |_, limit| {
             all.iter_mut().try_for_each(Flanneld::start)?;
-            flanneld::wait(&all, size - 1, limit)
+            flanneld::wait(&mut all, size - 1, limit)
         })?;
         if name == "start" {
             bed.idle(size)?;
@@ -236,9 +244,10 @@ fn flannelds(size: usize, options: &StormOptions) -> Result<Run> {
     let mut gone = all.drain(..leaving).collect::<Vec<_>>();
     gone.iter_mut().try_for_each(Flanneld::stop)?;
     let keys = gone.iter().map(Flanneld::key).collect::<Result<Vec<_>>>()?;
+    let stay = all.len();
     bed.phase(("leave", leaving), |store, limit| {
         store.delete_keys(&keys)?;
-        flanneld::wait(&all, all.len() - 1, limit)
+        flanneld::wait(&mut all, stay - 1, limit)
     })?;
     Ok(Run { who: Who::Flanneld, size, phases: bed.phases, memory_mb: None })
 }

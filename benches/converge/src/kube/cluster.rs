@@ -12,6 +12,8 @@ use futures_util::future::try_join_all;
 use http::{Method, Request};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -121,6 +123,16 @@ impl Cluster {
             }
             Ok(())
         })
+    }
+
+    /// Returns the CPU time that the server has used.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn server_cpu(&self) -> Result<Duration> {
+        let server = self.children.last().context("no server")?;
+        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(server.id())?)).context("find its CPU clock")?;
+        Ok(Duration::from(clock.now().context("read its CPU clock")?))
     }
 
     /// Updates the status of one node after the other as their kubelets do.
@@ -261,7 +273,11 @@ fn credentials(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-async fn connect(kubeconfig: &Path, dir: &Path) -> Result<Client> {
+/// Returns a client, once the server is ready.
+///
+/// # Errors
+/// The server is not ready in time.
+pub async fn connect(kubeconfig: &Path, dir: &Path) -> Result<Client> {
     let read = Kubeconfig::read_from(kubeconfig).context("read the kubeconfig")?;
     let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
     let client = Client::try_from(config.context("read the kubeconfig")?).context("make a client")?;

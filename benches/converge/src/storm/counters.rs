@@ -58,7 +58,8 @@ impl Counters {
             let Ok(value) = value.parse::<f64>().map(|value| value as u64) else { continue };
             if let Some(labels) = name.strip_prefix(RECEIVED) {
                 let method = labels.split("grpc_method=\"").nth(1).and_then(|rest| rest.split('"').next());
-                *counters.requests.entry(method.context("a counter without its method")?.to_owned()).or_default() += value;
+                *counters.requests.entry(method.context("a counter without its method")?.to_owned()).or_default() +=
+                    value;
                 continue;
             }
             let counter = match name {

@@ -53,6 +53,16 @@ impl Flanneld {
         Ok(())
     }
 
+    /// Starts flanneld again if it has ended by itself, as systemd and the kubelet do. Returns whether it had.
+    fn start_again(&mut self) -> Result<bool> {
+        let Some(child) = &mut self.child else { return Ok(false) };
+        let has_ended = child.try_wait().context("look after flanneld")?.is_some();
+        if has_ended {
+            self.start()?;
+        }
+        Ok(has_ended)
+    }
+
     /// Kills flanneld.
     ///
     /// # Errors
@@ -103,10 +113,18 @@ impl Drop for Flanneld {
     }
 }
 
-/// Waits until each has a lease and this many peers. If the limit is reached first, fewer times are returned.
-pub fn wait(all: &[Flanneld], peers: usize, limit: Limit) -> Result<Times> {
+/// Waits until each has a lease and this many peers. If the limit is reached first, fewer times are returned. One that ends by itself is
+/// started again.
+///
+/// # Errors
+/// One cannot be started, or its routes cannot be read.
+pub fn wait(all: &mut [Flanneld], peers: usize, limit: Limit) -> Result<Times> {
     let (mut leases, mut complete) = (vec![None; all.len()], vec![None; all.len()]);
+    let mut restarts = 0;
     while complete.contains(&None) && limit.begin.elapsed() < limit.most {
+        for node in all.iter_mut() {
+            restarts += usize::from(node.start_again()?);
+        }
         for (node, at) in all.iter().zip(&mut leases).filter(|(_, at)| at.is_none()) {
             *at = node.has_lease().then(|| limit.begin.elapsed());
         }
@@ -115,5 +133,6 @@ pub fn wait(all: &[Flanneld], peers: usize, limit: Limit) -> Result<Times> {
         }
         pause(EVERY);
     }
-    Ok(Times { leases: leases.into_iter().flatten().collect(), complete: complete.into_iter().flatten().collect() })
+    let flat = |times: Vec<Option<Duration>>| times.into_iter().flatten().collect();
+    Ok(Times { leases: flat(leases), complete: flat(complete), expected: all.len(), restarts })
 }

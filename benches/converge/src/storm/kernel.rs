@@ -30,14 +30,8 @@ pub fn address(number: usize) -> Result<Ipv4Addr> {
 /// Returns a host with one uplink, which has the address of this node.
 fn machine(number: usize) -> Result<Machine> {
     let name = Name::new(UPLINK).context("a name of a link")?;
-    let route = |net: Ipv4Net, reach| RouteInfo {
-        net: net.into(),
-        metric: 0,
-        dev: Some(name),
-        via: None,
-        reach,
-        protocol: 2,
-    };
+    let route =
+        |net: Ipv4Net, reach| RouteInfo { net: net.into(), metric: 0, dev: Some(name), via: None, reach, protocol: 2 };
     let link = LinkInfo {
         index: 2,
         name,

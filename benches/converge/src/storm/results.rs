@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 
 use super::Times;
 use super::counters::Counters;
+use super::node_api::NodeApi;
 use crate::measure::quantile;
 
 /// Requests of a phase: at most this many times those of the bare clients.
@@ -52,8 +53,12 @@ pub struct Phase {
     pub lease: Option<(f64, f64)>,
     /// Seconds until a node has what the phase is about: half of the nodes, and all.
     pub complete: Option<(f64, f64)>,
+    /// How many nodes were to reach it.
+    pub expected: usize,
     /// How many nodes reached it.
     pub reached: usize,
+    /// How often a node ended by itself and was started again.
+    pub restarts: usize,
     /// Requests of all nodes, by method.
     pub requests: BTreeMap<String, u64>,
     /// Bytes that etcd received.
@@ -80,6 +85,8 @@ impl Phase {
             nodes,
             lease: both(&times.leases),
             complete: both(&times.complete),
+            expected: times.expected,
+            restarts: times.restarts,
             reached: times.complete.len(),
             received: counters.bytes_received,
             sent: counters.bytes_sent,
@@ -97,7 +104,8 @@ impl Phase {
 
     /// Describes the phase on one line, for the terminal.
     pub fn line(&self) -> String {
-        let time = |times: Option<(f64, f64)>| times.map_or_else(String::new, |(half, all)| format!("{half:.2}/{all:.2} s"));
+        let time =
+            |times: Option<(f64, f64)>| times.map_or_else(String::new, |(half, all)| format!("{half:.2}/{all:.2} s"));
         format!(
             "{}: leases {}, complete {}, requests per node {:.2} {:?}, etcd {:.2} s CPU, {} events",
             self.name,
@@ -138,6 +146,8 @@ pub struct Results {
     pub about: Vec<(String, String)>,
     /// The runs, in order.
     pub runs: Vec<Run>,
+    /// The API server of Kubernetes, if it was measured.
+    pub node_api: Option<NodeApi>,
 }
 
 impl Results {
@@ -161,7 +171,9 @@ impl Results {
                 if let Some(floor) = floor.and_then(|floor| floor.phase(&phase.name)).filter(|_| run.who == Who::Weft) {
                     let ratio = phase.requests_per_node() / floor.requests_per_node();
                     if ratio > MOST_REQUESTS {
-                        broken.push(format!("{place}: {ratio:.2} times the requests of bare clients, at most {MOST_REQUESTS}"));
+                        broken.push(format!(
+                            "{place}: {ratio:.2} times the requests of bare clients, at most {MOST_REQUESTS}"
+                        ));
                     }
                 }
                 // With many nodes on one machine, the wait for a processor is longer than that for others. So the floor's is subtracted.
