@@ -101,9 +101,15 @@ enum Command {
     Stop(Vec<usize>, report::Sender<()>),
 }
 
+/// A thread with a part of the members. It ends when the sender is dropped.
+struct Thread {
+    commands: Option<mpsc::UnboundedSender<Command>>,
+    handle: Option<JoinHandle<()>>,
+}
+
 /// All members of one kind.
 pub struct Fleet {
-    threads: Vec<(Option<mpsc::UnboundedSender<Command>>, Option<JoinHandle<()>>)>,
+    threads: Vec<Thread>,
     wanted: Arc<AtomicUsize>,
     /// What the members report.
     pub notes: report::Receiver<Note>,
@@ -124,7 +130,7 @@ impl Fleet {
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name("members".into());
             let thread = thread.spawn(move || run_thread::<M>(&shared, received)).context("start a thread")?;
-            Ok((Some(commands), Some(thread)))
+            Ok(Thread { commands: Some(commands), handle: Some(thread) })
         });
         Ok(Fleet { threads: threads.collect::<Result<_>>()?, wanted, notes })
     }
@@ -156,18 +162,18 @@ impl Fleet {
     fn send(&self, numbers: impl Iterator<Item = usize>, command: impl Fn(Vec<usize>) -> Command) {
         let mut parts = vec![Vec::new(); self.threads.len()];
         numbers.for_each(|number| parts[number % self.threads.len()].push(number));
-        for ((thread, _), part) in self.threads.iter().zip(parts) {
+        for (thread, part) in self.threads.iter().zip(parts) {
             // A thread that has panicked is noticed when its members report nothing.
-            let _ = thread.as_ref().map(|thread| thread.send(command(part)));
+            let _ = thread.commands.as_ref().map(|commands| commands.send(command(part)));
         }
     }
 }
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        for (commands, thread) in &mut self.threads {
-            *commands = None;
-            let _ = thread.take().map(JoinHandle::join);
+        for thread in &mut self.threads {
+            thread.commands = None;
+            let _ = thread.handle.take().map(JoinHandle::join);
         }
     }
 }
