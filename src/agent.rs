@@ -21,6 +21,7 @@ use weft_subnet::etcd::EtcdStore;
 use weft_subnet::source::{Event, Source};
 
 use crate::conflist::Conflist;
+use crate::extension::FirstCommand;
 use crate::files::FileWatch;
 use crate::firewall;
 use crate::firewall::reconciler::Handle;
@@ -172,6 +173,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
             guard: options.rules.guard,
             memory: EarlierRun::new(saved_file.clone()),
             secrets: secrets.clone(),
+            first_command: FirstCommand::new(options.allow_extension),
         };
         let waiting = Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition);
         let mut starting = pin!(acquire::start(context, waiting));
@@ -239,11 +241,12 @@ async fn run_loop<K: Kernel, M: Monitor>(
     let mut subnet_file = FileWatch::new(node.subnet_file());
     let mut conflist_source = node.conflist_source().map(FileWatch::new);
     let mut log_limit = Reminder::default();
-    let tunnel_ended = node.tunnel_ended();
+    let (tunnel_ended, command_ended) = (node.tunnel_ended(), node.command_ended());
     // The watch begins with the list that was read for our lease. The first pass uses it, so the watch must get a chance to send it.
     tokio::task::yield_now().await;
     node.start(queued(&mut inputs.events)).await;
     node.update_data_path();
+    node.update_extension();
     node.report();
     loop {
         let wake = node.next_wake().unwrap_or_else(|| Instant::now() + MAX_SLEEP);
@@ -274,11 +277,13 @@ async fn run_loop<K: Kernel, M: Monitor>(
             Ok(()) = inputs.rules.changed() => node.rules_changed(),
             () = subnet_file.changed() => node.write_subnet_file(),
             () = changed(&mut conflist_source) => node.conflist_source_changed(),
-            // The data path is updated below.
+            // The data path and the commands are updated below.
             () = tunnel_ended.notified() => {}
+            () = command_ended.notified() => {}
             () = tokio::time::sleep_until(wake) => node.tick().await,
         }
         node.update_data_path();
+        node.update_extension();
         node.report();
     }
 }

@@ -29,7 +29,7 @@ use weft::log::text::printable;
 use weft::observe::socket;
 use weft::observe::status;
 use weft::sysctls::loosened::Loosened;
-use weft::{agent, conflist, files, firewall, log, observe, saved};
+use weft::{agent, conflist, extension, files, firewall, log, observe, saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -201,6 +201,9 @@ async fn cleanup(task: &CleanupTask) -> anyhow::Result<ExitCode> {
     }
     if let Err(error) = observe::history::recorder::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the history: {error}"));
+    }
+    if let Err(error) = extension::memory::remove(&task.state_dir, &task.subnet_file) {
+        report.failed.push(format!("remove the peers of the commands of extension: {error}"));
     }
     for name in &report.left {
         eprintln!(

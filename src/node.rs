@@ -8,6 +8,7 @@ mod audit;
 mod change;
 mod data_path;
 mod event;
+mod extension;
 mod host;
 mod net_conf;
 mod own_lease;
@@ -31,6 +32,7 @@ use weft_subnet::source::Source;
 
 use crate::conflist::Conflist;
 use crate::data_path::DataPath;
+use crate::extension::{Extension, memory};
 use crate::kernel::Kernel;
 use crate::lease::acquire::{SecretFiles, Started};
 use crate::lease::tasks::LeaseTasks;
@@ -95,6 +97,7 @@ pub struct Node<K> {
     sysctls: Sysctls,
     rules: TrafficRules,
     data_path: DataPath,
+    extension: Extension,
     schedule: Schedule,
     wireguard: WireguardAudit,
     history: History,
@@ -119,6 +122,8 @@ impl<K: Kernel> Node<K> {
             .with_assigned_subnets(context.store.capabilities().assigned)
             .with_fences(options.rules.fences)
             .with_tunnel_guard(options.rules.guard);
+        let state_dir = options.state_dir.as_deref();
+        let remembered = state_dir.map(|dir| memory::file(dir, &options.subnet_file));
         let mut node = Node {
             passer,
             plan,
@@ -131,6 +136,7 @@ impl<K: Kernel> Node<K> {
             sysctls: Sysctls::new(&options.subnet_file, now),
             rules: TrafficRules::default(),
             data_path: DataPath::default(),
+            extension: Extension::new(remembered),
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
             wireguard: WireguardAudit::default(),
             history: History::default(),
@@ -177,6 +183,7 @@ impl<K: Kernel> Node<K> {
             self.wireguard.next(),
             self.context.recorder.next(),
             self.data_path.next(),
+            self.extension.next(),
             // While the node is not ready, this time may be in the past. Then it is no reason to wake up.
             self.context.conflist.next().filter(|at| *at > now),
         ];
@@ -226,9 +233,10 @@ impl<K: Kernel> Node<K> {
     }
 
     /// The agent ends. Routes, devices and rules stay, so that pods keep their network. Only a tunnel ends, because the agent itself
-    /// carries its packets.
+    /// carries its packets, and commands that run are killed.
     pub async fn stopping(&mut self) {
         self.data_path.stop();
+        self.extension.stop().await;
         self.context.reporter.notify.stopping();
         self.context.recorder.close().await;
         tracing::info!("weft ends; routes and devices stay as they are");

@@ -30,6 +30,8 @@ pub struct Options {
     pub hold_removals: Duration,
     /// `--change-grace`: how long the devices of an earlier backend stay after the last peer needed them.
     pub change_grace: Duration,
+    /// `--allow-extension`: the commands of net-conf may be run.
+    pub allow_extension: bool,
     /// `--on-lost-lease`.
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.

@@ -5,6 +5,7 @@
 mod change;
 pub mod claims;
 mod devices;
+mod extension;
 pub mod fence;
 mod host_networks;
 pub(crate) mod node_addresses;

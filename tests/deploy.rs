@@ -100,6 +100,12 @@ fn the_drop_in_for_udp_shows_one_device() {
     }
 }
 
+/// The commands of extension inherit the hardening of the unit: the drop-in sets the flag and loosens nothing by itself.
+#[test]
+fn the_drop_in_for_extension_sets_the_flag_alone() {
+    assert_eq!(settings("weft-extension.conf"), ["[Service]", "Environment=FLANNELD_ALLOW_EXTENSION=true"]);
+}
+
 /// As shipped nothing is switched on: the defaults are those of the agent.
 #[test]
 fn environment_file_is_all_examples() {

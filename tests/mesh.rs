@@ -10,6 +10,8 @@ mod cni;
 mod contest;
 #[path = "common/exe.rs"]
 mod exe;
+#[path = "mesh/extension.rs"]
+mod extension;
 #[path = "common/flanneld.rs"]
 mod flanneld;
 #[path = "mesh/identity.rs"]

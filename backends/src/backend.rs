@@ -11,6 +11,7 @@ use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
+use crate::commands::{CommandPeer, Commands, Variable};
 use crate::host::Host;
 use crate::identity::{Found, Identities};
 use crate::options::Options;
@@ -230,6 +231,18 @@ pub trait Backend {
     fn tunnel_peer(&self, _host: &Host, _peer: &Lease) -> Option<TunnelPeer> {
         None
     }
+    /// Returns the commands that the agent runs for this backend, where they make the way to the peers.
+    fn commands(&self) -> Option<&Arc<Commands>> {
+        None
+    }
+    /// Returns the variables of the command that runs when this node has its lease `own`.
+    fn own_variables(&self, _own: &Lease) -> Vec<Variable> {
+        Vec::new()
+    }
+    /// Returns what the commands get to know of a peer whose lease this backend serves. Returns `None` if no command is run for it.
+    fn command_peer(&self, _peer: &Lease) -> Option<CommandPeer> {
+        None
+    }
 }
 
 /// Makes a backend from its options, for this network.
@@ -269,6 +282,7 @@ const REGISTER: &[BackendType] = &[
     crate::wireguard::TYPE,
     crate::alloc::TYPE,
     crate::udp::TYPE,
+    crate::extension::TYPE,
 ];
 
 /// What the stores must know about the registered types.
@@ -290,7 +304,7 @@ pub fn names_its_leases(kind: &str) -> bool {
 }
 
 /// Types of flannel that weft does not have yet.
-const NOT_YET: &[&str] = &["ipsec", "extension", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
+const NOT_YET: &[&str] = &["ipsec", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
 
 /// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
 const REPLACED: &[(&str, &str, &str)] = &[

@@ -122,6 +122,9 @@ pub struct Found<'a> {
     pub secrets: &'a dyn Secrets,
     /// Fills a buffer with random bytes that are good enough for keys.
     pub random: &'a dyn Fn(&mut [u8]) -> io::Result<()>,
+    /// The output of the command that this backend lets the agent run before it has a lease
+    /// ([`Commands::before_lease`](crate::commands::Commands::before_lease)). `None` if it has not run.
+    pub printed: Option<&'a [u8]>,
 }
 
 impl Found<'_> {

@@ -4,9 +4,11 @@
 
 pub mod alloc;
 pub mod backend;
+pub mod commands;
 mod devices;
 pub mod diff;
 pub mod entries;
+pub mod extension;
 pub mod family;
 pub mod host;
 pub mod host_gw;

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use weft_backends::backend::{Backend, make, make_for_lease};
+use weft_backends::commands::Variable;
 use weft_backends::diff::{Op, diff};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::identity::Identities;
@@ -97,6 +98,10 @@ fn lease(key: &str, value: &str, stamp: u64) -> Lease {
     }
 }
 
+fn variables(all: Vec<Variable>) -> String {
+    all.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+}
+
 /// The plan of one case, as text.
 fn render(case: &Case) -> String {
     let (network, host) = (network(case), host(case));
@@ -118,6 +123,9 @@ fn render(case: &Case) -> String {
     let own = lease(&case.own, &wire, 0);
     if let Some(tunnel) = own_backend.tunnel(&host, &own) {
         writeln!(text, "tunnel {tunnel}").unwrap();
+    }
+    if own_backend.commands().is_some() {
+        writeln!(text, "own {}", variables(own_backend.own_variables(&own))).unwrap();
     }
     let mut index = Index::default();
     index.set(&Id::from(OWN), &Age::default(), own_backend.device(&host, &own));
@@ -145,6 +153,9 @@ fn render(case: &Case) -> String {
         }
         if let Some(peer) = backend.tunnel_peer(&host, &peer) {
             writeln!(text, "peer {peer}").unwrap();
+        }
+        if let Some(peer) = backend.command_peer(&peer) {
+            writeln!(text, "peer {}, data {:?}", variables(peer.variables()), peer.data).unwrap();
         }
         assert_eq!(backend.plan(&host, &own, &peer), planned, "a plan depends on its input alone");
         index.set(&peer.id, &peer.age, planned.state);

@@ -177,3 +177,21 @@ fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
     assert!(said("").starts_with("no backend type is given (Backend.Type in net-conf)"));
     assert!(said("carrier\u{1b}pigeon").starts_with("unknown backend type \"carrier"));
 }
+
+/// Which commands reach such a node is known only where net-conf names them.
+#[test]
+fn a_lease_of_extension_is_set_aside_in_a_network_of_another_type() {
+    let said = make_for_lease("extension", &network()).err().unwrap().to_string();
+    assert_eq!(said, "its BackendType is extension, and this node's net-conf names no commands that reach it");
+    let attrs = |data: Option<&str>, v6| Attrs {
+        public_ip: Some([192, 168, 64, 2].into()),
+        public_ipv6: v6,
+        backend_type: "extension".to_owned(),
+        backend_data: data.map(Into::into),
+        ..Attrs::default()
+    };
+    // flannel publishes an empty text without data, and null for IPv6 if there is an address.
+    let said = (TYPES.annotations)(&attrs(Some("\"key\""), None));
+    assert_eq!((said.data.as_deref(), said.data_v6.as_deref()), (Some("\"key\""), Some("null")));
+    assert_eq!((TYPES.annotations)(&attrs(None, "fd00::2".parse().ok())).data.as_deref(), Some(""));
+}

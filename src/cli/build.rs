@@ -45,6 +45,7 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         nexthop_objects: !run.no_nexthop_objects,
         hold_removals: run.hold_removals,
         change_grace: run.change_grace,
+        allow_extension: run.allow_extension,
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
         state_dir: some(flags.place.state_dir).map(PathBuf::from),

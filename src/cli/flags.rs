@@ -164,6 +164,10 @@ pub struct RunFlags {
     /// How long the devices of an earlier backend stay after a change of the backend, when no peer needs them any more.
     #[arg(long, default_value = "1m", value_parser = duration, value_name = "DURATION", help_heading = OURS)]
     pub change_grace: Duration,
+    /// Run the commands of the backend extension; whoever may write net-conf then runs programs as the user of this agent.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
+    pub allow_extension: bool,
     /// What to do if another node owns this node's subnet.
     #[arg(long, value_enum, default_value_t = Lost::Hold, value_name = "ACTION", help_heading = OURS)]
     pub on_lost_lease: Lost,

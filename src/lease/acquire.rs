@@ -25,6 +25,7 @@ use weft_subnet::retry::jitter;
 use weft_subnet::source::{Error, LeaseRequest, Source};
 use weft_subnet::text::sentence;
 
+use crate::extension::{FirstCommand, FirstError};
 use crate::files;
 use crate::firewall::guard;
 use crate::kernel::{Kernel, Machine, MachineError};
@@ -92,6 +93,8 @@ pub struct StartContext<'a, K> {
     pub memory: EarlierRun,
     /// Where backends keep their secrets.
     pub secrets: SecretFiles,
+    /// Runs the command that a backend may have before there is a lease.
+    pub first_command: FirstCommand,
 }
 
 /// Why an attempt to start did not lead to a lease.
@@ -114,6 +117,8 @@ enum StartError {
     Uplink(#[from] PickError),
     #[error(transparent)]
     Identity(#[from] Skip),
+    #[error(transparent)]
+    FirstCommand(#[from] FirstError),
     #[error("own lease: it has another backend")]
     OtherBackend,
 }
@@ -158,7 +163,9 @@ impl Waiting<'_> {
         // A store that refuses the lease may accept the report of the fault. It is asked as rarely as one that is away.
         let (health, pause) = match error {
             _ if error.is_store_away() => (Health::Unknown, self.pause),
-            _ if error.is_refused() => (Health::Unwell(text.clone()), self.pause),
+            _ if error.is_refused() || matches!(error, StartError::FirstCommand(_)) => {
+                (Health::Unwell(text.clone()), self.pause)
+            }
             _ => (Health::Unwell(text.clone()), LOOK_AGAIN),
         };
         self.pause = (pause * 2).min(STORE_AGAIN);
@@ -181,14 +188,22 @@ pub async fn start<K: Kernel>(mut place: StartContext<'_, K>, mut waiting: Waiti
             Ok(started) => return started,
             Err(error) => error,
         };
-        if error.is_store_away()
-            && let StartError::Store { config, .. } = &error
-            && let Some(started) = resume::from_saved(&mut place, config.as_deref())
-        {
-            return started;
-        }
+        let error = match resume_after(&mut place, error).await {
+            Ok(started) => return started,
+            Err(error) => error,
+        };
         waiting.on(error).await;
     }
+}
+
+/// Continues with what was saved, if the attempt to start has failed with `error` because the store is away.
+async fn resume_after<K: Kernel>(place: &mut StartContext<'_, K>, error: StartError) -> Result<Started, StartError> {
+    let StartError::Store { config, .. } = &error else { return Err(error) };
+    if !error.is_store_away() {
+        return Err(error);
+    }
+    resume::run_first_command(place, config.as_deref()).await?;
+    resume::from_saved(place, config.as_deref()).ok_or(error)
 }
 
 async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, StartError> {
@@ -201,6 +216,7 @@ async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, 
         let started = started(place, (text, before, old), author, leased)?;
         return Ok(Started { wanted: Some(config), ..started });
     }
+    place.first_command.run(&*backend).await?;
     let leased = lease(place, (&network, &*backend), (previous, &config), None).await?;
     let leased = leased.ok_or(StartError::OtherBackend)?;
     started(place, (config, network, backend), author, leased)
@@ -230,7 +246,7 @@ fn started<K: Kernel>(
             continue;
         }
         let machine = place.kernel.machine().map_err(MachineError)?;
-        let identities = found::identities(&*old, &machine, &place.secrets, None)?;
+        let identities = found::identities(&*old, &machine, (&place.secrets, None), None)?;
         earlier.push(Beside::new((text, then), old, Host { identities, ..host.clone() }));
     }
     Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None, wanted: None, earlier })
@@ -313,7 +329,8 @@ async fn lease<K: Kernel>(
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
         picked = uplink::pick(&choice, &ground.after(before))?;
     }
-    let host = host_with(&picked, &machine, (backend, network), (&place.secrets, mine.as_ref()))?;
+    let found = (&place.secrets as &dyn Secrets, place.first_command.printed());
+    let host = host_with(&picked, &machine, (backend, network), (found, mine.as_ref()))?;
     let mut attrs = backend.advertise(&host)?;
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
@@ -334,9 +351,9 @@ fn host_with(
     picked: &Picked,
     machine: &Machine,
     (backend, network): (&dyn Backend, &Network),
-    (secrets, lease): (&dyn Secrets, Option<&Lease>),
+    (found, lease): ((&dyn Secrets, Option<&[u8]>), Option<&Lease>),
 ) -> Result<Host, Skip> {
-    let identities = found::identities(backend, machine, secrets, lease.map(|lease| &lease.attrs))?;
+    let identities = found::identities(backend, machine, found, lease.map(|lease| &lease.attrs))?;
     Ok(host(picked, machine, network, identities))
 }
 
@@ -351,7 +368,12 @@ pub fn identities(
     lease: &Attrs,
 ) -> Result<Identities, Skip> {
     // A lease of another type says nothing about this backend's devices.
-    found::identities(backend, machine, secrets, Some(lease).filter(|lease| lease.backend_type == backend.kind()))
+    found::identities(
+        backend,
+        machine,
+        (secrets, None),
+        Some(lease).filter(|lease| lease.backend_type == backend.kind()),
+    )
 }
 
 /// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.

@@ -48,6 +48,11 @@ enum Refusal {
     #[error("net-conf: restart the agent to apply the change of {0}")]
     NeedsRestart(String),
     #[error(
+        "net-conf: the commands of the backend extension begin and end with the agent: restart the agent on each node to apply the change \
+         of {0}. Until then, nodes with the old and nodes with the new backend do not reach each other"
+    )]
+    Commands(String),
+    #[error(
         "net-conf: {count} leases are not inside the new Network, the first is {first}: choose a Network that contains all \
          leases, or let these nodes give theirs back first (weft lease rm)"
     )]
@@ -107,6 +112,9 @@ impl<K: Kernel> Node<K> {
         let fixed = among(&|key| NEED_RESTART.contains(&key));
         if !fixed.is_empty() {
             return Err(Refusal::NeedsRestart(fixed));
+        }
+        if backend.commands() != self.plan.commands().map(|(commands, _)| commands) {
+            return Err(Refusal::Commands(among(&|key| key.starts_with("Backend."))));
         }
         if let Some((first, count)) = self.plan.outside(&network.networks) {
             return Err(Refusal::LeasesOutside { first: Shown(&first).to_string(), count });

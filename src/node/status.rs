@@ -52,14 +52,15 @@ impl<K: Kernel> Node<K> {
     }
 
     fn state(&self) -> NodeState {
+        let (pending_commands, failed_commands) = self.extension.peers().counts();
         NodeState {
             subnets: self.plan.own().subnets,
             backend: self.plan.network().backend_type.clone(),
             peer_list: self.peers.list.clone(),
             peers: PeerCounts {
                 believed: self.plan.peers().len(),
-                pending: self.history.failure_counts.pending,
-                failed: self.history.failure_counts.failed,
+                pending: self.history.failure_counts.pending + pending_commands,
+                failed: self.history.failure_counts.failed + failed_commands,
                 held: self.peers.hold.len(),
                 set_aside: self.plan.set_aside_count(),
                 unplanned: self.plan.skipped_count(),
@@ -81,6 +82,7 @@ impl<K: Kernel> Node<K> {
             self.own_lease.lost.clone(),
             self.contest_problem(),
             self.tunnel_problem(),
+            self.extension_problem(),
         ]
         .into_iter()
         .flatten()
@@ -103,6 +105,7 @@ impl<K: Kernel> Node<K> {
         all.extend(self.plan.problems());
         all.extend(self.fence_problem());
         all.extend(claims::problems(&self.plan));
+        all.extend(self.extension.removal_problem());
         all.extend(self.guard_problem().map(|text| format!("tunnel guard: {text}")));
         all
     }
@@ -203,6 +206,8 @@ impl<K: Kernel> Node<K> {
             (PeerState::Held, Some("gone from the store all of a sudden; kept for the grace time".to_owned()))
         } else if let Some(reason) = self.plan.skipped(&lease.id) {
             (PeerState::SetAside, Some(reason.to_owned()))
+        } else if let Some(state) = self.command_state(lease) {
+            state
         } else {
             (PeerState::Programmed, claims::remark(&self.plan, lease))
         }

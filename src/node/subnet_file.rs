@@ -8,10 +8,10 @@ use crate::kernel::Kernel;
 use crate::{files, subnet_file};
 
 impl<K: Kernel> Node<K> {
-    /// Writes subnet.env if its content is not what it should be. Nothing is written while the own device does not work or
-    /// the wanted rules are not in place.
+    /// Writes subnet.env if its content is not what it should be. Nothing is written while the own device does not work, the
+    /// command after the lease has not succeeded, or the wanted rules are not in place.
     pub fn write_subnet_file(&mut self) {
-        if self.device_problem().is_some() || self.kernel_problem.is_some() {
+        if self.device_problem().or_else(|| self.extension_problem()).is_some() || self.kernel_problem.is_some() {
             return;
         }
         // Either this node or the container runtime masquerades, never both and never none.

@@ -67,7 +67,7 @@ fn found<'a>(files: &'a Files, links: &'a [StandingLink]) -> Found<'a> {
         buffer.fill(0x55);
         Ok(())
     };
-    Found { links, secrets: files, random }
+    Found { links, secrets: files, random, printed: None }
 }
 
 fn public(files: &Files) -> Result<String, String> {

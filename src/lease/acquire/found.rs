@@ -84,12 +84,16 @@ fn standing_links(machine: &Machine) -> Vec<StandingLink> {
     ours.map(|link| StandingLink { name: link.name, mac: link.mac, ours: link.creator == Creator::ThisAgent }).collect()
 }
 
-fn with_found<T>(machine: &Machine, secrets: &dyn Secrets, use_it: impl FnOnce(&Found<'_>) -> T) -> T {
+fn with_found<T>(
+    machine: &Machine,
+    (secrets, printed): (&dyn Secrets, Option<&[u8]>),
+    use_it: impl FnOnce(&Found<'_>) -> T,
+) -> T {
     let random = |buffer: &mut [u8]| match outside::fill_simulated(buffer) {
         true => Ok(()),
         false => getrandom::fill(buffer).map_err(io::Error::other),
     };
-    use_it(&Found { links: &standing_links(machine), secrets, random: &random })
+    use_it(&Found { links: &standing_links(machine), secrets, random: &random, printed })
 }
 
 /// Returns the identities of this backend that an earlier run left.
@@ -98,17 +102,18 @@ pub(super) fn standing(
     machine: &Machine,
     secrets: &dyn Secrets,
 ) -> Result<PublicIdentities, Skip> {
-    with_found(machine, secrets, |found| backend.standing_identities(found))
+    with_found(machine, (secrets, None), |found| backend.standing_identities(found))
 }
 
-/// Returns the identities that this backend uses from now on. `lease` is ours.
+/// Returns the identities that this backend uses from now on. `lease` is ours, and `printed` is the output of the backend's command before
+/// the lease.
 pub(super) fn identities(
     backend: &dyn Backend,
     machine: &Machine,
-    secrets: &dyn Secrets,
+    (secrets, printed): (&dyn Secrets, Option<&[u8]>),
     lease: Option<&Attrs>,
 ) -> Result<Identities, Skip> {
-    with_found(machine, secrets, |found| backend.identities(found, lease))
+    with_found(machine, (secrets, printed), |found| backend.identities(found, lease))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
 use super::{ConfError, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
+use crate::extension::FirstError;
 use crate::kernel::{Kernel, MachineError};
 use crate::log::chain;
 use crate::log::text::date;
@@ -72,7 +73,8 @@ impl EarlierRun {
     pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
         let head = self.head()?;
         let (then, old) = parse(&head.config).ok()?;
-        let is_other = then.networks == network.networks && !backend.understands(&head.own.attrs);
+        let has_commands = backend.commands().is_some() || old.commands().is_some();
+        let is_other = then.networks == network.networks && !has_commands && !backend.understands(&head.own.attrs);
         (is_other && old.understands(&head.own.attrs)).then(|| (head.config.clone(), then, old))
     }
 
@@ -82,7 +84,7 @@ impl EarlierRun {
         let ways = lease.other_ways();
         let read = |text: &String| {
             let (then, backend) = parse(text).ok()?;
-            let is_named = ways.iter().any(|way| backend.understands(way));
+            let is_named = ways.iter().any(|way| backend.understands(way)) && backend.commands().is_none();
             (is_named && then.networks == network.networks).then(|| (text.clone(), then, backend))
         };
         std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
@@ -123,6 +125,19 @@ fn before(head: &Head, choice: &UplinkChoice) -> Before {
         None => (None, head.public, ""),
     };
     Before { same_flags: now == flags, saved: Some(Used { name, ips }), published: None }
+}
+
+/// Runs the command before the lease, if the backend of net-conf has one. `config` is net-conf, if it could be read.
+///
+/// # Errors
+/// The command failed, or is not allowed.
+pub(super) async fn run_first_command<K: Kernel>(
+    place: &mut StartContext<'_, K>,
+    config: Option<&str>,
+) -> Result<(), FirstError> {
+    let Some(saved) = place.memory.look() else { return Ok(()) };
+    let Ok((_, backend)) = parse(config.unwrap_or(&saved.head.config)) else { return Ok(()) };
+    place.first_command.run(&*backend).await
 }
 
 /// Returns what to continue from with the saved lease and peers. `config` is net-conf, if it could be read.
@@ -198,7 +213,12 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
     }
     let (author, _) = found(place.subnet_file, &network);
     let (own, chosen) = (head.own, head.chosen);
-    let host = host_with(&picked, &machine, (&*backend, &network), (&place.secrets, Some(&own)))?;
+    let host = host_with(
+        &picked,
+        &machine,
+        (&*backend, &network),
+        ((&place.secrets, place.first_command.printed()), Some(&own)),
+    )?;
     Ok(Started {
         network,
         config,
@@ -226,6 +246,7 @@ mod tests {
     use weft_subnet::lease::{Age, Lease};
 
     use super::*;
+    use crate::extension::FirstCommand;
     use crate::kernel::fake::FakeKernel;
     use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
     use crate::lease::acquire::SecretFiles;
@@ -320,6 +341,7 @@ mod tests {
             guard: false,
             memory,
             secrets,
+            first_command: FirstCommand::default(),
         };
         fit(&mut place, config, head)
     }

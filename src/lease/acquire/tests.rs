@@ -178,6 +178,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         guard: false,
         memory: EarlierRun::new(Some(saved_file)),
         secrets: SecretFiles::default(),
+        first_command: FirstCommand::default(),
     };
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
     let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));

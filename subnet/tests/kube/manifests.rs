@@ -189,6 +189,14 @@ async fn values_of_flannels_chart_are_in_net_conf() {
             "--set flannel.backend=udp,flannel.backendPort=9285,flannel.directRouting=true,flannel.vni=7",
             json!({"Network": "10.244.0.0/16", "Backend": {"Type": "udp", "Port": 9285}}),
         ),
+        (
+            "--set flannel.backend=extension,flannel.args={--kube-subnet-mgr,--allow-extension} \
+             --set flannel.extension.PostStartupCommand=up,flannel.extension.Reconcile=30,flannel.extension.Shell=true",
+            json!({
+                "Network": "10.244.0.0/16",
+                "Backend": {"Type": "extension", "PostStartupCommand": "up", "Reconcile": 30, "Shell": true},
+            }),
+        ),
         // The values of flannel's chart, where 0 means none.
         (
             "--set flannel.backend=wireguard,flannel.backendPort=0,flannel.psk=0,flannel.tunnelMode=separate",
@@ -320,7 +328,8 @@ async fn the_agent_gets_the_tun_device_for_udp_alone() {
 #[test]
 fn the_chart_refuses_what_weft_does_not_have() {
     for (args, why) in [
-        ("--set flannel.backend=ipsec", "weft has vxlan, host-gw, ipip, wireguard, udp and alloc"),
+        ("--set flannel.backend=ipsec", "weft has vxlan, host-gw, ipip, wireguard, udp, alloc and extension"),
+        ("--set flannel.backend=extension", "add --allow-extension to flannel.args"),
         ("--set podCidr=", "podCidr and podCidrv6 are both empty"),
         ("--set flannel.image.repository=ghcr.io/flannel-io/flannel", "flannel.image is flannel's"),
         ("--set policy.annotationPrefix=a.test/b-", r#"annotations that begin with "flannel.alpha.coreos.com/""#),

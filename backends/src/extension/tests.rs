@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use super::*;
+use crate::backend::make;
+
+fn backend(options: &str) -> Result<Box<dyn Backend>, BadOption> {
+    let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension"{options}}}}}"#);
+    make(&Network::parse(&conf).unwrap())
+}
+
+#[test]
+fn the_output_of_a_command_becomes_the_json_of_flannel() {
+    for (printed, expected) in [
+        (&b""[..], r#""""#),
+        (b" \n\t\xc2\xa0", r#""""#),
+        (b"key\n", r#""key""#),
+        (b"\xe3\x80\x80two\nlines \"quoted\" \\ \r\n\t", r#""two\nlines \"quoted\" \\""#),
+        (b"a\x00\x01\x08\x0c\x1f\x7fb", "\"a\\u0000\\u0001\\b\\f\\u001f\u{7f}b\""),
+        (b"<&>", r#""\u003c\u0026\u003e""#),
+        (b"\xff\xe2\x82 \xef\xbf\xbd\xf0\x9f\x98\x80", "\"\\ufffd\\ufffd\\ufffd \u{fffd}\u{1f600}\""),
+        ("\u{2028}x\u{2029}y\u{2028}z".as_bytes(), r#""x\u2029y\u2028z""#),
+    ] {
+        let json = to_json(printed);
+        assert_eq!(json, expected);
+        assert!(serde_json::from_str::<String>(&json).is_ok(), "{json}");
+    }
+}
+
+#[test]
+fn the_configuration_of_k3s_with_tailscale_is_one_command_after_the_lease() {
+    let made = backend(r#","PostStartupCommand":"tailscale set --accept-routes --advertise-routes=$SUBNET""#).unwrap();
+    let commands = made.commands().unwrap();
+    let line = commands.after_lease.clone().unwrap();
+    assert_eq!((line.key, line.shell, commands.concern_peers()), ("PostStartupCommand", false, false));
+    let words = line.words(|_| Some(b"10.5.1.0/24".to_vec()));
+    assert_eq!(words[3], b"--advertise-routes=10.5.1.0/24");
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_refused_with_the_remedy() {
+    for (options, words) in [
+        (
+            r#","SubnetAddCommand":" \t""#,
+            "Backend.SubnetAddCommand in net-conf consists of white space: name a program",
+        ),
+        (r#","PostStartupCommand":7"#, "Backend.PostStartupCommand in net-conf is no text"),
+        (r#","Shell":1"#, "Backend.Shell in net-conf is 1: give true or false"),
+        (r#","Reconcile":"5s""#, "Backend.Reconcile in net-conf is \"5s\": give a whole number from 0 to 604800"),
+    ] {
+        let error = backend(options).err().unwrap().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    let none = backend(r#","PreStartupCommand":"","ShutdownCommand":"x","Reconcile":0"#).unwrap();
+    assert_eq!(**none.commands().unwrap(), Commands::default());
+}
+
+#[test]
+fn a_peer_without_data_has_empty_data_and_other_json_is_refused() {
+    let made = backend(r#","SubnetAddCommand":"add","Shell":true,"Reconcile":30"#).unwrap();
+    assert_eq!(made.commands().unwrap().repeat, Some(Duration::from_secs(30)));
+    let lease = |data: Option<&str>| {
+        let attrs = Attrs {
+            public_ip: Some([192, 0, 2, 7].into()),
+            backend_type: "extension".into(),
+            backend_data: data.map(Into::into),
+            ..Attrs::default()
+        };
+        let subnets = weft_subnet::cidr::Subnets::from_key("10.5.7.0-24").unwrap();
+        Lease { id: "x".into(), subnets, attrs, age: weft_subnet::lease::Age::default() }
+    };
+    for (data, expected) in [(None, ""), (Some(r#""a\n\"b\"""#), "a\n\"b\"")] {
+        let peer = made.command_peer(&lease(data)).unwrap();
+        assert_eq!(&*peer.data, expected);
+        let variables = peer.variables();
+        let values: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(values, ["SUBNET=10.5.7.0/24", "IPV6SUBNET=", "PUBLIC_IP=192.0.2.7", "PUBLIC_IPV6="]);
+    }
+    assert_eq!(made.command_peer(&lease(Some("7"))), None);
+}

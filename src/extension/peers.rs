@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which command is the next one for each peer. Nothing is run here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use weft_backends::commands::CommandPeer;
+use weft_subnet::cidr::Subnets;
+
+/// The pause after the first failure. It doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const LAST_PAUSE: Duration = Duration::from_secs(300);
+/// A command for a peer that has left is tried this often. Then it is given up, so that peers that left do not become more and more.
+pub const MOST_REMOVALS: u32 = 10;
+
+/// Returns the pause after so many failures.
+pub fn pause(failures: u32) -> Duration {
+    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LAST_PAUSE)
+}
+
+/// What is to be done for a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// The command for a peer that is there.
+    Add(Arc<CommandPeer>),
+    /// The command for a peer that has left, or whose lease has changed.
+    Remove(Arc<CommandPeer>),
+}
+
+/// How far a peer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing is to be done.
+    Done,
+    /// Its command has not ended yet.
+    Pending,
+    /// Its command failed, and will be tried again.
+    Failed,
+}
+
+#[derive(Debug, Default)]
+struct Peer {
+    /// What its lease says. `None` if it has left.
+    wanted: Option<Arc<CommandPeer>>,
+    /// What was given to the last command that succeeded. Before that, what was given to the first one, which may have done a part.
+    made: Option<Arc<CommandPeer>>,
+    /// The command has succeeded with `made`, in this run of the agent and since the last repetition.
+    is_done: bool,
+    is_running: bool,
+    failures: u32,
+    problem: Option<String>,
+    /// When its next command begins.
+    due: Option<Instant>,
+}
+
+impl Peer {
+    fn progress(&self) -> Progress {
+        match (&self.wanted, &self.problem) {
+            (_, Some(_)) => Progress::Failed,
+            (Some(_), None) if !self.is_up_to_date() => Progress::Pending,
+            _ => Progress::Done,
+        }
+    }
+
+    fn is_up_to_date(&self) -> bool {
+        self.is_done && self.made == self.wanted
+    }
+
+    /// A command is to be run at this time, unless one runs. Its end leads to the next one.
+    fn schedule(&mut self, at: Instant) {
+        if !self.is_running {
+            self.due = Some(at);
+        }
+    }
+
+    fn begin(&mut self) -> Option<Step> {
+        self.due = None;
+        let step = match (&self.wanted, &self.made) {
+            (Some(_), _) if self.is_up_to_date() => return None,
+            // A command that cannot change what an earlier one made succeeds when that is gone.
+            (Some(wanted), Some(made)) if wanted != made && self.failures > 0 => Step::Remove(made.clone()),
+            (Some(wanted), _) => Step::Add(wanted.clone()),
+            (None, Some(made)) => Step::Remove(made.clone()),
+            (None, None) => return None,
+        };
+        if let (Step::Add(wanted), None) = (&step, &self.made) {
+            self.made = Some(wanted.clone());
+        }
+        (self.is_running, self.is_done) = (true, false);
+        Some(step)
+    }
+
+    /// Returns true if the result is worth a line in the log.
+    fn end(&mut self, step: Step, result: Result<(), String>, now: Instant) -> bool {
+        self.is_running = false;
+        let had = self.problem.take();
+        let mut at = now;
+        match (step, result) {
+            (Step::Add(with), Ok(())) => {
+                (self.made, self.is_done, self.failures) = (Some(with), true, 0);
+            }
+            // If the lease has changed, the next command decides.
+            (Step::Remove(_), Err(_)) if self.wanted.is_some() => self.made = None,
+            (Step::Remove(_), Ok(())) => self.made = None,
+            (step, Err(problem)) => {
+                self.failures += 1;
+                at = now + pause(self.failures);
+                if matches!(step, Step::Remove(_)) && self.failures >= MOST_REMOVALS {
+                    self.made = None;
+                } else {
+                    self.problem = Some(problem);
+                }
+            }
+        }
+        if !self.is_up_to_date() && (self.wanted.is_some() || self.made.is_some()) {
+            self.due = Some(at);
+        }
+        had != self.problem
+    }
+}
+
+/// The state of all peers.
+#[derive(Debug, Default)]
+pub struct PeerTable {
+    peers: BTreeMap<Subnets, Peer>,
+    due: BTreeSet<(Instant, Subnets)>,
+    failed: usize,
+    pending: usize,
+    /// [`PeerTable::made`] has changed.
+    pub is_changed: bool,
+}
+
+impl PeerTable {
+    /// Takes over peers for which an earlier run of the agent has run commands.
+    pub fn remember(&mut self, peers: Vec<CommandPeer>) {
+        for peer in peers {
+            self.modify(peer.subnets, |known| known.made = Some(Arc::new(peer)));
+        }
+        self.is_changed = false;
+    }
+
+    /// Takes over what the leases say now. Peers that they do not name have left, if `may_remove`.
+    pub fn set_wanted(&mut self, peers: Vec<CommandPeer>, may_remove: bool, now: Instant) {
+        let mut gone: BTreeSet<Subnets> =
+            if may_remove { self.peers.keys().copied().collect() } else { BTreeSet::new() };
+        for peer in peers {
+            gone.remove(&peer.subnets);
+            if self.peers.get(&peer.subnets).and_then(|known| known.wanted.as_deref()) == Some(&peer) {
+                continue;
+            }
+            self.modify(peer.subnets, |known| {
+                (known.wanted, known.failures) = (Some(Arc::new(peer)), 0);
+                known.schedule(now);
+            });
+        }
+        for subnets in gone {
+            self.modify(subnets, |known| {
+                if known.wanted.take().is_some() || (known.failures == 0 && known.due.is_none()) {
+                    (known.failures, known.problem) = (0, None);
+                    known.schedule(now);
+                }
+            });
+        }
+    }
+
+    /// Lets the command run again for all peers.
+    pub fn repeat(&mut self, now: Instant) {
+        let all: Vec<Subnets> = self.peers.keys().copied().collect();
+        for subnets in all {
+            self.modify(subnets, |known| {
+                if known.is_up_to_date() {
+                    known.is_done = false;
+                    known.schedule(now);
+                }
+            });
+        }
+    }
+
+    /// Returns the next command that is due. [`PeerTable::end`] must be called when it has ended.
+    pub fn begin(&mut self, now: Instant) -> Option<Step> {
+        loop {
+            let (_, subnets) = *self.due.first().filter(|(at, _)| *at <= now)?;
+            if let Some(step) = self.modify(subnets, Peer::begin) {
+                return Some(step);
+            }
+        }
+    }
+
+    /// A command has ended.
+    pub fn end(&mut self, step: Step, result: Result<(), String>, now: Instant) {
+        let (Step::Add(peer) | Step::Remove(peer)) = &step;
+        let subnets = peer.subnets;
+        let problem = result.as_ref().err().cloned();
+        let is_removal = matches!(step, Step::Remove(_));
+        let is_news = self.modify(subnets, |known| known.end(step, result, now));
+        match problem {
+            Some(problem) if is_removal && !self.peers.contains_key(&subnets) => {
+                tracing::warn!(%subnets, "the command for a peer that has left is given up: {problem}");
+            }
+            Some(problem) if is_news => {
+                tracing::warn!(%subnets, "the command for a peer failed, and is tried again: {problem}");
+            }
+            Some(_) => {}
+            None => tracing::debug!(%subnets, is_removal, "the command for a peer has ended"),
+        }
+    }
+
+    /// Returns when [`PeerTable::begin`] has something to return.
+    pub fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Returns the peers for which a command has run.
+    pub fn made(&self) -> Vec<Arc<CommandPeer>> {
+        self.peers.values().filter_map(|peer| peer.made.clone()).collect()
+    }
+
+    /// Returns how far the peer with these subnets is, and why its command failed.
+    pub fn progress(&self, subnets: &Subnets) -> (Progress, Option<&str>) {
+        self.peers.get(subnets).map_or((Progress::Done, None), |peer| (peer.progress(), peer.problem.as_deref()))
+    }
+
+    /// Returns the number of peers whose command has not ended, and of those whose command failed.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.pending, self.failed)
+    }
+
+    /// Returns the peers that have left and whose command failed, each with the reason.
+    pub fn failed_removals(&self) -> impl Iterator<Item = (&Subnets, &str)> {
+        let left = self.peers.iter().filter(|(_, peer)| self.failed > 0 && peer.wanted.is_none());
+        left.filter_map(|(subnets, peer)| Some((subnets, peer.problem.as_deref()?)))
+    }
+
+    /// Changes a peer, and keeps the queue and the counts.
+    fn modify<T>(&mut self, subnets: Subnets, change: impl FnOnce(&mut Peer) -> T) -> T {
+        let peer = self.peers.entry(subnets).or_default();
+        let (due, progress, made) = (peer.due, peer.progress(), peer.made.clone());
+        let result = change(peer);
+        self.is_changed |= peer.made != made;
+        for (due, progress, is_after) in [(due, progress, false), (peer.due, peer.progress(), true)] {
+            if let Some(at) = due {
+                if is_after {
+                    self.due.insert((at, subnets))
+                } else {
+                    self.due.remove(&(at, subnets))
+                };
+            }
+            let count = match progress {
+                Progress::Done => continue,
+                Progress::Pending => &mut self.pending,
+                Progress::Failed => &mut self.failed,
+            };
+            *count = if is_after { *count + 1 } else { count.saturating_sub(1) };
+        }
+        if peer.wanted.is_none() && peer.made.is_none() && !peer.is_running {
+            if let Some(at) = peer.due {
+                self.due.remove(&(at, subnets));
+            }
+            self.peers.remove(&subnets);
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(number: u8, host: u8) -> CommandPeer {
+        CommandPeer {
+            subnets: Subnets::from_key(&format!("10.5.{number}.0-24")).unwrap(),
+            public_ip: Some([192, 0, 2, host].into()),
+            public_ipv6: None,
+            data: "".into(),
+        }
+    }
+
+    fn add(number: u8, host: u8) -> Step {
+        Step::Add(Arc::new(peer(number, host)))
+    }
+
+    fn remove(number: u8, host: u8) -> Step {
+        Step::Remove(Arc::new(peer(number, host)))
+    }
+
+    fn failure() -> Result<(), String> {
+        Err("File exists".into())
+    }
+
+    #[test]
+    fn each_peer_gets_its_command_once_and_another_one_when_it_leaves() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        table.set_wanted(vec![peer(1, 1), peer(2, 2)], true, now);
+        assert_eq!((table.begin(now), table.begin(now), table.begin(now)), (Some(add(1, 1)), Some(add(2, 2)), None));
+        assert_eq!(table.counts(), (2, 0));
+        table.end(add(1, 1), Ok(()), now);
+        table.end(add(2, 2), Ok(()), now);
+        table.set_wanted(vec![peer(1, 1), peer(2, 2)], true, now);
+        assert_eq!((table.begin(now), table.counts(), table.next()), (None, (0, 0), None));
+        table.set_wanted(vec![peer(2, 2)], true, now);
+        assert_eq!(table.begin(now), Some(remove(1, 1)));
+        table.end(remove(1, 1), Ok(()), now);
+        assert_eq!((table.begin(now), table.made().len()), (None, 1));
+        table.repeat(now);
+        assert_eq!((table.begin(now), table.begin(now)), (Some(add(2, 2)), None));
+    }
+
+    #[test]
+    fn a_failure_is_tried_again_after_a_pause_that_grows() {
+        let (mut table, mut now) = (PeerTable::default(), Instant::now());
+        table.set_wanted(vec![peer(1, 1)], true, now);
+        for seconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
+            assert_eq!(table.begin(now), Some(add(1, 1)));
+            table.end(add(1, 1), failure(), now);
+            assert_eq!(table.progress(&peer(1, 1).subnets), (Progress::Failed, Some("File exists")));
+            // A list with the same lease changes nothing.
+            table.set_wanted(vec![peer(1, 1)], true, now);
+            assert_eq!((table.begin(now), table.counts()), (None, (0, 1)));
+            assert_eq!(table.next(), Some(now + Duration::from_secs(seconds)));
+            now += Duration::from_secs(seconds);
+        }
+        assert_eq!(table.begin(now), Some(add(1, 1)));
+        table.end(add(1, 1), Ok(()), now);
+        assert_eq!((table.progress(&peer(1, 1).subnets), table.counts()), ((Progress::Done, None), (0, 0)));
+    }
+
+    #[test]
+    fn a_lease_that_changes_leads_to_the_command_with_the_new_values() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        table.set_wanted(vec![peer(1, 1)], true, now);
+        table.begin(now);
+        // While the command runs, the lease changes.
+        table.set_wanted(vec![peer(1, 2)], true, now);
+        assert_eq!(table.begin(now), None);
+        table.end(add(1, 1), Ok(()), now);
+        assert_eq!(table.begin(now), Some(add(1, 2)));
+        // The command cannot replace what stands: that is removed first.
+        table.end(add(1, 2), failure(), now);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(table.begin(later), Some(remove(1, 1)));
+        table.end(remove(1, 1), failure(), later);
+        assert_eq!(table.begin(later), Some(add(1, 2)));
+        table.end(add(1, 2), Ok(()), later);
+        assert_eq!((table.begin(later), table.made()), (None, vec![Arc::new(peer(1, 2))]));
+    }
+
+    #[test]
+    fn a_remembered_peer_that_left_gets_its_command_when_the_list_is_known() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        table.remember(vec![peer(1, 1), peer(2, 2)]);
+        table.set_wanted(vec![peer(2, 2)], false, now);
+        assert_eq!((table.begin(now), table.begin(now)), (Some(add(2, 2)), None));
+        table.set_wanted(vec![peer(2, 2)], true, now);
+        assert_eq!((table.begin(now), table.begin(now)), (Some(remove(1, 1)), None));
+        table.end(remove(1, 1), Ok(()), now);
+        assert!(table.is_changed && table.made() == [Arc::new(peer(2, 2))]);
+    }
+
+    #[test]
+    fn a_removal_that_always_fails_is_shown_and_then_given_up() {
+        let (mut table, mut now) = (PeerTable::default(), Instant::now());
+        table.remember(vec![peer(1, 1)]);
+        for _ in 0..MOST_REMOVALS {
+            table.set_wanted(Vec::new(), true, now);
+            assert_eq!(table.begin(now), Some(remove(1, 1)));
+            table.end(remove(1, 1), failure(), now);
+            now += LAST_PAUSE;
+        }
+        assert_eq!((table.begin(now), table.next(), table.counts(), table.made().len()), (None, None, (0, 0), 0));
+        table.remember(vec![peer(1, 1)]);
+        table.set_wanted(Vec::new(), true, now);
+        table.begin(now);
+        table.end(remove(1, 1), failure(), now);
+        assert_eq!(table.failed_removals().count(), 1);
+        // It comes back in the same place.
+        table.set_wanted(vec![peer(1, 1)], true, now);
+        assert_eq!(table.begin(now), Some(add(1, 1)));
+    }
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::path::Path;
+
+use weft_backends::backend::make;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::network::Network;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn backend(options: &str) -> Box<dyn Backend> {
+    let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension","Shell":true{options}}}}}"#);
+    make(&Network::parse(&conf).unwrap()).unwrap()
+}
+
+fn peer(number: u8) -> CommandPeer {
+    CommandPeer {
+        subnets: Subnets::from_key(&format!("10.5.{number}.0-24")).unwrap(),
+        public_ip: Some([192, 0, 2, number].into()),
+        public_ipv6: None,
+        data: format!("data of {number}").into(),
+    }
+}
+
+/// Updates until this holds.
+async fn until(runner: &mut Extension, backend: &dyn Backend, peers: &[u8], holds: impl Fn(&Extension) -> bool) {
+    let (began, ended) = (Instant::now(), runner.ended());
+    loop {
+        let make = || peers.iter().map(|number| peer(*number)).collect();
+        let wanted = Wanted {
+            commands: backend.commands().unwrap(),
+            own: vec![("SUBNET", "10.5.1.0/24".to_owned())],
+            version: peers.len() as u64,
+            peers: Some(&make),
+            may_remove: true,
+        };
+        runner.update(Some(&wanted), Instant::now());
+        if holds(runner) {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "{runner:?}");
+        let _ = tokio::time::timeout(Duration::from_millis(50), ended.notified()).await;
+    }
+}
+
+fn lines(file: &Path) -> Vec<String> {
+    let mut lines: Vec<String> = std::fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
+}
+
+fn idle(runner: &Extension) -> bool {
+    runner.tasks.is_empty() && runner.peers.counts() == (0, 0) && runner.peers.next().is_none()
+}
+
+#[tokio::test]
+async fn without_the_flag_nothing_is_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ran");
+    let backend = backend(&format!(r#","PreStartupCommand":"touch {}""#, file.display()));
+    let error = FirstCommand::new(false).run(&*backend).await.unwrap_err().to_string();
+    assert!(error.contains("whoever may write net-conf") && error.contains("--allow-extension"), "{error}");
+    assert!(!file.exists());
+    FirstCommand::new(true).run(&*backend).await.unwrap();
+    assert!(file.exists());
+}
+
+#[tokio::test]
+async fn the_command_before_the_lease_runs_once_when_it_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("runs");
+    let text = format!("echo x >> {0}; wc -l < {0}; test $(wc -l < {0}) -gt 1", file.display());
+    let backend = backend(&format!(r#","PreStartupCommand":"{text}""#));
+    let mut first = FirstCommand::new(true);
+    let error = first.run(&*backend).await.unwrap_err().to_string();
+    assert_eq!((error.as_str(), first.printed()), ("PreStartupCommand: exit status: 1: 1", None));
+    first.run(&*backend).await.unwrap();
+    first.run(&*backend).await.unwrap();
+    assert_eq!(first.printed(), Some(&b"2\n"[..]));
+}
+
+#[tokio::test]
+async fn commands_for_peers_wait_for_the_one_after_the_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, may) = (dir.path().join("ran"), dir.path().join("may"));
+    let (ran, may_text) = (file.display(), may.display());
+    let backend = backend(&format!(
+        r#","PostStartupCommand":"test -e {may_text} && echo post $SUBNET >> {ran}","SubnetAddCommand":"echo add $SUBNET $PUBLIC_IP $(cat) >> {ran}","SubnetRemoveCommand":"echo remove $SUBNET $(cat) >> {ran}""#
+    ));
+    let mut runner = Extension::new(None);
+    until(&mut runner, &*backend, &[2, 3], |runner| runner.own.failures > 0).await;
+    let own = [("SUBNET", "10.5.1.0/24".to_owned())];
+    assert_eq!(runner.problem(&own).unwrap(), "PostStartupCommand: exit status: 1: no output");
+    assert!(!file.exists());
+    std::fs::write(&may, "").unwrap();
+    until(&mut runner, &*backend, &[2, 3], |runner| idle(runner) && runner.problem(&own).is_none()).await;
+    let expected = ["add 10.5.2.0/24 192.0.2.2 data of 2", "add 10.5.3.0/24 192.0.2.3 data of 3", "post 10.5.1.0/24"];
+    assert_eq!(lines(&file), expected);
+    until(&mut runner, &*backend, &[3], idle).await;
+    assert_eq!(lines(&file).last().unwrap(), "remove 10.5.2.0/24 data of 2");
+    // With another subnet the command must run again, and until then no pod may start.
+    assert!(runner.problem(&[("SUBNET", "10.5.9.0/24".to_owned())]).is_some());
+}
+
+#[tokio::test]
+async fn a_peer_that_left_while_the_agent_was_down_gets_its_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ran, file) = (dir.path().join("ran"), memory::file(dir.path(), Path::new("/run/x/subnet.env")));
+    let backend = backend(&format!(
+        r#","SubnetAddCommand":"true","SubnetRemoveCommand":"echo $SUBNET $PUBLIC_IP $(cat) >> {}""#,
+        ran.display()
+    ));
+    let mut runner = Extension::new(Some(file.clone()));
+    until(&mut runner, &*backend, &[2, 3], idle).await;
+    runner.stop().await;
+    drop(runner);
+    let mut runner = Extension::new(Some(file.clone()));
+    until(&mut runner, &*backend, &[3], |runner| idle(runner) && ran.exists()).await;
+    assert_eq!(lines(&ran), ["10.5.2.0/24 192.0.2.2 data of 2"]);
+    runner.stop().await;
+    assert_eq!(memory::read(&file).unwrap(), [peer(3)]);
+    memory::remove(dir.path(), Path::new("/run/x/subnet.env")).unwrap();
+    memory::remove(dir.path(), Path::new("/run/x/subnet.env")).unwrap();
+    assert!(!file.exists());
+}
+
+#[tokio::test]
+async fn only_some_commands_run_at_once_and_a_failure_harms_no_other_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().display();
+    // Each command counts those that run with it.
+    let backend = backend(&format!(
+        r#","SubnetAddCommand":"test $SUBNET != 10.5.7.0/24 || exit 3; mkdir {text}/$$; ls {text} | wc -l > {text}.$$; sleep 0.1; rmdir {text}/$$""#
+    ));
+    let mut runner = Extension::new(None);
+    let peers: Vec<u8> = (2..32).collect();
+    until(&mut runner, &*backend, &peers, |runner| runner.peers.counts() == (0, 1)).await;
+    let failed = runner.peers.progress(&peer(7).subnets).1.unwrap();
+    assert_eq!(failed, "SubnetAddCommand: exit status: 3: no output");
+    let mut most = 0;
+    let name = dir.path().file_name().unwrap().to_str().unwrap().to_owned() + ".";
+    for entry in std::fs::read_dir(dir.path().parent().unwrap()).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&name) {
+            most = most.max(std::fs::read_to_string(entry.path()).unwrap().trim().parse::<usize>().unwrap());
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    assert!((1..=MOST_AT_ONCE).contains(&most), "{most}");
+}
+
+#[tokio::test]
+async fn commands_for_peers_are_repeated_if_net_conf_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = dir.path().join("ran");
+    let backend = backend(&format!(r#","Reconcile":1,"SubnetAddCommand":"echo $SUBNET >> {}""#, ran.display()));
+    let mut runner = Extension::new(None);
+    until(&mut runner, &*backend, &[2], |_| lines(&ran).len() >= 3).await;
+}
