@@ -242,6 +242,7 @@ async fn run_loop<K: Kernel, M: Monitor>(
     let mut conflist_source = node.conflist_source().map(FileWatch::new);
     let mut log_limit = Reminder::default();
     let (tunnel_ended, command_ended) = (node.tunnel_ended(), node.command_ended());
+    let mut probed = node.start_probes();
     // The watch begins with the list that was read for our lease. The first pass uses it, so the watch must get a chance to send it.
     tokio::task::yield_now().await;
     node.start(queued(&mut inputs.events)).await;
@@ -274,6 +275,7 @@ async fn run_loop<K: Kernel, M: Monitor>(
                 return Ok(ExitCode::FAILURE);
             },
             Some(request) = inputs.requests.recv() => node.answer(request),
+            Some(probed) = probed.recv() => node.probe_ended(probed),
             Ok(()) = inputs.rules.changed() => node.rules_changed(),
             () = subnet_file.changed() => node.write_subnet_file(),
             () = changed(&mut conflist_source) => node.conflist_source_changed(),

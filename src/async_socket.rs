@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Netlink sockets that a task can wait on.
+//! Sockets that a task can wait on.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
-use netlink_sys::Socket;
 use tokio::io::unix::AsyncFd;
 
 /// Registers the socket with the runtime.
@@ -14,6 +14,6 @@ use tokio::io::unix::AsyncFd;
 /// # Errors
 /// The runtime cannot watch the descriptor.
 #[expect(deprecated, reason = "the replacement needs an unsafe block")]
-pub fn wait_on(socket: Socket) -> io::Result<AsyncFd<Socket>> {
+pub fn wait_on<S: AsRawFd>(socket: S) -> io::Result<AsyncFd<S>> {
     AsyncFd::new(socket)
 }

@@ -27,7 +27,7 @@ use flags::{AgentFlags, CniDirFlag, InstallFlags, InstanceFlags, PlaceFlags, Sto
 pub const FAILURE: u8 = 1;
 /// Exit code of bad usage.
 pub const USAGE: u8 = 2;
-/// Exit code of `weft plan` if there is something to write.
+/// Exit code of `weft plan` if there is something to write, and of `weft mesh` if a way is broken.
 pub const DIFFERENCE: u8 = 2;
 
 /// The process ends without a task: what it prints, and its exit code.
@@ -70,6 +70,8 @@ pub enum Task {
     },
     /// Ask the agent what it changed in the kernel.
     History(questions::HistoryTask),
+    /// Ask the agent which peers packets reach.
+    Mesh(questions::MeshTask),
     /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
     /// Install the CNI plugin into a directory.
@@ -162,6 +164,8 @@ enum Command {
     Plan(questions::PlanFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
     History(questions::HistoryFlags),
+    /// Show which peers packets reach, with loss, round trip and path MTU, the worst first; the exit code is 2 if a way is broken.
+    Mesh(questions::MeshFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin from this image; a running plugin is not disturbed.
@@ -323,6 +327,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         }
         Command::Plan(flags) => Task::Plan { socket: flags.socket(), json: flags.json() },
         Command::History(flags) => Task::History(flags.into()),
+        Command::Mesh(flags) => Task::Mesh(flags.into()),
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             socket: flags.place.instance.socket(),
             subnet_file: flags.place.instance.subnet_file,

@@ -6,3 +6,4 @@ pub mod copy;
 pub mod docker_options;
 pub mod history;
 pub mod install_cni;
+pub mod mesh;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 /// The modules of this crate from the lowest to the highest. A module imports only modules that stand before it, so no two
 /// modules import each other, not even by way of others.
-const ORDER: [&str; 26] = [
+const ORDER: [&str; 27] = [
     // Tools that know nothing of leases.
     "async_socket",
     "files",
     "instance",
     "log",
+    "probe",
     "running",
     // What the operator sees. The modules above hand values to it.
     "observe",

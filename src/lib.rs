@@ -22,6 +22,7 @@ pub mod observe;
 pub mod options;
 pub mod pass;
 pub mod plan;
+pub mod probe;
 pub mod running;
 pub mod saved;
 pub mod subnet_file;

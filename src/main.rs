@@ -22,6 +22,7 @@ use weft::commands::copy;
 use weft::commands::docker_options;
 use weft::commands::history;
 use weft::commands::install_cni;
+use weft::commands::mesh;
 use weft::instance::Instance;
 use weft::kernel::Kernel;
 use weft::lease::admin;
@@ -83,6 +84,10 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
         }
         Task::Plan { socket, json } => plan(&socket, json).await,
         Task::History(task) => history::run(&task).await,
+        Task::Mesh(task) => mesh::run(&task).await.map(|(text, code)| {
+            print(&text);
+            code
+        }),
         Task::Cleanup(task) => cleanup(&task).await,
         Task::InstallCni(flags) => install_cni(flags),
         Task::Copy(files) => copy::copy(&files.from, &files.to).map(|()| ExitCode::SUCCESS),

@@ -14,6 +14,7 @@ mod net_conf;
 mod own_lease;
 mod passes;
 mod peers;
+mod probes;
 mod rate_limit;
 mod rules;
 mod saved;
@@ -50,6 +51,7 @@ use net_conf::NetConf;
 use own_lease::OwnLease;
 use passes::History;
 use peers::PeerLeases;
+use probes::Probes;
 use rules::TrafficRules;
 use schedule::Schedule;
 use store::StoreState;
@@ -98,6 +100,8 @@ pub struct Node<K> {
     rules: TrafficRules,
     data_path: DataPath,
     extension: Extension,
+    /// `None` if `--probe=off` was given.
+    probes: Option<Probes>,
     schedule: Schedule,
     wireguard: WireguardAudit,
     history: History,
@@ -137,6 +141,7 @@ impl<K: Kernel> Node<K> {
             rules: TrafficRules::default(),
             data_path: DataPath::default(),
             extension: Extension::new(remembered),
+            probes: None,
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
             wireguard: WireguardAudit::default(),
             history: History::default(),
@@ -184,6 +189,7 @@ impl<K: Kernel> Node<K> {
             self.context.recorder.next(),
             self.data_path.next(),
             self.extension.next(),
+            self.next_probe(),
             // While the node is not ready, this time may be in the past. Then it is no reason to wake up.
             self.context.conflist.next().filter(|at| *at > now),
         ];
@@ -203,6 +209,7 @@ impl<K: Kernel> Node<K> {
         self.save(now);
         self.context.recorder.save(now);
         self.continue_contest(now);
+        self.probe(now);
         if self.sysctls.is_due(now) {
             self.check_sysctls();
             // A host without free inotify instances announces no change of the file, so it is compared here, too.

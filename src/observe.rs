@@ -4,6 +4,7 @@
 pub mod entries;
 pub mod health;
 pub mod history;
+pub mod mesh;
 pub mod metrics;
 pub mod node_condition;
 pub mod plan;

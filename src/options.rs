@@ -40,6 +40,8 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// flannel's place of the private key of WireGuard: WIREGUARD_KEY_FILE, or `wgkey` beside the subnet file.
     pub wireguard_key: PathBuf,
+    /// `--probe`: whether peers are asked if packets reach them.
+    pub probe: bool,
     /// How long a fault of this node must last before it is reported to the store.
     pub unwell_after: Duration,
     /// Traffic rules and the fences.

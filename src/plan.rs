@@ -11,6 +11,7 @@ mod host_networks;
 pub(crate) mod node_addresses;
 mod other_backends;
 mod peer;
+mod probes;
 mod tunnel;
 mod waiting;
 

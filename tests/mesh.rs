@@ -22,6 +22,8 @@ mod interop;
 mod killed;
 #[path = "common/places.rs"]
 mod places;
+#[path = "mesh/probe.rs"]
+mod probe;
 #[path = "mesh/reach.rs"]
 mod reach;
 #[path = "mesh/release.rs"]

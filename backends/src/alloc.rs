@@ -8,7 +8,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families};
+use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families};
 use crate::family::{label, publish, published};
 use crate::host::Host;
 use crate::options::Options;
@@ -55,6 +55,10 @@ impl Backend for Alloc {
 
     fn makes_routes(&self) -> bool {
         false
+    }
+
+    fn echo_address(&self, _peer: &Lease) -> Option<EchoAddress> {
+        None
     }
 
     fn mtu(&self, host: &Host, _family: Family) -> u32 {

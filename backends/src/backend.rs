@@ -2,6 +2,7 @@
 //! What a backend decides, and the register of backends. A new backend is one file and one line in [`REGISTER`].
 
 use std::error::Error;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
@@ -153,6 +154,15 @@ impl Planned {
     }
 }
 
+/// Which address of a peer answers echo requests that take the way of the packets for its pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EchoAddress {
+    /// The address of its tunnel device, which is the first address of its subnet.
+    Device(IpAddr),
+    /// Its published address, because there is no tunnel.
+    Published(IpAddr),
+}
+
 /// Everything that a backend decides. It does no I/O, and uses neither a clock nor random numbers.
 pub trait Backend {
     /// Returns `Backend.Type` of net-conf.
@@ -223,6 +233,10 @@ pub trait Backend {
     fn device(&self, host: &Host, own: &Lease) -> State;
     /// Returns the entries for one remote lease, and the reasons why families had to be left out.
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
+    /// Returns the address of a peer that probes are sent to. `None` if the backend does not know one. IPv4 comes first.
+    fn echo_address(&self, peer: &Lease) -> Option<EchoAddress> {
+        peer.subnets.iter().next().map(|subnet| EchoAddress::Device(subnet.network()))
+    }
     /// Returns the tunnel through which the agent itself carries packets, if the kernel has no device for this backend. `own` is our lease.
     fn tunnel(&self, _host: &Host, _own: &Lease) -> Option<Tunnel> {
         None

@@ -11,7 +11,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families, of_kind};
 use crate::family::{label, public, public_member, publish, published, route};
 use crate::host::Host;
 use crate::options::Options;
@@ -72,6 +72,11 @@ fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOp
 }
 
 impl Backend for HostGw {
+    fn echo_address(&self, peer: &Lease) -> Option<EchoAddress> {
+        let families = self.families.iter().filter(|family| peer.subnets.of(**family).is_some());
+        families.filter_map(|family| public(&peer.attrs, *family)).map(EchoAddress::Published).next()
+    }
+
     fn kind(&self) -> &'static str {
         KIND
     }

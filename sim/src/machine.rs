@@ -234,6 +234,9 @@ impl Machine {
             change_grace: Duration::from_secs(60),
             on_lost_lease: self.site.on_lost_lease,
             manage_sysctls: true,
+            allow_extension: false,
+            // Probes need sockets, and the simulated hosts have none.
+            probe: false,
             wireguard_key: state_dir.join("wgkey"),
             state_dir: Some(state_dir),
             unwell_after: Duration::from_secs(30),

@@ -49,6 +49,7 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
         state_dir: some(flags.place.state_dir).map(PathBuf::from),
+        probe: run.probe == super::flags::Probe::On,
         unwell_after: run.unwell_after,
         rules: rules(&flags.rules)?,
         cni: some(flags.cni.cni_conf).map(|conf| CniOptions { conf: conf.into(), dir: flags.cni.dir.cni_conf_dir }),

@@ -175,9 +175,21 @@ pub struct RunFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub manage_sysctls: bool,
+    /// Ask the peers all the time whether packets reach them, by at most five ICMP echo requests a second.
+    #[arg(long, value_enum, default_value_t = Probe::On, value_name = "ON", help_heading = OURS)]
+    pub probe: Probe,
     /// How long the node must lack its device, lease or rules before its condition says so; for tests.
     #[arg(long, default_value = "30s", value_parser = duration, hide = true)]
     pub unwell_after: Duration,
+}
+
+/// `--probe`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Probe {
+    /// Ask the peers.
+    On,
+    /// Send no probes.
+    Off,
 }
 
 /// `--on-lost-lease`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that ask the running agent what it would do and what it did: `weft plan` and `weft history`.
+//! The commands that ask the running agent what it would do, what it did, and what it sees: `weft plan`, `weft history` and `weft mesh`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +20,31 @@ pub struct HistoryTask {
     pub follow: bool,
     /// Only records that are not older than this.
     pub since: Option<Duration>,
+}
+
+/// `weft mesh`.
+#[derive(Debug)]
+pub struct MeshTask {
+    /// The socket of the agent.
+    pub socket: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// Flags of `weft mesh`.
+#[derive(Args)]
+pub(super) struct MeshFlags {
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+}
+
+impl From<MeshFlags> for MeshTask {
+    fn from(flags: MeshFlags) -> MeshTask {
+        MeshTask { socket: flags.instance.socket(), json: flags.output == "json" }
+    }
 }
 
 /// Flags of `weft plan`.

@@ -88,6 +88,7 @@ impl<K: Kernel> Node<K> {
 
     /// Applies changes of single leases: a record that was written, or the id of one that was removed.
     pub(super) fn apply_changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
+        self.probe_changed(&changes);
         let mut gone: HashSet<Id> = HashSet::new();
         let mut changed = Vec::new();
         for change in changes {

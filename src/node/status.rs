@@ -63,6 +63,7 @@ impl<K: Kernel> Node<K> {
                 failed: self.history.failure_counts.failed + failed_commands,
                 held: self.peers.hold.len(),
                 set_aside: self.plan.set_aside_count(),
+                unreachable: self.unreachable_count(),
                 unplanned: self.plan.skipped_count(),
             },
             faults: self.faults(),
@@ -106,6 +107,7 @@ impl<K: Kernel> Node<K> {
         all.extend(self.fence_problem());
         all.extend(claims::problems(&self.plan));
         all.extend(self.extension.removal_problem());
+        all.extend(self.probe_warnings());
         all.extend(self.guard_problem().map(|text| format!("tunnel guard: {text}")));
         all
     }
@@ -183,7 +185,7 @@ impl<K: Kernel> Node<K> {
         let held: HashSet<&Id> = self.peers.hold.held().collect();
         let believed = self.plan.peers().believed().map(|lease| {
             let (state, reason) = self.peer_state(lease, &failures, &held);
-            let row = PeerRow::of(lease, state, reason);
+            let row = PeerRow::of(lease, state, reason).with_probe(self.peer_probe(lease));
             if sessions.is_empty() {
                 return row;
             }
@@ -208,6 +210,8 @@ impl<K: Kernel> Node<K> {
             (PeerState::SetAside, Some(reason.to_owned()))
         } else if let Some(state) = self.command_state(lease) {
             state
+        } else if let Some(unreachable) = self.unreachable(lease) {
+            unreachable
         } else {
             (PeerState::Programmed, claims::remark(&self.plan, lease))
         }

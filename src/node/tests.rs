@@ -188,6 +188,7 @@ fn options(dir: &std::path::Path, on_lost_lease: OnLostLease, rules: RuleOptions
         manage_sysctls: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
+        probe: false,
         unwell_after: Duration::from_secs(30),
         rules,
         cni: None,

@@ -2,6 +2,7 @@
 //! The metrics for /metrics, in the OpenMetrics text format. Times such as the lease's remaining lifetime are computed
 //! when the metrics are rendered.
 
+mod probes;
 mod tunnel;
 
 use std::sync::atomic::AtomicU64;
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 use weft_udp::counters::Counters;
 
 use crate::observe::status::PeerState;
+use probes::ProbeMetrics;
 use tunnel::TunnelMetrics;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -63,6 +65,7 @@ pub struct Metrics {
     gauges: Gauges,
     rules: Rules,
     tunnel: TunnelMetrics,
+    probes: ProbeMetrics,
     times: Mutex<Times>,
 }
 
@@ -152,6 +155,7 @@ impl Metrics {
         };
         let tunnel = TunnelMetrics::default();
         tunnel.register(&mut all);
+        let probes = ProbeMetrics::new(&mut all);
         all.register("weft_build", "Version", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         let times = Mutex::default();
         Metrics {
@@ -166,6 +170,7 @@ impl Metrics {
             gauges,
             rules,
             tunnel,
+            probes,
             times,
         }
     }
@@ -213,6 +218,16 @@ impl Metrics {
     /// Says where the tunnel counts its packets. An agent has one set of counters, so only the first call has an effect.
     pub fn tunnel(&self, counters: &Arc<Counters>) {
         self.tunnel.count(counters);
+    }
+
+    /// Records a probe that was answered after this time, or that was not answered.
+    pub fn probe(&self, round_trip: Option<Duration>) {
+        self.probes.answered(round_trip);
+    }
+
+    /// Sets how many peers packets do not reach, by cause, and the smallest MTU of a path in bytes.
+    pub fn unreachable(&self, by_cause: &[(&'static str, usize)], smallest_mtu: Option<u16>) {
+        self.probes.unreachable(by_cause, smallest_mtu);
     }
 
     /// Records that the store has answered.
@@ -372,12 +387,14 @@ mod tests {
         metrics.operations("route", "done", 1);
         metrics.peers(PeerState::Held, 0);
         metrics.repairs("audit", 0);
+        metrics.probe(None);
+        metrics.unreachable(&[("tunnel", 0)], None);
         assert!(!metrics.render(Instant::now()).contains("weft_tunnel_packets_total"), "there is no tunnel");
         metrics.tunnel(&Arc::default());
         let text = metrics.render(Instant::now());
         let types: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        assert_eq!(types.len(), 18, "{text}");
+        assert_eq!(types.len(), 22, "{text}");
         for (name, kind) in types {
             let suffix = match kind {
                 "counter" => "_total",

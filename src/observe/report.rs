@@ -14,7 +14,9 @@ use weft_subnet::lease::{Id, Lease};
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
-use crate::observe::status::{Failure, Pass, Peer, PeerSession, PeerState, RuleStatus, Status, TunnelStatus};
+use crate::observe::status::{
+    Failure, Pass, Peer, PeerProbe, PeerSession, PeerState, RuleStatus, Status, TunnelStatus,
+};
 use crate::observe::systemd::Notify;
 
 /// Where the leases of the peers come from.
@@ -44,6 +46,8 @@ pub struct PeerCounts {
     pub set_aside: usize,
     /// Believed leases for which not all entries could be planned.
     pub unplanned: usize,
+    /// Peers whose entries are in the kernel and that packets do not reach.
+    pub unreachable: usize,
 }
 
 /// The state of a node after an event. To make one costs nothing for each peer, unless entries have just failed.
@@ -130,12 +134,13 @@ impl Reporter {
         self.condition.set(state.health());
         self.notify.status(&line);
         let peers = state.peers;
-        let troubled = peers.pending + peers.failed + peers.held + peers.unplanned;
+        let troubled = peers.pending + peers.failed + peers.held + peers.unplanned + peers.unreachable;
         for (state, count) in [
             (PeerState::Pending, peers.pending),
             (PeerState::Failed, peers.failed),
             (PeerState::Held, peers.held),
             (PeerState::SetAside, peers.set_aside),
+            (PeerState::Unreachable, peers.unreachable),
             (PeerState::Programmed, peers.believed.saturating_sub(troubled)),
         ] {
             self.metrics.peers(state, count);
@@ -197,7 +202,8 @@ impl PeerRow {
     pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> PeerRow {
         let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
         let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
-        let peer = Peer { subnet, public: public.join(","), backend, state, reason, sessions: Vec::new() };
+        let (public, sessions, probe) = (public.join(","), Vec::new(), None);
+        let peer = Peer { subnet, public, backend, state, reason, sessions, probe };
         PeerRow { id: lease.id.clone(), subnets: lease.subnets, peer }
     }
 
@@ -207,11 +213,18 @@ impl PeerRow {
         self
     }
 
+    /// The same peer with what probes found.
+    pub fn with_probe(mut self, probe: Option<PeerProbe>) -> PeerRow {
+        self.peer.probe = probe;
+        self
+    }
+
     /// A record that cannot be read.
     pub fn unreadable(id: &Id, reason: String) -> PeerRow {
         let (public, backend) = (String::new(), String::new());
         let (state, sessions) = (PeerState::SetAside, Vec::new());
-        let peer = Peer { subnet: id.to_string(), public, backend, state, reason: Some(reason), sessions };
+        let (subnet, reason, probe) = (id.to_string(), Some(reason), None);
+        let peer = Peer { subnet, public, backend, state, reason, sessions, probe };
         PeerRow { id: id.clone(), subnets: Subnets::default(), peer }
     }
 }

@@ -132,6 +132,27 @@ pub struct Peer {
     /// The traffic over WireGuard devices. Empty for other backends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sessions: Vec<PeerSession>,
+    /// What probes found. `None` if the peer was not asked yet, or if probes are off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<PeerProbe>,
+}
+
+/// What probes found about the way to a peer.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerProbe {
+    /// The address that is asked.
+    pub address: String,
+    /// The last round trip in microseconds. `None`: it never answered.
+    pub round_trip_us: Option<u64>,
+    /// How many of the last requests were not answered.
+    pub lost: u32,
+    /// The number of these requests, at most 8.
+    pub asked: u32,
+    /// The largest packet in bytes that reached the peer and was answered. It is never larger than the MTU of the network.
+    pub mtu: Option<u16>,
+    /// Why packets do not reach the peer: `underlay`, `tunnel`, `one-direction` or `mtu`. [`Peer::reason`] explains it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 /// The traffic with a peer over one WireGuard device.
@@ -163,6 +184,8 @@ pub enum PeerState {
     SetAside,
     /// Its lease is gone together with many others. It is kept for the grace time.
     Held,
+    /// All entries are in the kernel, and packets do not reach it.
+    Unreachable,
 }
 
 impl PeerState {
@@ -174,6 +197,7 @@ impl PeerState {
             PeerState::Failed => "failed",
             PeerState::SetAside => "set-aside",
             PeerState::Held => "held",
+            PeerState::Unreachable => "unreachable",
         }
     }
 }

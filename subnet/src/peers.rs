@@ -224,6 +224,18 @@ impl Peers {
         self.slots.get(id).and_then(|slot| self.entries[*slot as usize].believed())
     }
 
+    /// Returns the first believed lease whose place is `from` or later, with its place. A lease keeps its place as long as it has a record,
+    /// so a walk over all leases needs no copy of them. Afterwards the place may be given to another lease.
+    pub fn believed_from(&self, from: usize) -> Option<(usize, &Arc<Lease>)> {
+        let rest = self.entries.iter().enumerate().skip(from);
+        rest.filter_map(|(place, entry)| Some((place, entry.believed()?))).next()
+    }
+
+    /// Returns the place of a record, as in [`Peers::believed_from`].
+    pub fn place(&self, id: &Id) -> Option<usize> {
+        self.slots.get(id).map(|slot| *slot as usize)
+    }
+
     /// Returns the ids of all records except our own, in no particular order.
     pub fn ids(&self) -> impl Iterator<Item = &Id> {
         self.slots.keys().filter(|id| self.us.id.as_ref() != Some(id))

@@ -37,6 +37,8 @@ fn metrics() -> String {
     metrics.repairs("kernel", 1);
     metrics.converged(Duration::from_millis(1));
     metrics.peers(PeerState::Programmed, 1);
+    metrics.probe(Some(Duration::from_millis(1)));
+    metrics.unreachable(&[("tunnel", 0)], None);
     metrics.render_classic(now)
 }
 

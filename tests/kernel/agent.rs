@@ -81,6 +81,7 @@ fn options(dir: &Path, resync: Duration) -> Options {
         manage_sysctls: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
+        probe: false,
         unwell_after: Duration::from_secs(30),
         rules: RuleOptions::default(),
         cni: None,

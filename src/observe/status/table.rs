@@ -114,7 +114,14 @@ fn tunnel_lines(out: &mut String, tunnel: &TunnelStatus) {
 }
 
 fn peers(out: &mut String, peers: &[Peer]) {
-    let states = [PeerState::Failed, PeerState::Pending, PeerState::SetAside, PeerState::Held, PeerState::Programmed];
+    let states = [
+        PeerState::Failed,
+        PeerState::Unreachable,
+        PeerState::Pending,
+        PeerState::SetAside,
+        PeerState::Held,
+        PeerState::Programmed,
+    ];
     let count = |state| peers.iter().filter(|peer| peer.state == state).count();
     let counts = states.iter().rev().map(|state| (count(*state), state.word())).filter(|(n, _)| *n > 0);
     let counts: Vec<String> = counts.map(|(n, word)| format!("{n} {word}")).collect();

@@ -5,7 +5,7 @@ use super::*;
 fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
     let reason = reason.map(str::to_owned);
     let (backend, sessions) = ("vxlan".into(), Vec::new());
-    Peer { subnet: subnet.into(), public: "192.168.64.3".into(), backend, state, reason, sessions }
+    Peer { subnet: subnet.into(), public: "192.168.64.3".into(), backend, state, reason, sessions, probe: None }
 }
 
 fn status() -> Status {

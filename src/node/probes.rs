@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sends probes to the peers, and says which ones packets do not reach (docs/adr/026-probes.md). Probes change nothing in the kernel, and
+//! never make the node not ready.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::text::Shown;
+
+use super::Node;
+use crate::kernel::Kernel;
+use crate::observe::status::{PeerProbe, PeerState};
+use crate::probe::cause::Cause;
+use crate::probe::echo::{Answer, EchoError};
+use crate::probe::{Outgoing, Prober, Target, Turn};
+
+/// Number of unreachable peers that a problem names.
+const MAX_NAMED: usize = 3;
+
+/// The result of a probe.
+#[derive(Debug)]
+pub struct Probed {
+    sent: Outgoing,
+    answer: Result<Answer, EchoError>,
+}
+
+/// The probes of a node, and where their results go.
+#[derive(Debug)]
+pub(super) struct Probes {
+    prober: Prober,
+    results: mpsc::UnboundedSender<Probed>,
+    /// The places of the peers that the log called unreachable. Their recovery is logged, too.
+    logged: BTreeSet<usize>,
+}
+
+impl<K: Kernel> Node<K> {
+    /// Lets the node send probes from now on, unless the options say otherwise. Their results are for [`Node::probe_ended`]. This must run
+    /// in a [`tokio::task::LocalSet`].
+    pub fn start_probes(&mut self) -> mpsc::UnboundedReceiver<Probed> {
+        let (results, received) = mpsc::unbounded_channel();
+        if !self.context.options.probe {
+            return received;
+        }
+        let mut random = [0; 2];
+        // Without a random number, the round begins at another place than on nodes with another subnet.
+        if getrandom::fill(&mut random).is_err() {
+            random = (weft_netlink::hash::stable(self.plan.own().id.bytes()) as u16).to_ne_bytes();
+        }
+        let peers = self.plan.peers().len().max(1);
+        let prober = Prober::new(usize::from(u16::from_ne_bytes(random)) % peers, Instant::now());
+        self.probes = Some(Probes { prober, results, logged: BTreeSet::new() });
+        received
+    }
+
+    /// Returns when [`Node::probe`] has something to do.
+    pub(super) fn next_probe(&self) -> Option<Instant> {
+        let has_peers = self.knows_peers() && !self.plan.peers().is_empty();
+        self.probes.as_ref().filter(|_| has_peers).map(|probes| probes.prober.next())
+    }
+
+    /// These leases changed. Their peers are asked soon.
+    pub(super) fn probe_changed(&mut self, changes: &[Result<Record, Id>]) {
+        let now = Instant::now();
+        if let Some(probes) = &mut self.probes {
+            changes.iter().flatten().for_each(|record| probes.prober.lease_changed(&record.id, now));
+        }
+    }
+
+    /// Sends the packet that is due, if there is one.
+    pub(super) fn probe(&mut self, now: Instant) {
+        if self.next_probe().is_none_or(|at| at > now) {
+            let is_empty = self.plan.peers().is_empty();
+            self.probes.iter_mut().filter(|_| is_empty).for_each(|probes| {
+                probes.prober.forget_peers();
+                probes.logged.clear();
+            });
+            return;
+        }
+        let Some(outgoing) = self.next_packet(now) else { return };
+        let Some(probes) = &self.probes else { return };
+        let results = probes.results.clone();
+        tokio::task::spawn_local(async move {
+            let answer = outgoing.echo.send().await;
+            // The agent may have ended.
+            let _ = results.send(Probed { sent: outgoing, answer });
+        });
+    }
+
+    fn next_packet(&mut self, now: Instant) -> Option<Outgoing> {
+        let (plan, probes) = (&self.plan, self.probes.as_mut()?);
+        let prober = &mut probes.prober;
+        let current = |place: usize| {
+            let (found, lease) = plan.peers().believed_from(place)?;
+            plan.probe_target(lease).filter(|_| found == place)
+        };
+        if let Some(outgoing) = prober.examine(now, current) {
+            return Some(outgoing);
+        }
+        let target = match prober.turn(plan.peers().len(), now)? {
+            Turn::Changed(id) => plan.probe_target(plan.peers().get(&id)?)?,
+            Turn::Next => {
+                let first = || plan.peers().believed_from(0);
+                let (place, lease) = plan.peers().believed_from(prober.cursor).or_else(first)?;
+                prober.cursor = place + 1;
+                plan.probe_target(lease)?
+            }
+        };
+        prober.ask(target, now)
+    }
+
+    /// A probe was answered or lost.
+    pub fn probe_ended(&mut self, probed: Probed) {
+        let now = Instant::now();
+        let Some(probes) = &mut self.probes else { return };
+        let Probed { sent, answer } = probed;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let text = error.to_string();
+                if probes.prober.problem.as_ref() != Some(&text) {
+                    tracing::warn!("probes: {text}");
+                }
+                return probes.prober.not_sent(&sent, text, now);
+            }
+        };
+        probes.prober.problem = None;
+        let changed = probes.prober.ended(&sent, answer, now);
+        let metrics = &self.context.reporter.metrics;
+        metrics.probe(answer.round_trip);
+        let mut by_cause = Cause::WORDS.map(|word| (word, 0));
+        for (_, cause) in probes.prober.unreachable() {
+            by_cause.iter_mut().filter(|(word, _)| *word == cause.word()).for_each(|(_, count)| *count += 1);
+        }
+        metrics.unreachable(&by_cause, probes.prober.smallest_mtu());
+        if let Some(cause) = changed {
+            self.log_probe(&sent.target, cause, now);
+        }
+    }
+
+    fn log_probe(&mut self, target: &Target, cause: Option<Cause>, now: Instant) {
+        let Some(lease) = self.probed_lease(target) else { return };
+        let Some(cause) = cause else {
+            if self.probes.as_mut().is_some_and(|probes| probes.logged.remove(&target.place)) {
+                tracing::info!(lease = %lease.id, "packets reach the peer again");
+            }
+            return;
+        };
+        // While nobody has answered, one problem says so for all.
+        if self.probe_cause(&lease).is_none() || !self.plan.lines.due(&lease.id, now) {
+            return;
+        }
+        let reason = self.unreachable_reason(&lease, target, cause);
+        tracing::warn!(lease = %lease.id, reason, "packets do not reach a peer");
+        if let Some(probes) = &mut self.probes {
+            probes.logged.insert(target.place);
+        }
+    }
+
+    fn probed_lease(&self, target: &Target) -> Option<Arc<Lease>> {
+        let (place, lease) = self.plan.peers().believed_from(target.place)?;
+        (place == target.place).then(|| lease.clone())
+    }
+
+    /// Returns why packets do not reach this peer, if that is known.
+    pub(super) fn probe_cause(&self, lease: &Lease) -> Option<(Target, Cause)> {
+        let prober = &self.probes.as_ref()?.prober;
+        // Without an unreachable peer, this must cost nothing for each peer.
+        prober.unreachable().next()?;
+        let target = self.plan.probe_target(lease)?;
+        Some((target, prober.cause(&target)?))
+    }
+
+    /// Returns the sentence that says why packets do not reach a peer, and what to do.
+    pub(super) fn unreachable_reason(&self, lease: &Lease, target: &Target, cause: Cause) -> String {
+        let (address, carrier) = (target.address, self.plan.carrier_of_peer(lease));
+        let uplink = &self.plan.host().uplink;
+        match (cause, target.published) {
+            (Cause::Underlay, Some(published)) => format!(
+                "neither its tunnel address {address} nor its public address {published} answers: the node is down or cut off, or \
+                 {published} is the address of a wrong interface (give that node --iface or --public-ip)"
+            ),
+            (Cause::Underlay | Cause::Tunnel, None) => format!(
+                "its public address {address} does not answer: the node is down or cut off, or {address} is the address of a wrong \
+                 interface (give that node --iface or --public-ip)"
+            ),
+            (Cause::Tunnel, Some(published)) => format!(
+                "its public address {published} answers, its tunnel address {address} does not: a firewall between the nodes, or on \
+                 one of them, drops {carrier}"
+            ),
+            (Cause::OneDirection, published) => format!(
+                "its packets arrive here, and it does not answer ours: a firewall drops {} from this node to {}",
+                if published.is_some() { carrier.as_str() } else { "packets" },
+                published.unwrap_or(address)
+            ),
+            (Cause::Mtu(mtu), _) => {
+                let overhead = uplink.mtu.saturating_sub(target.mtu.into());
+                let value = u32::from(mtu) + overhead;
+                format!(
+                    "packets of {mtu} bytes reach it, and larger ones do not, although the MTU is {}: some link of the path carries \
+                     only {value} bytes. Raise its MTU, or set the MTU of the uplink {} to {value} on every node",
+                    target.mtu, uplink.name
+                )
+            }
+        }
+    }
+
+    /// Returns the number of peers that packets do not reach. A peer counts only if its entries are in the kernel.
+    pub(super) fn unreachable_count(&self) -> usize {
+        self.probes.as_ref().map_or(0, |probes| probes.prober.unreachable().count())
+    }
+
+    /// Returns what probes found, for `weft status`.
+    pub(super) fn probe_warnings(&self) -> Vec<String> {
+        let Some(Probes { prober, .. }) = &self.probes else { return Vec::new() };
+        let mut all: Vec<String> = prober.problem.iter().map(|problem| format!("probes: {problem}")).collect();
+        if let Some(silent) = prober.silence() {
+            all.push(format!(
+                "no peer has answered an echo request since the start, neither through the tunnel nor at its public address ({silent} \
+                 were asked several times): either ICMP is filtered in this network (--probe=off turns probes off), or this node is cut \
+                 off from all others: check its uplink {} and its firewall",
+                self.plan.host().uplink.name
+            ));
+        }
+        let unreachable: Vec<Arc<Lease>> =
+            prober.unreachable().filter_map(|(target, _)| self.probed_lease(target)).collect();
+        if !unreachable.is_empty() {
+            let name = |lease: &Arc<Lease>| format!("{} ({})", lease.subnets, Shown(&lease.attrs.owner().to_string()));
+            let names: Vec<String> = unreachable.iter().take(MAX_NAMED).map(name).collect();
+            let more = if unreachable.len() > MAX_NAMED { ", ..." } else { "" };
+            let at_least = if prober.is_full() { "at least " } else { "" };
+            all.push(format!(
+                "packets do not reach {at_least}{} of {} peers: {}{more}; weft mesh has the causes",
+                unreachable.len(),
+                self.plan.peers().len(),
+                names.join(", ")
+            ));
+        }
+        all
+    }
+
+    /// Returns what is known of the way to this peer, for `weft status` and `weft mesh`.
+    pub(super) fn peer_probe(&self, lease: &Lease) -> Option<PeerProbe> {
+        let prober = &self.probes.as_ref()?.prober;
+        let target = self.plan.probe_target(lease)?;
+        let sample = prober.sample(&target)?;
+        let (lost, asked) = sample.loss();
+        Some(PeerProbe {
+            address: target.address.to_string(),
+            round_trip_us: sample.round_trip().map(|trip| u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)),
+            lost,
+            asked,
+            mtu: sample.mtu(),
+            cause: prober.cause(&target).map(|cause| cause.word().to_owned()),
+        })
+    }
+
+    /// Returns the state of a programmed peer that packets do not reach, with the reason.
+    pub(super) fn unreachable(&self, lease: &Lease) -> Option<(PeerState, Option<String>)> {
+        let (target, cause) = self.probe_cause(lease)?;
+        Some((PeerState::Unreachable, Some(self.unreachable_reason(lease, &target, cause))))
+    }
+}

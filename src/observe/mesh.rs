@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The answer to `weft mesh`: what probes found about the ways from this node to its peers, the worst first.
+
+use std::cmp::Reverse;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use crate::log::text::printable;
+use crate::observe::status::{Peer, PeerProbe, PeerState, Status};
+
+/// Number of columns that every terminal has.
+const WIDTH: usize = 100;
+/// Number of ways without a fault that are shown.
+const MAX_HEALTHY: usize = 20;
+
+/// The ways from one node to its peers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mesh {
+    /// The host name of the node.
+    pub node: String,
+    /// Its subnets.
+    pub subnet: String,
+    /// The largest packet that pods may send, in bytes.
+    pub mtu: u32,
+    /// What concerns all ways, such as that no probe can be sent.
+    pub problems: Vec<String>,
+    /// The ways, the worst first. Leases that are set aside have none.
+    pub ways: Vec<Way>,
+}
+
+/// The way to one peer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// The subnets of the peer.
+    pub to: String,
+    /// The addresses that its lease names.
+    pub public: String,
+    /// The state of the peer.
+    pub state: PeerState,
+    /// The reason for the state.
+    pub reason: Option<String>,
+    /// What probes found. `None` if the peer was not asked yet.
+    pub probe: Option<PeerProbe>,
+}
+
+impl Mesh {
+    /// Takes what concerns the ways from the status of an agent.
+    pub fn of(status: Status) -> Mesh {
+        let is_way = |peer: &Peer| peer.state != PeerState::SetAside;
+        let way = |Peer { subnet, public, state, reason, probe, .. }| Way { to: subnet, public, state, reason, probe };
+        let mut ways: Vec<Way> = status.peers.into_iter().filter(is_way).map(way).collect();
+        ways.sort_by_key(Way::rank);
+        let concerns_ways =
+            |text: &String| ["probes: ", "no peer has answered"].iter().any(|word| text.starts_with(word));
+        let problems = status.problems.into_iter().filter(concerns_ways).collect();
+        Mesh { node: status.node, subnet: status.subnet, mtu: status.mtu, problems, ways }
+    }
+
+    /// Returns true if packets do not reach a peer.
+    pub fn is_broken(&self) -> bool {
+        self.ways.iter().any(|way| way.state == PeerState::Unreachable)
+    }
+}
+
+impl Way {
+    /// Returns what ways are sorted by: broken ones, those that lose packets, then the slow ones.
+    fn rank(&self) -> impl Ord + use<> {
+        let is_broken = self.state == PeerState::Unreachable;
+        let probe = self.probe.as_ref();
+        let loss = probe.map_or(0, PeerProbe::loss_percent);
+        (
+            Reverse((is_broken, self.state != PeerState::Programmed, loss)),
+            Reverse(probe.and_then(|one| one.round_trip_us)),
+        )
+    }
+
+    fn is_healthy(&self) -> bool {
+        self.state == PeerState::Programmed && self.probe.as_ref().is_none_or(|probe| probe.lost == 0)
+    }
+}
+
+impl PeerProbe {
+    /// Returns how many of a hundred requests were not answered.
+    pub fn loss_percent(&self) -> u32 {
+        (self.lost * 100).checked_div(self.asked).unwrap_or(0)
+    }
+}
+
+/// Returns the mesh as a table for people, with at most 100 columns except for addresses that are longer.
+pub fn render(mesh: &Mesh) -> String {
+    let mut out = String::new();
+    let broken = mesh.ways.iter().filter(|way| way.state == PeerState::Unreachable).count();
+    let asked = mesh.ways.iter().filter(|way| way.probe.is_some()).count();
+    let _ = writeln!(
+        out,
+        "{} ({}): {} ways, {asked} probed, {broken} broken; MTU {}",
+        clean(&mesh.node),
+        clean(&mesh.subnet),
+        mesh.ways.len(),
+        mesh.mtu
+    );
+    mesh.problems.iter().for_each(|problem| wrapped(&mut out, "", problem));
+    let faulty = mesh.ways.iter().filter(|way| !way.is_healthy()).count();
+    // Healthy ways with a round trip can stand before broken ones without a probe only if nothing is known of those.
+    let (shown, hidden) = mesh.ways.split_at(mesh.ways.len().min(faulty + MAX_HEALTHY));
+    if shown.is_empty() {
+        return out;
+    }
+    let widest =
+        |of: fn(&Way) -> &str| shown.iter().map(|way| clean(of(way)).chars().count()).max().unwrap_or(0).max(6);
+    let (to, public) = (widest(|way| &way.to), widest(|way| &way.public));
+    let _ = writeln!(
+        out,
+        "\n{:to$}  {:public$}  {:11}  {:>5}  {:>9}  {:>5}",
+        "TO", "PUBLIC", "STATE", "LOSS", "RTT", "MTU"
+    );
+    for way in shown {
+        let [loss, trip, mtu] = cells(way.probe.as_ref());
+        let (subnet, address, state) = (clean(&way.to), clean(&way.public), way.state.word());
+        let _ = writeln!(out, "{subnet:to$}  {address:public$}  {state:11}  {loss:>5}  {trip:>9}  {mtu:>5}");
+        if let (PeerState::Unreachable, Some(reason)) = (way.state, &way.reason) {
+            wrapped(&mut out, "    ", reason);
+        }
+    }
+    if !hidden.is_empty() {
+        let _ = writeln!(out, "... and {} more ways without a fault (all: weft mesh -o json)", hidden.len());
+    }
+    out
+}
+
+/// Returns the loss, the round trip and the MTU as text.
+fn cells(probe: Option<&PeerProbe>) -> [String; 3] {
+    let unknown = || "-".to_owned();
+    let Some(probe) = probe else { return [unknown(), unknown(), unknown()] };
+    let trip = |micros: u64| format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10);
+    let loss = if probe.asked == 0 { unknown() } else { format!("{} %", probe.loss_percent()) };
+    [loss, probe.round_trip_us.map_or_else(unknown, trip), probe.mtu.map_or_else(unknown, |mtu| mtu.to_string())]
+}
+
+fn clean(text: &str) -> String {
+    printable(&text.replace(['\n', '\r', '\t'], " "))
+}
+
+fn wrapped(out: &mut String, indent: &str, text: &str) {
+    let text = clean(text);
+    let mut line = indent.to_owned();
+    for word in text.split_whitespace() {
+        if line.len() > indent.len() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            let _ = writeln!(out, "{line}");
+            line = indent.to_owned();
+        }
+        if line.len() > indent.len() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    let _ = writeln!(out, "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(number: u8, state: PeerState, probe: Option<PeerProbe>) -> Peer {
+        let reason = (state == PeerState::Unreachable).then(|| "its public address does not answer".to_owned());
+        let (subnet, public) = (format!("10.5.{number}.0/24"), format!("192.168.0.{number}"));
+        Peer { subnet, public, backend: "vxlan".into(), state, reason, sessions: Vec::new(), probe }
+    }
+
+    fn probe(round_trip_us: Option<u64>, lost: u32, mtu: Option<u16>) -> Option<PeerProbe> {
+        Some(PeerProbe { round_trip_us, lost, asked: 8, mtu, ..PeerProbe::default() })
+    }
+
+    fn mesh(peers: Vec<Peer>) -> Mesh {
+        let (node, subnet) = ("n1".to_owned(), "10.5.1.0/24".to_owned());
+        Mesh::of(Status { node, subnet, mtu: 1450, peers, ..Status::default() })
+    }
+
+    #[test]
+    fn the_worst_ways_stand_first() {
+        let peers = vec![
+            peer(2, PeerState::Programmed, probe(Some(250), 0, Some(1450))),
+            peer(3, PeerState::Programmed, None),
+            peer(4, PeerState::SetAside, None),
+            peer(5, PeerState::Unreachable, probe(None, 8, None)),
+            peer(6, PeerState::Programmed, probe(Some(12_340), 0, Some(1450))),
+            peer(7, PeerState::Programmed, probe(Some(100), 2, Some(1450))),
+        ];
+        let wanted = "\
+n1 (10.5.1.0/24): 5 ways, 4 probed, 1 broken; MTU 1450
+
+TO           PUBLIC       STATE         LOSS        RTT    MTU
+10.5.5.0/24  192.168.0.5  unreachable  100 %          -      -
+    its public address does not answer
+10.5.7.0/24  192.168.0.7  programmed    25 %    0.10 ms   1450
+10.5.6.0/24  192.168.0.6  programmed     0 %   12.34 ms   1450
+10.5.2.0/24  192.168.0.2  programmed     0 %    0.25 ms   1450
+10.5.3.0/24  192.168.0.3  programmed       -          -      -
+";
+        let mesh = mesh(peers);
+        assert_eq!(render(&mesh), wanted);
+        assert!(mesh.is_broken());
+    }
+
+    #[test]
+    fn only_some_ways_without_a_fault_are_shown() {
+        let healthy = (0..200).map(|n| peer(n, PeerState::Programmed, probe(Some(250), 0, Some(1450))));
+        let text = render(&mesh(healthy.collect()));
+        assert!(text.ends_with("... and 180 more ways without a fault (all: weft mesh -o json)\n"), "{text}");
+        assert!(!mesh(Vec::new()).is_broken() && render(&mesh(Vec::new())).lines().count() == 1);
+    }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the peers are, for probes ([`crate::probe`]).
+
+use std::net::IpAddr;
+
+use weft_backends::backend::{Backend, EchoAddress};
+use weft_backends::link::Outer;
+use weft_backends::state::{Key, Value};
+use weft_netlink::hash;
+use weft_subnet::lease::Lease;
+
+use super::Plan;
+use crate::probe::Target;
+
+impl Plan {
+    /// Returns where this believed peer is. `None` if it has no entries, or if its backend knows no address that answers.
+    pub fn probe_target(&self, lease: &Lease) -> Option<Target> {
+        if self.skipped.contains_key(&lease.id) {
+            return None;
+        }
+        let place = self.peers.place(&lease.id)?;
+        let (address, published) = match self.backend_of_peer(lease)?.echo_address(lease)? {
+            EchoAddress::Published(address) => (address, None),
+            EchoAddress::Device(address) => (address, published(lease, self.own_family(lease))),
+        };
+        let identity = format!("{} {address} {published:?}", lease.id);
+        let tag = hash::stable(identity.bytes()) as u32;
+        let mtu = u16::try_from(self.mtu()).unwrap_or(u16::MAX);
+        Some(Target { place, tag: tag.max(1), address, published, mtu })
+    }
+
+    /// Returns what the packets to this peer look like on the underlay, as text for people: `UDP port 8472`.
+    pub fn carrier_of_peer(&self, lease: &Lease) -> String {
+        let devices = self.keys(&lease.id).into_iter().filter_map(|key| key.device().copied());
+        let links = devices.filter_map(|device| match self.index.desired(&Key::Link(device)) {
+            Some(Value::Link(link)) => link.kind.outer(),
+            _ => None,
+        });
+        match links.map(|(_, outer)| outer).next() {
+            Some(Outer::Udp(port)) => format!("UDP port {port}"),
+            Some(Outer::Ipip) => "IP protocol 4 (ipip)".to_owned(),
+            None => "the packets of the tunnel".to_owned(),
+        }
+    }
+
+    fn backend_of_peer(&self, lease: &Lease) -> Option<&dyn Backend> {
+        match self.other_backend(&lease.id) {
+            Some(kind) => self.others.made(kind),
+            None => Some(&*self.backend),
+        }
+    }
+
+    /// Returns true if packets to this peer's node use IPv4.
+    fn own_family(&self, lease: &Lease) -> bool {
+        self.host.uplink.v4.is_some() && lease.attrs.public_ip.is_some()
+    }
+}
+
+fn published(lease: &Lease, v4: bool) -> Option<IpAddr> {
+    let attrs = &lease.attrs;
+    if v4 { attrs.public_ip.map(IpAddr::V4) } else { attrs.public_ipv6.map(IpAddr::V6) }
+}

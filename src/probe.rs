@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Probes: asks the peers, a few each second, whether packets reach them (docs/adr/026-probes.md).
+//!
+//! A healthy peer gets one echo request of the size of the MTU in each round. If it does not answer, it is examined step by step
+//! ([`examine`]) until it is known what is wrong. Probes change nothing in the kernel and decide nothing. Their results are shown.
+
+pub mod cause;
+pub mod echo;
+pub mod examine;
+pub mod samples;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use weft_subnet::lease::Id;
+
+use cause::Cause;
+use echo::{Answer, Echo};
+use examine::{Examination, Packet, Step};
+use samples::{Sample, Samples};
+
+/// At most one packet is sent in this time, which is five in a second.
+const PACKET_PAUSE: Duration = Duration::from_millis(200);
+/// All peers are asked in this time, if the number of packets allows it.
+const ROUND: Duration = Duration::from_secs(30);
+/// The longest time between two peers.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// Number of peers that are examined at once. They need sockets, memory and packets.
+const MAX_EXAMINED: usize = 32;
+/// Number of peers whose lease changed that wait to be asked out of turn.
+const MAX_CHANGED: usize = 64;
+/// A peer whose lease changed is asked after this time, because its node may still be making its device.
+const AFTER_CHANGE: Duration = Duration::from_secs(3);
+/// How long the answer of a healthy peer is waited for.
+const WAIT: Duration = Duration::from_secs(1);
+/// The pause between two packets to a peer that is examined.
+const PAUSE: Duration = Duration::from_secs(1);
+/// When the cause was found, an answer is waited for so long. Meanwhile requests of that peer are noticed.
+const LONG_WAIT: Duration = Duration::from_secs(4);
+
+/// Where a peer is, for probes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// Its place among all leases ([`weft_subnet::peers::Peers::believed_from`]).
+    pub place: usize,
+    /// A number made from its lease. Results of another lease that had this place before do not count.
+    pub tag: u32,
+    /// The address that is asked.
+    pub address: IpAddr,
+    /// The address that its lease publishes, if packets for the first address go through a tunnel to it.
+    pub published: Option<IpAddr>,
+    /// The largest packet that pods may send, in bytes.
+    pub mtu: u16,
+}
+
+/// A packet to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outgoing {
+    /// The peer that it is about.
+    pub target: Target,
+    /// What it examines.
+    pub packet: Packet,
+    /// The echo request.
+    pub echo: Echo,
+}
+
+/// The peer whose turn it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// The next peer of the round.
+    Next,
+    /// A peer whose lease changed.
+    Changed(Id),
+}
+
+/// Numbers for the metrics, since the start of the agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Requests without an answer.
+    pub lost: u64,
+}
+
+/// What is known about the ways to the peers.
+#[derive(Debug)]
+pub struct Prober {
+    samples: Samples,
+    /// Peers that did not answer, by place.
+    examined: BTreeMap<usize, Examined>,
+    changed: VecDeque<(Instant, Id)>,
+    /// The place at which the round goes on.
+    pub cursor: usize,
+    next_peer: Instant,
+    next_packet: Instant,
+    /// When any peer answered last, at any of its addresses.
+    last_answer: Option<Instant>,
+    /// True if the last packet was for a peer that is examined. Others must have their turn, too.
+    examined_last: bool,
+    counts: Counts,
+    /// Why no packet can be sent.
+    pub problem: Option<String>,
+}
+
+#[derive(Debug)]
+struct Examined {
+    target: Target,
+    examination: Examination,
+    due: Instant,
+    /// A packet is on its way.
+    is_open: bool,
+}
+
+impl Prober {
+    /// Nothing is known. The round begins at this place, which should be different on each node.
+    pub fn new(cursor: usize, now: Instant) -> Prober {
+        Prober {
+            samples: Samples::default(),
+            examined: BTreeMap::new(),
+            changed: VecDeque::new(),
+            cursor,
+            next_peer: now + AFTER_CHANGE,
+            next_packet: now,
+            last_answer: None,
+            examined_last: false,
+            counts: Counts::default(),
+            problem: None,
+        }
+    }
+
+    /// The lease of this peer changed. It is asked soon, unless too many others wait for that already.
+    pub fn lease_changed(&mut self, id: &Id, now: Instant) {
+        if self.changed.len() < MAX_CHANGED && !self.changed.iter().any(|(_, other)| other == id) {
+            self.changed.push_back((now + AFTER_CHANGE, id.clone()));
+        }
+    }
+
+    /// There are no peers any more.
+    pub fn forget_peers(&mut self) {
+        self.examined.clear();
+        self.changed.clear();
+    }
+
+    /// Returns when a packet is to be sent.
+    pub fn next(&self) -> Instant {
+        let examined = self.examined.values().filter(|one| !one.is_open).map(|one| one.due);
+        let changed = self.changed.front().map(|(at, _)| *at);
+        let due = examined.chain(changed).chain([self.next_peer]).min().unwrap_or(self.next_peer);
+        due.max(self.next_packet)
+    }
+
+    /// Returns the packet for a peer that is examined, if one is due. `current` returns the target as it is now, or `None` if the peer is
+    /// gone.
+    pub fn examine(&mut self, now: Instant, current: impl Fn(usize) -> Option<Target>) -> Option<Outgoing> {
+        if now < self.next_packet || (self.examined_last && self.next_peer <= now) {
+            return None;
+        }
+        self.examined.retain(|place, one| current(*place) == Some(one.target));
+        let due = self.examined.values_mut().filter(|one| !one.is_open && one.due <= now);
+        let one = due.min_by_key(|one| one.due)?;
+        let packet = one.examination.packet();
+        let wait = if one.examination.is_over() { long_wait(one.target.tag, self.counts.lost) } else { WAIT };
+        let (to, size) = match packet {
+            Packet::Full => (one.target.address, one.target.mtu),
+            Packet::Small => (one.target.address, examine::SMALL),
+            Packet::Size(size) => (one.target.address, size),
+            Packet::Published => (one.target.published.unwrap_or(one.target.address), examine::SMALL),
+        };
+        one.is_open = true;
+        self.next_packet = now + PACKET_PAUSE;
+        self.examined_last = true;
+        let listen = (to != one.target.address).then_some(one.target.address);
+        Some(Outgoing { target: one.target, packet, echo: Echo { to, size, wait, listen } })
+    }
+
+    /// Returns whose turn it is, if it is time. [`Prober::ask`] must follow. `peers` is their number.
+    pub fn turn(&mut self, peers: usize, now: Instant) -> Option<Turn> {
+        if now < self.next_packet {
+            return None;
+        }
+        if let Some((_, id)) = self.changed.pop_front_if(|(at, _)| *at <= now) {
+            return Some(Turn::Changed(id));
+        }
+        if now < self.next_peer {
+            return None;
+        }
+        self.examined_last = false;
+        let pause = ROUND / u32::try_from(peers.max(1)).unwrap_or(u32::MAX);
+        self.next_peer = now + pause.clamp(PACKET_PAUSE, MAX_PAUSE);
+        Some(Turn::Next)
+    }
+
+    /// Returns the packet for this peer. `None` if it is being examined already.
+    pub fn ask(&mut self, target: Target, now: Instant) -> Option<Outgoing> {
+        if self.examined.get(&target.place).is_some_and(|one| one.target == target) {
+            return None;
+        }
+        self.next_packet = now + PACKET_PAUSE;
+        let echo = Echo { to: target.address, size: target.mtu, wait: WAIT, listen: None };
+        Some(Outgoing { target, packet: Packet::Full, echo })
+    }
+
+    /// Takes over a result. Returns what is known now about the peer if that has changed: the cause of its fault, or `None` if it is
+    /// reached again.
+    pub fn ended(&mut self, sent: &Outgoing, answer: Answer, now: Instant) -> Option<Option<Cause>> {
+        let is_answered = answer.round_trip.is_some();
+        *(if is_answered { &mut self.counts.answered } else { &mut self.counts.lost }) += 1;
+        if is_answered || answer.heard {
+            self.last_answer = Some(now);
+        }
+        let sample = self.samples.of(&sent.target);
+        if sent.packet != Packet::Published {
+            sample.record(sent.packet, sent.target.mtu, answer.round_trip);
+        }
+        let Some(one) = self.examined.get_mut(&sent.target.place).filter(|one| one.target == sent.target) else {
+            if !is_answered && self.examined.len() < MAX_EXAMINED {
+                let examination = Examination::new(sent.target.mtu, sent.target.published.is_some());
+                let examined = Examined { target: sent.target, examination, due: now, is_open: false };
+                self.examined.insert(sent.target.place, examined);
+            }
+            return None;
+        };
+        one.is_open = false;
+        let before = one.examination.cause();
+        let step = one.examination.answered(is_answered, answer.heard);
+        // After a long wait the next packet follows at once, so that requests of the peer are noticed nearly all the time.
+        one.due = if sent.echo.wait > WAIT { now } else { now + PAUSE };
+        let after = one.examination.cause();
+        if is_answered && !one.examination.is_over() {
+            // Nothing was waited for, so the next step can follow at once.
+            one.due = now;
+        }
+        match step {
+            Step::Reached => {
+                self.examined.remove(&sent.target.place);
+                before.map(|_| None)
+            }
+            Step::Continue => (after != before).then_some(after),
+        }
+    }
+
+    /// A packet could not be sent, so nothing is known.
+    pub fn not_sent(&mut self, sent: &Outgoing, problem: String, now: Instant) {
+        if let Some(one) = self.examined.get_mut(&sent.target.place) {
+            (one.is_open, one.due) = (false, now + LONG_WAIT);
+        }
+        self.problem = Some(problem);
+    }
+
+    /// Returns why packets do not reach this peer, if that is known. While nobody has ever answered, it is not: see
+    /// [`Prober::silence`].
+    pub fn cause(&self, target: &Target) -> Option<Cause> {
+        self.last_answer?;
+        let one = self.examined.get(&target.place).filter(|one| one.target == *target)?;
+        one.examination.cause()
+    }
+
+    /// Returns the peers that packets do not reach, by place.
+    pub fn unreachable(&self) -> impl Iterator<Item = (&Target, Cause)> {
+        let known = self.examined.values().filter(|_| self.last_answer.is_some());
+        known.filter_map(|one| Some((&one.target, one.examination.cause()?)))
+    }
+
+    /// Returns how many peers were found silent, if no peer has answered since the start of the agent. Then the likely cause is not a
+    /// peer.
+    pub fn silence(&self) -> Option<usize> {
+        let silent = self.examined.values().filter(|one| one.examination.cause().is_some()).count();
+        (self.last_answer.is_none() && silent > 0).then_some(silent)
+    }
+
+    /// Returns true if more peers are silent than can be examined.
+    pub fn is_full(&self) -> bool {
+        self.examined.len() >= MAX_EXAMINED
+    }
+
+    /// Returns the results of this peer. `None` if it was not asked yet.
+    pub fn sample(&self, target: &Target) -> Option<&Sample> {
+        self.samples.get(target)
+    }
+
+    /// Returns the smallest path MTU that was found, in bytes.
+    pub fn smallest_mtu(&self) -> Option<u16> {
+        self.samples.smallest_mtu()
+    }
+
+    /// Returns the numbers for the metrics.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+}
+
+/// Returns the time for which an answer of this peer is waited for. It is another one each time. Otherwise two nodes that examine each
+/// other could miss each other's requests for ever.
+fn long_wait(tag: u32, count: u64) -> Duration {
+    let random = tag.rotate_left((count % 32) as u32) % 1000;
+    LONG_WAIT + Duration::from_millis(random.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One ICMP echo request and its answer.
+//!
+//! The socket is connected, so the kernel hands out only packets of the peer. An answer counts if it has the identifier, the sequence
+//! number, the random number and the size of the request. The kernel sets the DF bit of IPv4 packets, because they are not larger than
+//! the MTU of the device.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::pin;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, recv, send, socket,
+};
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, timeout_at};
+
+use crate::async_socket::wait_on;
+
+/// Bytes of the ICMP header.
+const HEADER: usize = 8;
+/// Bytes of the random number.
+const NONCE: usize = 8;
+/// The largest IPv4 header.
+const MAX_IP_HEADER: usize = 60;
+/// Packets of the peer that are read for one request. A peer that sends more cannot keep this node busy.
+const MAX_READ: usize = 64;
+
+/// An echo request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Echo {
+    /// The address.
+    pub to: IpAddr,
+    /// The size of the packet in bytes, with its IP header.
+    pub size: u16,
+    /// How long the answer is waited for.
+    pub wait: Duration,
+    /// Another address of the peer whose requests are noticed meanwhile.
+    pub listen: Option<IpAddr>,
+}
+
+/// What came of an echo request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The time until the answer. `None` if there was none.
+    pub round_trip: Option<Duration>,
+    /// Requests of the peer itself arrived meanwhile.
+    pub heard: bool,
+}
+
+/// Why no request can be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum EchoError {
+    /// The agent may not have an ICMP socket.
+    #[error(
+        "the agent may not send echo requests: it needs CAP_NET_RAW, or its group in the sysctl net.ipv4.ping_group_range; \
+         --probe=off turns probes off"
+    )]
+    NotAllowed,
+    /// Another error.
+    #[error("open an ICMP socket: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// The two kinds of ICMP sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It needs CAP_NET_RAW, and also shows requests of the peer.
+    Raw,
+    /// It needs net.ipv4.ping_group_range. The kernel chooses the identifier and hands out the answers only.
+    Ping,
+}
+
+impl Echo {
+    /// Sends the request and waits for the answer.
+    ///
+    /// # Errors
+    /// There is no socket. An error of the network is no error here: then there is no answer.
+    pub async fn send(self) -> Result<Answer, EchoError> {
+        let (socket, kind) = open(self.to)?;
+        let mut random = [0; 4 + NONCE];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let request = self.request(&random, kind);
+        let remote = SockaddrStorage::from(SocketAddr::new(self.to, 0));
+        let began = Instant::now();
+        // There may be no route, or the packet may be larger than the MTU, or a rule of this host may drop it.
+        let sent =
+            connect(socket.as_raw_fd(), &remote).and_then(|()| send(socket.as_raw_fd(), &request, MsgFlags::empty()));
+        if let Err(error) = sent {
+            tracing::debug!(to = %self.to, size = self.size, %error, "send an echo request");
+            tokio::time::sleep(self.wait).await;
+            return Ok(Answer::default());
+        }
+        let socket = wait_on(socket)?;
+        let (mut answer, mut is_heard) = (Answer::default(), false);
+        let mut listening = pin!(hear(self.listen.filter(|_| kind == Kind::Raw)));
+        let waiting = async {
+            let mut waiting = pin!(self.wait_for(&socket, (&request, kind), &mut answer));
+            loop {
+                tokio::select! {
+                    is_answered = &mut waiting => break is_answered,
+                    () = &mut listening, if !is_heard => is_heard = true,
+                }
+            }
+        };
+        let end = began + self.wait;
+        if timeout_at(end, waiting).await == Ok(true) {
+            answer.round_trip = Some(began.elapsed());
+        }
+        // The answer does not end the time in which requests of the peer are noticed.
+        if self.listen.is_some() && !is_heard {
+            is_heard = timeout_at(end, listening).await.is_ok();
+        }
+        answer.heard |= is_heard;
+        Ok(answer)
+    }
+
+    /// Returns the ICMP message. `random` is the identifier, the sequence number and the random number.
+    fn request(&self, random: &[u8; 4 + NONCE], kind: Kind) -> Vec<u8> {
+        let (type_, ip_header) = if self.to.is_ipv4() { (8, 20) } else { (128, 40) };
+        let mut message = vec![0; usize::from(self.size).saturating_sub(ip_header).max(HEADER + NONCE)];
+        message[0] = type_;
+        message[4..HEADER + NONCE].copy_from_slice(random);
+        // For the others, the kernel computes the checksum.
+        if self.to.is_ipv4() && kind == Kind::Raw {
+            let sum = checksum(&message).to_be_bytes();
+            message[2..4].copy_from_slice(&sum);
+        }
+        message
+    }
+
+    /// Returns true when the answer has come, and false after too many other packets. Without a request of ours (`sent` is empty), it returns
+    /// with the first request of the peer.
+    async fn wait_for(&self, socket: &AsyncFd<OwnedFd>, sent: (&[u8], Kind), answer: &mut Answer) -> bool {
+        let mut buffer = [0; MAX_IP_HEADER + HEADER + NONCE];
+        for _ in 0..MAX_READ {
+            let Ok(mut ready) = socket.readable().await else { return false };
+            let read = ready.try_io(|socket| {
+                // With MSG_TRUNC the kernel returns the size of the packet, even if it is larger than the buffer.
+                recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC).map_err(io::Error::from)
+            });
+            // An error is an ICMP message of a router. The answer may come nevertheless.
+            let Ok(Ok(size)) = read else { continue };
+            match judge(&buffer[..size.min(buffer.len())], size, (self.to, sent.0, sent.1)) {
+                Some(Received::Answer) => return true,
+                Some(Received::Request) => {
+                    answer.heard = true;
+                    if sent.0.is_empty() {
+                        return false;
+                    }
+                }
+                None => {}
+            }
+        }
+        false
+    }
+}
+
+/// Opens an ICMP socket for this address.
+fn open(address: IpAddr) -> Result<(OwnedFd, Kind), EchoError> {
+    let (family, protocol) = match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    for (kind, of_kind) in [(Kind::Raw, SockType::Raw), (Kind::Ping, SockType::Datagram)] {
+        match socket(family, of_kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, protocol) {
+            Ok(socket) => return Ok((socket, kind)),
+            Err(Errno::EPERM | Errno::EACCES) => {}
+            Err(error) => return Err(EchoError::Socket(error.into())),
+        }
+    }
+    Err(EchoError::NotAllowed)
+}
+
+/// Returns when a request came from this address. If there is no address, or if its packets cannot be read, this never returns.
+async fn hear(from: Option<IpAddr>) {
+    let listener = from.and_then(|from| {
+        let (socket, _) = open(from).ok()?;
+        connect(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0))).ok()?;
+        Some((Echo { to: from, size: 0, wait: Duration::ZERO, listen: None }, wait_on(socket).ok()?))
+    });
+    if let Some((echo, socket)) = listener {
+        let mut answer = Answer::default();
+        echo.wait_for(&socket, (&[], Kind::Raw), &mut answer).await;
+        if answer.heard {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Received {
+    /// The answer to our request.
+    Answer,
+    /// A request of the peer.
+    Request,
+}
+
+/// Returns what a packet is. `size` is its whole size, of which `packet` may be the beginning only. `sent` is where our request went, the
+/// request, and the kind of the socket.
+fn judge(packet: &[u8], size: usize, sent: (IpAddr, &[u8], Kind)) -> Option<Received> {
+    let (to, request, kind) = sent;
+    // Only raw IPv4 sockets hand out the IP header. Before the socket was connected, it may have received packets of others.
+    let ip_header = match to {
+        IpAddr::V4(to) if kind == Kind::Raw => {
+            (packet.get(12..16)? == to.octets()).then_some(usize::from(packet[0] & 15) * 4)?
+        }
+        _ => 0,
+    };
+    let message = packet.get(ip_header..)?;
+    let (asks, answers) = if to.is_ipv4() { (8, 0) } else { (128, 129) };
+    // With a ping socket, the identifier is that of the kernel, which has compared it.
+    let compared = if kind == Kind::Raw { 4 } else { 6 };
+    let is_ours = || message.get(compared..HEADER + NONCE) == request.get(compared..HEADER + NONCE);
+    match message.first()? {
+        first if *first == answers && size == ip_header + request.len() && is_ours() => Some(Received::Answer),
+        first if *first == asks => Some(Received::Request),
+        _ => None,
+    }
+}
+
+/// Returns the checksum of RFC 1071.
+fn checksum(message: &[u8]) -> u16 {
+    let words = message.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    !((sum + (sum >> 16)) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 5, 2, 0));
+    const ECHO: Echo = Echo { to: PEER, size: 84, wait: Duration::ZERO, listen: None };
+
+    fn answer(request: &[u8], from: [u8; 4]) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 84, 0, 0, 0, 0, 64, 1, 0, 0];
+        packet.extend(from);
+        packet.extend([10, 5, 1, 0]);
+        packet.extend(request);
+        packet[20] = 0;
+        packet
+    }
+
+    #[test]
+    fn only_the_answer_to_our_request_counts() {
+        let request = ECHO.request(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], Kind::Raw);
+        assert_eq!((request.len(), checksum(&request)), (64, 0));
+        let judged = |packet: &[u8]| judge(packet, packet.len(), (PEER, &request, Kind::Raw));
+        let good = answer(&request, [10, 5, 2, 0]);
+        assert_eq!(judged(&good), Some(Received::Answer));
+        assert_eq!(judged(&answer(&request, [10, 5, 3, 0])), None, "it is from another peer");
+        for at in [24, 26, 28, 35] {
+            let mut other = good.clone();
+            other[at] ^= 1;
+            assert_eq!(judged(&other), None, "byte {at} is not that of the request");
+        }
+        assert_eq!(judged(&good[..80]), None, "it is shorter than the request");
+        let mut asks = good.clone();
+        asks[20] = 8;
+        assert_eq!(judged(&asks), Some(Received::Request));
+        for cut in 0..36 {
+            assert_eq!(judged(&good[..cut]), None);
+        }
+    }
+
+    #[test]
+    fn with_a_ping_socket_the_kernel_compares_the_identifier() {
+        let request = ECHO.request(&[1; 12], Kind::Ping);
+        let mut message = request.clone();
+        (message[0], message[4]) = (0, 9);
+        assert_eq!(judge(&message, 64, (PEER, &request, Kind::Ping)), Some(Received::Answer));
+        message[7] = 9;
+        assert_eq!(judge(&message, 64, (PEER, &request, Kind::Ping)), None);
+    }
+}

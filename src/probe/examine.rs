@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The examination of a peer that did not answer a packet of full size. It is a state machine without a clock and without sockets.
+//!
+//! First, small packets show whether the peer is reached at all. If not, its published address is asked. If so, and packets of full size
+//! get lost again, the largest size that arrives is searched by bisection. After that, the peer is asked from time to time until it is
+//! reached again.
+
+use super::cause::Cause;
+
+/// The size of a small packet in bytes, with its IP header. Every path carries it.
+pub const SMALL: u16 = 84;
+/// So many losses in a row are no accident.
+const LOSSES: u8 = 3;
+/// The same for the steps after the first one, when the peer is suspected already.
+const MORE_LOSSES: u8 = 2;
+/// A request of the peer shows for so many packets that its packets arrive here.
+const HEARD: u8 = 4;
+
+/// A packet of an examination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packet {
+    /// A packet as large as the MTU.
+    Full,
+    /// A small packet.
+    Small,
+    /// A packet of this size in bytes.
+    Size(u16),
+    /// A small packet to the published address, outside the tunnel.
+    Published,
+}
+
+/// What follows from an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The examination goes on.
+    Continue,
+    /// The peer is reached by packets of full size. The examination ends.
+    Reached,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Small packets, of which this many were lost in a row.
+    Small(u8),
+    /// Packets to the published address.
+    Published(u8),
+    /// Packets of full size, after a small one was answered.
+    Full(u8),
+    /// Packets of `reached` bytes arrive, those of `lost` bytes do not. The size between them was lost `losses` times.
+    Search { reached: u16, lost: u16, losses: u8 },
+    /// No packet reaches the peer. The published address is asked next, or else the first one.
+    Unreachable { is_answering: bool, asks_published: bool },
+    /// Larger packets than this get lost. Such a packet is sent next after `losses`, or else one of full size.
+    TooSmall { reached: u16, asks_full: bool, losses: u8 },
+}
+
+/// The examination of one peer.
+#[derive(Debug)]
+pub struct Examination {
+    stage: Stage,
+    mtu: u16,
+    has_tunnel: bool,
+    heard: u8,
+}
+
+impl Examination {
+    /// Begins after a packet of `mtu` bytes was lost. `has_tunnel`: the peer has a published address besides the one that is asked.
+    pub fn new(mtu: u16, has_tunnel: bool) -> Examination {
+        Examination { stage: Stage::Small(1), mtu, has_tunnel, heard: 0 }
+    }
+
+    /// Returns the packet that is to be sent next.
+    pub fn packet(&self) -> Packet {
+        match self.stage {
+            Stage::Small(_) => Packet::Small,
+            Stage::Published(_) => Packet::Published,
+            Stage::Full(_) => Packet::Full,
+            Stage::Search { reached, lost, .. } => Packet::Size(reached + (lost - reached) / 2),
+            Stage::Unreachable { asks_published: true, .. } => Packet::Published,
+            Stage::Unreachable { .. } => Packet::Small,
+            Stage::TooSmall { asks_full: true, .. } => Packet::Full,
+            Stage::TooSmall { reached, .. } => Packet::Size(reached),
+        }
+    }
+
+    /// Returns true if the cause was found, and the peer is only asked whether it is reached again.
+    pub fn is_over(&self) -> bool {
+        self.cause().is_some()
+    }
+
+    /// Returns the cause, if it was found.
+    pub fn cause(&self) -> Option<Cause> {
+        match self.stage {
+            Stage::TooSmall { reached, .. } => Some(Cause::Mtu(reached)),
+            Stage::Unreachable { is_answering, .. } => Some(match (is_answering, self.heard > 0) {
+                (true, true) => Cause::OneDirection,
+                (true, false) => Cause::Tunnel,
+                // Without a tunnel there is one address only, so this is all that is known.
+                (false, true) if !self.has_tunnel => Cause::OneDirection,
+                // The peer runs, but not at the address that it publishes.
+                (false, _) => Cause::Underlay,
+            }),
+            Stage::Small(_) | Stage::Published(_) | Stage::Full(_) | Stage::Search { .. } => None,
+        }
+    }
+
+    /// The last packet was answered, or not. `heard`: requests of the peer itself arrived meanwhile.
+    pub fn answered(&mut self, is_answered: bool, heard: bool) -> Step {
+        self.heard = if heard { HEARD } else { self.heard.saturating_sub(1) };
+        let is_full = self.packet() == Packet::Full;
+        if is_answered && is_full {
+            return Step::Reached;
+        }
+        self.stage = if is_answered { self.after_answer() } else { self.after_loss() };
+        Step::Continue
+    }
+
+    fn after_answer(&self) -> Stage {
+        match self.stage {
+            Stage::Published(_) => Stage::Unreachable { is_answering: true, asks_published: false },
+            Stage::Unreachable { asks_published: true, .. } => {
+                Stage::Unreachable { is_answering: true, asks_published: false }
+            }
+            Stage::Search { lost, reached, .. } => self.searched(reached + (lost - reached) / 2, lost),
+            Stage::TooSmall { reached, .. } => Stage::TooSmall { reached, asks_full: true, losses: 0 },
+            Stage::Small(_) | Stage::Full(_) | Stage::Unreachable { .. } => Stage::Full(0),
+        }
+    }
+
+    fn after_loss(&self) -> Stage {
+        match self.stage {
+            Stage::Small(lost) if lost + 1 < LOSSES => Stage::Small(lost + 1),
+            Stage::Small(_) if self.has_tunnel => Stage::Published(0),
+            Stage::Small(_) => Stage::Unreachable { is_answering: false, asks_published: false },
+            Stage::Published(lost) if lost + 1 < MORE_LOSSES => Stage::Published(lost + 1),
+            Stage::Published(_) => Stage::Unreachable { is_answering: false, asks_published: false },
+            Stage::Full(lost) if lost + 1 < MORE_LOSSES => Stage::Full(lost + 1),
+            Stage::Full(_) => self.searched(SMALL, self.mtu),
+            Stage::Search { reached, lost, losses } if losses + 1 < MORE_LOSSES => {
+                Stage::Search { reached, lost, losses: losses + 1 }
+            }
+            Stage::Search { reached, lost, .. } => self.searched(reached, reached + (lost - reached) / 2),
+            Stage::Unreachable { asks_published: true, .. } => {
+                Stage::Unreachable { is_answering: false, asks_published: false }
+            }
+            Stage::Unreachable { is_answering, .. } => {
+                Stage::Unreachable { is_answering, asks_published: self.has_tunnel }
+            }
+            Stage::TooSmall { reached, asks_full: true, losses } => {
+                Stage::TooSmall { reached, asks_full: false, losses }
+            }
+            Stage::TooSmall { losses, .. } if losses + 1 >= LOSSES => Stage::Small(0),
+            Stage::TooSmall { reached, losses, .. } => {
+                Stage::TooSmall { reached, asks_full: false, losses: losses + 1 }
+            }
+        }
+    }
+
+    /// Returns the next stage of the search.
+    fn searched(&self, reached: u16, lost: u16) -> Stage {
+        if lost > reached + 1 {
+            return Stage::Search { reached, lost, losses: 0 };
+        }
+        if reached <= SMALL {
+            // Nothing was answered since the first small packet, so the size is not the cause.
+            return Stage::Small(0);
+        }
+        Stage::TooSmall { reached, asks_full: true, losses: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path as a peer sees it.
+    struct Path {
+        /// The largest packet that is answered; 0 if none is.
+        tunnel: u16,
+        published: bool,
+        heard: bool,
+    }
+
+    /// Examines a peer until a cause is found or it is reached. Also returns the number of packets.
+    fn examine(examination: &mut Examination, path: &Path) -> (Option<Cause>, usize) {
+        for packets in 1..100 {
+            let answered = match examination.packet() {
+                Packet::Full => examination.mtu <= path.tunnel,
+                Packet::Small => SMALL <= path.tunnel,
+                Packet::Size(size) => size <= path.tunnel,
+                Packet::Published => path.published,
+            };
+            if examination.answered(answered, path.heard) == Step::Reached {
+                return (None, packets);
+            }
+            if examination.is_over() {
+                return (examination.cause(), packets);
+            }
+        }
+        panic!("no end: {examination:?}");
+    }
+
+    #[test]
+    fn each_cause_is_found_with_few_packets() {
+        let path = |tunnel, published, heard| Path { tunnel, published, heard };
+        let found = |path: &Path| examine(&mut Examination::new(1450, true), path);
+        assert_eq!(found(&path(0, true, false)), (Some(Cause::Tunnel), 3));
+        assert_eq!(found(&path(0, false, false)), (Some(Cause::Underlay), 4));
+        assert_eq!(found(&path(0, true, true)), (Some(Cause::OneDirection), 3));
+        assert_eq!(found(&path(0, false, true)), (Some(Cause::Underlay), 4), "it publishes a wrong address");
+        assert_eq!(found(&path(1450, true, false)), (None, 2), "one packet was lost by accident");
+        for mtu in [SMALL + 1, 1350, 1449] {
+            let (cause, packets) = found(&path(mtu, true, false));
+            assert!(cause == Some(Cause::Mtu(mtu)) && packets < 30, "{cause:?} after {packets}");
+        }
+        let (cause, _) = examine(&mut Examination::new(1500, false), &path(0, false, false));
+        assert_eq!(cause, Some(Cause::Underlay), "without a tunnel there is no second address");
+    }
+
+    #[test]
+    fn a_cause_changes_with_the_path_and_ends_with_it() {
+        let mut examination = Examination::new(1450, true);
+        let (none, tunnel) = (Path { tunnel: 0, published: false, heard: false }, 1450);
+        assert_eq!(examine(&mut examination, &none).0, Some(Cause::Underlay));
+        let filtered = Path { published: true, ..none };
+        while examination.cause() != Some(Cause::Tunnel) {
+            examine(&mut examination, &filtered);
+        }
+        let narrow = Path { tunnel: 1300, ..filtered };
+        while examination.cause() != Some(Cause::Mtu(1300)) {
+            examine(&mut examination, &narrow);
+        }
+        let narrower = Path { tunnel: 1200, ..narrow };
+        while examination.cause() != Some(Cause::Mtu(1200)) {
+            examine(&mut examination, &narrower);
+        }
+        let whole = Path { tunnel, ..narrower };
+        assert!((0..10).any(|_| examine(&mut examination, &whole).0.is_none()));
+    }
+
+    #[test]
+    fn a_path_that_breaks_during_the_search_is_not_taken_for_a_small_one() {
+        let mut examination = Examination::new(1450, true);
+        let narrow = Path { tunnel: 1000, published: true, heard: false };
+        while !matches!(examination.packet(), Packet::Size(_)) {
+            let small = examination.packet() == Packet::Small;
+            examination.answered(small, narrow.heard);
+        }
+        let broken = Path { tunnel: 0, ..narrow };
+        assert_eq!(examine(&mut examination, &broken).0, Some(Cause::Tunnel));
+    }
+}

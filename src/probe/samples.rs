@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is kept of each peer that was asked: 12 bytes.
+
+use std::time::Duration;
+
+use super::Target;
+use super::examine::Packet;
+
+/// Number of results that are kept for the loss.
+const KEPT: u32 = 8;
+
+/// The last results of one peer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// [`Target::tag`]. Zero is that of no peer.
+    tag: u32,
+    /// The last round trip in microseconds.
+    round_trip_us: u32,
+    /// The largest packet that was answered since the last loss of a smaller one, in bytes. Zero if none was.
+    mtu: u16,
+    /// The last results, the newest in the lowest bit. A loss is a one.
+    losses: u8,
+    /// Number of results in `losses`.
+    results: u8,
+}
+
+impl Sample {
+    /// Takes over a result. `mtu` is the size of a full packet.
+    pub(super) fn record(&mut self, packet: Packet, mtu: u16, round_trip: Option<Duration>) {
+        let size = match packet {
+            Packet::Full => Some(mtu),
+            Packet::Size(size) => Some(size),
+            Packet::Small | Packet::Published => None,
+        };
+        if let Some(round_trip) = round_trip {
+            self.round_trip_us = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
+            self.mtu = size.map_or(self.mtu, |size| self.mtu.max(size));
+        } else if size.is_some_and(|size| size <= self.mtu) {
+            self.mtu = 0;
+        }
+        // A lost packet of a search says nothing about the loss.
+        if size.is_none_or(|size| size == mtu) || round_trip.is_some() {
+            self.losses = self.losses << 1 | u8::from(round_trip.is_none());
+            self.results = (self.results + 1).min(KEPT as u8);
+        }
+    }
+
+    /// Returns the last round trip, if there was one.
+    pub fn round_trip(&self) -> Option<Duration> {
+        (self.round_trip_us > 0).then(|| Duration::from_micros(self.round_trip_us.into()))
+    }
+
+    /// Returns the largest packet in bytes that reached the peer, if one is known.
+    pub fn mtu(&self) -> Option<u16> {
+        (self.mtu > 0).then_some(self.mtu)
+    }
+
+    /// Returns how many of the last results are losses, and the number of these results.
+    pub fn loss(&self) -> (u32, u32) {
+        (self.losses.count_ones(), self.results.into())
+    }
+}
+
+/// The results of all peers, by place.
+#[derive(Debug, Default)]
+pub(super) struct Samples(Vec<Sample>);
+
+impl Samples {
+    /// Returns the results of this peer, which are empty if its lease is another one than before.
+    pub(super) fn of(&mut self, target: &Target) -> &mut Sample {
+        if self.0.len() <= target.place {
+            self.0.resize(target.place + 1, Sample::default());
+        }
+        let sample = &mut self.0[target.place];
+        if sample.tag != target.tag {
+            *sample = Sample { tag: target.tag, ..Sample::default() };
+        }
+        sample
+    }
+
+    pub(super) fn get(&self, target: &Target) -> Option<&Sample> {
+        self.0.get(target.place).filter(|sample| sample.tag == target.tag)
+    }
+
+    /// Returns the smallest MTU of a peer, in bytes. Peers that are gone since may count.
+    pub(super) fn smallest_mtu(&self) -> Option<u16> {
+        self.0.iter().filter_map(Sample::mtu).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_small_and_says_what_was_measured() {
+        assert_eq!(size_of::<Sample>(), 12);
+        let mut sample = Sample::default();
+        let trip = Some(Duration::from_micros(250));
+        sample.record(Packet::Full, 1450, trip);
+        assert_eq!((sample.round_trip(), sample.mtu(), sample.loss()), (trip, Some(1450), (0, 1)));
+        sample.record(Packet::Full, 1450, None);
+        sample.record(Packet::Size(1300), 1450, trip);
+        sample.record(Packet::Size(1400), 1450, None);
+        assert_eq!((sample.mtu(), sample.loss()), (Some(1300), (1, 3)));
+        (0..20).for_each(|_| sample.record(Packet::Small, 1450, None));
+        assert_eq!((sample.loss(), sample.round_trip()), ((8, 8), trip));
+    }
+
+    #[test]
+    fn another_lease_in_the_same_place_begins_anew() {
+        let mut samples = Samples::default();
+        let target = |tag| Target { place: 3, tag, address: [10, 5, 2, 0].into(), published: None, mtu: 1450 };
+        samples.of(&target(7)).record(Packet::Full, 1450, Some(Duration::from_micros(1)));
+        assert!(samples.get(&target(7)).is_some() && samples.get(&target(8)).is_none());
+        assert_eq!(samples.of(&target(8)).loss(), (0, 0));
+    }
+}

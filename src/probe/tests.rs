@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests of the turns: who is asked when, and how many packets that costs.
+
+use super::*;
+
+fn target(place: usize) -> Target {
+    let [_, _, high, low] = (place as u32).to_be_bytes();
+    let published = Some([192, 168, high, low].into());
+    Target { place, tag: 1 + place as u32, address: [10, high, low, 0].into(), published, mtu: 1450 }
+}
+
+const ANSWERED: Answer = Answer { round_trip: Some(Duration::from_micros(200)), heard: false };
+const LOST: Answer = Answer { round_trip: None, heard: false };
+
+/// A cluster of peers for a prober, with a clock of its own.
+struct Cluster<'a> {
+    prober: Prober,
+    peers: usize,
+    now: Instant,
+    /// Says what an address answers to a packet of this size.
+    path: &'a dyn Fn(&Outgoing) -> Answer,
+    /// Answers that are on their way.
+    open: VecDeque<(Instant, Outgoing, Answer)>,
+    /// All packets, with their time.
+    sent: Vec<(Instant, usize)>,
+}
+
+impl<'a> Cluster<'a> {
+    fn new(peers: usize, path: &'a dyn Fn(&Outgoing) -> Answer) -> Cluster<'a> {
+        let now = Instant::now();
+        Cluster { prober: Prober::new(0, now), peers, now, path, open: VecDeque::new(), sent: Vec::new() }
+    }
+
+    fn send(&mut self) -> Option<Outgoing> {
+        let peers = self.peers;
+        let gone = |place: usize| (place < peers).then(|| target(place));
+        if let Some(outgoing) = self.prober.examine(self.now, gone) {
+            return Some(outgoing);
+        }
+        let place = match self.prober.turn(peers, self.now)? {
+            Turn::Changed(id) => id.parse().unwrap(),
+            Turn::Next => {
+                self.prober.cursor = (self.prober.cursor + 1) % peers;
+                self.prober.cursor
+            }
+        };
+        self.prober.ask(target(place), self.now)
+    }
+
+    /// Lets the time pass in steps of 100 ms.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            while let Some((_, outgoing, answer)) = self.open.pop_front_if(|(at, ..)| *at <= self.now) {
+                self.prober.ended(&outgoing, answer, self.now);
+            }
+            if let Some(outgoing) = self.send() {
+                self.sent.push((self.now, outgoing.target.place));
+                let answer = (self.path)(&outgoing);
+                let took = if answer.round_trip.is_some() { Duration::ZERO } else { outgoing.echo.wait };
+                self.open.push_back((self.now + took, outgoing, answer));
+                self.open.make_contiguous().sort_by_key(|(at, ..)| *at);
+            }
+            self.now += Duration::from_millis(100);
+        }
+    }
+}
+
+#[test]
+fn packets_are_at_most_five_a_second_and_every_peer_gets_its_turn() {
+    for (peers, round) in [(3, 31), (150, 40), (300, 65), (3000, 610)] {
+        let mut cluster = Cluster::new(peers, &|_| ANSWERED);
+        cluster.run(Duration::from_secs(round + 5));
+        let seconds = cluster.now - cluster.sent[0].0;
+        assert!(cluster.sent.len() as f64 <= seconds.as_secs_f64() * 5.0 + 1.0, "{} packets", cluster.sent.len());
+        let asked: std::collections::BTreeSet<usize> = cluster.sent.iter().map(|(_, place)| *place).collect();
+        assert_eq!(asked.len(), peers, "of {peers} peers");
+    }
+}
+
+#[test]
+fn a_broken_peer_is_found_within_a_minute_and_its_recovery_too() {
+    let broken = std::cell::Cell::new(true);
+    let path = |outgoing: &Outgoing| {
+        let is_lost = outgoing.target.place == 77 && outgoing.packet != Packet::Published && broken.get();
+        if is_lost { LOST } else { ANSWERED }
+    };
+    let mut cluster = Cluster::new(150, &path);
+    cluster.run(Duration::from_secs(60));
+    let found: Vec<_> = cluster.prober.unreachable().map(|(target, cause)| (target.place, cause)).collect();
+    assert_eq!(found, [(77, Cause::Tunnel)]);
+    broken.set(false);
+    cluster.run(Duration::from_secs(20));
+    assert_eq!(cluster.prober.unreachable().count(), 0);
+}
+
+#[test]
+fn many_broken_peers_cost_no_more_packets_and_others_are_still_asked() {
+    let path = |outgoing: &Outgoing| if outgoing.target.place.is_multiple_of(2) { LOST } else { ANSWERED };
+    let mut cluster = Cluster::new(400, &path);
+    cluster.run(Duration::from_secs(300));
+    assert!(cluster.sent.len() <= 1500, "{} packets", cluster.sent.len());
+    assert!(cluster.prober.is_full() && cluster.prober.unreachable().count() > MAX_EXAMINED / 2);
+    let healthy = cluster.sent.iter().filter(|(_, place)| place % 2 == 1).count();
+    assert!(healthy > 200, "{healthy} packets went to healthy peers");
+}
+
+#[test]
+fn while_nobody_answers_no_peer_is_blamed() {
+    let mut cluster = Cluster::new(20, &|_| LOST);
+    cluster.run(Duration::from_secs(90));
+    assert_eq!((cluster.prober.unreachable().count(), cluster.prober.silence()), (0, Some(20)));
+    let one = |outgoing: &Outgoing| if outgoing.target.place == 3 { ANSWERED } else { LOST };
+    cluster.path = &one;
+    cluster.run(Duration::from_secs(60));
+    assert_eq!((cluster.prober.unreachable().count(), cluster.prober.silence()), (19, None));
+}
+
+#[test]
+fn a_peer_whose_lease_changed_is_asked_soon_and_few_wait_for_that() {
+    let mut cluster = Cluster::new(3000, &|_| ANSWERED);
+    for place in 2000..3000 {
+        cluster.prober.lease_changed(&place.to_string().into(), cluster.now);
+    }
+    cluster.run(Duration::from_secs(20));
+    let asked = cluster.sent.iter().filter(|(_, place)| *place >= 2000).count();
+    assert_eq!(asked, MAX_CHANGED);
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Probes find ways on which the kernel's entries are right and packets vanish, and say why.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use weft::observe::mesh::{Mesh, Way};
+use weft::observe::status::{PeerState, Status};
+use weft_lab::netns::{Netns, checked};
+use weft_lab::node::Node;
+use weft_lab::{BackendKind, Lab, LabOptions, wait_for};
+
+use crate::exe::weft_exe;
+use crate::{on_this_thread, options};
+
+/// A fault must be named within 60 s. The machine may be busy.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Returns the answer of `weft mesh -o json`, and its exit code.
+async fn mesh(node: &Node) -> Result<(Mesh, Option<i32>)> {
+    let mut command = node.ns.command(weft_exe());
+    command.arg("mesh").arg(format!("--socket={}", node.socket().display())).args(["-o", "json"]);
+    let output = command.output().await?;
+    let mesh = serde_json::from_slice(&output.stdout).context("read the answer of weft mesh")?;
+    Ok((mesh, output.status.code()))
+}
+
+fn way_to<'a>(mesh: &'a Mesh, to: &Node) -> Option<&'a Way> {
+    mesh.ways.iter().find(|way| way.public == to.uplink[0].to_string())
+}
+
+/// Waits until the way between two nodes satisfies this condition.
+async fn until(what: &str, nodes: (&Node, &Node), condition: impl Fn(&Way) -> bool) -> Result<Way> {
+    let (from, to) = nodes;
+    let reached = async || mesh(from).await.is_ok_and(|(mesh, _)| way_to(&mesh, to).is_some_and(&condition));
+    let waited = wait_for(what, LIMIT, reached).await;
+    let (mesh, _) = mesh(from).await?;
+    let way = way_to(&mesh, to).cloned().context("the way is in the answer")?;
+    waited.with_context(|| format!("{way:#?}\n{}", from.log_tail(20)))?;
+    Ok(way)
+}
+
+/// Waits until a peer is unreachable for this cause, and returns the reason.
+async fn unreachable(nodes: (&Node, &Node), cause: &str) -> Result<String> {
+    let what = format!("{} to be unreachable from {}: {cause}", nodes.1.name(), nodes.0.name());
+    let has_cause = |way: &Way| way.probe.as_ref().and_then(|probe| probe.cause.as_deref()) == Some(cause);
+    let way = until(&what, nodes, |way| way.state == PeerState::Unreachable && has_cause(way)).await?;
+    way.reason.context("a reason")
+}
+
+/// Waits until packets of full size reach a peer.
+async fn reached(nodes: (&Node, &Node), mtu: u16) -> Result<()> {
+    let what = format!("{} to be reached from {}", nodes.1.name(), nodes.0.name());
+    let has_mtu = |way: &Way| way.probe.as_ref().is_some_and(|probe| probe.mtu == Some(mtu));
+    until(&what, nodes, |way| way.state == PeerState::Programmed && has_mtu(way)).await.map(drop)
+}
+
+async fn all_reached(lab: &Lab, mtu: u16) -> Result<()> {
+    for from in &lab.nodes {
+        for to in lab.nodes.iter().filter(|to| to.name() != from.name()) {
+            reached((from, to), mtu).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds a rule to a chain for incoming packets of a node.
+async fn drop_incoming(ns: &Netns, rule: &str) -> Result<()> {
+    let chain = "add table inet test; add chain inet test in { type filter hook input priority -300; }";
+    for text in [chain.to_owned(), format!("add rule inet test in {rule} drop")] {
+        checked(ns.command("nft").arg(text)).await?;
+    }
+    Ok(())
+}
+
+/// A probe changes nothing: the node is ready, and the way is still in the kernel.
+async fn still_ready(node: &Node) -> Result<Status> {
+    let status: Status = node.status_as().await?;
+    ensure!(status.ready, "{:?}", status.problems);
+    ensure!(node.ns.ip("route show").await?.contains("flannel.1"), "the routes stay");
+    Ok(status)
+}
+
+#[test]
+fn a_port_that_is_dropped_in_one_direction_is_named_and_forgotten_when_it_is_open() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        all_reached(&lab, 1450).await?;
+        let (n1, n2) = (&lab.nodes[0], &lab.nodes[1]);
+        drop_incoming(&n2.ns, &format!("ip saddr {} udp dport 8472", n1.uplink[0])).await?;
+        let reason = unreachable((n1, n2), "one-direction").await?;
+        ensure!(reason.contains("drops UDP port 8472 from this node to 192.168.77.12"), "{reason}");
+        let reason = unreachable((n2, n1), "tunnel").await?;
+        ensure!(reason.contains("its public address 192.168.77.11 answers"), "{reason}");
+        ensure!(reason.contains("drops UDP port 8472"), "{reason}");
+        let (seen, code) = mesh(n1).await?;
+        ensure!(code == Some(2) && seen.ways[0].public == "192.168.77.12", "the worst way is first: {seen:#?}");
+        let status = still_ready(n1).await?;
+        let named =
+            |text: &String| text.starts_with("packets do not reach 1 of 2 peers: ") && text.contains("192.168.77.12");
+        ensure!(status.problems.iter().any(named), "{:?}", status.problems);
+        checked(n2.ns.command("nft").arg("delete table inet test")).await?;
+        all_reached(&lab, 1450).await?;
+        ensure!(mesh(n1).await?.1 == Some(0));
+        ensure!(n1.log_tail(50).contains("packets reach the peer again"), "{}", n1.log_tail(50));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_link_with_a_small_mtu_is_found_with_the_value_to_set() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        all_reached(&lab, 1450).await?;
+        // The end of n2's uplink in the fabric drops what is larger, as a switch does. The kernel leaves room for a VLAN tag of 4 bytes.
+        lab.fabric.ip("link set n2 mtu 1400").await?;
+        let (n1, n2, n3) = (&lab.nodes[0], &lab.nodes[1], &lab.nodes[2]);
+        let reason = unreachable((n1, n2), "mtu").await?;
+        ensure!(reason.contains("packets of 1354 bytes reach it") && reason.contains("eth0 to 1404"), "{reason}");
+        reached((n1, n3), 1450).await?;
+        still_ready(n1).await?;
+        lab.fabric.ip("link set n2 mtu 1500").await?;
+        reached((n1, n2), 1450).await
+    });
+}
+
+#[test]
+fn a_published_address_that_is_nobodys_is_named() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&options()).await?;
+        lab.nodes[1].ns.ip("address add 192.168.99.12/32 dev eth0").await?;
+        lab.nodes[1].set_flag("--public-ip=192.168.99.12");
+        for node in &mut lab.nodes {
+            node.start()?;
+        }
+        for node in &mut lab.nodes {
+            node.ready().await?;
+        }
+        let n1 = &lab.nodes[0];
+        reached((n1, &lab.nodes[2]), 1450).await?;
+        let broken = async || {
+            let ways = mesh(n1).await.map(|(mesh, _)| mesh.ways).unwrap_or_default();
+            ways.iter().any(|way| way.public == "192.168.99.12" && way.state == PeerState::Unreachable)
+        };
+        wait_for("the peer with the wrong address to be unreachable", LIMIT, broken).await?;
+        let (mesh, _) = mesh(n1).await?;
+        let reason = mesh.ways[0].reason.clone().unwrap_or_default();
+        ensure!(reason.contains("192.168.99.12 is the address of a wrong interface"), "{reason}");
+        ensure!(reason.contains("neither its tunnel address"), "{reason}");
+        still_ready(n1).await.map(drop)
+    });
+}
+
+#[test]
+fn where_icmp_is_filtered_no_peer_is_blamed() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&options()).await?;
+        for node in &mut lab.nodes {
+            drop_incoming(&node.ns, "ip protocol icmp").await?;
+            node.start()?;
+        }
+        for node in &mut lab.nodes {
+            node.ready().await?;
+        }
+        let n1 = &lab.nodes[0];
+        let said = async || {
+            let status = n1.status_as::<Status>().await;
+            status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("either ICMP is filtered")))
+        };
+        wait_for("the likely cause", LIMIT, said).await?;
+        let status = still_ready(n1).await?;
+        ensure!(status.peers.iter().all(|peer| peer.state == PeerState::Programmed), "{:#?}", status.peers);
+        Ok(())
+    });
+}
+
+async fn probed(backend: BackendKind, mtu: u16) -> Result<()> {
+    let lab = Lab::start(&LabOptions { backend, ..options() }).await?;
+    all_reached(&lab, mtu).await
+}
+
+#[test]
+fn peers_of_host_gw_answer_at_their_public_addresses() {
+    on_this_thread(probed(BackendKind::HostGw, 1500));
+}
+
+#[test]
+fn peers_of_udp_answer_at_their_tunnel_addresses() {
+    on_this_thread(probed(BackendKind::Udp, 1472));
+}
+
+#[test]
+fn without_probes_nothing_is_asked() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { agent_flags: vec!["--probe=off".to_owned()], ..options() }).await?;
+        let (mesh, code) = mesh(&lab.nodes[0]).await?;
+        ensure!(code == Some(0) && mesh.ways.len() == 2, "{mesh:#?}");
+        let status: Status = lab.nodes[0].status_as().await?;
+        ensure!(status.peers.iter().all(|peer| peer.probe.is_none()), "{:#?}", status.peers);
+        Ok(())
+    });
+}
+
+#[test]
+fn peers_answer_over_ipv6_alone() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { only_ipv6: true, ..options() }).await?;
+        let asked = async || {
+            let ways = mesh(&lab.nodes[0]).await.map(|(mesh, _)| mesh.ways).unwrap_or_default();
+            let is_reached = |way: &Way| way.probe.as_ref().is_some_and(|probe| probe.mtu == Some(1430));
+            ways.len() == 2 && ways.iter().all(is_reached)
+        };
+        wait_for("both peers to answer", LIMIT, asked).await.with_context(|| lab.logs(20))
+    });
+}
