@@ -11,6 +11,7 @@ use crate::firewall::choice::Choice;
 
 /// Options of `weft agent`.
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Options {
     /// The store that contains the leases.
     pub store: Store,

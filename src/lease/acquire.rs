@@ -39,6 +39,7 @@ use crate::plan::{Beside, foreign_networks};
 use crate::subnet_file::{self, Author};
 use crate::uplink::{self, Before, Ground, PickError, Picked};
 
+use found::Kept;
 pub use found::SecretFiles;
 pub use resume::EarlierRun;
 
@@ -246,7 +247,7 @@ fn started<K: Kernel>(
             continue;
         }
         let machine = place.kernel.machine().map_err(MachineError)?;
-        let identities = found::identities(&*old, &machine, (&place.secrets, None), None)?;
+        let identities = found::identities(&*old, &machine, Kept { secrets: &place.secrets, printed: None }, None)?;
         earlier.push(Beside::new((text, then), old, Host { identities, ..host.clone() }));
     }
     Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None, wanted: None, earlier })
@@ -329,8 +330,8 @@ async fn lease<K: Kernel>(
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
         picked = uplink::pick(&choice, &ground.after(before))?;
     }
-    let found = (&place.secrets as &dyn Secrets, place.first_command.printed());
-    let host = host_with(&picked, &machine, (backend, network), (found, mine.as_ref()))?;
+    let kept = Kept { secrets: &place.secrets, printed: place.first_command.printed() };
+    let host = host_with(&picked, &machine, (backend, network), (kept, mine.as_ref()))?;
     let mut attrs = backend.advertise(&host)?;
     if place.guard {
         attrs = guard::with_tunnel_addresses(attrs, &host);
@@ -351,9 +352,9 @@ fn host_with(
     picked: &Picked,
     machine: &Machine,
     (backend, network): (&dyn Backend, &Network),
-    (found, lease): ((&dyn Secrets, Option<&[u8]>), Option<&Lease>),
+    (kept, lease): (Kept<'_>, Option<&Lease>),
 ) -> Result<Host, Skip> {
-    let identities = found::identities(backend, machine, found, lease.map(|lease| &lease.attrs))?;
+    let identities = found::identities(backend, machine, kept, lease.map(|lease| &lease.attrs))?;
     Ok(host(picked, machine, network, identities))
 }
 
@@ -368,12 +369,8 @@ pub fn identities(
     lease: &Attrs,
 ) -> Result<Identities, Skip> {
     // A lease of another type says nothing about this backend's devices.
-    found::identities(
-        backend,
-        machine,
-        (secrets, None),
-        Some(lease).filter(|lease| lease.backend_type == backend.kind()),
-    )
+    let lease = Some(lease).filter(|lease| lease.backend_type == backend.kind());
+    found::identities(backend, machine, Kept { secrets, printed: None }, lease)
 }
 
 /// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.

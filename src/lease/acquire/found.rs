@@ -84,16 +84,21 @@ fn standing_links(machine: &Machine) -> Vec<StandingLink> {
     ours.map(|link| StandingLink { name: link.name, mac: link.mac, ours: link.creator == Creator::ThisAgent }).collect()
 }
 
-fn with_found<T>(
-    machine: &Machine,
-    (secrets, printed): (&dyn Secrets, Option<&[u8]>),
-    use_it: impl FnOnce(&Found<'_>) -> T,
-) -> T {
+/// What a backend may choose its identities from, besides the devices of this host.
+#[derive(Clone, Copy)]
+pub(super) struct Kept<'a> {
+    /// The files for secrets.
+    pub secrets: &'a dyn Secrets,
+    /// The output of the backend's command before the lease.
+    pub printed: Option<&'a [u8]>,
+}
+
+fn with_found<T>(machine: &Machine, kept: Kept<'_>, use_it: impl FnOnce(&Found<'_>) -> T) -> T {
     let random = |buffer: &mut [u8]| match outside::fill_simulated(buffer) {
         true => Ok(()),
         false => getrandom::fill(buffer).map_err(io::Error::other),
     };
-    use_it(&Found { links: &standing_links(machine), secrets, random: &random, printed })
+    use_it(&Found { links: &standing_links(machine), secrets: kept.secrets, random: &random, printed: kept.printed })
 }
 
 /// Returns the identities of this backend that an earlier run left.
@@ -102,7 +107,7 @@ pub(super) fn standing(
     machine: &Machine,
     secrets: &dyn Secrets,
 ) -> Result<PublicIdentities, Skip> {
-    with_found(machine, (secrets, None), |found| backend.standing_identities(found))
+    with_found(machine, Kept { secrets, printed: None }, |found| backend.standing_identities(found))
 }
 
 /// Returns the identities that this backend uses from now on. `lease` is ours, and `printed` is the output of the backend's command before
@@ -110,10 +115,10 @@ pub(super) fn standing(
 pub(super) fn identities(
     backend: &dyn Backend,
     machine: &Machine,
-    (secrets, printed): (&dyn Secrets, Option<&[u8]>),
+    kept: Kept<'_>,
     lease: Option<&Attrs>,
 ) -> Result<Identities, Skip> {
-    with_found(machine, (secrets, printed), |found| backend.identities(found, lease))
+    with_found(machine, kept, |found| backend.identities(found, lease))
 }
 
 #[cfg(test)]

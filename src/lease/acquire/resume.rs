@@ -12,7 +12,7 @@ use weft_subnet::network::Network;
 use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
-use super::{ConfError, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
+use super::{ConfError, Kept, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, MachineError};
 use crate::log::chain;
@@ -217,7 +217,7 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
         &picked,
         &machine,
         (&*backend, &network),
-        ((&place.secrets, place.first_command.printed()), Some(&own)),
+        (Kept { secrets: &place.secrets, printed: place.first_command.printed() }, Some(&own)),
     )?;
     Ok(Started {
         network,

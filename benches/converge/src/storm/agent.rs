@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use weft::conflist::Conflist;
+use weft::extension::FirstCommand;
 use weft::lease::acquire::{self, EarlierRun, SecretFiles, StartContext, Started, Waiting};
 use weft::lease::tasks::LeaseTasks;
 use weft::node::{Node, NodeContext};
@@ -104,6 +105,7 @@ async fn start(
         guard: false,
         memory: EarlierRun::new(None),
         secrets: SecretFiles::default(),
+        first_command: FirstCommand::default(),
     };
     let waiting = Waiting::new(&mut reporter.notify, reporter.readiness.clone(), &reporter.condition);
     acquire::start(context, waiting).await
@@ -170,6 +172,8 @@ fn options(dir: &Path, number: usize) -> Options {
         change_grace: Duration::from_secs(60),
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
+        allow_extension: false,
+        probe: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
         unwell_after: Duration::from_secs(30),

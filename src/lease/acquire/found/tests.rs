@@ -81,13 +81,13 @@ fn a_key_in_a_file_is_made_once_and_then_found_again() {
     let state = dir.path().join("made/by/us");
     let (machine, secrets) = (Machine::default(), SecretFiles::new(Some(&state)));
     assert_eq!(standing(&Keyed, &machine, &secrets), Ok([None, None]), "nothing shows which lease is ours");
-    let made = identities(&Keyed, &machine, (&secrets, None), None).unwrap();
+    let made = identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap();
     let meta = fs::metadata(state.join("key")).unwrap();
     assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (32, 0o600));
     let key = fs::read(state.join("key")).unwrap();
     assert!(key.iter().any(|byte| *byte != 0), "random bytes");
     assert_eq!(standing(&Keyed, &machine, &secrets), Ok(made.public()));
-    assert_eq!(identities(&Keyed, &machine, (&secrets, None), None), Ok(made.clone()));
+    assert_eq!(identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None), Ok(made.clone()));
     assert_eq!(fs::read(state.join("key")).unwrap(), key);
     assert_eq!(Keyed.follow(&made, &Attrs::default()), made, "the lease follows the file");
     assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "nothing is left beside the file");
@@ -100,7 +100,7 @@ fn a_secret_that_cannot_be_read_is_an_error_and_not_a_new_secret() {
     fs::create_dir(dir.path().join("key")).unwrap();
     for error in [
         standing(&Keyed, &machine, &secrets).unwrap_err(),
-        identities(&Keyed, &machine, (&secrets, None), None).unwrap_err(),
+        identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap_err(),
     ] {
         assert!(error.to_string().contains("directory"), "{error}");
     }
@@ -139,12 +139,16 @@ fn a_device_counts_by_who_made_it() {
     {
         let [standing, _] = standing(&*vxlan, &machine(creator), &secrets).unwrap();
         assert_eq!(standing == ours, proves, "{creator:?}");
-        let [chosen, v6] = identities(&*vxlan, &machine(creator), (&secrets, None), None).unwrap().public();
+        let [chosen, v6] =
+            identities(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, None).unwrap().public();
         assert_eq!(chosen == ours, adopted, "{creator:?}");
         assert!(chosen.is_some() && v6.is_some() && chosen != v6);
         let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:09"}"#;
         let lease = Attrs { backend_type: "vxlan".into(), backend_data: Some(data.into()), ..Attrs::default() };
-        let [chosen, _] = identities(&*vxlan, &machine(creator), (&secrets, None), Some(&lease)).unwrap().public();
+        let [chosen, _] =
+            identities(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, Some(&lease))
+                .unwrap()
+                .public();
         assert_eq!(chosen.unwrap().to_string(), "02:00:00:00:00:09", "peers know the MAC of the lease");
     }
 }
