@@ -27,7 +27,7 @@ pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
 /// As [`machine`].
 pub fn host(flanneld_path: Option<&Path>) -> Result<Vec<(String, String)>> {
     let mut about = computer()?;
-    let build = if cfg!(debug_assertions) { "without optimisation" } else { "with optimisation" };
+    let build = if cfg!(debug_assertions) { "dev profile" } else { "release profile" };
     about.push(("build".to_owned(), build.to_owned()));
     about.push(("etcd".to_owned(), first(&command("etcd", &["--version"])?)));
     about.push(("date".to_owned(), first(&command("date", &["-u", "+%Y-%m-%d"])?)));

@@ -45,6 +45,28 @@ const CROWDED: usize = 200;
 /// etcd or a node does not work, or a node does not come to its end within the limit.
 pub fn run(options: &StormOptions) -> Result<bool> {
     build()?;
+    // On a busy machine, calls reach their time limit and are made again. So a promise is broken when two of three runs miss it.
+    let (mut kept, mut missed) = (0, 0);
+    loop {
+        let results = measure(options)?;
+        write(&results, options)?;
+        let broken = results.broken();
+        for promise in &broken {
+            eprintln!("weft-bench: {promise}");
+        }
+        if broken.is_empty() { kept += 1 } else { missed += 1 }
+        if missed == 0 || kept == 2 {
+            return Ok(true);
+        }
+        if missed == 2 {
+            return Ok(false);
+        }
+        eprintln!("== measured again");
+    }
+}
+
+/// Measures everything once.
+fn measure(options: &StormOptions) -> Result<Results> {
     let mut results = Results { about: about::host(options.flanneld.as_deref())?, runs: Vec::new(), node_api: None };
     let small = options.flannelds.min(options.size);
     let mut sizes = vec![small, options.size];
@@ -62,17 +84,19 @@ pub fn run(options: &StormOptions) -> Result<bool> {
         results.node_api = Some(node_api::measure(binaries, options.watchers)?);
     }
     results.about.push(("load at the end".to_owned(), about::load()));
+    Ok(results)
+}
+
+/// Writes the results and the page.
+fn write(results: &Results, options: &StormOptions) -> Result<()> {
     fs::create_dir_all(&options.out).with_context(|| format!("create {}", options.out.display()))?;
     let path = options.out.join("results-storm.json");
-    let text = serde_json::to_string_pretty(&results).context("write the results")?;
+    let text = serde_json::to_string_pretty(results).context("write the results")?;
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
-    fs::write(&options.page, page::render(&results)).with_context(|| format!("write {}", options.page.display()))?;
-    say(&page::render(&results));
-    let broken = results.broken();
-    for promise in &broken {
-        eprintln!("weft-bench: {promise}");
-    }
-    Ok(broken.is_empty())
+    let page = page::render(results);
+    fs::write(&options.page, &page).with_context(|| format!("write {}", options.page.display()))?;
+    say(&page);
+    Ok(())
 }
 
 /// One etcd, and what is measured on it.

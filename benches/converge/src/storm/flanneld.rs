@@ -17,7 +17,7 @@ use crate::store::url;
 /// How often the routes are counted.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// A node with flanneld. Dropped, flanneld is killed; its namespace goes with the bench.
+/// A node with flanneld. Dropped, flanneld is killed and the namespace deleted.
 pub struct Flanneld {
     namespace: String,
     program: PathBuf,
@@ -110,6 +110,7 @@ impl Flanneld {
 impl Drop for Flanneld {
     fn drop(&mut self) {
         let _ = self.stop();
+        let _ = command("ip", &["netns", "del", &self.namespace]);
     }
 }
 
