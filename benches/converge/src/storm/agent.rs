@@ -104,6 +104,7 @@ async fn start(
         subnet_file: &options.subnet_file,
         guard: false,
         memory: EarlierRun::new(None),
+        first_command: FirstCommand::default(),
         secrets: SecretFiles::default(),
         first_command: FirstCommand::default(),
     };
