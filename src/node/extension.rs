@@ -16,6 +16,10 @@ use crate::observe::status::PeerState;
 impl<K: Kernel> Node<K> {
     /// Starts the commands that are due, if the backend has commands. The loop calls this once after every event.
     pub fn update_extension(&mut self) {
+        // A start without the flag does not come so far. No other path may lead to commands either.
+        if !self.context.options.allow_extension {
+            return;
+        }
         let now = Instant::now();
         let plan = &self.plan;
         let Some((commands, own)) = plan.commands() else { return };
