@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use weft_backends::backend::Backend;
 use weft_backends::commands::{CommandLine, CommandPeer, Commands, Variable};
 
+use crate::files;
 use peers::{PeerTable, Step};
 pub use process::CommandError;
 
@@ -330,7 +331,7 @@ impl Extension {
         }
         self.peers.is_changed = false;
         let peers = self.peers.made();
-        self.saving = Some(tokio::task::spawn_blocking(move || {
+        self.saving = Some(files::beside(move || {
             if let Err(error) = memory::write(&file, &peers) {
                 let file = file.display();
                 tracing::warn!(

@@ -96,14 +96,6 @@ pub enum BadType {
         /// What to use instead.
         instead: &'static str,
     },
-    /// flannel has this type, and weft has none for the same purpose.
-    #[error("backend type {kind} is not supported by weft yet; supported: {supported}")]
-    NotYet {
-        /// The type.
-        kind: String,
-        /// The types that weft has.
-        supported: String,
-    },
     /// Neither flannel nor weft has this type.
     #[error("unknown backend type \"{kind}\"; supported: {supported}")]
     Unknown {
@@ -317,9 +309,6 @@ pub fn names_its_leases(kind: &str) -> bool {
     REGISTER.iter().all(|known| known.kind != kind || !known.lease_type.is_empty())
 }
 
-/// Types of flannel that weft does not have yet.
-const NOT_YET: &[&str] = &["ipsec", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"];
-
 /// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
 const REPLACED: &[(&str, &str, &str)] = &[
     ("ipsec", "wireguard", "use wireguard"),
@@ -339,7 +328,6 @@ fn refused(kind: &str) -> BadType {
     }
     match kind {
         "" => BadType::NotGiven(supported),
-        _ if NOT_YET.contains(&kind) => BadType::NotYet { kind: kind.to_owned(), supported },
         _ => BadType::Unknown { kind: Shown(kind).to_string(), supported },
     }
 }

@@ -232,6 +232,7 @@ impl Machine {
             nexthop_objects: true,
             hold_removals: Duration::from_secs(300),
             change_grace: Duration::from_secs(60),
+            allow_extension: false,
             on_lost_lease: self.site.on_lost_lease,
             manage_sysctls: true,
             allow_extension: false,
