@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -147,8 +147,9 @@ fn pods_wait_for_the_command_after_the_lease() {
     });
 }
 
-/// Writes its words, its variables and its input to a file with the name of its first word.
+/// Writes its words, its variables and its input to a file with the address of the node and the first word in its name.
 const RECORDER: &str = r#"#!/bin/sh
+file="$0.$(ip -4 -o addr show dev eth0 | sed 's/.*inet \([0-9.]*\).*/\1/').$1"
 {
   for word in "$@"; do printf 'word %s\n' "$word"; done
   for name in NETWORK SUBNET IPV6SUBNET PUBLIC_IP PUBLIC_IPV6; do
@@ -156,16 +157,21 @@ const RECORDER: &str = r#"#!/bin/sh
     if [ -n "$set" ]; then printf 'variable %s=%s\n' "$name" "$value"; fi
   done
   printf 'input '; od -An -v -tx1 | tr -d ' \n'; echo
-} > "$0.$1.$$"
-mv "$0.$1.$$" "$0.$1"
+} > "$file.$$"
+mv "$file.$$" "$file"
 if [ "$1" = pre ]; then printf ' two\nlines "quoted" <&> \377 end \n'; fi
 "#;
 
+/// Returns the file of a command of this node.
+fn record(script: &Path, node: &Node, name: &str) -> PathBuf {
+    PathBuf::from(format!("{}.{}.{name}", script.display(), node.uplink[0]))
+}
+
 /// What the commands got, by the name of the command.
-fn recorded(script: &Path) -> Result<BTreeMap<&'static str, Vec<String>>> {
+fn recorded(script: &Path, node: &Node) -> Result<BTreeMap<&'static str, Vec<String>>> {
     let mut all = BTreeMap::new();
     for name in ["pre", "post", "add", "remove"] {
-        let file = format!("{}.{name}", script.display());
+        let file = record(script, node, name);
         if let Ok(text) = fs::read_to_string(&file) {
             fs::remove_file(&file)?;
             all.insert(name, text.lines().map(str::to_owned).collect());
@@ -180,20 +186,24 @@ async fn peer_comes_and_leaves(
     script: &Path,
     flanneld: &Path,
 ) -> Result<(BTreeMap<&'static str, Vec<String>>, String)> {
-    let exists = |name: &str| Path::new(&format!("{}.{name}", script.display())).exists();
-    wait_for("the command after the lease", LIMIT, async || exists("post")).await?;
+    let exists = |lab: &Lab, name: &str| record(script, &lab.nodes[0], name).exists();
+    wait_for("the command after the lease", LIMIT, async || exists(lab, "post")).await?;
     lab.nodes[1].start_other(flanneld)?;
-    wait_for("the command for a peer", LIMIT, async || exists("add")).await?;
+    wait_for("the command for a peer", LIMIT, async || exists(lab, "add")).await?;
+    // n2 has its lease, and has written it.
+    wait_for("the command of the peer after its lease", LIMIT, async || record(script, &lab.nodes[1], "post").exists())
+        .await?;
     let etcd = lab.store.etcd()?;
     let leases = etcd.ctl(&["get", "--prefix", LEASES]).await?;
     lab.nodes[1].stop(Signal::SIGTERM).await?;
-    let theirs = "192.168.77.12\"";
+    let theirs = format!("\"{}\"", lab.nodes[1].uplink[0]);
     let lines: Vec<&str> = leases.lines().collect();
-    let key = lines.windows(2).find(|pair| pair[1].contains(theirs)).context("the lease of n2")?[0];
+    let key = lines.windows(2).find(|pair| pair[1].contains(&theirs)).context("the lease of n2")?[0];
     etcd.ctl(&["del", key]).await?;
-    wait_for("the command for a peer that left", LIMIT, async || exists("remove")).await?;
-    etcd.ctl(&["put", key, lines.iter().find(|line| line.contains(theirs)).context("the value")?]).await?;
-    Ok((recorded(script)?, leases))
+    wait_for("the command for a peer that left", LIMIT, async || exists(lab, "remove")).await?;
+    etcd.ctl(&["put", key, lines.iter().find(|line| line.contains(&theirs)).context("the value")?]).await?;
+    recorded(script, &lab.nodes[1])?;
+    Ok((recorded(script, &lab.nodes[0])?, leases))
 }
 
 #[test]
@@ -221,7 +231,7 @@ fn commands_get_what_flanneld_gives_them() {
         ensure!(leases.contains(r#""BackendData":"two\nlines \"quoted\" \u003c\u0026\u003e \ufffd end"}"#), "{leases}");
         lab.nodes[0].stop(Signal::SIGTERM).await?;
         fs::remove_file(lab.nodes[0].subnet_file())?;
-        recorded(&script)?;
+        recorded(&script, &lab.nodes[0])?;
         lab.nodes[0].start()?;
         let (ours, our_leases) = peer_comes_and_leaves(&mut lab, &script, &flanneld).await?;
         ensure!(our_leases == leases, "the leases are equal to the byte:\n{leases}\n{our_leases}");
