@@ -193,14 +193,14 @@ async fn peer_comes_and_leaves(
     // n2 has its lease, and has written it.
     wait_for("the command of the peer after its lease", LIMIT, async || record(script, &lab.nodes[1], "post").exists())
         .await?;
-    let etcd = lab.store.etcd()?;
-    let leases = etcd.ctl(&["get", "--prefix", LEASES]).await?;
+    let leases = lab.store.etcd()?.ctl(&["get", "--prefix", LEASES]).await?;
     lab.nodes[1].stop(Signal::SIGTERM).await?;
     let theirs = format!("\"{}\"", lab.nodes[1].uplink[0]);
     let lines: Vec<&str> = leases.lines().collect();
     let key = lines.windows(2).find(|pair| pair[1].contains(&theirs)).context("the lease of n2")?[0];
-    etcd.ctl(&["del", key]).await?;
+    lab.store.etcd()?.ctl(&["del", key]).await?;
     wait_for("the command for a peer that left", LIMIT, async || exists(lab, "remove")).await?;
+    let etcd = lab.store.etcd()?;
     etcd.ctl(&["put", key, lines.iter().find(|line| line.contains(&theirs)).context("the value")?]).await?;
     recorded(script, &lab.nodes[1])?;
     Ok((recorded(script, &lab.nodes[0])?, leases))
