@@ -102,6 +102,13 @@ fn variables(all: Vec<Variable>) -> String {
     all.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 
+/// What the agent itself runs for this backend.
+fn run_by_the_agent(backend: &dyn Backend, host: &Host, own: &Lease) -> String {
+    let tunnel = backend.tunnel(host, own).map(|tunnel| format!("tunnel {tunnel}\n"));
+    let commands = backend.commands().map(|_| format!("own {}\n", variables(backend.own_variables(own))));
+    tunnel.into_iter().chain(commands).collect()
+}
+
 /// The plan of one case, as text.
 fn render(case: &Case) -> String {
     let (network, host) = (network(case), host(case));
@@ -121,12 +128,7 @@ fn render(case: &Case) -> String {
     };
     writeln!(text, "advertise {wire}").unwrap();
     let own = lease(&case.own, &wire, 0);
-    if let Some(tunnel) = own_backend.tunnel(&host, &own) {
-        writeln!(text, "tunnel {tunnel}").unwrap();
-    }
-    if own_backend.commands().is_some() {
-        writeln!(text, "own {}", variables(own_backend.own_variables(&own))).unwrap();
-    }
+    text.push_str(&run_by_the_agent(&*own_backend, &host, &own));
     let mut index = Index::default();
     index.set(&Id::from(OWN), &Age::default(), own_backend.device(&host, &own));
     let mut others: BTreeMap<String, Box<dyn Backend>> = BTreeMap::new();
