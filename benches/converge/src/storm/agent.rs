@@ -178,6 +178,7 @@ fn options(dir: &Path, number: usize) -> Options {
         probe: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
+        probe: false,
         unwell_after: Duration::from_secs(30),
         rules: RuleOptions::default(),
         cni: None,
