@@ -62,16 +62,11 @@ pub enum Task {
         rules: bool,
     },
     /// Ask the agent what its next full pass would write.
-    Plan {
-        /// Its socket.
-        socket: PathBuf,
-        /// Print JSON.
-        json: bool,
-    },
+    Plan(questions::Question),
     /// Ask the agent what it changed in the kernel.
     History(questions::HistoryTask),
     /// Ask the agent which peers packets reach.
-    Mesh(questions::MeshTask),
+    Mesh(questions::Question),
     /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
     /// Install the CNI plugin into a directory.
@@ -161,11 +156,11 @@ enum Command {
     /// Show the state of an agent of this machine.
     Status(StatusFlags),
     /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
-    Plan(questions::PlanFlags),
+    Plan(questions::QuestionFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
     History(questions::HistoryFlags),
     /// Show which peers packets reach, with loss, round trip and path MTU, the worst first; the exit code is 2 if a way is broken.
-    Mesh(questions::MeshFlags),
+    Mesh(questions::QuestionFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin from this image; a running plugin is not disturbed.
@@ -325,7 +320,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         Command::Status(flags) => {
             Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
         }
-        Command::Plan(flags) => Task::Plan { socket: flags.socket(), json: flags.json() },
+        Command::Plan(flags) => Task::Plan(flags.into()),
         Command::History(flags) => Task::History(flags.into()),
         Command::Mesh(flags) => Task::Mesh(flags.into()),
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {

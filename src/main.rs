@@ -82,7 +82,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             };
             Ok(print(&text))
         }
-        Task::Plan { socket, json } => plan(&socket, json).await,
+        Task::Plan(question) => plan(&question.socket, question.json).await,
         Task::History(task) => history::run(&task).await,
         Task::Mesh(task) => mesh::run(&task).await.map(|(text, code)| {
             print(&text);

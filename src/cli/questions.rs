@@ -22,34 +22,18 @@ pub struct HistoryTask {
     pub since: Option<Duration>,
 }
 
-/// `weft mesh`.
+/// A question to the agent: `weft plan`, `weft mesh`.
 #[derive(Debug)]
-pub struct MeshTask {
+pub struct Question {
     /// The socket of the agent.
     pub socket: PathBuf,
     /// Print JSON.
     pub json: bool,
 }
 
-/// Flags of `weft mesh`.
+/// Flags of `weft plan` and `weft mesh`.
 #[derive(Args)]
-pub(super) struct MeshFlags {
-    #[command(flatten)]
-    instance: InstanceFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
-}
-
-impl From<MeshFlags> for MeshTask {
-    fn from(flags: MeshFlags) -> MeshTask {
-        MeshTask { socket: flags.instance.socket(), json: flags.output == "json" }
-    }
-}
-
-/// Flags of `weft plan`.
-#[derive(Args)]
-pub(super) struct PlanFlags {
+pub(super) struct QuestionFlags {
     #[command(flatten)]
     instance: InstanceFlags,
     /// Form of the answer.
@@ -73,15 +57,9 @@ pub(super) struct HistoryFlags {
     since: Option<Duration>,
 }
 
-impl PlanFlags {
-    /// Returns the socket of the agent.
-    pub(super) fn socket(&self) -> PathBuf {
-        self.instance.socket()
-    }
-
-    /// Returns true if the answer is wanted as JSON.
-    pub(super) fn json(&self) -> bool {
-        self.output == "json"
+impl From<QuestionFlags> for Question {
+    fn from(flags: QuestionFlags) -> Question {
+        Question { socket: flags.instance.socket(), json: flags.output == "json" }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use crate::cli;
-use crate::cli::questions::MeshTask;
+use crate::cli::questions::Question;
 use crate::observe::mesh::{self, Mesh};
 use crate::observe::socket;
 
@@ -12,9 +12,9 @@ use crate::observe::socket;
 ///
 /// # Errors
 /// No agent answers.
-pub async fn run(task: &MeshTask) -> anyhow::Result<(String, ExitCode)> {
-    let mesh = Mesh::of(socket::ask_status(&task.socket).await?);
-    let text = if task.json { serde_json::to_string_pretty(&mesh)? + "\n" } else { mesh::render(&mesh) };
+pub async fn run(question: &Question) -> anyhow::Result<(String, ExitCode)> {
+    let mesh = Mesh::of(socket::ask_status(&question.socket).await?);
+    let text = if question.json { serde_json::to_string_pretty(&mesh)? + "\n" } else { mesh::render(&mesh) };
     let code = if mesh.is_broken() { ExitCode::from(cli::DIFFERENCE) } else { ExitCode::SUCCESS };
     Ok((text, code))
 }
