@@ -91,7 +91,7 @@ pub struct Prober {
     /// Peers that did not answer, by place.
     examined: BTreeMap<usize, Examined>,
     changed: VecDeque<(Instant, Id)>,
-    /// The place at which the round goes on.
+    /// The place at which the round goes on. It should begin at another place on each node.
     pub cursor: usize,
     next_peer: Instant,
     next_packet: Instant,
@@ -114,13 +114,13 @@ struct Examined {
 }
 
 impl Prober {
-    /// Nothing is known. The round begins at this place, which should be different on each node.
-    pub fn new(cursor: usize, now: Instant) -> Prober {
+    /// Nothing is known yet.
+    pub fn new(now: Instant) -> Prober {
         Prober {
             samples: Samples::default(),
             examined: BTreeMap::new(),
             changed: VecDeque::new(),
-            cursor,
+            cursor: 0,
             next_peer: now + AFTER_CHANGE,
             next_packet: now,
             last_answer: None,

@@ -32,6 +32,9 @@ pub struct Probed {
 pub(super) struct Probes {
     prober: Prober,
     results: mpsc::UnboundedSender<Probed>,
+    /// A random number, from which the place is made where the first round begins. It is another one on each node, so that not all nodes
+    /// ask the same peer at once.
+    begin: Option<usize>,
     /// The places of the peers that the log called unreachable. Their recovery is logged, too.
     logged: BTreeSet<usize>,
 }
@@ -49,9 +52,9 @@ impl<K: Kernel> Node<K> {
         if getrandom::fill(&mut random).is_err() {
             random = (weft_netlink::hash::stable(self.plan.own().id.bytes()) as u16).to_ne_bytes();
         }
-        let peers = self.plan.peers().len().max(1);
-        let prober = Prober::new(usize::from(u16::from_ne_bytes(random)) % peers, Instant::now());
-        self.probes = Some(Probes { prober, results, logged: BTreeSet::new() });
+        let begin = Some(u16::from_ne_bytes(random).into());
+        let prober = Prober::new(Instant::now());
+        self.probes = Some(Probes { prober, results, begin, logged: BTreeSet::new() });
         received
     }
 
@@ -102,6 +105,9 @@ impl<K: Kernel> Node<K> {
         let target = match prober.turn(plan.peers().len(), now)? {
             Turn::Changed(id) => plan.probe_target(plan.peers().get(&id)?)?,
             Turn::Next => {
+                if let Some(begin) = probes.begin.take() {
+                    prober.cursor = begin % plan.peers().len().max(1);
+                }
                 let first = || plan.peers().believed_from(0);
                 let (place, lease) = plan.peers().believed_from(prober.cursor).or_else(first)?;
                 prober.cursor = place + 1;
@@ -207,7 +213,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Returns the number of peers that packets do not reach. A peer counts only if its entries are in the kernel.
+    /// Returns the number of peers that packets do not reach. One whose entries wait for another attempt may be among them.
     pub(super) fn unreachable_count(&self) -> usize {
         self.probes.as_ref().map_or(0, |probes| probes.prober.unreachable().count())
     }

@@ -46,7 +46,7 @@ pub struct PeerCounts {
     pub set_aside: usize,
     /// Believed leases for which not all entries could be planned.
     pub unplanned: usize,
-    /// Peers whose entries are in the kernel and that packets do not reach.
+    /// Peers that packets do not reach, as probes found.
     pub unreachable: usize,
 }
 

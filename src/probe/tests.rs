@@ -28,7 +28,7 @@ struct Cluster<'a> {
 impl<'a> Cluster<'a> {
     fn new(peers: usize, path: &'a dyn Fn(&Outgoing) -> Answer) -> Cluster<'a> {
         let now = Instant::now();
-        Cluster { prober: Prober::new(0, now), peers, now, path, open: VecDeque::new(), sent: Vec::new() }
+        Cluster { prober: Prober::new(now), peers, now, path, open: VecDeque::new(), sent: Vec::new() }
     }
 
     fn send(&mut self) -> Option<Outgoing> {
