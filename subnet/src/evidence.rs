@@ -28,6 +28,9 @@ pub struct Evidence {
     pub previous: Option<Subnets>,
     /// The public identities of our tunnel devices.
     pub identities: PublicIdentities,
+    /// Those that we are about to publish, if they are others. They count, too: a write of our lease may have been carried out although
+    /// its answer was lost.
+    pub next_identities: PublicIdentities,
     /// The addresses that we publish, or published until now.
     pub public: Vec<Public>,
     /// The ports at which we are reached there, or were until now. A lease that names our address with another port is that of another
@@ -60,7 +63,8 @@ impl Evidence {
     pub fn none(types: BackendTypes) -> Evidence {
         let (id, previous, identities) = (None, None, PublicIdentities::default());
         let (public, ports, beside) = (Vec::new(), Vec::new(), Vec::new());
-        Evidence { types, reservations: true, id, previous, identities, public, ports, beside }
+        let next_identities = PublicIdentities::default();
+        Evidence { types, reservations: true, id, previous, identities, next_identities, public, ports, beside }
     }
 
     /// What the holder of this lease knows.
@@ -70,11 +74,12 @@ impl Evidence {
         Evidence { reservations, previous: Some(subnets), identities, public, ports, ..Evidence::none(types) }
     }
 
-    /// The same evidence, with what this node is about to publish. An identity that is known already counts before the new one.
+    /// The same evidence, with what this node is about to publish.
     #[must_use]
     pub fn or(mut self, attrs: &Attrs) -> Evidence {
         let new = (self.types.identities)(attrs);
-        self.identities.iter_mut().zip(new).for_each(|(known, new)| *known = known.take().or(new));
+        self.identities.iter_mut().zip(&new).for_each(|(known, new)| *known = known.take().or(new.clone()));
+        self.next_identities = new;
         self.reservations &= !attrs.backend_type.is_empty();
         self.public.push(public(attrs));
         self.ports.push((self.types.ports)(attrs));
@@ -141,9 +146,11 @@ impl Evidence {
     /// Whether the lease names the identities of our devices. `None` means that there is nothing to compare.
     fn same_device(&self, lease: &Lease) -> Option<bool> {
         let theirs = (self.types.identities)(&lease.attrs);
-        let pairs =
-            self.identities.iter().zip(&theirs).filter_map(|(ours, theirs)| Some((ours.as_ref()?, theirs.as_ref()?)));
-        pairs.map(|(ours, theirs)| ours == theirs).reduce(|one, other| one && other)
+        let same = |ours: &PublicIdentities| {
+            let pairs = ours.iter().zip(&theirs).filter_map(|(ours, theirs)| Some((ours.as_ref()?, theirs.as_ref()?)));
+            pairs.map(|(ours, theirs)| ours == theirs).reduce(|one, other| one && other)
+        };
+        same(&self.identities).map(|known| known || same(&self.next_identities) == Some(true))
     }
 }
 

@@ -189,3 +189,15 @@ fn our_address_with_another_port_is_that_of_another_node() {
     assert_eq!(ours(false).proof(&lease("x", "=", "=")), Some(Proof::Address));
     assert_eq!(evidence(false, false).proof(&with_port(51822)), Some(Proof::Address));
 }
+
+/// A node that gives its device another identity writes its lease. If the answer is lost, it writes again, and finds its own write.
+#[test]
+fn our_lease_with_the_identity_that_we_are_about_to_publish_is_ours() {
+    let (was, now) = (lease("=", "=", "="), lease("=", "=", "x"));
+    let ours = Evidence::of(FOR_TESTS, was.subnets, &was.attrs).or(&now.attrs);
+    assert_eq!(ours.proof(&was), Some(Proof::SubnetAndIdentity));
+    assert_eq!(ours.proof(&now), Some(Proof::SubnetAndIdentity));
+    let mut other = lease("=", "=", "x");
+    other.attrs.backend_data = Some(r#"{"VtepMAC":"02:00:00:00:00:09"}"#.into());
+    assert_eq!(ours.proof(&other), None);
+}
