@@ -63,6 +63,8 @@ pub enum Task {
     },
     /// Ask the agent what its next full pass would write.
     Plan(questions::Question),
+    /// Ask the agent behind this socket to change the key of its node.
+    RotateKey(PathBuf),
     /// Ask the agent what it changed in the kernel.
     History(questions::HistoryTask),
     /// Ask the agent which peers packets reach.
@@ -161,6 +163,8 @@ enum Command {
     History(questions::HistoryFlags),
     /// Show which peers packets reach, with loss, round trip and path MTU, the worst first; the exit code is 2 if a way is broken.
     Mesh(questions::QuestionFlags),
+    /// Give this node a new key, without losing packets (only with the backend wireguard).
+    RotateKey(InstanceFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
     Cleanup(CleanupFlags),
     /// Install the CNI plugin from this image; a running plugin is not disturbed.
@@ -321,6 +325,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
             Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
         }
         Command::Plan(flags) => Task::Plan(flags.into()),
+        Command::RotateKey(flags) => Task::RotateKey(flags.socket()),
         Command::History(flags) => Task::History(flags.into()),
         Command::Mesh(flags) => Task::Mesh(flags.into()),
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {

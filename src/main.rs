@@ -83,6 +83,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(print(&text))
         }
         Task::Plan(question) => plan(&question.socket, question.json).await,
+        Task::RotateKey(socket) => Ok(print(&format!("{}\n", socket::rotate_key(&socket).await?))),
         Task::History(task) => history::run(&task).await,
         Task::Mesh(task) => mesh::run(&task).await.map(|(text, code)| {
             print(&text);

@@ -10,6 +10,7 @@ mod data_path;
 mod event;
 mod extension;
 mod host;
+mod key_change;
 mod net_conf;
 mod own_lease;
 mod passes;
@@ -47,6 +48,7 @@ use crate::plan::Plan;
 use crate::saved::Saver;
 use change::Change;
 use host::UplinkState;
+use key_change::KeyChange;
 use net_conf::NetConf;
 use own_lease::OwnLease;
 use passes::History;
@@ -104,6 +106,7 @@ pub struct Node<K> {
     probes: Option<Probes>,
     schedule: Schedule,
     wireguard: WireguardAudit,
+    key_change: Option<KeyChange>,
     history: History,
     /// Why subnet.env could not be written.
     subnet_file_problem: Option<String>,
@@ -144,6 +147,7 @@ impl<K: Kernel> Node<K> {
             probes: None,
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
             wireguard: WireguardAudit::default(),
+            key_change: None,
             history: History::default(),
             subnet_file_problem: None,
             kernel_problem: None,
@@ -186,6 +190,7 @@ impl<K: Kernel> Node<K> {
             self.own_lease.next(),
             self.next_step_of_change(),
             self.wireguard.next(),
+            self.key_change.as_ref().and_then(KeyChange::next),
             self.context.recorder.next(),
             self.data_path.next(),
             self.extension.next(),
@@ -210,6 +215,7 @@ impl<K: Kernel> Node<K> {
         self.context.recorder.save(now);
         self.continue_contest(now);
         self.probe(now);
+        self.key_change_due(now);
         if self.sysctls.is_due(now) {
             self.check_sysctls();
             // A host without free inotify instances announces no change of the file, so it is compared here, too.
@@ -235,6 +241,7 @@ impl<K: Kernel> Node<K> {
                 let answer = self.preview().map_err(|error| format!("read the kernel's tables: {error}"));
                 drop(reply.send(answer));
             }
+            socket::Request::RotateKey(reply) => self.begin_key_change(reply),
             socket::Request::History(query, reply) => drop(reply.send(self.context.recorder.query(&query))),
         }
     }

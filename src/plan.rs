@@ -293,6 +293,11 @@ impl Plan {
         &self.host
     }
 
+    /// Returns the backend of our lease.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
     /// Returns net-conf.
     pub fn network(&self) -> &Network {
         &self.network

@@ -180,6 +180,19 @@ fn wireguard_dual_stack() {
     run("wireguard-dual.sh", "yes", &WIREGUARD_DUAL);
 }
 
+const WIREGUARD_ROTATE: [&str; 5] = [
+    "round 2: rotate-key loses no packet of n1:n2",
+    "round 2: rotate-key loses no packet of n2:n1",
+    "a restart keeps the new key",
+    "another preshared key loses no packet of n1:n2",
+    "preshared n1 to n3",
+];
+
+#[test]
+fn wireguard_rotate() {
+    run("wireguard-rotate.sh", "yes", &WIREGUARD_ROTATE);
+}
+
 const WIREGUARD_NAT: [&str; 4] =
     ["three leases", "pods n1 to n2", "pods n2 to n3", "each node has its own lease after it was installed again"];
 

@@ -212,6 +212,22 @@ pub trait Backend {
     fn follow(&self, now: &Identities, _lease: &Attrs) -> Identities {
         now.clone()
     }
+    /// Makes identities that are to replace those in use, and keeps them where a start finds them. Returns `None` if this backend cannot replace
+    /// its identities while the agent runs.
+    ///
+    /// # Errors
+    /// When they cannot be made or kept.
+    fn new_identities(&self, _found: &Found<'_>) -> Result<Option<Identities>, Skip> {
+        Ok(None)
+    }
+    /// Ends a change of the identities: those of [`Backend::new_identities`] are in use and in our lease if they were `accepted`, and
+    /// are forgotten otherwise.
+    ///
+    /// # Errors
+    /// When what is kept cannot be written. Then a start ends the change.
+    fn end_change(&self, _found: &Found<'_>, _accepted: bool) -> Result<(), Skip> {
+        Ok(())
+    }
     /// Returns the ports that our lease will name, if several nodes may share one public address.
     fn ports(&self, _host: &Host) -> PublicPorts {
         [None, None]

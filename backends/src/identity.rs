@@ -112,6 +112,21 @@ pub trait Secrets {
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] if the file exists, because it is never replaced. Any other error of the file system.
     fn create(&self, file: &Path, content: &[u8]) -> io::Result<()>;
+
+    /// Writes this file with mode 0600, whole or not at all, in the place of the one that is there.
+    ///
+    /// # Errors
+    /// Any error of the file system.
+    fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()>;
+
+    /// Removes this file; one that does not exist is no error.
+    ///
+    /// # Errors
+    /// Any other error of the file system.
+    fn remove(&self, file: &Path) -> io::Result<()>;
+
+    /// Tells the operator of a problem that does not keep the backend from working.
+    fn warn(&self, problem: &dyn fmt::Display);
 }
 
 /// What the agent found on its host, from which a backend chooses its identities.

@@ -290,12 +290,24 @@ impl Backend for Wireguard {
         if !self.tunnels().iter().any(stands) {
             return Ok(PublicIdentities::default());
         }
+        // The lease may name either key while they change. The subnet and the address decide then.
+        if key_file::is_changing(found).map_err(Skip::new)? {
+            return Ok(PublicIdentities::default());
+        }
         let kept = key_file::kept(found).map_err(Skip::new)?;
         Ok(kept.map(|(pair, _)| self.identities_of(pair).public()).unwrap_or_default())
     }
 
     fn identities(&self, found: &Found<'_>, _lease: Option<&Attrs>) -> Result<Identities, Skip> {
         Ok(self.identities_of(key_file::load(found).map_err(Skip::new)?))
+    }
+
+    fn new_identities(&self, found: &Found<'_>) -> Result<Option<Identities>, Skip> {
+        key_file::begin_change(found).map(|pair| Some(self.identities_of(pair))).map_err(Skip::new)
+    }
+
+    fn end_change(&self, found: &Found<'_>, accepted: bool) -> Result<(), Skip> {
+        key_file::end_change(found, accepted).map_err(Skip::new)
     }
 
     fn ports(&self, host: &Host) -> PublicPorts {

@@ -235,7 +235,6 @@ impl Machine {
             allow_extension: false,
             on_lost_lease: self.site.on_lost_lease,
             manage_sysctls: true,
-            allow_extension: false,
             // Probes need sockets, and the simulated hosts have none.
             probe: false,
             wireguard_key: state_dir.join("wgkey"),

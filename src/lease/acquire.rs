@@ -373,6 +373,27 @@ pub fn identities(
     found::identities(backend, machine, Kept { secrets, printed: None }, lease)
 }
 
+/// Makes identities that are to replace those of this backend, and keeps them where a start finds them. Returns `None` if the backend
+/// cannot replace its identities.
+///
+/// # Errors
+/// They cannot be made or kept.
+pub fn new_identities(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+) -> Result<Option<Identities>, Skip> {
+    found::new_identities(backend, machine, secrets)
+}
+
+/// Keeps the identities that [`new_identities`] made as the ones in use if the store has `accepted` them, or forgets them.
+///
+/// # Errors
+/// The files cannot be written. Then a start ends the change.
+pub fn end_change(backend: &dyn Backend, machine: &Machine, secrets: &dyn Secrets, accepted: bool) -> Result<(), Skip> {
+    found::end_change(backend, machine, secrets, accepted)
+}
+
 /// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.
 pub fn ground<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Ground<'a> {
     Ground::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)

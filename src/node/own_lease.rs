@@ -71,7 +71,7 @@ impl OwnLease {
         self.contest.next()
     }
 
-    fn has_problem(&self) -> bool {
+    pub(super) fn has_problem(&self) -> bool {
         self.lost.is_some() || self.missing.is_some() || self.error.is_some()
     }
 
@@ -153,6 +153,7 @@ impl<K: Kernel> Node<K> {
             self.full_pass(Trigger::new(Cause::Start, "the own lease changed")).await;
         }
         self.recheck_own_lease();
+        self.continue_key_change().await;
     }
 
     /// Writes the own lease again if the answer that has just arrived is out of date.

@@ -40,6 +40,8 @@ pub enum Request {
     Plan(oneshot::Sender<Result<Vec<Planned>, String>>),
     /// `weft history`. The answer is one line of JSON for each record.
     History(Query, oneshot::Sender<Vec<Arc<str>>>),
+    /// `weft rotate-key`. The answer is the new public key, or why there is none.
+    RotateKey(oneshot::Sender<Result<String, String>>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,6 +50,7 @@ enum Question {
     Status {},
     Plan {},
     History(Query),
+    RotateKey {},
     /// The request of the CNI plugin for each pod. It is answered without the agent's loop, so also during a pass.
     Ready {},
 }
@@ -58,6 +61,7 @@ enum Answer {
     Status(Box<Status>),
     Plan(Plan),
     History(Vec<Record>),
+    NewKey(String),
     Ready { ready: bool, problems: Vec<String> },
     Error(String),
 }
@@ -140,7 +144,7 @@ pub fn answers(path: &Path) -> bool {
 impl Question {
     fn limit(&self) -> Duration {
         match self {
-            Question::Plan {} | Question::History(_) => LONG_LIMIT,
+            Question::Plan {} | Question::History(_) | Question::RotateKey {} => LONG_LIMIT,
             Question::Status {} | Question::Ready {} => LIMIT,
         }
     }
@@ -168,6 +172,11 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness:
             },
             Ok(Question::History(query)) => match ask(&agent, |reply| Request::History(query, reply)).await {
                 Some(lines) => return write_history(&mut write, &lines).await,
+                None => Answer::ending(),
+            },
+            Ok(Question::RotateKey {}) => match ask(&agent, Request::RotateKey).await {
+                Some(Ok(key)) => Answer::NewKey(key),
+                Some(Err(reason)) => Answer::Error(reason),
                 None => Answer::ending(),
             },
             Ok(Question::Ready {}) => {
@@ -259,6 +268,17 @@ pub async fn ask_history(socket: &Path, query: Query) -> anyhow::Result<Vec<Reco
     }
 }
 
+/// Asks the agent behind this socket to change the key of its node. Returns the new public key.
+///
+/// # Errors
+/// As [`ask_status`]; or the key cannot be changed now.
+pub async fn rotate_key(socket: &Path) -> anyhow::Result<String> {
+    match question(socket, &Question::RotateKey {}).await? {
+        Answer::NewKey(key) => Ok(key),
+        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+    }
+}
+
 async fn question(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     let place = socket.display();
     let ask = async {
@@ -323,6 +343,7 @@ mod tests {
                         let record = |seq| serde_json::to_string(&Record { seq, ..Record::default() }).unwrap().into();
                         reply.send((query.after + 1..4).map(record).collect()).unwrap();
                     }
+                    Request::RotateKey(reply) => reply.send(Err("there is no key".to_owned())).unwrap(),
                 }
             }
         });
@@ -332,6 +353,8 @@ mod tests {
         assert_eq!(plan.operations, wanted, "an answer of several slices arrives as a whole");
         let records = ask_history(&path, Query { after: 1, since_ms: 0 }).await.unwrap();
         assert_eq!(records.iter().map(|record| record.seq).collect::<Vec<_>>(), [2, 3]);
+        let error = rotate_key(&path).await.unwrap_err().to_string();
+        assert!(error.ends_with("says: there is no key"), "{error}");
         let mut raw = UnixStream::connect(&path).await.unwrap();
         raw.write_all(b"{\"dance\":{}}\n").await.unwrap();
         let mut text = String::new();

@@ -28,7 +28,31 @@ pub(super) enum KeyError {
     Write { file: String, error: io::Error },
     #[error("cannot choose a private key for WireGuard: {0}")]
     Random(io::Error),
+    #[error("cannot remove {file}, which has a private key of WireGuard: {error}")]
+    Remove { file: String, error: io::Error },
 }
+
+/// Why a second place does not have the key that this node uses. The node works, and the next boot may change its key.
+#[derive(Debug, thiserror::Error)]
+enum CopyProblem {
+    #[error(
+        "cannot copy the private key of WireGuard to {to}: {error}. This node uses the key of {from}; without the copy it may get another \
+         key after a boot, and flannel would not find it"
+    )]
+    Write { from: String, to: String, error: io::Error },
+    #[error(
+        "{to} has another private key of WireGuard than {from}, which this node uses, and gets its key after a boot if {from} is gone then. \
+         Delete the file of the key that is not wanted and restart the agent"
+    )]
+    Another { from: String, to: String },
+    #[error(
+        "{to} is not a copy of the private key of WireGuard in {from}, which this node uses: {error}. Delete it and restart the agent"
+    )]
+    Unusable { from: String, to: String, error: KeyError },
+}
+
+/// What follows the name of a key file while the key in it is to be replaced.
+const NEXT: &str = ".next";
 
 /// The key pair that is kept, if there is one: flannel's file comes first, then that in the state directory.
 pub(super) fn kept(found: &Found<'_>) -> Result<Option<(KeyPair, PathBuf)>, KeyError> {
@@ -43,6 +67,15 @@ pub(super) fn kept(found: &Found<'_>) -> Result<Option<(KeyPair, PathBuf)>, KeyE
 /// The key pair of this node, which is made when there is none. It is kept in every place where no file is yet: flannel finds it when
 /// the operator goes back, and it outlives a boot.
 pub(super) fn load(found: &Found<'_>) -> Result<KeyPair, KeyError> {
+    // An earlier run was killed while it changed the key. The new one may be in the device and in the lease already.
+    if let Some(file) = next_file(found)
+        && let Some(pair) = read(found, &file)?
+    {
+        if let Err(error) = end_change(found, true) {
+            found.secrets.warn(&error);
+        }
+        return Ok(pair);
+    }
     let files = found.secrets.wireguard_key_files();
     let (pair, from) = match kept(found)? {
         Some(kept) => kept,
@@ -62,9 +95,64 @@ pub(super) fn load(found: &Found<'_>) -> Result<KeyPair, KeyError> {
     };
     for copy in files.iter().filter(|file| **file != from) {
         // A place that cannot be written, or that has another key already, does not keep the node from working.
-        let _ = write(found, copy, &pair);
+        if let Some(problem) = copy_problem(found, &pair, &from, copy) {
+            found.secrets.warn(&problem);
+        }
     }
     Ok(pair)
+}
+
+/// Writes the key into a second place. Returns why that place does not have it.
+fn copy_problem(found: &Found<'_>, pair: &KeyPair, from: &Path, to: &Path) -> Option<CopyProblem> {
+    let error = write(found, to, pair).err()?;
+    let (from, name) = (from.display().to_string(), to.display().to_string());
+    if error.kind() != io::ErrorKind::AlreadyExists {
+        return Some(CopyProblem::Write { from, to: name, error });
+    }
+    match read(found, to) {
+        Ok(Some(other)) if other.public_key() == pair.public_key() => None,
+        Ok(_) => Some(CopyProblem::Another { from, to: name }),
+        Err(error) => Some(CopyProblem::Unusable { from, to: name, error }),
+    }
+}
+
+/// The file of a key that is to replace the one in use: beside the last place, which outlives a boot.
+fn next_file(found: &Found<'_>) -> Option<PathBuf> {
+    let mut name = found.secrets.wireguard_key_files().pop()?.into_os_string();
+    name.push(NEXT);
+    Some(name.into())
+}
+
+/// Returns true if a change of the key was begun and has not ended.
+pub(super) fn is_changing(found: &Found<'_>) -> Result<bool, KeyError> {
+    next_file(found).map_or(Ok(false), |file| Ok(read(found, &file)?.is_some()))
+}
+
+/// Makes a key that is to replace the one in use, and keeps it beside that.
+pub(super) fn begin_change(found: &Found<'_>) -> Result<KeyPair, KeyError> {
+    let file = next_file(found).ok_or(KeyError::NoPlace)?;
+    let pair = generate(found)?;
+    replace(found, &file, &pair)?;
+    Ok(pair)
+}
+
+/// Writes the new key into all places, if it was accepted, and removes the file that says that the key changes.
+pub(super) fn end_change(found: &Found<'_>, accepted: bool) -> Result<(), KeyError> {
+    let Some(next) = next_file(found) else { return Ok(()) };
+    if accepted && let Some(pair) = read(found, &next)? {
+        for file in found.secrets.wireguard_key_files() {
+            replace(found, &file, &pair)?;
+        }
+    }
+    let failed = |error| KeyError::Remove { file: next.display().to_string(), error };
+    found.secrets.remove(&next).map_err(failed)
+}
+
+fn replace(found: &Found<'_>, file: &Path, pair: &KeyPair) -> Result<(), KeyError> {
+    let mut text = pair.private().to_base64();
+    let written = found.secrets.replace(file, text.as_bytes());
+    text.zeroize();
+    written.map_err(|error| KeyError::Write { file: file.display().to_string(), error })
 }
 
 fn generate(found: &Found<'_>) -> Result<KeyPair, KeyError> {

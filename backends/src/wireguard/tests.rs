@@ -14,13 +14,16 @@ const KEPT: &str = "/var/lib/weft/weft.wireguard.key";
 const PRIVATE: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
 const PUBLIC: &str = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=";
 
-/// Files in memory. A file with the content `unreadable` cannot be read.
+/// Files in memory, and the warnings. A file with the content `unreadable` cannot be read or written.
 #[derive(Default)]
-struct Files(RefCell<BTreeMap<PathBuf, Vec<u8>>>);
+struct Files(RefCell<BTreeMap<PathBuf, Vec<u8>>>, RefCell<Vec<String>>);
 
 impl Files {
     fn with(files: &[(&str, &str)]) -> Files {
-        Files(RefCell::new(files.iter().map(|(path, text)| (path.into(), text.as_bytes().to_vec())).collect()))
+        Files(
+            RefCell::new(files.iter().map(|(path, text)| (path.into(), text.as_bytes().to_vec())).collect()),
+            RefCell::default(),
+        )
     }
 
     fn text(&self, file: &str) -> Option<String> {
@@ -51,6 +54,21 @@ impl Secrets for Files {
         }
         files.insert(file.to_owned(), content.to_vec());
         Ok(())
+    }
+
+    fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
+        self.read(file)?;
+        self.0.borrow_mut().insert(file.to_owned(), content.to_vec());
+        Ok(())
+    }
+
+    fn remove(&self, file: &Path) -> io::Result<()> {
+        self.0.borrow_mut().remove(file);
+        Ok(())
+    }
+
+    fn warn(&self, problem: &dyn std::fmt::Display) {
+        self.1.borrow_mut().push(problem.to_string());
     }
 }
 
@@ -92,6 +110,61 @@ fn flannels_key_counts_first_and_no_file_is_replaced() {
     let files = Files::with(&[(FLANNELS, &format!("{PRIVATE}\n")), (KEPT, &PublicKey([9; 32]).to_string())]);
     assert_eq!(public(&files).unwrap(), PUBLIC);
     assert_eq!(files.text(KEPT), Some(PublicKey([9; 32]).to_string()));
+}
+
+#[test]
+fn a_second_place_without_the_key_is_reported() {
+    let warnings = |kept: &str| {
+        let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, kept)]);
+        assert_eq!(public(&files).unwrap(), PUBLIC);
+        assert_eq!(files.text(KEPT).unwrap(), kept, "it is never replaced");
+        files.1.take()
+    };
+    let [another] = &warnings(&PublicKey([9; 32]).to_string())[..] else { panic!() };
+    assert!(another.starts_with(&format!("{KEPT} has another private key of WireGuard than {FLANNELS}")), "{another}");
+    let [unusable] = &warnings("unreadable")[..] else { panic!() };
+    assert!(unusable.contains("permission denied") && unusable.contains("Delete it"), "{unusable}");
+    let clamped = KeyPair::of(Secret::parse(PRIVATE).unwrap()).private().to_base64();
+    for copy in [PRIVATE, &clamped] {
+        assert_eq!(warnings(copy), [""; 0], "the same key");
+    }
+}
+
+#[test]
+fn a_change_of_the_key_replaces_it_in_all_places() {
+    let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE)]);
+    let next = format!("{KEPT}.next");
+    let change = || made("").new_identities(&found(&files, &[])).unwrap().unwrap().public();
+    let [Some(new), _] = change() else { panic!() };
+    assert_ne!(new.to_string(), PUBLIC);
+    assert_eq!((files.text(FLANNELS).unwrap(), files.text(KEPT).unwrap()), (PRIVATE.to_owned(), PRIVATE.to_owned()));
+    // It is given up.
+    made("").end_change(&found(&files, &[]), false).unwrap();
+    assert_eq!((files.text(&next), public(&files).unwrap()), (None, PUBLIC.to_owned()));
+    // It is accepted.
+    change();
+    made("").end_change(&found(&files, &[]), true).unwrap();
+    assert_eq!(files.text(&next), None);
+    assert_eq!(files.text(FLANNELS), files.text(KEPT));
+    assert_eq!(public(&files).unwrap(), new.to_string());
+}
+
+/// The lease may name either key then, so neither says whose it is.
+#[test]
+fn a_change_of_the_key_that_was_interrupted_ends_at_the_next_start() {
+    let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE)]);
+    let device = [StandingLink { name: Name::new("flannel-wg").unwrap(), mac: None, ours: true }];
+    let standing = || made("").standing_identities(&found(&files, &device)).unwrap();
+    assert!(standing()[0].is_some());
+    let new = made("").new_identities(&found(&files, &[])).unwrap().unwrap().public();
+    assert_eq!(standing(), [None, None]);
+    assert_eq!(public(&files).unwrap(), new[0].as_ref().unwrap().to_string());
+    assert_eq!(standing(), new);
+    // A place that cannot be written does not keep the node from its new key.
+    let files = Files::with(&[(FLANNELS, "unreadable"), (KEPT, PRIVATE)]);
+    made("").new_identities(&found(&files, &[])).unwrap();
+    assert_eq!(public(&files).unwrap(), new[0].as_ref().unwrap().to_string());
+    assert!(files.1.borrow()[0].contains(FLANNELS) && files.text(&format!("{KEPT}.next")).is_some());
 }
 
 #[test]

@@ -66,16 +66,41 @@ impl Secrets for SecretFiles {
     }
 
     fn create(&self, file: &Path, content: &[u8]) -> io::Result<()> {
-        files::make_directory(file)?;
-        let directory = file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The mode is 0600. The file gets its name when it is complete, and never replaces another file.
-        let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory)?;
-        aside.write_all(content)?;
-        aside.as_file().set_permissions(Permissions::from_mode(0o600))?;
-        aside.as_file().sync_all()?;
-        aside.persist_noclobber(file).map_err(|failed| failed.error)?;
-        fs::File::open(directory)?.sync_all()
+        // The file gets its name when it is complete, and never replaces another file.
+        aside(file, content)?.persist_noclobber(file).map_err(|failed| failed.error)?;
+        fs::File::open(directory(file))?.sync_all()
     }
+
+    fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
+        let aside = aside(file, content)?;
+        aside.persist(file).map_err(|failed| failed.error)?;
+        fs::File::open(directory(file))?.sync_all()
+    }
+
+    fn remove(&self, file: &Path) -> io::Result<()> {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn warn(&self, problem: &dyn std::fmt::Display) {
+        tracing::warn!("{problem}");
+    }
+}
+
+fn directory(file: &Path) -> &Path {
+    file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a file with mode 0600 beside the one that is to get this content.
+fn aside(file: &Path, content: &[u8]) -> io::Result<tempfile::NamedTempFile> {
+    files::make_directory(file)?;
+    let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory(file))?;
+    aside.write_all(content)?;
+    aside.as_file().set_permissions(Permissions::from_mode(0o600))?;
+    aside.as_file().sync_all()?;
+    Ok(aside)
 }
 
 /// Returns the devices of this host that may be ours. Those of other weft agents are left out.
@@ -119,6 +144,25 @@ pub(super) fn identities(
     lease: Option<&Attrs>,
 ) -> Result<Identities, Skip> {
     with_found(machine, kept, |found| backend.identities(found, lease))
+}
+
+/// Makes identities that are to replace those of this backend. Returns `None` if the backend cannot replace its identities.
+pub(super) fn new_identities(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+) -> Result<Option<Identities>, Skip> {
+    with_found(machine, (secrets, None), |found| backend.new_identities(found))
+}
+
+/// The identities that [`new_identities`] made are the ones in use from now on, or are forgotten.
+pub(super) fn end_change(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+    accepted: bool,
+) -> Result<(), Skip> {
+    with_found(machine, (secrets, None), |found| backend.end_change(found, accepted))
 }
 
 #[cfg(test)]

@@ -93,3 +93,113 @@ async fn entries_and_status_contain_no_secret() {
     })
     .await;
 }
+
+/// A node whose lease names its key, which is in files.
+async fn with_key_files() -> TestNode {
+    let mut own = with_key("10.5.1.0-24", "192.168.0.1", 1).lease.unwrap();
+    let key = weft_backends::wireguard::key::KeyPair::of(weft_backends::wireguard::key::Secret::new([1; 32]));
+    own.attrs.backend_data = Some(format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key()).into());
+    let mut test = TestNode::of((WIREGUARD, own.clone()), OnLostLease::Hold, RuleOptions::default());
+    let dir = test.file.parent().unwrap();
+    test.node.context.secrets =
+        acquire::SecretFiles::new(Some(&dir.join("state"))).with_wireguard_keys(&dir.join("wgkey"), &test.file);
+    std::fs::write(dir.join("wgkey"), key.private().to_base64()).unwrap();
+    let records = vec![Record { id: own.id.clone(), lease: Ok(own) }, with_key("10.5.2.0-24", "192.168.0.2", 2)];
+    test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+    test
+}
+
+fn rotate(test: &mut TestNode) -> tokio::sync::oneshot::Receiver<Result<String, String>> {
+    let (reply, answer) = tokio::sync::oneshot::channel();
+    test.node.answer(crate::observe::socket::Request::RotateKey(reply));
+    answer
+}
+
+/// The public key of the device.
+fn device_key(test: &TestNode) -> String {
+    let entries = test.kernel.entries();
+    entries
+        .get(&Key::Link(Name::new("flannel-wg").unwrap()))
+        .unwrap()
+        .value
+        .to_string()
+        .rsplit_once(" key ")
+        .unwrap()
+        .1
+        .split(' ')
+        .next()
+        .unwrap()
+        .to_owned()
+}
+
+fn key_files(test: &TestNode) -> Vec<String> {
+    let state = test.file.parent().unwrap().join("state");
+    let files = std::fs::read_dir(state).into_iter().flatten().flatten().map(|file| file.path());
+    let mut all: Vec<_> = files.chain([test.file.with_file_name("wgkey")]).collect();
+    all.sort();
+    all.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_new_key_is_in_the_device_before_the_lease_and_in_the_files_after_it() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let mut answer = rotate(&mut test);
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("under way already"));
+        assert!(test.asked(1).await);
+        assert_eq!(device_key(&test), before, "nothing changes before the store has answered once");
+        assert!(test.store.retakes.borrow()[0].backend_data.as_deref().unwrap().contains(&before));
+        test.answer().await;
+        let new = device_key(&test);
+        assert_ne!(new, before);
+        assert!(test.asked(2).await);
+        assert!(test.store.retakes.borrow()[1].backend_data.as_deref().unwrap().contains(&new));
+        assert!(answer.try_recv().is_err(), "the store has not accepted it yet");
+        assert!(key_files(&test).iter().any(|file| files.contains(file)), "the old key is kept until then");
+        test.answer().await;
+        assert_eq!(answer.await.unwrap().unwrap(), new);
+        let kept = key_files(&test);
+        assert_eq!(kept.len(), 2, "{kept:?}");
+        assert!(kept[0] == kept[1] && !files.contains(&kept[0]));
+        assert_eq!(test.kernel.entries().keys().filter(|key| matches!(key, Key::WgPeer(..))).count(), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_key_stays_if_the_store_does_not_answer() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let answer = rotate(&mut test);
+        let due = test.node.key_change.as_ref().and_then(crate::node::key_change::KeyChange::next).unwrap();
+        assert!(test.node.next_wake().is_some_and(|wake| wake <= due));
+        test.node.key_change_due(due);
+        assert!(answer.await.unwrap().unwrap_err().contains("The key stays as it is"));
+        test.answer().await;
+        assert_eq!((device_key(&test), key_files(&test)), (before.clone(), files));
+        // The store answers once, and then no more.
+        let answer = rotate(&mut test);
+        test.answer().await;
+        let due = test.node.key_change.as_ref().and_then(crate::node::key_change::KeyChange::next).unwrap();
+        test.node.key_change_due(due);
+        assert!(answer.await.unwrap().unwrap_err().contains("the new key is in use"));
+        test.answer().await;
+        assert_ne!(device_key(&test), before);
+        let kept = key_files(&test);
+        assert!(kept.len() == 2 && kept[0] == kept[1], "the change ends when the store answers: {kept:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn only_wireguard_has_a_key_that_can_be_changed() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("only wireguard has one"));
+        test.node.store.error = Some("etcd is away".into());
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("etcd is away"));
+    })
+    .await;
+}

@@ -106,7 +106,6 @@ async fn start(
         memory: EarlierRun::new(None),
         first_command: FirstCommand::default(),
         secrets: SecretFiles::default(),
-        first_command: FirstCommand::default(),
     };
     let waiting = Waiting::new(&mut reporter.notify, reporter.readiness.clone(), &reporter.condition);
     acquire::start(context, waiting).await
@@ -174,11 +173,9 @@ fn options(dir: &Path, number: usize) -> Options {
         allow_extension: false,
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
-        allow_extension: false,
         probe: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
-        probe: false,
         unwell_after: Duration::from_secs(30),
         rules: RuleOptions::default(),
         cni: None,

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A change of the node's key while the agent runs: `weft rotate-key` (docs/adr/017-wireguard.md).
+//!
+//! 1. The new key is kept beside the one in use, and our lease is written once as it is. So the store answers, and accepts our writes.
+//! 2. The device gets the new key. The kernel goes on receiving in the sessions of the old key, but sends nothing in them any more, and
+//!    holds back up to 128 packets for each peer.
+//! 3. Our lease names the new key. Each peer moves our subnet to it, and begins a session, in which the packets that were held back go.
+//! 4. When the store has accepted the lease, the new key replaces the old one in its files.
+//!
+//! In any other order packets are lost: a peer believes only one key at a time for our subnet, and it must not begin a session with a key
+//! that our device does not have yet.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use weft_backends::backend::TYPES;
+use weft_backends::identity::Identities;
+use weft_backends::state::Key;
+use weft_subnet::lease::Lease;
+
+use super::Node;
+use crate::kernel::{Kernel, MachineError};
+use crate::lease::acquire;
+use crate::pass::{Cause, Trigger};
+
+/// Time for which the store may take to accept our lease.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The way to whoever asked for the change: the new public key, or why there is none.
+pub(super) type Reply = oneshot::Sender<Result<String, String>>;
+
+/// A change that is under way.
+pub(super) struct KeyChange {
+    step: Step,
+    /// Until when the store may answer before the person who asked hears that it does not.
+    due: Option<Instant>,
+    reply: Option<Reply>,
+}
+
+enum Step {
+    /// Our lease is written as it is. The next identities are not in use yet.
+    Asking(Identities),
+    /// The identities are in use, and our lease is written with them.
+    Publishing,
+}
+
+impl KeyChange {
+    /// Returns when [`Node::key_change_due`] has something to do.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn answer(&mut self, answer: Result<String, String>) {
+        match &answer {
+            Ok(key) => tracing::info!(key, "this node has a new key"),
+            Err(reason) => tracing::warn!("the key of this node is not changed as asked: {reason}"),
+        }
+        self.due = None;
+        // The person may have given up waiting.
+        let _ = self.reply.take().map(|reply| reply.send(answer));
+    }
+}
+
+/// Why a change of the key does not begin, or does not end.
+#[derive(Debug, thiserror::Error)]
+enum NoChange {
+    #[error("a change of the key is under way already")]
+    UnderWay,
+    #[error("the backend changes (weft status): change the key when that has ended")]
+    BackendChanges,
+    #[error("the own lease is being written, or is lost (weft status): try again when the node is ready")]
+    Lease,
+    #[error("the store does not answer: {0}. The key stays as it is")]
+    Store(String),
+    #[error("the backend {0} has no key; only wireguard has one")]
+    NoKey(String),
+    #[error("the store has not accepted the own lease within {} s. The key stays as it is", LIMIT.as_secs())]
+    Refused,
+    #[error("there is no new key: {0}. The key stays as it is")]
+    Make(String),
+    #[error("the kernel has not accepted the new key: {0}. The key stays as it is")]
+    Kernel(String),
+    #[error(
+        "the new key is in use, but the store has not accepted it within {} s. The agent goes on trying; until then the other nodes do not \
+         reach this one by new sessions",
+        LIMIT.as_secs()
+    )]
+    Late,
+}
+
+impl<K: Kernel> Node<K> {
+    /// Begins to change the key of this node.
+    pub(super) fn begin_key_change(&mut self, reply: Reply) {
+        match self.next_key() {
+            Ok(next) => {
+                tracing::info!("the key of this node is to be changed");
+                let own = self.plan.own().clone();
+                self.own_lease.requested = Some(own.attrs.clone());
+                self.own_lease.tasks.rewrite(own.clone(), own.attrs);
+                let due = Some(Instant::now() + LIMIT);
+                self.key_change = Some(KeyChange { step: Step::Asking(next), due, reply: Some(reply) });
+            }
+            // The person may have given up waiting.
+            Err(error) => drop(reply.send(Err(error.to_string()))),
+        }
+    }
+
+    /// Makes the next key, if it can be changed now.
+    fn next_key(&mut self) -> Result<Identities, NoChange> {
+        if self.key_change.is_some() {
+            return Err(NoChange::UnderWay);
+        }
+        if self.plan.is_changing() || self.change.wanted.is_some() {
+            return Err(NoChange::BackendChanges);
+        }
+        if let Some(error) = &self.store.error {
+            return Err(NoChange::Store(error.clone()));
+        }
+        if self.own_lease.has_problem() || self.own_lease.tasks.is_call_open() {
+            return Err(NoChange::Lease);
+        }
+        let failed = |error: &dyn std::fmt::Display| NoChange::Make(error.to_string());
+        let machine = self.passer.kernel().machine().map_err(|error| failed(&MachineError(error)))?;
+        let made = acquire::new_identities(self.plan.backend(), &machine, &self.context.secrets);
+        let kind = || NoChange::NoKey(self.plan.network().backend_type.clone());
+        made.map_err(|error| failed(&error))?.ok_or_else(kind)
+    }
+
+    /// The store holds our lease as it is in the plan. Does the next step of a change of the key.
+    pub(super) async fn continue_key_change(&mut self) {
+        let Some(mut change) = self.key_change.take() else { return };
+        match &change.step {
+            Step::Asking(next) => {
+                let before = self.plan.host().identities.clone();
+                if let Err(error) = self.use_identities(next.clone()).await {
+                    change.answer(Err(error.to_string()));
+                    let _ = self.use_identities(before).await;
+                    self.end_key_change(false);
+                    return;
+                }
+                self.update_own_lease();
+                change.step = Step::Publishing;
+                change.due = Some(Instant::now() + LIMIT);
+                self.key_change = Some(change);
+            }
+            Step::Publishing if names(self.plan.own(), &self.plan.host().identities) => {
+                self.end_key_change(true);
+                let key = self.plan.host().identities.public().into_iter().flatten().next();
+                change.answer(Ok(key.map(|key| key.to_string()).unwrap_or_default()));
+            }
+            Step::Publishing => self.key_change = Some(change),
+        }
+    }
+
+    /// Gives the devices these identities.
+    async fn use_identities(&mut self, identities: Identities) -> Result<(), NoChange> {
+        let mut host = self.plan.host().clone();
+        host.identities = identities;
+        let own = self.plan.own().clone();
+        self.plan.rebase_on(host, own);
+        self.full_pass(Trigger::new(Cause::Start, "the key of this node changes")).await;
+        if let Some(problem) = &self.kernel_problem {
+            return Err(NoChange::Kernel(problem.clone()));
+        }
+        let pending = self.passer.pending();
+        let failed = |name| pending.get(&Key::Link(name)).map(|pending| pending.reason.to_string());
+        match self.plan.wireguard_devices().find_map(failed) {
+            Some(reason) => Err(NoChange::Kernel(reason)),
+            None => Ok(()),
+        }
+    }
+
+    fn end_key_change(&mut self, accepted: bool) {
+        let machine = match self.passer.kernel().machine() {
+            Ok(machine) => machine,
+            Err(error) => {
+                tracing::error!("{}", MachineError(error));
+                return;
+            }
+        };
+        if let Err(error) = acquire::end_change(self.plan.backend(), &machine, &self.context.secrets, accepted) {
+            tracing::warn!(
+                "the key of this node changed, and its files are not up to date: {error}. The next start of the agent tries again"
+            );
+        }
+    }
+
+    /// Says that the store takes too long.
+    pub(super) fn key_change_due(&mut self, now: Instant) {
+        let Some(mut change) = self.key_change.take_if(|change| change.due.is_some_and(|due| due <= now)) else {
+            return;
+        };
+        match change.step {
+            Step::Asking(_) => {
+                change.answer(Err(NoChange::Refused.to_string()));
+                self.end_key_change(false);
+            }
+            Step::Publishing => {
+                change.answer(Err(NoChange::Late.to_string()));
+                self.key_change = Some(change);
+            }
+        }
+    }
+}
+
+/// Returns true if this lease names these identities.
+fn names(lease: &Lease, identities: &Identities) -> bool {
+    (TYPES.identities)(&lease.attrs) == identities.public()
+}
