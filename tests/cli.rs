@@ -421,3 +421,21 @@ fn a_health_port_that_is_taken_is_tried_again() {
         assert_eq!(agent.term().code(), Some(0));
     });
 }
+
+#[test]
+fn the_api_server_is_reached_through_the_proxy_of_the_environment() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let proxy = format!("http://{}", listener.local_addr().unwrap());
+    let connection = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut first = String::new();
+        BufReader::new(stream.try_clone().unwrap()).read_line(&mut first).unwrap();
+        stream.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n").unwrap();
+        first
+    });
+    let api = ["lease", "ls", "--kube-subnet-mgr", "--kube-api-url=https://192.0.2.1:6443"];
+    let out = weft(&api, &[("HTTPS_PROXY", &proxy)]);
+    assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stderr));
+    assert_eq!(connection.join().unwrap(), "CONNECT 192.0.2.1:6443 HTTP/1.1\r\n");
+    refused(&api, &[("HTTPS_PROXY", "socks5://127.0.0.1:1")], 1, "write http://HOST:PORT");
+}

@@ -136,7 +136,7 @@ fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
 /// Converts `--kube-*` and the variables that tell a pod on which node it runs.
 #[cfg(feature = "kube")]
 fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
-    use weft_subnet::kube::{Access, KubeOptions, Who};
+    use weft_subnet::kube::{Access, KubeOptions, Proxies, Who};
     if flags.store != "etcd" {
         return Err(usage(format!("--store {} and --kube-subnet-mgr are two stores: give one", flags.store)));
     }
@@ -147,7 +147,11 @@ fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
         _ => Who::Unknown,
     };
     let kube = flags.kube;
-    let access = Access { url: some(kube.kube_api_url), kubeconfig: some(kube.kubeconfig_file).map(PathBuf::from) };
+    let access = Access {
+        url: some(kube.kube_api_url),
+        kubeconfig: some(kube.kubeconfig_file).map(PathBuf::from),
+        proxies: Proxies::from_environment(env),
+    };
     Ok(Store::Kube(Box::new(KubeOptions {
         access,
         who,

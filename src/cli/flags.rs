@@ -42,7 +42,7 @@ pub struct StoreFlags {
     /// Client certificate for etcd.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE")]
     pub etcd_certfile: String,
-    /// Certificate authority that signed etcd's certificate.
+    /// Certificate authority that signed etcd's certificate; without it those of the system are believed.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "FILE")]
     pub etcd_cafile: String,
     /// User name for etcd.

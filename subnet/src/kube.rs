@@ -13,6 +13,7 @@ mod fake;
 mod node;
 mod node_list;
 mod own_node;
+mod proxy;
 mod publish;
 mod watch;
 mod watch_stream;
@@ -40,6 +41,7 @@ use conf::Conf;
 use node::Node;
 
 pub use client::Access;
+pub use proxy::Proxies;
 
 /// How often [`Source::keep`] reports that the lease is kept. Nothing is written: a Node does not expire.
 const KEEP_INTERVAL: Duration = Duration::from_secs(60);

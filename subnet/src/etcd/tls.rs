@@ -49,8 +49,8 @@ pub(super) enum BadOptions {
     #[error("{given} is given without {missing}; give both or neither")]
     Half { given: &'static str, missing: &'static str },
     #[error(
-        "--etcd-endpoints: {url} needs --etcd-cafile, the PEM file of the CA that signed etcd's certificate \
-         (for a public CA: the system's bundle)"
+        "--etcd-endpoints: {url} needs --etcd-cafile, the PEM file of the CA that signed etcd's certificate, because this \
+         system has no CA certificates (for a public CA install ca-certificates, or set SSL_CERT_FILE)"
     )]
     NoCa { url: String },
     #[error("--etcd-endpoints: {url} is neither http:// nor https://")]
@@ -87,7 +87,7 @@ fn read(flag: &'static str, path: &Path) -> Result<Vec<u8>, BadOptions> {
     Ok(text)
 }
 
-fn tls(options: &EtcdOptions) -> Result<Option<TlsOptions>, BadOptions> {
+fn tls(options: &EtcdOptions) -> Result<TlsOptions, BadOptions> {
     let identity = match (&options.cert_file, &options.key_file) {
         (Some(cert), Some(key)) => {
             Some(Identity::from_pem(read("--etcd-certfile", cert)?, read("--etcd-keyfile", key)?))
@@ -101,17 +101,20 @@ fn tls(options: &EtcdOptions) -> Result<Option<TlsOptions>, BadOptions> {
         (None, None) => None,
     };
     let ca = options.ca_file.as_deref().map(|path| read("--etcd-cafile", path)).transpose()?;
-    if ca.is_none() && identity.is_none() {
-        return Ok(None);
-    }
-    let mut tls = TlsOptions::new();
-    if let Some(ca) = ca {
-        tls = tls.ca_certificate(Certificate::from_pem(ca));
-    }
+    // As with Go's clients, the CAs of the system count only if no other is named.
+    let mut tls = match ca {
+        Some(ca) => TlsOptions::new().ca_certificate(Certificate::from_pem(ca)),
+        None => TlsOptions::new().with_native_roots(),
+    };
     if let Some(identity) = identity {
         tls = tls.identity(identity);
     }
-    Ok(Some(tls))
+    Ok(tls)
+}
+
+/// Returns true if this system has CA certificates: where OpenSSL looks for them, or in SSL_CERT_FILE or SSL_CERT_DIR.
+fn has_system_cas() -> bool {
+    !rustls_native_certs::load_native_certs().certs.is_empty()
 }
 
 /// Returns `--etcd-username` and `--etcd-password`.
@@ -137,6 +140,7 @@ pub(super) fn warn_of_http(options: &EtcdOptions, targets: &[Target]) {
 /// Returns what to connect to, in the order of the flag.
 pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, BadOptions> {
     let tls = tls(options)?;
+    let names_files = options.ca_file.is_some() || options.cert_file.is_some();
     let base = ConnectOptions::new()
         .with_connect_timeout(CALL_LIMIT)
         .with_keep_alive(PING_EVERY, PING_LIMIT)
@@ -144,15 +148,17 @@ pub(super) fn endpoints(options: &EtcdOptions) -> Result<Vec<Target>, BadOptions
         .with_require_leader(true);
     let mut targets = Vec::new();
     for url in options.endpoints.iter().map(|url| url.trim().trim_end_matches('/')).filter(|url| !url.is_empty()) {
-        let url = match (url.contains("://"), &tls) {
-            (true, _) => url.to_owned(),
-            (false, Some(_)) => format!("https://{url}"),
-            (false, None) => format!("http://{url}"),
+        let url = match url.contains("://") {
+            true => url.to_owned(),
+            false if names_files => format!("https://{url}"),
+            false => format!("http://{url}"),
         };
-        let target = match (url.split_once("://").map(|(scheme, _)| scheme), &tls) {
-            (Some("https"), Some(tls)) if options.ca_file.is_some() => base.clone().with_tls(tls.clone()),
-            (Some("https"), _) => return Err(BadOptions::NoCa { url }),
-            (Some("http"), _) => base.clone(),
+        let target = match url.split_once("://") {
+            Some(("https", _)) if options.ca_file.is_none() && !has_system_cas() => {
+                return Err(BadOptions::NoCa { url });
+            }
+            Some(("https", _)) => base.clone().with_tls(tls.clone()),
+            Some(("http", _)) => base.clone(),
             _ => return Err(BadOptions::Scheme { url }),
         };
         targets.push((url, target));

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::proxy::{BadProxy, Proxies};
 use crate::retry::chain;
 use crate::source::Error;
 
@@ -44,6 +45,8 @@ pub(super) enum ConfigError {
     Url { url: String, error: http::uri::InvalidUri },
     #[error("--kubeconfig-file {}: {}", path.display(), chain(error))]
     Kubeconfig { path: PathBuf, error: KubeconfigError },
+    #[error(transparent)]
+    Proxy(#[from] BadProxy),
     #[error("{}: outside of a pod give --kubeconfig-file or --kube-api-url", chain(.0))]
     OutsideOfPod(InClusterError),
 }
@@ -136,6 +139,8 @@ pub struct Access {
     pub url: Option<String>,
     /// `--kubeconfig-file`. Without it and `url` the service account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
+    /// The proxies of the environment.
+    pub proxies: Proxies,
 }
 
 /// The API server.
@@ -177,10 +182,12 @@ impl Api {
         let parse =
             |url: &String| url.parse::<http::Uri>().map_err(|error| ConfigError::Url { url: url.clone(), error });
         let url = self.access.url.as_ref().map(parse).transpose()?;
+        let mut proxy_of_cluster = None;
         let mut config = match (&self.access.kubeconfig, &url) {
             (Some(path), _) => {
                 let failed = |error| ConfigError::Kubeconfig { path: path.clone(), error };
                 let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+                proxy_of_cluster = proxy_url(&kubeconfig).map(str::to_owned);
                 Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)?
             }
             (None, Some(url)) => Config::new(url.clone()),
@@ -188,6 +195,10 @@ impl Api {
         };
         if let Some(url) = url {
             config.cluster_url = url;
+        }
+        // The crate's own choice compares NO_PROXY with the address of the proxy, and knows no proxy inside of a pod.
+        if proxy_of_cluster.is_none() {
+            config.proxy_url = self.access.proxies.of(&config.cluster_url)?;
         }
         config.connect_timeout = Some(CONNECT_LIMIT);
         // Every caller has its own back-off.
@@ -249,6 +260,14 @@ impl Api {
         }
         Error::Unavailable { what, source: Some(Box::new(error)) }
     }
+}
+
+/// Returns the `proxy-url` of the current cluster. It counts more than the environment, and NO_PROXY does not concern it.
+fn proxy_url(kubeconfig: &Kubeconfig) -> Option<&str> {
+    let current = kubeconfig.current_context.as_ref()?;
+    let context = kubeconfig.contexts.iter().find(|context| context.name == *current)?.context.as_ref()?;
+    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster)?.cluster.as_ref()?;
+    cluster.proxy_url.as_deref().filter(|url| !url.is_empty())
 }
 
 fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {

@@ -237,7 +237,7 @@ impl Fake {
     /// Returns the store of the agent whose Node is `n1`.
     pub(super) fn store(&self) -> KubeStore {
         let options = KubeOptions {
-            access: Access { url: None, kubeconfig: Some(self.kubeconfig()) },
+            access: Access { kubeconfig: Some(self.kubeconfig()), ..Access::default() },
             who: Who::Node("n1".to_owned()),
             prefix: PREFIX.to_owned(),
             net_config: self.net_conf(),

@@ -248,7 +248,7 @@ fn store(cluster: &Cluster, last: u8, token: &str, prefix: &str) -> (KubeStore, 
     let path = dir.path().join("conf");
     std::fs::write(&path, config.to_string()).unwrap();
     let options = KubeOptions {
-        access: Access { url: None, kubeconfig: Some(path) },
+        access: Access { kubeconfig: Some(path), ..Access::default() },
         who: Who::Node(cluster.node(last)),
         prefix: prefix.to_owned(),
         net_config: dir.path().join("net-conf.json"),

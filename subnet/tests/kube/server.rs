@@ -289,7 +289,7 @@ impl Cluster {
 
     pub fn options(&self, who: Who, user: &str) -> KubeOptions {
         KubeOptions {
-            access: Access { url: None, kubeconfig: Some(self.server.kubeconfig(user)) },
+            access: Access { kubeconfig: Some(self.server.kubeconfig(user)), ..Access::default() },
             who,
             prefix: format!("{}.weft.test", self.name),
             net_config: self.conf.path().join("net-conf.json"),

@@ -202,6 +202,33 @@ async fn user_logs_in_again_after_a_restart() {
     }
 }
 
+/// The server of the test below. It runs in a process of its own, because the place of the system's CAs is a variable of the environment.
+const SYSTEM: &str = "WEFT_TEST_ETCD_WITH_A_CA_OF_THE_SYSTEM";
+
+#[tokio::test]
+async fn without_a_ca_file_the_cas_of_the_system_count() {
+    if let Some(url) = std::env::var_os(SYSTEM) {
+        let url = url.into_string().unwrap();
+        acquire(&EtcdStore::new(options(vec![url])).unwrap_or_else(|error| panic!("{error}"))).await.unwrap();
+        return;
+    }
+    let server = tls_server(&[]);
+    let again = |ca: &Path| {
+        let name = "secure::without_a_ca_file_the_cas_of_the_system_count";
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        test.args([name, "--exact", "--nocapture"]).env(SYSTEM, server.url());
+        let out = test.env("SSL_CERT_FILE", ca).env("SSL_CERT_DIR", "/nonexistent").output().unwrap();
+        let text = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(text.contains("running 1 test"), "{text}");
+        (out.status.success(), text)
+    };
+    let (works, text) = again(&server.dir.path().join("ca.pem"));
+    assert!(works, "{text}");
+    std::fs::write(server.dir.path().join("none.pem"), "").unwrap();
+    let (works, text) = again(&server.dir.path().join("none.pem"));
+    assert!(!works && text.contains("needs --etcd-cafile"), "{text}");
+}
+
 #[test]
 fn errors_name_the_flag_that_is_wrong() {
     let base = || options(vec!["https://127.0.0.1:1".into()]);
@@ -216,7 +243,6 @@ fn errors_name_the_flag_that_is_wrong() {
     assert!(refusal(EtcdOptions { ca_file: path(), ..base() }).starts_with("--etcd-cafile: cannot read"));
     assert!(refusal(EtcdOptions { username: Some("u".into()), ..base() }).contains("without --etcd-password"));
     assert!(refusal(EtcdOptions { password: Some("p".into()), ..base() }).contains("without --etcd-username"));
-    assert!(refusal(base()).contains("needs --etcd-cafile"));
     assert!(refusal(options(Vec::new())).contains("--etcd-endpoints is empty"));
     assert!(refusal(options(vec!["ftp://x".into()])).contains("neither http:// nor https://"));
 }
