@@ -89,6 +89,10 @@ pub enum Task {
     Lab(weft_lab::LabArgs),
     /// `weft doctor pods`: the files that it reads, and whether it removes what is certainly left behind.
     DoctorPods(weft_doctor::Sources, bool),
+    /// `weft doctor`.
+    Doctor(Box<DoctorTask>),
+    /// `weft doctor list`.
+    DoctorList,
 }
 
 /// How the version is printed.
@@ -111,6 +115,21 @@ pub struct AgentTask {
     pub verbosity: u8,
     /// Lines to be logged at the start.
     pub notes: Vec<String>,
+}
+
+/// `weft doctor`.
+#[derive(Debug)]
+pub struct DoctorTask {
+    /// The socket on which the agent may answer.
+    pub socket: PathBuf,
+    /// The subnet file of the instance.
+    pub subnet_file: PathBuf,
+    /// The checks to run; empty = all.
+    pub only: Vec<String>,
+    /// The UDP port of the tunnel.
+    pub port: u16,
+    /// Print JSON.
+    pub json: bool,
 }
 
 /// `weft cleanup`.
@@ -174,9 +193,8 @@ enum Command {
     /// List leases, or remove one.
     #[command(subcommand)]
     Lease(LeaseCommand),
-    /// Find what pods left behind on this machine.
-    #[command(subcommand)]
-    Doctor(doctor::DoctorCommand),
+    /// Find what is wrong with this machine, with or without an agent; or what pods left behind on it.
+    Doctor(Box<doctor::DoctorFlags>),
     /// Copy a CNI configuration to its place (also when called by the name install-conf).
     InstallConf(InstallConf),
     /// Write the options for Docker that belong to the node's subnet (also when called by the name mk-docker-opts.sh).
@@ -313,6 +331,23 @@ pub fn parse_from(
     })
 }
 
+fn doctor_task(flags: doctor::DoctorFlags) -> Task {
+    match flags.command {
+        Some(doctor::DoctorCommand::Pods(flags)) => {
+            let fix = flags.fix;
+            Task::DoctorPods(flags.into(), fix)
+        }
+        Some(doctor::DoctorCommand::List) => Task::DoctorList,
+        None => Task::Doctor(Box::new(DoctorTask {
+            socket: flags.instance.socket(),
+            subnet_file: flags.instance.subnet_file,
+            only: flags.only,
+            port: flags.port,
+            json: flags.output == "json",
+        })),
+    }
+}
+
 fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version(VersionForm::Stderr),
@@ -345,10 +380,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         }),
         Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store, env)?),
         Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store, env)?, flags.id),
-        Command::Doctor(doctor::DoctorCommand::Pods(flags)) => {
-            let fix = flags.fix;
-            Task::DoctorPods(flags.into(), fix)
-        }
+        Command::Doctor(flags) => doctor_task(*flags),
         Command::InstallConf(files) | Command::Copy(Copy { files, .. }) => Task::Copy(files),
         Command::DockerOptions(options) => Task::DockerOptions(options),
         Command::Lab(args) => Task::Lab(args),

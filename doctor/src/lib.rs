@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//! `weft doctor`: finds what is wrong with a node. [`node`] gathers facts, [`node_findings`] decides, without side effects.
+//!
 //! `weft doctor pods`: finds what deleted pods left behind on a node, and the command that removes each of it.
 //!
 //! A container runtime calls the CNI command GC for this purpose, but many runtimes do not. Three kinds of things can be
@@ -12,6 +14,8 @@
 mod facts;
 mod findings;
 mod namespaces;
+pub mod node;
+pub mod node_findings;
 mod processes;
 
 use std::fmt::Write;
@@ -24,6 +28,30 @@ use weft_cni::rtnl::Rtnl;
 use weft_cni::{flannel, hostlocal, plugin};
 
 pub use findings::{Finding, Verdict};
+
+/// Examines this node, and returns what is wrong. An empty `only` means all checks.
+///
+/// # Errors
+/// The kernel's tables or /proc cannot be read, so that nothing is known.
+pub fn examine_node(sources: &node::NodeSources, only: &[String]) -> anyhow::Result<Vec<node_findings::NodeFinding>> {
+    Ok(node_findings::decide(&node::read(sources)?, only))
+}
+
+/// Formats the findings of a node for people.
+pub fn render_node(findings: &[node_findings::NodeFinding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let _ = writeln!(text, "{}: {}\n    {}", finding.check, finding.evidence, finding.remedy);
+    }
+    let _ = writeln!(text, "{} findings", findings.len());
+    text
+}
+
+/// Formats the findings of a node for programs.
+pub fn node_as_json(findings: &[node_findings::NodeFinding]) -> Value {
+    let one = |found: &node_findings::NodeFinding| json!({"check": found.check, "evidence": found.evidence, "remedy": found.remedy});
+    json!({"findings": findings.iter().map(one).collect::<Vec<_>>()})
+}
 
 /// What is examined.
 #[derive(Debug, Clone)]

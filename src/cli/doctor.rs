@@ -7,14 +7,39 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use weft_doctor::Sources;
+use weft_doctor::node_findings::CHECKS;
 
 use super::duration::duration;
+use super::flags::InstanceFlags;
+
+/// `weft doctor`.
+#[derive(Args, Debug, Clone)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct DoctorFlags {
+    /// What to do instead of examining this node.
+    #[command(subcommand)]
+    pub command: Option<DoctorCommand>,
+    /// Which agent.
+    #[command(flatten)]
+    pub instance: InstanceFlags,
+    /// Checks to run, separated by commas, as `weft doctor list` names them [default: all].
+    #[arg(long, value_delimiter = ',', value_parser = CHECKS.map(|check| check.name), value_name = "CHECKS")]
+    pub only: Vec<String>,
+    /// UDP port of the vxlan device.
+    #[arg(long, default_value_t = 8472, value_name = "PORT")]
+    pub port: u16,
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    pub output: String,
+}
 
 /// The subcommands of `weft doctor`.
 #[derive(Subcommand, Debug, Clone)]
 pub enum DoctorCommand {
     /// List what deleted pods left behind: addresses of host-local, records of the CNI plugin, veth pairs.
     Pods(PodsFlags),
+    /// List the checks.
+    List,
 }
 
 /// `weft doctor pods`.

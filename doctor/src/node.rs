@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use nix::unistd::{AccessFlags, access};
+use weft_cni::rtnl::{Link, Neigh, Rtnl};
+use weft_subnet::env::SubnetEnv;
+
+/// The bridge of flannel's CNI plugin.
+pub const BRIDGE: &str = "cni0";
+
+/// What is examined.
+#[derive(Debug, Clone)]
+pub struct NodeSources {
+    /// The subnet file of the agent.
+    pub subnet_file: PathBuf,
+    /// The UDP port of the tunnel.
+    pub port: u16,
+    /// The problems that the agent reports; `None` if no agent answers.
+    pub agent: Option<Vec<String>>,
+}
+
+/// The subnet file.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub enum SubnetFile {
+    /// There is no file, as before the first start.
+    #[default]
+    Missing,
+    /// The file cannot be read, or names no subnet. The text says why.
+    Bad(String),
+    /// The content.
+    Good(SubnetEnv),
+}
+
+/// The bridge of the CNI plugin.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Bridge {
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Its addresses whose scope is wider than the link.
+    pub addrs: Vec<IpAddr>,
+}
+
+/// How full a table of the kernel is.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// Number of entries that count against the limit.
+    pub entries: u64,
+    /// The limit.
+    pub max: u64,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone)]
+pub struct NodeFacts {
+    /// The path of the subnet file.
+    pub path: PathBuf,
+    /// The content of the subnet file.
+    pub subnet_file: SubnetFile,
+    /// Why the directory of the subnet file cannot be written, if it cannot.
+    pub unwritable: Option<String>,
+    /// The UDP port of the tunnel.
+    pub port: u16,
+    /// The programs that have a socket on this port, with their process IDs.
+    pub port_users: Vec<String>,
+    /// The bridge, if there is one.
+    pub bridge: Option<Bridge>,
+    /// net.bridge.bridge-nf-call-iptables; `None` without the module br_netfilter.
+    pub bridge_calls_iptables: Option<u64>,
+    /// The entries below net.ipv6.conf that switch IPv6 off for our links, now or when they are made.
+    pub ipv6_disabled: Vec<String>,
+    /// The connection tracking table, if the module is loaded.
+    pub conntrack: Option<Fill>,
+    /// The neighbour tables of IPv4 and IPv6, each with the name in the sysctl. They have limits in the host's namespace alone.
+    pub neighbours: Vec<(&'static str, Fill)>,
+    /// The problems that the agent reports; `None` if no agent answers.
+    pub agent: Option<Vec<String>>,
+}
+
+/// Reads everything.
+///
+/// # Errors
+/// The kernel's tables or /proc cannot be read.
+pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
+    let mut kernel = Rtnl::open()?;
+    let links = kernel.links()?;
+    let bridge = match links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge") {
+        Some(link) => {
+            let addrs = kernel.addrs()?.into_iter().filter(|addr| addr.index == link.index && addr.global);
+            Some(Bridge { mtu: link.mtu, addrs: addrs.map(|addr| addr.addr).collect() })
+        }
+        None => None,
+    };
+    let conntrack = sysctl("netfilter/nf_conntrack_count").zip(sysctl("netfilter/nf_conntrack_max"));
+    Ok(NodeFacts {
+        path: sources.subnet_file.clone(),
+        subnet_file: read_subnet_file(&sources.subnet_file),
+        unwritable: unwritable(&sources.subnet_file),
+        port: sources.port,
+        port_users: port_users(sources.port).context("look for the programs that use UDP ports")?,
+        bridge,
+        bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
+        ipv6_disabled: ipv6_disabled(&links),
+        conntrack: conntrack.map(|(entries, max)| Fill { entries, max }),
+        neighbours: neighbour_tables(&kernel.neighbours()?),
+        agent: sources.agent.clone(),
+    })
+}
+
+/// Reads a number below /proc/sys/net. The kernel shows the namespace of the calling thread there.
+fn sysctl(name: &str) -> Option<u64> {
+    fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?.trim().parse().ok()
+}
+
+fn read_subnet_file(path: &Path) -> SubnetFile {
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => SubnetFile::Missing,
+        Err(error) => SubnetFile::Bad(error.to_string()),
+        Ok(text) => match SubnetEnv::parse(&text) {
+            Some(env) => SubnetFile::Good(env),
+            None => SubnetFile::Bad("it names no valid subnet".to_owned()),
+        },
+    }
+}
+
+/// Returns why the agent could not write a file. It makes missing directories, so the nearest one that exists counts.
+fn unwritable(path: &Path) -> Option<String> {
+    let mut dirs = path.ancestors().skip(1);
+    let dir = dirs.find(|dir| dir.exists()).filter(|dir| !dir.as_os_str().is_empty())?;
+    if !dir.is_dir() {
+        return Some(format!("{} is not a directory", dir.display()));
+    }
+    let error = access(dir, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
+    Some(format!("{}: {}", dir.display(), error.desc()))
+}
+
+/// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are
+/// made later.
+fn ipv6_disabled(links: &[Link]) -> Vec<String> {
+    let ours = links.iter().filter(|link| link.name == BRIDGE || link.name.starts_with("flannel-v6."));
+    let names = ours.map(|link| link.name.as_str()).chain(["default"]);
+    let disabled =
+        names.filter(|name| sysctl(&format!("ipv6/conf/{name}/disable_ipv6")).is_none_or(|value| value != 0));
+    disabled.map(str::to_owned).collect()
+}
+
+/// Counts the neighbours of both families. Permanent ones, as weft writes them, do not count against the limit.
+fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
+    let table = |name: &'static str, v6: bool| {
+        let max = sysctl(&format!("{name}/neigh/default/gc_thresh3"))?;
+        let counted = all.iter().filter(|neigh| !neigh.permanent && neigh.addr.is_ipv6() == v6).count();
+        Some((name, Fill { entries: counted as u64, max }))
+    };
+    [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()
+}
+
+/// Returns the programs that have a UDP socket on this port in our namespace. The kernel's own sockets, such as those of vxlan
+/// devices, belong to no process.
+fn port_users(port: u16) -> io::Result<Vec<String>> {
+    let mut inodes = BTreeSet::new();
+    for file in ["udp", "udp6"] {
+        // Without IPv6 in the kernel there is no second file.
+        let text = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
+        inodes.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
+    }
+    if inodes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut users = BTreeSet::new();
+    // `self` and `thread-self` would name the same processes again.
+    let is_process = |name: &str| name.parse::<u32>().is_ok();
+    for process in fs::read_dir("/proc")?.flatten().filter(|entry| is_process(&entry.file_name().to_string_lossy())) {
+        // A process may end meanwhile.
+        for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
+            let Ok(target) = fs::read_link(fd.path()) else { continue };
+            if inodes.contains(&*target.to_string_lossy()) {
+                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+                users.insert(format!("{} (pid {})", name.trim(), process.file_name().to_string_lossy()));
+            }
+        }
+    }
+    Ok(users.into_iter().collect())
+}
+
+/// Returns how /proc/PID/fd shows the socket of a line of /proc/net/udp, if the socket is bound to this port.
+fn socket_on(line: &str, port: u16) -> Option<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let bound = u16::from_str_radix(words.get(1)?.rsplit(':').next()?, 16).ok()?;
+    (bound == port).then(|| Some(format!("socket:[{}]", words.get(9)?))).flatten()
+}

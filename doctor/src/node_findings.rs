@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decides from the facts what is wrong with a node, without side effects.
+
+use weft_subnet::env::SubnetEnv;
+
+use super::node::{BRIDGE, NodeFacts, SubnetFile};
+
+/// A table of the kernel is reported from this share of its limit, in percent. Bursts fill the rest.
+const FULL: u64 = 90;
+
+/// One check: its name for `--only`, what it looks for, and the function that decides.
+pub struct Check {
+    /// The name.
+    pub name: &'static str,
+    /// What it looks for, in one line.
+    pub about: &'static str,
+    decide: fn(&NodeFacts) -> Vec<NodeFinding>,
+}
+
+/// Something that is wrong with the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeFinding {
+    /// The name of the check.
+    pub check: &'static str,
+    /// What was seen.
+    pub evidence: String,
+    /// What to do, in one line.
+    pub remedy: String,
+}
+
+/// Every check, in the order in which findings are shown.
+pub const CHECKS: [Check; 9] = [
+    Check { name: "agent", about: "problems that the running agent reports", decide: agent },
+    Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
+    Check { name: "port", about: "another program uses the UDP port of the tunnel", decide: port },
+    Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet },
+    Check { name: "mtu", about: "cni0 lets packets pass that are too large for the tunnel", decide: mtu },
+    Check { name: "br-netfilter", about: "packets between pods of the bridge bypass the rules", decide: br_netfilter },
+    Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6 },
+    Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
+    Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
+];
+
+/// Returns what is wrong. An empty `only` means all checks.
+pub fn decide(facts: &NodeFacts, only: &[String]) -> Vec<NodeFinding> {
+    let wanted = |check: &&Check| only.is_empty() || only.iter().any(|name| name == check.name);
+    let mut findings = Vec::new();
+    for check in CHECKS.iter().filter(wanted) {
+        findings.extend((check.decide)(facts).into_iter().map(|found| NodeFinding { check: check.name, ..found }));
+    }
+    findings
+}
+
+fn finding(evidence: String, remedy: String) -> NodeFinding {
+    NodeFinding { check: "", evidence, remedy }
+}
+
+/// Returns the content of the subnet file, if there is any.
+fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
+    match &facts.subnet_file {
+        SubnetFile::Good(env) => Some(env),
+        SubnetFile::Missing | SubnetFile::Bad(_) => None,
+    }
+}
+
+fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let remedy = || "look for this text in docs/operations.md; `weft status` shows the whole state".to_owned();
+    let problems = facts.agent.iter().flatten();
+    problems.map(|problem| finding(format!("the agent reports: {problem}"), remedy())).collect()
+}
+
+fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let path = facts.path.display();
+    let mut findings = Vec::new();
+    if let SubnetFile::Bad(why) = &facts.subnet_file {
+        let remedy = "remove the file; the agent writes it again at its next start".to_owned();
+        findings.push(finding(format!("{path} cannot be used: {why}"), remedy));
+    }
+    if let Some(why) = &facts.unwritable {
+        let remedy = "mount the directory read-write, or give the agent another --subnet-file".to_owned();
+        findings.push(finding(format!("{path} cannot be written: {why}"), remedy));
+    }
+    findings
+}
+
+fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let port = facts.port;
+    let one = |user: &String| {
+        let remedy = format!("stop {user}, or choose another Port in the net-conf of the whole cluster");
+        finding(format!("{user} has a socket on UDP port {port}, so a vxlan device cannot use this port"), remedy)
+    };
+    facts.port_users.iter().map(one).collect()
+}
+
+fn bridge_subnet(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else { return Vec::new() };
+    let mut findings = Vec::new();
+    for subnet in env.subnets.iter() {
+        let same_family = bridge.addrs.iter().filter(|addr| addr.is_ipv4() == subnet.addr().is_ipv4());
+        let addrs: Vec<String> = same_family.clone().map(ToString::to_string).collect();
+        if !addrs.is_empty() && !same_family.clone().any(|addr| subnet.contains(addr)) {
+            let evidence =
+                format!("{BRIDGE} has {}, but the subnet of this node is {}", addrs.join(", "), subnet.trunc());
+            let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");
+            findings.push(finding(evidence, remedy));
+        }
+    }
+    findings
+}
+
+fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else { return Vec::new() };
+    if env.mtu == 0 || bridge.mtu <= env.mtu {
+        return Vec::new();
+    }
+    let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);
+    let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");
+    vec![finding(evidence, remedy)]
+}
+
+fn br_netfilter(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let evidence = match (&facts.bridge, facts.bridge_calls_iptables) {
+        (Some(_), None) => "the module br_netfilter is not loaded",
+        (Some(_), Some(0)) => "net.bridge.bridge-nf-call-iptables is 0",
+        _ => return Vec::new(),
+    };
+    let evidence =
+        format!("{BRIDGE} exists and {evidence}: a pod may not reach a service whose pod is on the same node");
+    vec![finding(evidence, "modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-iptables=1".to_owned())]
+}
+
+fn ipv6(facts: &NodeFacts) -> Vec<NodeFinding> {
+    if env(facts).is_none_or(|env| env.subnets.v6.is_none()) {
+        return Vec::new();
+    }
+    let one = |name: &String| {
+        let evidence = format!("this node has an IPv6 subnet, but net.ipv6.conf.{name}.disable_ipv6 is not 0");
+        finding(evidence, format!("sysctl -w net.ipv6.conf.{name}.disable_ipv6=0, and in /etc/sysctl.d"))
+    };
+    // Names of links may contain a dot, which sysctl writes as a slash.
+    facts.ipv6_disabled.iter().map(|name| name.replace('.', "/")).map(|name| one(&name)).collect()
+}
+
+fn conntrack(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let Some(fill) = facts.conntrack.filter(|fill| fill.entries * 100 >= fill.max * FULL && fill.max > 0) else {
+        return Vec::new();
+    };
+    let evidence = format!(
+        "{} of {} connections are tracked; when the table is full, new ones are dropped",
+        fill.entries, fill.max
+    );
+    vec![finding(evidence, format!("sysctl -w net.netfilter.nf_conntrack_max={}", fill.max * 2))]
+}
+
+fn neighbours(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let full = facts.neighbours.iter().filter(|(_, fill)| fill.entries * 100 >= fill.max * FULL);
+    let one = |(name, fill): &(&str, super::node::Fill)| {
+        let limit = format!("net.{name}.neigh.default.gc_thresh3");
+        let evidence = format!("{} neighbours count against {limit}, which is {}", fill.entries, fill.max);
+        finding(evidence, format!("sysctl -w {limit}={}", fill.max.max(512) * 2))
+    };
+    full.map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::node::Fill;
+    use super::*;
+
+    fn checks(facts: &NodeFacts) -> Vec<&'static str> {
+        decide(facts, &[]).iter().map(|finding| finding.check).collect()
+    }
+
+    #[test]
+    fn a_node_before_the_first_start_has_no_findings() {
+        assert_eq!(checks(&NodeFacts::default()), [""; 0]);
+    }
+
+    #[test]
+    fn a_table_is_reported_from_nine_tenths_of_its_limit() {
+        for (entries, found) in [(899, false), (900, true), (1000, true)] {
+            let fill = Fill { entries, max: 1000 };
+            let facts = NodeFacts { conntrack: Some(fill), ..NodeFacts::default() };
+            assert_eq!(checks(&facts) == ["conntrack"], found, "{entries}");
+            let facts = NodeFacts { neighbours: vec![("ipv6", fill)], ..NodeFacts::default() };
+            assert_eq!(checks(&facts) == ["neighbours"], found, "{entries}");
+        }
+        let facts = NodeFacts { conntrack: Some(Fill::default()), ..NodeFacts::default() };
+        assert_eq!(checks(&facts), [""; 0], "a limit of 0 means that there is no limit");
+    }
+
+    #[test]
+    fn only_the_chosen_checks_run_and_problems_of_the_agent_are_findings() {
+        let agent = Some(vec!["no lease".to_owned()]);
+        let facts = NodeFacts { agent, port_users: vec!["nc (pid 7)".to_owned()], ..NodeFacts::default() };
+        assert_eq!(checks(&facts), ["agent", "port"]);
+        let found = decide(&facts, &["agent".to_owned()]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].evidence, "the agent reports: no lease");
+    }
+}
