@@ -90,7 +90,7 @@ pub enum Task {
     /// `weft doctor pods`: the files that it reads, and whether it removes what is certainly left behind.
     DoctorPods(weft_doctor::Sources, bool),
     /// `weft doctor`.
-    Doctor(Box<DoctorTask>),
+    Doctor(Box<doctor::DoctorTask>),
     /// `weft doctor list`.
     DoctorList,
 }
@@ -115,21 +115,6 @@ pub struct AgentTask {
     pub verbosity: u8,
     /// Lines to be logged at the start.
     pub notes: Vec<String>,
-}
-
-/// `weft doctor`.
-#[derive(Debug)]
-pub struct DoctorTask {
-    /// The socket on which the agent may answer.
-    pub socket: PathBuf,
-    /// The subnet file of the instance.
-    pub subnet_file: PathBuf,
-    /// The checks to run; empty = all.
-    pub only: Vec<String>,
-    /// The UDP port of the tunnel.
-    pub port: u16,
-    /// Print JSON.
-    pub json: bool,
 }
 
 /// `weft cleanup`.
@@ -175,7 +160,7 @@ enum Command {
     /// Run the per-node agent (also when called by the name flanneld).
     Agent(Box<AgentFlags>),
     /// Show the state of an agent of this machine.
-    Status(StatusFlags),
+    Status(questions::StatusFlags),
     /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
     Plan(questions::QuestionFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
@@ -214,18 +199,6 @@ struct VersionFlags {
     /// Print a JSON object that also says what this build contains.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Args)]
-struct StatusFlags {
-    /// Show the traffic rules one by one instead of everything.
-    #[arg(value_parser = ["rules"], value_name = "rules")]
-    part: Option<String>,
-    #[command(flatten)]
-    instance: InstanceFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
 }
 
 #[derive(Args)]
@@ -331,23 +304,6 @@ pub fn parse_from(
     })
 }
 
-fn doctor_task(flags: doctor::DoctorFlags) -> Task {
-    match flags.command {
-        Some(doctor::DoctorCommand::Pods(flags)) => {
-            let fix = flags.fix;
-            Task::DoctorPods(flags.into(), fix)
-        }
-        Some(doctor::DoctorCommand::List) => Task::DoctorList,
-        None => Task::Doctor(Box::new(DoctorTask {
-            socket: flags.instance.socket(),
-            subnet_file: flags.instance.subnet_file,
-            only: flags.only,
-            port: flags.port,
-            json: flags.output == "json",
-        })),
-    }
-}
-
 fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version(VersionForm::Stderr),
@@ -380,7 +336,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         }),
         Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store, env)?),
         Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store, env)?, flags.id),
-        Command::Doctor(flags) => doctor_task(*flags),
+        Command::Doctor(flags) => flags.task(),
         Command::InstallConf(files) | Command::Copy(Copy { files, .. }) => Task::Copy(files),
         Command::DockerOptions(options) => Task::DockerOptions(options),
         Command::Lab(args) => Task::Lab(args),

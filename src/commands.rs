@@ -4,6 +4,7 @@
 pub mod cleanup;
 pub mod copy;
 pub mod docker_options;
+pub mod doctor;
 pub mod history;
 pub mod install_cni;
 pub mod mesh;

@@ -15,11 +15,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use tokio::signal::unix::{SignalKind, signal};
 use weft::cli::flags::InstallFlags;
-use weft::cli::{self, CleanupTask, DoctorTask, ReleaseTask, Task, VersionForm};
+use weft::cli::{self, CleanupTask, ReleaseTask, Task, VersionForm};
 use weft::commands::cleanup;
 use weft::commands::cleanup::Running;
 use weft::commands::copy;
 use weft::commands::docker_options;
+use weft::commands::doctor;
 use weft::commands::history;
 use weft::commands::install_cni;
 use weft::commands::mesh;
@@ -31,8 +32,6 @@ use weft::observe::socket;
 use weft::observe::status;
 use weft::sysctls::loosened::Loosened;
 use weft::{agent, conflist, extension, files, firewall, log, observe, saved};
-use weft_doctor::node::NodeSources;
-use weft_doctor::node_findings::CHECKS;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
@@ -105,8 +104,13 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             Ok(print(&printable(&format!("removed {id}\n"))))
         }
         Task::Version(form) => version(form),
-        Task::Doctor(task) => doctor(*task).await,
-        Task::DoctorList => Ok(print(&doctor_list())),
+        Task::Doctor(task) => {
+            let (text, code) = doctor::run(*task).await?;
+            // If standard output cannot be written, nobody has seen the findings.
+            let printed = print(&text);
+            Ok(if printed == ExitCode::SUCCESS { code } else { printed })
+        }
+        Task::DoctorList => Ok(print(&doctor::list())),
         Task::DoctorPods(sources, fix) => doctor_pods(&sources, fix),
         Task::Lab(args) => weft_lab::main(args, shutdown()?).await,
     }
@@ -146,28 +150,6 @@ async fn plan(socket: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let text = if json { serde_json::to_string_pretty(&plan)? + "\n" } else { observe::plan::render(&plan) };
     let printed = print(&text);
     Ok(if plan.operations.is_empty() { printed } else { ExitCode::from(cli::DIFFERENCE) })
-}
-
-fn doctor_list() -> String {
-    let lines = CHECKS.iter().map(|check| format!("{:<14} {}\n", check.name, check.about));
-    lines.collect()
-}
-
-/// Examines this node, and asks its agent if there is one. Before the first start there is none, and that is no finding.
-async fn doctor(task: DoctorTask) -> anyhow::Result<ExitCode> {
-    let answers = socket::answers(&task.socket);
-    let agent = if answers { Some(socket::ask_status(&task.socket).await?.problems) } else { None };
-    let has_agent = agent.is_some();
-    let sources = NodeSources { subnet_file: task.subnet_file, port: task.port, agent };
-    let findings = weft_doctor::examine_node(&sources, &task.only).context("examine this node")?;
-    let text = if task.json {
-        serde_json::to_string_pretty(&weft_doctor::node_as_json(&findings))? + "\n"
-    } else {
-        let note = if has_agent { "" } else { "no agent answers: what only an agent knows was not examined\n" };
-        printable(&(weft_doctor::render_node(&findings) + note))
-    };
-    let printed = print(&text);
-    Ok(if findings.is_empty() { printed } else { ExitCode::from(cli::USAGE) })
 }
 
 fn doctor_pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<ExitCode> {

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+#[path = "cli/doctor.rs"]
+mod doctor;
 #[path = "cli/history.rs"]
 mod history;
 #[allow(dead_code, reason = "others use more of it")]

@@ -29,28 +29,12 @@ use weft_cni::{flannel, hostlocal, plugin};
 
 pub use findings::{Finding, Verdict};
 
-/// Examines this node, and returns what is wrong. An empty `only` means all checks.
+/// Examines this node. An empty `only` means all checks.
 ///
 /// # Errors
 /// The kernel's tables or /proc cannot be read, so that nothing is known.
-pub fn examine_node(sources: &node::NodeSources, only: &[String]) -> anyhow::Result<Vec<node_findings::NodeFinding>> {
+pub fn examine_node(sources: &node::NodeSources, only: &[String]) -> anyhow::Result<node_findings::NodeReport> {
     Ok(node_findings::decide(&node::read(sources)?, only))
-}
-
-/// Formats the findings of a node for people.
-pub fn render_node(findings: &[node_findings::NodeFinding]) -> String {
-    let mut text = String::new();
-    for finding in findings {
-        let _ = writeln!(text, "{}: {}\n    {}", finding.check, finding.evidence, finding.remedy);
-    }
-    let _ = writeln!(text, "{} findings", findings.len());
-    text
-}
-
-/// Formats the findings of a node for programs.
-pub fn node_as_json(findings: &[node_findings::NodeFinding]) -> Value {
-    let one = |found: &node_findings::NodeFinding| json!({"check": found.check, "evidence": found.evidence, "remedy": found.remedy});
-    json!({"findings": findings.iter().map(one).collect::<Vec<_>>()})
 }
 
 /// What is examined.

@@ -8,9 +8,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use nix::unistd::{AccessFlags, access};
+use nix::unistd::{AccessFlags, access, geteuid};
 use weft_cni::rtnl::{Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
+
+use super::processes;
 
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
@@ -22,8 +24,22 @@ pub struct NodeSources {
     pub subnet_file: PathBuf,
     /// The UDP port of the tunnel.
     pub port: u16,
-    /// The problems that the agent reports; `None` if no agent answers.
-    pub agent: Option<Vec<String>>,
+    /// The socket on which the agent was asked.
+    pub socket: PathBuf,
+    /// What the agent answered.
+    pub agent: AgentAnswer,
+}
+
+/// What the agent answered to the question for its status.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub enum AgentAnswer {
+    /// No agent answers, as before the first start.
+    #[default]
+    None,
+    /// An agent holds the socket, but does not show its status. The text says why.
+    Failed(String),
+    /// The problems that the agent reports.
+    Problems(Vec<String>),
 }
 
 /// The subnet file.
@@ -79,8 +95,10 @@ pub struct NodeFacts {
     pub conntrack: Option<Fill>,
     /// The neighbour tables of IPv4 and IPv6, each with the name in the sysctl. They have limits in the host's namespace alone.
     pub neighbours: Vec<(&'static str, Fill)>,
-    /// The problems that the agent reports; `None` if no agent answers.
-    pub agent: Option<Vec<String>>,
+    /// What the agent answered.
+    pub agent: AgentAnswer,
+    /// What could not be examined: the name of the check, and a text for people.
+    pub not_examined: Vec<(&'static str, String)>,
 }
 
 /// Reads everything.
@@ -110,7 +128,22 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         conntrack: conntrack.map(|(entries, max)| Fill { entries, max }),
         neighbours: neighbour_tables(&kernel.neighbours()?),
         agent: sources.agent.clone(),
+        not_examined: not_examined(sources),
     })
+}
+
+/// Returns what this process cannot see.
+fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
+    let mut texts = Vec::new();
+    if sources.agent == AgentAnswer::None {
+        let place = sources.socket.display();
+        texts.push(("agent", format!("what only a running agent knows: no agent answers on {place}")));
+    }
+    if !geteuid().is_root() {
+        texts.push(("port", "programs of other users: you are not root".to_owned()));
+    }
+    texts.extend(processes::unreadable().map(|text| ("port", text)));
+    texts
 }
 
 /// Reads a number below /proc/sys/net. The kernel shows the namespace of the calling thread there.

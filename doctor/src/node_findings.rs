@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides from the facts what is wrong with a node, without side effects.
 
+use std::fmt::Write;
+
+use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
-use super::node::{BRIDGE, NodeFacts, SubnetFile};
+use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
 
 /// A table of the kernel is reported from this share of its limit, in percent. Bursts fill the rest.
 const FULL: u64 = 90;
@@ -41,14 +44,50 @@ pub const CHECKS: [Check; 9] = [
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
 ];
 
-/// Returns what is wrong. An empty `only` means all checks.
-pub fn decide(facts: &NodeFacts, only: &[String]) -> Vec<NodeFinding> {
-    let wanted = |check: &&Check| only.is_empty() || only.iter().any(|name| name == check.name);
-    let mut findings = Vec::new();
-    for check in CHECKS.iter().filter(wanted) {
-        findings.extend((check.decide)(facts).into_iter().map(|found| NodeFinding { check: check.name, ..found }));
+/// The result of an examination.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeReport {
+    /// What is wrong.
+    pub findings: Vec<NodeFinding>,
+    /// What the chosen checks could not examine, for people.
+    pub not_examined: Vec<String>,
+}
+
+impl NodeReport {
+    /// Formats the report for people.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        for finding in &self.findings {
+            let _ = writeln!(text, "{}: {}\n    {}", finding.check, finding.evidence, finding.remedy);
+        }
+        let count = self.findings.len();
+        let _ = writeln!(text, "{count} {}", if count == 1 { "finding" } else { "findings" });
+        for what in &self.not_examined {
+            let _ = writeln!(text, "not examined: {what}");
+        }
+        text
     }
-    findings
+
+    /// Formats the report for programs.
+    pub fn as_json(&self) -> Value {
+        let one =
+            |found: &NodeFinding| json!({"check": found.check, "evidence": found.evidence, "remedy": found.remedy});
+        let findings: Vec<Value> = self.findings.iter().map(one).collect();
+        json!({"findings": findings, "not_examined": self.not_examined})
+    }
+}
+
+/// Runs the checks. An empty `only` means all checks.
+pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
+    let wanted = |check: &str| only.is_empty() || only.iter().any(|name| name == check);
+    let mut report = NodeReport::default();
+    for check in CHECKS.iter().filter(|check| wanted(check.name)) {
+        let found = (check.decide)(facts).into_iter();
+        report.findings.extend(found.map(|found| NodeFinding { check: check.name, ..found }));
+    }
+    let not_examined = facts.not_examined.iter().filter(|(check, _)| wanted(check));
+    report.not_examined = not_examined.map(|(_, text)| text.clone()).collect();
+    report
 }
 
 fn finding(evidence: String, remedy: String) -> NodeFinding {
@@ -64,9 +103,18 @@ fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
 }
 
 fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let remedy = || "look for this text in docs/operations.md; `weft status` shows the whole state".to_owned();
-    let problems = facts.agent.iter().flatten();
-    problems.map(|problem| finding(format!("the agent reports: {problem}"), remedy())).collect()
+    match &facts.agent {
+        AgentAnswer::None => Vec::new(),
+        AgentAnswer::Failed(why) => {
+            let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
+            vec![finding(format!("the agent does not show its status: {why}"), remedy)]
+        }
+        AgentAnswer::Problems(problems) => {
+            let remedy = "look for this text in docs/operations.md; `weft status` shows the whole state";
+            let one = |problem: &String| finding(format!("the agent reports: {problem}"), remedy.to_owned());
+            problems.iter().map(one).collect()
+        }
+    }
 }
 
 fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -168,7 +216,7 @@ mod tests {
     use super::*;
 
     fn checks(facts: &NodeFacts) -> Vec<&'static str> {
-        decide(facts, &[]).iter().map(|finding| finding.check).collect()
+        decide(facts, &[]).findings.iter().map(|finding| finding.check).collect()
     }
 
     #[test]
@@ -191,11 +239,15 @@ mod tests {
 
     #[test]
     fn only_the_chosen_checks_run_and_problems_of_the_agent_are_findings() {
-        let agent = Some(vec!["no lease".to_owned()]);
-        let facts = NodeFacts { agent, port_users: vec!["nc (pid 7)".to_owned()], ..NodeFacts::default() };
+        let agent = AgentAnswer::Problems(vec!["no lease".to_owned()]);
+        let not_examined = vec![("port", "other users".to_owned())];
+        let port_users = vec!["nc (pid 7)".to_owned()];
+        let facts = NodeFacts { agent, port_users, not_examined, ..NodeFacts::default() };
         assert_eq!(checks(&facts), ["agent", "port"]);
-        let found = decide(&facts, &["agent".to_owned()]);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].evidence, "the agent reports: no lease");
+        let only = decide(&facts, &["agent".to_owned()]);
+        assert_eq!(only.findings.len(), 1);
+        assert_eq!(only.findings[0].evidence, "the agent reports: no lease");
+        assert_eq!(only.not_examined, [""; 0], "this concerns another check");
+        assert_eq!(decide(&facts, &["port".to_owned()]).not_examined, ["other users"]);
     }
 }

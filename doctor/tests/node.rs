@@ -10,7 +10,7 @@ use std::thread;
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
-use weft_doctor::node::NodeSources;
+use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::NodeFinding;
 
 const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
@@ -33,8 +33,13 @@ fn ip(args: &str) {
 
 /// Runs one check.
 fn doctor(subnet_file: &Path, check: &str) -> Vec<NodeFinding> {
-    let sources = NodeSources { subnet_file: subnet_file.to_owned(), port: 8472, agent: None };
-    examine_node(&sources, &[check.to_owned()]).unwrap()
+    let sources = NodeSources {
+        subnet_file: subnet_file.to_owned(),
+        socket: "weft.sock".into(),
+        port: 8472,
+        agent: AgentAnswer::None,
+    };
+    examine_node(&sources, &[check.to_owned()]).unwrap().findings
 }
 
 /// Runs one check, which must find one thing whose evidence contains each of these words. Returns the remedy.

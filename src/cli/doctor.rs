@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flags of `weft doctor`.
+//! The flags and the tasks of `weft doctor`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,10 +9,29 @@ use clap::{Args, Subcommand};
 use weft_doctor::Sources;
 use weft_doctor::node_findings::CHECKS;
 
+use super::Task;
 use super::duration::duration;
 use super::flags::InstanceFlags;
 
-/// `weft doctor`.
+/// Exit code of `weft doctor` if something is wrong with the node.
+pub const FINDINGS: u8 = 2;
+
+/// `weft doctor`: what is examined, and how the answer is printed.
+#[derive(Debug)]
+pub struct DoctorTask {
+    /// The socket on which the agent may answer.
+    pub socket: PathBuf,
+    /// The subnet file of the instance.
+    pub subnet_file: PathBuf,
+    /// The checks to run; empty = all.
+    pub only: Vec<String>,
+    /// The UDP port of the vxlan device.
+    pub port: u16,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// Flags of `weft doctor`.
 #[derive(Args, Debug, Clone)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct DoctorFlags {
@@ -66,6 +85,26 @@ pub struct PodsFlags {
     /// Directories of CNI plugins, separated by colons: the plugins remove what a record describes.
     #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
     cni_path: String,
+}
+
+impl DoctorFlags {
+    /// Returns the task that these flags describe.
+    pub(super) fn task(self) -> Task {
+        match self.command {
+            Some(DoctorCommand::Pods(flags)) => {
+                let fix = flags.fix;
+                Task::DoctorPods(flags.into(), fix)
+            }
+            Some(DoctorCommand::List) => Task::DoctorList,
+            None => Task::Doctor(Box::new(DoctorTask {
+                socket: self.instance.socket(),
+                subnet_file: self.instance.subnet_file,
+                only: self.only,
+                port: self.port,
+                json: self.output == "json",
+            })),
+        }
+    }
 }
 
 impl From<PodsFlags> for Sources {

@@ -31,6 +31,19 @@ pub struct Question {
     pub json: bool,
 }
 
+/// Flags of `weft status`.
+#[derive(Args)]
+pub(super) struct StatusFlags {
+    /// Show the traffic rules one by one instead of everything.
+    #[arg(value_parser = ["rules"], value_name = "rules")]
+    pub(super) part: Option<String>,
+    #[command(flatten)]
+    pub(super) instance: InstanceFlags,
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    pub(super) output: String,
+}
+
 /// Flags of `weft plan` and `weft mesh`.
 #[derive(Args)]
 pub(super) struct QuestionFlags {

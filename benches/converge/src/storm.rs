@@ -54,7 +54,11 @@ pub fn run(options: &StormOptions) -> Result<bool> {
         for promise in &broken {
             eprintln!("weft-bench: {promise}");
         }
-        if broken.is_empty() { kept += 1 } else { missed += 1 }
+        if broken.is_empty() {
+            kept += 1
+        } else {
+            missed += 1
+        }
         if missed == 0 || kept == 2 {
             return Ok(true);
         }

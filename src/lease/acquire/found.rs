@@ -152,7 +152,7 @@ pub(super) fn new_identities(
     machine: &Machine,
     secrets: &dyn Secrets,
 ) -> Result<Option<Identities>, Skip> {
-    with_found(machine, (secrets, None), |found| backend.new_identities(found))
+    with_found(machine, Kept { secrets, printed: None }, |found| backend.new_identities(found))
 }
 
 /// The identities that [`new_identities`] made are the ones in use from now on, or are forgotten.
@@ -162,7 +162,7 @@ pub(super) fn end_change(
     secrets: &dyn Secrets,
     accepted: bool,
 ) -> Result<(), Skip> {
-    with_found(machine, (secrets, None), |found| backend.end_change(found, accepted))
+    with_found(machine, Kept { secrets, printed: None }, |found| backend.end_change(found, accepted))
 }
 
 #[cfg(test)]

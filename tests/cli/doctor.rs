@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft doctor` without an agent, with an agent, and with an agent that gives no proper answer.
+
+use std::net::UdpSocket;
+use std::os::unix::net::UnixListener;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn doctor(place: &Place, flags: &[&str]) -> (Option<i32>, String) {
+    let (file, socket) = (place.text("subnet.env"), place.text("weft.sock"));
+    let out = weft(&[&["doctor", "--subnet-file", &file, "--socket", &socket], flags].concat(), &[]);
+    assert!(out.stderr.is_empty(), "{flags:?}: {}", String::from_utf8_lossy(&out.stderr));
+    (out.status.code(), String::from_utf8(out.stdout).unwrap())
+}
+
+fn doctor_json(place: &Place, flags: &[&str]) -> (Option<i32>, Value) {
+    let (code, text) = doctor(place, &[flags, &["-o", "json"]].concat());
+    (code, serde_json::from_str(&text).unwrap())
+}
+
+#[test]
+fn before_the_first_start_a_sound_node_has_no_findings_and_nothing_is_written() {
+    in_namespace(|| {
+        let place = Place::new();
+        let (code, text) = doctor(&place, &[]);
+        assert_eq!(code, Some(0), "{text}");
+        assert!(text.starts_with("0 findings\n"), "{text}");
+        assert!(text.contains("not examined: what only a running agent knows: no agent answers on "), "{text}");
+        let (code, answer) = doctor_json(&place, &[]);
+        assert_eq!((code, &answer["findings"]), (Some(0), &json!([])));
+        assert!(answer["not_examined"][0].as_str().unwrap().contains("no agent answers"), "{answer}");
+        assert_eq!(fs::read_dir(place.path("")).unwrap().count(), 0, "the command writes nothing");
+    });
+}
+
+#[test]
+fn a_finding_has_evidence_and_remedy_and_the_exit_code_is_2() {
+    in_namespace(|| {
+        let place = Place::new();
+        let _other = UdpSocket::bind("0.0.0.0:8472").unwrap();
+        let (code, answer) = doctor_json(&place, &["--only", "port"]);
+        assert_eq!(code, Some(2), "{answer}");
+        assert_eq!(answer["findings"].as_array().unwrap().len(), 1, "{answer}");
+        let finding = &answer["findings"][0];
+        assert_eq!(finding["check"], "port");
+        let pid = format!("(pid {})", std::process::id());
+        for part in ["evidence", "remedy"] {
+            assert!(finding[part].as_str().unwrap().contains(&pid), "{answer}");
+        }
+        let (code, text) = doctor(&place, &[]);
+        assert_eq!(code, Some(2));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], format!("port: {}", finding["evidence"].as_str().unwrap()));
+        assert_eq!(lines[1], format!("    {}", finding["remedy"].as_str().unwrap()));
+        assert_eq!(lines[2], "1 finding");
+        assert_eq!(doctor(&place, &["--port", "8473"]).0, Some(0), "the socket is on another port");
+        assert_eq!(doctor(&place, &["--only", "mtu,subnet-file"]).0, Some(0), "the check is not chosen");
+    });
+}
+
+#[test]
+fn problems_of_a_running_agent_are_findings_until_they_end() {
+    in_namespace(|| {
+        let place = Place::new();
+        let mut agent = place.agent(&[], &[]);
+        place.wait_status("config.json does not exist");
+        let (code, text) = doctor(&place, &[]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(
+            text.starts_with("agent: the agent reports: ") && text.contains("config.json does not exist"),
+            "{text}"
+        );
+        assert!(!text.contains("no agent answers"), "{text}");
+        place.configure();
+        place.wait_status(", ready, weft");
+        assert_eq!(doctor_json(&place, &["--only", "agent"]), (Some(0), json!({"findings": [], "not_examined": []})));
+        assert_eq!(agent.term().code(), Some(0));
+    });
+}
+
+#[test]
+fn an_agent_that_gives_no_proper_answer_is_a_finding_and_the_node_is_examined() {
+    in_namespace(|| {
+        let place = Place::new();
+        let _other = UdpSocket::bind("0.0.0.0:8472").unwrap();
+        let listener = UnixListener::bind(place.path("weft.sock")).unwrap();
+        std::thread::scope(|scope| {
+            // The first question is whether an agent answers, the second one is for its status.
+            let answers = scope.spawn(|| {
+                for _ in 0..2 {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                    stream.write_all(b"nonsense\n").unwrap();
+                }
+            });
+            let (code, answer) = doctor_json(&place, &["--only", "agent,port"]);
+            answers.join().unwrap();
+            assert_eq!(code, Some(2));
+            let findings = answer["findings"].as_array().unwrap();
+            let checks: Vec<&Value> = findings.iter().map(|finding| &finding["check"]).collect();
+            assert_eq!(checks, ["agent", "port"], "{answer}");
+            let evidence = findings[0]["evidence"].as_str().unwrap();
+            assert!(evidence.starts_with("the agent does not show its status: read the answer on "), "{evidence}");
+        });
+    });
+}
+
+#[test]
+fn every_check_is_listed_and_documented_and_can_be_chosen() {
+    let out = weft(&["doctor", "list"], &[]);
+    assert_eq!(out.status.code(), Some(0));
+    let text = String::from_utf8(out.stdout).unwrap();
+    let names: Vec<&str> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert!(names.contains(&"br-netfilter") && names.len() > 8, "{text}");
+    let page = fs::read_to_string("docs/operations.md").unwrap();
+    for name in &names {
+        assert!(page.contains(&format!("\n| `{name}` | ")), "docs/operations.md lacks a row for {name}");
+    }
+    in_namespace(|| assert_eq!(doctor(&Place::new(), &["--only", &names.join(",")]).0, Some(0)));
+    refused(&["doctor", "--only", "weather"], &[], 2, "weather");
+    refused(&["doctor", "list", "--only", "port"], &[], 2, "--only");
+    refused(&["doctor", "--only", "port", "list"], &[], 2, "list");
+}
