@@ -216,6 +216,46 @@ mod tests {
         assert!(!agent.sees_another(ends + HOUR) || agent.contest.rival().is_none());
     }
 
+    /// Two agents write in turn without a pause. Returns when the pause of this one is over.
+    fn begun(contest: &mut Contest, now: Instant) -> Instant {
+        for _ in 0..4 {
+            contest.overwritten("10.0.0.2", now);
+            if contest.may_write(now) {
+                contest.stands(now);
+            }
+        }
+        contest.next().unwrap()
+    }
+
+    #[test]
+    fn the_end_is_awaited_for_the_longest_pause_at_most() {
+        let (mut contest, start) = (Contest::default(), Instant::now());
+        let due = begun(&mut contest, start);
+        assert!(contest.is_due(due));
+        contest.stands(due);
+        // The other one wrote after ten minutes. Four times this is longer than any pause.
+        let later = due + Duration::from_secs(600);
+        contest.overwritten("10.0.0.2", later);
+        let due = contest.next().unwrap();
+        assert!(contest.is_due(due));
+        contest.stands(due);
+        assert_eq!(contest.next(), Some(due + LAST_PAUSE + SLACK));
+    }
+
+    #[test]
+    fn a_contest_that_begins_much_later_begins_with_the_first_pause() {
+        let (mut contest, start) = (Contest::default(), Instant::now());
+        let mut now = start;
+        for _ in 0..3 {
+            now = begun(&mut contest, now);
+            assert!(contest.is_due(now));
+            contest.stands(now);
+        }
+        let later = now + WINDOW * 2;
+        assert!(contest.ended(later).is_some());
+        assert!(begun(&mut contest, later) <= later + FIRST_PAUSE);
+    }
+
     #[test]
     fn a_few_edits_by_hand_are_taken_back_at_once() {
         let (mut contest, mut now) = (Contest::default(), Instant::now());

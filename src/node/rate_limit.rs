@@ -229,6 +229,20 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_that_was_quiet_for_an_hour_has_no_larger_allowance() {
+        let start = Instant::now();
+        let mut limit = RateLimit::new(start);
+        let id: Id = "busy".into();
+        limit.charge(&id, &[device("flannel.2")], start);
+        let later = start + Duration::from_secs(3600);
+        for _ in 0..10 {
+            assert!(limit.admit(record(&id, "x"), later).is_some());
+            limit.charge(&id, &[device("flannel.2")], later);
+        }
+        assert_eq!(limit.admit(record(&id, "x"), later), None);
+    }
+
+    #[test]
     fn the_newest_record_is_applied_when_it_is_due_unless_its_lease_is_gone() {
         let now = Instant::now();
         let mut limit = RateLimit::new(now);
@@ -307,6 +321,16 @@ mod tests {
             "the removal of a later change, too"
         );
         assert_eq!(limit.delay_devices(vec![moved(5, "flannel.9", "flannel.1")]), [moved(5, "flannel.9", "flannel.1")]);
+    }
+
+    /// An entry that is to be removed may need a full pass, and no device waits for it.
+    #[test]
+    fn a_full_pass_that_was_requested_is_due_although_no_device_waits() {
+        let mut limit = RateLimit::new(Instant::now());
+        limit.request_full_pass([]);
+        assert!(limit.full_pass_due().is_some());
+        limit.clear_delayed_devices();
+        assert_eq!(limit.full_pass_due(), None);
     }
 
     #[test]

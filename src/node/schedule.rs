@@ -77,3 +77,19 @@ impl Schedule {
         self.paused_until = if self.recent.len() > MAX_IN_WINDOW { now + (now - started) * PAUSE } else { now };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watchdog_is_pinged_once_in_its_interval() {
+        let (now, interval) = (Instant::now(), Duration::from_secs(5));
+        let mut schedule = Schedule::new(Duration::from_secs(3600), Some(interval), now);
+        assert!(schedule.ping_due(now));
+        assert!(!schedule.ping_due(now + Duration::from_secs(4)));
+        assert!(schedule.ping_due(now + interval));
+        let mut without = Schedule::new(Duration::from_secs(3600), None, now);
+        assert!(!without.ping_due(now));
+    }
+}

@@ -142,6 +142,52 @@ async fn another_vni_is_a_change_with_two_devices_and_one_mac() {
     .await;
 }
 
+/// A node of VNI 1, whose peer has VNI 1, too.
+async fn of_vni_1() -> TestNode {
+    let mut own = lease("10.5.1.0-24", "192.168.0.1");
+    own.attrs = Attrs { public_ip: own.attrs.public_ip, ..vxlan(1) };
+    own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+    TestNode::of_vxlan(own, OnLostLease::Hold)
+}
+
+fn peer_of_vni_1() -> Vec<Event> {
+    let records = vec![Record { id: PEER.into(), lease: Ok(Lease { attrs: vxlan(1), ..lease(PEER, "192.168.0.2") }) }];
+    vec![Event::Snapshot { records, reset: false }]
+}
+
+#[tokio::test]
+async fn a_net_conf_that_an_earlier_device_prevents_is_applied_when_that_device_goes() {
+    local(async {
+        let mut test = of_vni_1().await;
+        test.node.start(peer_of_vni_1()).await;
+        test.answer().await;
+        let before = test.writes();
+        test.net_conf(VNI_7).await;
+        assert!(test.asked(before + 1).await);
+        test.accepted().await;
+        test.net_conf(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":1,"Port":4789}}"#).await;
+        let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
+        assert!(problem.contains("cannot be applied while packets go through flannel.1"), "{problem}");
+        test.peer_says(vxlan(7).with_other_ways(&[vxlan(1)])).await;
+        test.accepted().await;
+        assert_eq!(test.node.net_conf.not_applied, None, "no peer needs VNI 1 any more");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_earlier_backend_stays_until_the_leases_of_the_peers_are_known() {
+    local(async {
+        let mut test = of_vni_1().await;
+        test.node.full_pass(crate::pass::Cause::Start).await;
+        test.net_conf(VNI_7).await;
+        assert!(test.asked(1).await);
+        test.accepted().await;
+        assert!(test.node.plan.is_changing(), "a peer may need VNI 1");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_backend_that_cannot_work_here_is_reported_and_the_node_stays_on_the_old_one() {
     local(async {

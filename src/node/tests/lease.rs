@@ -148,6 +148,24 @@ async fn the_end_of_a_pause_causes_one_write() {
 }
 
 #[tokio::test]
+async fn the_end_of_the_old_lease_says_nothing_about_another_subnet() {
+    local(async {
+        let mut test = TestNode::of_vxlan(own("192.168.0.1", MAC), OnLostLease::Reacquire);
+        let records = vec![Record { id: "10.5.1.0-24".into(), lease: Ok(own("192.168.0.1", MAC)) }];
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(written(own("192.168.0.1", OTHER))).await;
+        assert!(test.asked(1).await);
+        test.answer().await;
+        assert!(test.node.own_lease.ttl.is_some(), "the lost lease has ended");
+        test.answer().await;
+        assert_eq!(test.node.plan.own().subnets.to_key(), "10.5.9.0-24");
+        assert_eq!((test.node.own_lease.ttl, test.node.own_lease.saved_end), (None, SavedEnd::Unknown));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn nothing_is_saved_before_the_end_of_the_lease_is_known() {
     local(async {
         let mut test = holding().await;
