@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use weft_subnet::allocate;
 use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::network::Network;
+use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::family::metric;
 use crate::host::OnLink;
@@ -87,7 +88,7 @@ pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, see
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
         && !seen.mark
         && *priority == metric(family(net))
-        && allocate::fits(network, *net)
+        && (allocate::fits(network, *net) || is_back(Defect::ForeignRoutesRemoved))
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
         && on_link.on_link(via) == Some(dev)
 }

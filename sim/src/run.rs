@@ -37,6 +37,7 @@ pub struct Outcome {
 /// Runs the simulation in the present directory, which must be empty.
 pub fn run(scenario: &Scenario, level: tracing::Level) -> anyhow::Result<Outcome> {
     chance::begin(scenario.seed);
+    weft_subnet::old_defects::bring_back(scenario.defect);
     let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     let wrong = runtime.block_on(LocalSet::new().run_until(async {

@@ -3,6 +3,7 @@
 //! can be run as well.
 
 use serde::{Deserialize, Serialize};
+use weft_subnet::old_defects::Defect;
 
 use crate::chance::Chance;
 use crate::event::{self, Event};
@@ -31,6 +32,12 @@ pub struct Scenario {
     pub lease_ttl: u64,
     /// For how many seconds events happen.
     pub seconds: u64,
+    /// There are hardly more subnets than machines.
+    #[serde(default)]
+    pub tight: bool,
+    /// A defect of the past that is switched on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defect: Option<Defect>,
     /// The events, ordered by time.
     pub events: Vec<Timed>,
 }
@@ -42,10 +49,12 @@ impl Scenario {
         let machines = 3 + chance.below(4);
         let backend = ["vxlan", "vxlan", "vxlan", "host-gw", "ipip"][chance.below(5)].to_owned();
         let lan_inside = chance.percent(30);
-        let lease_ttl = [120, 600, 86_400][chance.below(3)];
+        let tight = chance.percent(30);
+        // In a tight network, leases must end before the cluster is at rest. Otherwise there may be no free subnet.
+        let lease_ttl = if tight { 120 } else { [120, 600, 86_400][chance.below(3)] };
         let seconds = chance.between(600, 1800);
         let count = chance.between(4, 40);
-        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, events: Vec::new() };
+        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, tight, defect: None, events: Vec::new() };
         scenario.add_events(count, &mut chance);
         scenario
     }
@@ -53,7 +62,7 @@ impl Scenario {
     /// Returns a simulation of this size, with so many random events per minute.
     pub fn of_size(seed: u64, machines: usize, seconds: u64, per_minute: u64) -> Scenario {
         let (backend, lan_inside, lease_ttl) = ("vxlan".to_owned(), false, 86_400);
-        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, events: Vec::new() };
+        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, tight: false, defect: None, events: Vec::new() };
         scenario.add_events(seconds / 60 * per_minute, &mut Chance::new(seed, 3));
         scenario
     }
@@ -70,8 +79,10 @@ impl Scenario {
     /// Returns net-conf. Subnets are leased from the first half of Network only, so that the simulation has prefixes of its own.
     pub fn net_conf(&self) -> String {
         let backend = &self.backend;
+        // In a tight network, 10.1.0.0 to 10.1.N.0 for N machines.
+        let last = if self.tight { format!("10.1.{}.0", self.machines.min(250)) } else { "10.63.255.0".to_owned() };
         format!(
-            r#"{{"Network":"10.0.0.0/8","SubnetLen":24,"SubnetMin":"10.1.0.0","SubnetMax":"10.63.255.0","Backend":{{"Type":"{backend}"}}}}"#
+            r#"{{"Network":"10.0.0.0/8","SubnetLen":24,"SubnetMin":"10.1.0.0","SubnetMax":"{last}","Backend":{{"Type":"{backend}"}}}}"#
         )
     }
 }

@@ -11,6 +11,7 @@ use weft_backends::diff::Op;
 use weft_backends::owner::{self, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::cidr::family;
+use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::kernel::Kernel;
 use crate::plan::Plan;
@@ -36,6 +37,7 @@ impl Takeover {
     /// Returns the state at the start of the agent. `author` wrote the subnet file that was found there.
     pub fn new(author: Author) -> Takeover {
         match author {
+            _ if is_back(Defect::ForeignRoutesRemoved) => Takeover::Undecided { certain: true },
             Author::Weft => Takeover::Over,
             Author::Unknown => Takeover::Undecided { certain: false },
             Author::Another => Takeover::Undecided { certain: true },

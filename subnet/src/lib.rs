@@ -16,6 +16,7 @@ pub mod hold;
 pub mod json;
 pub mod lease;
 pub mod network;
+pub mod old_defects;
 pub mod outside;
 pub mod peers;
 #[cfg(feature = "source")]

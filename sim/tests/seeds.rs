@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fixed seeds. Their number is bounded, because they run at every test.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use weft_sim::event::Event;
+use weft_sim::run::Outcome;
+use weft_sim::scenario::{Scenario, Timed};
+use weft_subnet::old_defects::Defect;
+
+/// Runs a scenario in a process of its own.
+fn play(scenario: &Scenario) -> Outcome {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_weft-sim"))
+        .args(["play", "--outcome"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(serde_json::to_string(scenario).unwrap().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+#[test]
+fn the_invariants_hold_for_fixed_seeds() {
+    for seed in 1..=6 {
+        let outcome = play(&Scenario::of_seed(seed));
+        assert!(outcome.wrong.is_empty(), "make sim SEED={seed}: {:?}", outcome.wrong);
+    }
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    let scenario = Scenario::of_seed(7);
+    assert_eq!(play(&scenario).fingerprint, play(&scenario).fingerprint);
+    assert_ne!(play(&scenario).fingerprint, play(&Scenario::of_seed(8)).fingerprint);
+}
+
+/// Each of these events is one that the generator of scenarios makes, too.
+#[test]
+fn defects_of_the_past_are_found() {
+    let vip = vec![Event::Vip(0), Event::Vip(1), Event::Kill(0, 5), Event::Kill(1, 5), Event::Vip(2), Event::Kill(0, 5)];
+    let foreign = vec![Event::ForeignRoute(0, 7), Event::Terminate(0, 3)];
+    let table = [
+        (Defect::VipWins, false, vip),
+        (Defect::ForeignRoutesRemoved, false, foreign),
+        (Defect::LeaseOverLan, true, vec![Event::LanLease(60)]),
+    ];
+    for (defect, lan_inside, events) in table {
+        let events = events.into_iter().zip(1..).map(|(event, number)| Timed { at: 30 * number, event }).collect();
+        let of_seed = Scenario::of_seed(1);
+        let (machines, backend) = (3, "vxlan".to_owned());
+        let good = Scenario { machines, backend, lan_inside, seconds: 200, lease_ttl: 600, tight: false, events, ..of_seed };
+        let bad = Scenario { defect: Some(defect), ..good.clone() };
+        assert_eq!(play(&good).wrong, [""; 0], "{defect:?} is switched off");
+        assert!(!play(&bad).wrong.is_empty(), "{defect:?} must be found");
+    }
+}

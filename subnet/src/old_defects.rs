@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Defects that weft had once. The simulator switches them on again, one at a time, and must then find them (`sim/tests/seeds.rs`).
+//! Without the feature `old-defects`, which only the simulator has, [`is_back`] is always false and costs nothing.
+
+/// A defect that was mended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "old-defects", derive(serde::Serialize, serde::Deserialize))]
+pub enum Defect {
+    /// The uplink was chosen again at each event, and a permanent VIP won over the address of a DHCP client. A lease with our address was
+    /// ours whatever identity it named.
+    VipWins,
+    /// At each start, static routes inside Network were taken for flannel's and removed.
+    ForeignRoutesRemoved,
+    /// A lease over addresses of this node was believed, and its route replaced the kernel's own.
+    LeaseOverLan,
+    /// A saved lease was used although it had ended.
+    EndedLeaseUsed,
+}
+
+/// Returns true if this defect is switched on.
+#[cfg(not(feature = "old-defects"))]
+#[inline]
+pub const fn is_back(_: Defect) -> bool {
+    false
+}
+
+#[cfg(feature = "old-defects")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Defect;
+
+    thread_local! {
+        static DEFECT: Cell<Option<Defect>> = const { Cell::new(None) };
+    }
+
+    /// Switches a defect on for this thread.
+    pub fn bring_back(defect: Option<Defect>) {
+        DEFECT.set(defect);
+    }
+
+    /// Returns true if this defect is switched on.
+    pub fn is_back(defect: Defect) -> bool {
+        DEFECT.get() == Some(defect)
+    }
+}
+#[cfg(feature = "old-defects")]
+pub use switch::{bring_back, is_back};
