@@ -54,7 +54,17 @@ impl Scenario {
         let lease_ttl = if tight { 120 } else { [120, 600, 86_400][chance.below(3)] };
         let seconds = chance.between(600, 1800);
         let count = chance.between(4, 40);
-        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, tight, defect: None, events: Vec::new() };
+        let mut scenario = Scenario {
+            seed,
+            machines,
+            backend,
+            lan_inside,
+            lease_ttl,
+            seconds,
+            tight,
+            defect: None,
+            events: Vec::new(),
+        };
         scenario.add_events(count, &mut chance);
         scenario
     }
@@ -62,7 +72,17 @@ impl Scenario {
     /// Returns a simulation of this size, with so many random events per minute.
     pub fn of_size(seed: u64, machines: usize, seconds: u64, per_minute: u64) -> Scenario {
         let (backend, lan_inside, lease_ttl) = ("vxlan".to_owned(), false, 86_400);
-        let mut scenario = Scenario { seed, machines, backend, lan_inside, lease_ttl, seconds, tight: false, defect: None, events: Vec::new() };
+        let mut scenario = Scenario {
+            seed,
+            machines,
+            backend,
+            lan_inside,
+            lease_ttl,
+            seconds,
+            tight: false,
+            defect: None,
+            events: Vec::new(),
+        };
         scenario.add_events(seconds / 60 * per_minute, &mut Chance::new(seed, 3));
         scenario
     }

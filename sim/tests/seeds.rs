@@ -40,7 +40,8 @@ fn a_seed_decides_everything() {
 /// Each of these events is one that the generator of scenarios makes, too.
 #[test]
 fn defects_of_the_past_are_found() {
-    let vip = vec![Event::Vip(0), Event::Vip(1), Event::Kill(0, 5), Event::Kill(1, 5), Event::Vip(2), Event::Kill(0, 5)];
+    let vip =
+        vec![Event::Vip(0), Event::Vip(1), Event::Kill(0, 5), Event::Kill(1, 5), Event::Vip(2), Event::Kill(0, 5)];
     let foreign = vec![Event::ForeignRoute(0, 7), Event::Terminate(0, 3)];
     let table = [
         (Defect::VipWins, false, vip),
@@ -51,7 +52,8 @@ fn defects_of_the_past_are_found() {
         let events = events.into_iter().zip(1..).map(|(event, number)| Timed { at: 30 * number, event }).collect();
         let of_seed = Scenario::of_seed(1);
         let (machines, backend) = (3, "vxlan".to_owned());
-        let good = Scenario { machines, backend, lan_inside, seconds: 200, lease_ttl: 600, tight: false, events, ..of_seed };
+        let good =
+            Scenario { machines, backend, lan_inside, seconds: 200, lease_ttl: 600, tight: false, events, ..of_seed };
         let bad = Scenario { defect: Some(defect), ..good.clone() };
         assert_eq!(play(&good).wrong, [""; 0], "{defect:?} is switched off");
         assert!(!play(&bad).wrong.is_empty(), "{defect:?} must be found");
