@@ -18,7 +18,7 @@ use tower::util::BoxCloneSyncService;
 use crate::etcd::{Etcd, Refused};
 
 /// etcd's protocol.
-#[allow(missing_docs, clippy::all)]
+#[allow(missing_docs, clippy::all, clippy::too_many_lines)]
 pub mod pb {
     tonic::include_proto!("etcdserverpb");
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fixed seeds. Their number is bounded, because they run at every test.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are not inside #[test] themselves
+
 use std::io::Write;
 use std::process::{Command, Stdio};
 
