@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that ask the running agent what it would do, what it did, and what it sees: `weft plan`, `weft history` and `weft mesh`.
+//! The commands that are questions to the running agent: `weft status`, `weft plan`, `weft history` and `weft mesh`.
 
 use std::path::PathBuf;
 use std::time::Duration;
