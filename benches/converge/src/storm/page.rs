@@ -13,7 +13,7 @@ const INTRODUCTION: &str = "\
 
 All nodes start, renew their leases, reboot, or leave at the same moment, with one real etcd. [method.md](method.md#storms) says how this is
 measured, and [scale.md](../scale.md) what it means for a cluster of 10,000 nodes. Requests, bytes and events do not depend on how busy the
-machine is. Times and CPU do, and etcd and all nodes share its processors.
+machine is, unless calls reach their time limit of 3 s and are made again. Times and CPU do, and etcd and all nodes share its processors.
 
 ";
 
