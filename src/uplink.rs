@@ -12,7 +12,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use regex_lite::Regex;
 use weft_backends::host::Uplink;
 use weft_subnet::cidr::Family;
-use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
@@ -163,9 +162,6 @@ pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickEr
 /// # Errors
 /// No interface can be used; see [`PickError`].
 pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<Next, PickError> {
-    if is_back(Defect::VipWins) {
-        return pick(choice, ground).map(Next::Stay);
-    }
     let link = ground.links().find(|link| link.name == now.name);
     let ground = &ground.clone().preferring((now.v4, now.v6));
     let both = [ground.families.0.then_some(Family::V4), ground.families.1.then_some(Family::V6)];

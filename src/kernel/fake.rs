@@ -13,7 +13,6 @@ use weft_backends::diff::Op;
 use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
-use weft_subnet::old_defects::{Defect, is_back};
 
 use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, Session, errno};
 
@@ -251,9 +250,7 @@ impl Kernel for FakeKernel {
                 outcomes.push(outcome);
                 continue;
             }
-            let kernels = |seen: &ObservedValue| {
-                matches!(key, Key::Route(..)) && seen.protocol == KERNEL_PROTOCOL && !is_back(Defect::LeaseOverLan)
-            };
+            let kernels = |seen: &ObservedValue| matches!(key, Key::Route(..)) && seen.protocol == KERNEL_PROTOCOL;
             if !matches!(op, Op::Remove(..)) && inside.entries.get(&key).is_some_and(kernels) {
                 outcomes.push(errno::kernels_own(op));
                 continue;

@@ -8,7 +8,6 @@ use ipnet::IpNet;
 use weft_backends::state::Name;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
-use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
 
@@ -178,9 +177,6 @@ impl<'a> Ground<'a> {
             // For IPv4 the same bit means "secondary", which does not matter here.
             let temporary = addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_));
             let flags = addr.flags;
-            if is_back(Defect::VipWins) {
-                return (GOOD, 0, false, flags & PERMANENT == 0, temporary);
-            }
             (kind(addr), self.used(addr.net.addr()), flags & TENTATIVE != 0, flags & PERMANENT == 0, temporary)
         };
         self.addresses(link, family).filter(usable).min_by_key(rank)

@@ -11,7 +11,6 @@ use crate::attrs::Attrs;
 use crate::backend_types::{BackendTypes, PublicIdentities, PublicPorts, differ};
 use crate::cidr::Subnets;
 use crate::lease::{Id, Lease};
-use crate::old_defects::{Defect, is_back};
 
 /// The public addresses of a node, IPv4 and IPv6.
 pub type Public = (Option<Ipv4Addr>, Option<Ipv6Addr>);
@@ -99,7 +98,6 @@ impl Evidence {
             return None;
         }
         match (subnet, self.same_device(lease), named) {
-            (_, Some(false), true) if is_back(Defect::VipWins) => Some(Proof::Address),
             (_, Some(false), _) => None,
             (Some(true), Some(true), _) => Some(Proof::SubnetAndIdentity),
             (Some(true), None, named) => (named || names(&self.beside)).then_some(Proof::SubnetAndAddress),

@@ -6,15 +6,8 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "old-defects", derive(serde::Serialize, serde::Deserialize))]
 pub enum Defect {
-    /// The uplink was chosen again at each event, and a permanent VIP won over the address of a DHCP client. A lease with our address was
-    /// ours whatever identity it named.
-    VipWins,
     /// At each start, static routes inside Network were taken for flannel's and removed.
     ForeignRoutesRemoved,
-    /// A lease over addresses of this node was believed, and its route replaced the kernel's own.
-    LeaseOverLan,
-    /// A saved lease was used although it had ended.
-    EndedLeaseUsed,
 }
 
 /// Returns true if this defect is switched on.

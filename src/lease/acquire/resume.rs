@@ -9,7 +9,6 @@ use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
-use weft_subnet::old_defects::{Defect, is_back};
 use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
@@ -181,9 +180,6 @@ enum Unusable {
 /// Checks whether the saved leases may still be valid. `expires` is true if the leases of the store expire.
 fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
     let own = head.own.subnets;
-    if is_back(Defect::EndedLeaseUsed) {
-        return Ok(());
-    }
     if now + SLACK < head.saved {
         return Err(Unusable::FromTheFuture { saved: head.saved, now });
     }
