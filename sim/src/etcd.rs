@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The content of a simulated etcd: keys with all their versions, leases, and the history of changes. `tests/model.rs` compares it with a
-//! real etcd.
+//! The content of a simulated etcd: keys with all their versions, leases, and the history of changes. It was
+//! not compared with a real etcd yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

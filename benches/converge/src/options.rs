@@ -156,7 +156,7 @@ pub struct ShapeOptions {
 /// What the storms are measured with.
 #[derive(Debug, Clone, clap::Args)]
 pub struct StormOptions {
-    /// Nodes. 1,000 take 4 GB of memory, and 2,000 take 14 GB
+    /// Nodes. 200 took 0.1 GB of memory; each node knows all others, so the memory grows with the square of their number
     #[arg(long, default_value_t = 1000)]
     pub size: usize,
     /// flanneld's binary; without it there are no figures of flanneld
