@@ -424,6 +424,7 @@ fn a_health_port_that_is_taken_is_tried_again() {
     });
 }
 
+#[cfg(feature = "kube")]
 #[test]
 fn the_api_server_is_reached_through_the_proxy_of_the_environment() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
