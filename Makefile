@@ -83,8 +83,12 @@ test-build: ## build all tests, and run none
 	@$(STEP) 1200 "build of the tests" cargo test --workspace --locked --no-run
 	@$(STEP) 600 "build of the tests with a step of their own" cargo test --workspace --locked --no-run $(OWN_STEP) --example wg
 
+# Relative relocations take half a megabyte of a static binary, and the start reads all of them, so they count as resident memory. The packed form
+# takes 7 kB. Debian's linker knows it for x86_64 only.
+comma := ,
+PACKED := $(if $(filter x86_64-%,$(MUSL)),-C link-arg=-Wl$(comma)-z$(comma)pack-relative-relocs)
 # The binaries have the same bytes wherever the tree and cargo's files are.
-static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
+static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PACKED) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
 static: ## build the static binaries that are released: agent and CNI plugin
 	@$(STEP) 2400 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
