@@ -173,7 +173,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
             guard: options.rules.guard,
             memory: EarlierRun::new(saved_file.clone()),
             secrets: secrets.clone(),
-            first_command: FirstCommand::new(options.allow_extension),
+            first_command: FirstCommand::new(options.net_conf_commands),
         };
         let waiting = Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition);
         let mut starting = pin!(acquire::start(context, waiting));

@@ -19,6 +19,7 @@ use weft_backends::backend::Backend;
 use weft_backends::commands::{CommandLine, CommandPeer, Commands, Variable};
 
 use crate::files;
+use crate::options::NetConfCommands;
 use peers::{PeerTable, Step};
 pub use process::CommandError;
 
@@ -58,9 +59,9 @@ pub struct FirstCommand {
 }
 
 impl FirstCommand {
-    /// `is_allowed` is the value of `--allow-extension`.
-    pub fn new(is_allowed: bool) -> FirstCommand {
-        FirstCommand { is_allowed, ran: None }
+    /// Returns a command that has not run. `commands` says whether it may.
+    pub fn new(commands: NetConfCommands) -> FirstCommand {
+        FirstCommand { is_allowed: commands == NetConfCommands::Run, ran: None }
     }
 
     /// Runs the command of this backend, if it has one that has not succeeded yet.

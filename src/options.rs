@@ -31,8 +31,8 @@ pub struct Options {
     pub hold_removals: Duration,
     /// `--change-grace`: how long the devices of an earlier backend stay after the last peer needed them.
     pub change_grace: Duration,
-    /// `--allow-extension`: the commands of net-conf may be run.
-    pub allow_extension: bool,
+    /// `--allow-extension`.
+    pub net_conf_commands: NetConfCommands,
     /// `--on-lost-lease`.
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.
@@ -127,6 +127,15 @@ pub struct UplinkChoice {
     pub public_ipv6: Option<Ipv6Addr>,
     /// `--wireguard-port`.
     pub wireguard_port: Option<u16>,
+}
+
+/// What the agent does with the commands of the backend extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetConfCommands {
+    /// It runs none, and takes no lease in such a network.
+    Refuse,
+    /// It runs them.
+    Run,
 }
 
 /// What the agent does if another node owns its subnet.

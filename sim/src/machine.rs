@@ -232,7 +232,7 @@ impl Machine {
             nexthop_objects: true,
             hold_removals: Duration::from_secs(300),
             change_grace: Duration::from_secs(60),
-            allow_extension: false,
+            net_conf_commands: weft::options::NetConfCommands::Refuse,
             on_lost_lease: self.site.on_lost_lease,
             manage_sysctls: true,
             // Probes need sockets, and the simulated hosts have none.

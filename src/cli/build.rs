@@ -12,7 +12,7 @@ use weft_subnet::etcd::EtcdOptions;
 
 use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
-use crate::options::{CniOptions, Fences, Options, RuleOptions, Store, UplinkChoice};
+use crate::options::{CniOptions, Fences, NetConfCommands, Options, RuleOptions, Store, UplinkChoice};
 
 /// Looks up a variable of the environment.
 pub(super) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -45,7 +45,7 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         nexthop_objects: !run.no_nexthop_objects,
         hold_removals: run.hold_removals,
         change_grace: run.change_grace,
-        allow_extension: run.allow_extension,
+        net_conf_commands: if run.allow_extension { NetConfCommands::Run } else { NetConfCommands::Refuse },
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
         state_dir: some(flags.place.state_dir).map(PathBuf::from),

@@ -60,10 +60,10 @@ async fn without_the_flag_nothing_is_run() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ran");
     let backend = backend(&format!(r#","PreStartupCommand":"touch {}""#, file.display()));
-    let error = FirstCommand::new(false).run(&*backend).await.unwrap_err().to_string();
+    let error = FirstCommand::new(NetConfCommands::Refuse).run(&*backend).await.unwrap_err().to_string();
     assert!(error.contains("whoever may write net-conf") && error.contains("--allow-extension"), "{error}");
     assert!(!file.exists());
-    FirstCommand::new(true).run(&*backend).await.unwrap();
+    FirstCommand::new(NetConfCommands::Run).run(&*backend).await.unwrap();
     assert!(file.exists());
 }
 
@@ -73,7 +73,7 @@ async fn the_command_before_the_lease_runs_once_when_it_succeeds() {
     let file = dir.path().join("runs");
     let text = format!("echo x >> {0}; wc -l < {0}; test $(wc -l < {0}) -gt 1", file.display());
     let backend = backend(&format!(r#","PreStartupCommand":"{text}""#));
-    let mut first = FirstCommand::new(true);
+    let mut first = FirstCommand::new(NetConfCommands::Run);
     let error = first.run(&*backend).await.unwrap_err().to_string();
     assert_eq!((error.as_str(), first.printed()), ("PreStartupCommand: exit status: 1: 1", None));
     first.run(&*backend).await.unwrap();

@@ -12,12 +12,13 @@ use crate::extension::Wanted;
 use crate::extension::peers::Progress;
 use crate::kernel::Kernel;
 use crate::observe::status::PeerState;
+use crate::options::NetConfCommands;
 
 impl<K: Kernel> Node<K> {
     /// Starts the commands that are due, if the backend has commands. The loop calls this once after every event.
     pub fn update_extension(&mut self) {
         // A start without the flag does not come so far. No other path may lead to commands either.
-        if !self.context.options.allow_extension {
+        if self.context.options.net_conf_commands == NetConfCommands::Refuse {
             return;
         }
         let now = Instant::now();

@@ -183,7 +183,7 @@ fn options(dir: &std::path::Path, on_lost_lease: OnLostLease, rules: RuleOptions
         nexthop_objects: true,
         hold_removals: Duration::from_secs(300),
         change_grace: Duration::ZERO,
-        allow_extension: false,
+        net_conf_commands: crate::options::NetConfCommands::Refuse,
         on_lost_lease,
         manage_sysctls: false,
         state_dir: None,

@@ -76,7 +76,7 @@ fn options(dir: &Path, resync: Duration) -> Options {
         nexthop_objects: true,
         hold_removals: Duration::ZERO,
         change_grace: Duration::from_secs(60),
-        allow_extension: false,
+        net_conf_commands: weft::options::NetConfCommands::Refuse,
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
         state_dir: None,

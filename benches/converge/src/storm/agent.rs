@@ -170,7 +170,7 @@ fn options(dir: &Path, number: usize) -> Options {
         // The removal is measured, and not the grace time before it.
         hold_removals: Duration::ZERO,
         change_grace: Duration::from_secs(60),
-        allow_extension: false,
+        net_conf_commands: weft::options::NetConfCommands::Refuse,
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
         probe: false,
