@@ -101,7 +101,7 @@ impl EtcdStore {
 
     /// Reads net-conf, and with the same request all leases, which are needed next.
     async fn read_config(&self) -> Result<String, Error> {
-        let all = self.read_all().await?;
+        let all = self.read_all_for(format!("read {}", self.keys.config())).await?;
         let text = all.config.as_ref().map(|kv| net_conf_text(kv.value()));
         let text = text.ok_or_else(|| Error::Missing(self.keys.config()))?;
         self.config_list.set(all);

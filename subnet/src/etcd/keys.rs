@@ -177,8 +177,12 @@ impl EtcdStore {
     /// Reads net-conf and all leases, in pages at one revision, because 50,000 leases do not fit into one message. A page is parsed
     /// while etcd prepares the next one. net-conf comes with the first page.
     pub(super) async fn read_all(&self) -> Result<All, Error> {
-        let (first, end) = self.keys.leases();
-        let what = format!("list {first}");
+        self.read_all_for(format!("list {}", self.keys.leases().0)).await
+    }
+
+    /// Does the same as [`EtcdStore::read_all`]. `what` says in errors what is read.
+    pub(super) async fn read_all_for(&self, what: String) -> Result<All, Error> {
+        let (_, end) = self.keys.leases();
         let range = GetOptions::new().with_range(end);
         let mut limit = FIRST_PAGE;
         let (mut all, mut page) = self.first_page(&what, &range, &mut limit).await?;
