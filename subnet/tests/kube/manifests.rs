@@ -137,7 +137,10 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     let set: Value = serde_json::from_str(&kubectl(&server, "get daemonset -n kube-flannel -o json", "")).unwrap();
     let pod = &set["items"][0]["spec"]["template"]["spec"];
     let hardened = |capabilities: Value| json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": capabilities});
-    assert_eq!(pod["containers"][0]["securityContext"], hardened(json!({"add": ["NET_ADMIN", "NET_RAW"], "drop": ["ALL"]})));
+    assert_eq!(
+        pod["containers"][0]["securityContext"],
+        hardened(json!({"add": ["NET_ADMIN", "NET_RAW"], "drop": ["ALL"]}))
+    );
     let installer = hardened(json!({"add": ["DAC_OVERRIDE"], "drop": ["ALL"]}));
     assert_eq!(pod["initContainers"][0]["securityContext"], installer);
     assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));
