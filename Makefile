@@ -40,7 +40,7 @@ lab: static ## the same with the static binary, without installing anything; LAB
 test: prepare-test ## install what is missing, then every check and test
 	@$(MAKE) --no-print-directory -j1 prepare-kube prepare-conformance prepare-deb fmt
 	@STEPS_BESIDE=1 $(MAKE) --no-print-directory -j2 test-beside
-	@$(MAKE) --no-print-directory -j1 test-lab bench-shape $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+	@$(MAKE) --no-print-directory -j1 test-lab bench-shape test-vm-loss $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
 
 .PHONY: test-beside
 test-beside: static check static-bare alone aarch64 test-build test-vm test-kube fuzz image test-clusters test-conformance test-deb
@@ -56,7 +56,7 @@ fmt: ## check the formatting
 
 # Tests that a plain `cargo test` leaves out. Cargo chooses the features of dependencies for all packages that are named, so every build of
 # tests names the whole workspace. With another choice, cargo would build many crates again.
-OWN_STEP := --test kube --test kube_mesh --test kube_store --test vm --test deploy_deb
+OWN_STEP := --test kube --test kube_mesh --test kube_store --test vm --test deploy_deb --test page
 
 check: ## clippy; each warning is an error
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -81,14 +81,16 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 .PHONY: test-build
 test-build: ## build all tests, and run none
 	@$(STEP) 1200 "build of the tests" cargo test --workspace --locked --no-run
-	@$(STEP) 600 "build of the tests with a step of their own" cargo test --workspace --locked --no-run $(OWN_STEP) --example wg
+	@$(STEP) 600 "build of the tests with a step of their own" cargo test --workspace --locked --no-run $(OWN_STEP)
 
 # Relative relocations take half a megabyte of a static binary, and the start reads all of them, so they count as resident memory. The packed form
 # takes 7 kB. Debian's linker knows it for x86_64 only.
 comma := ,
 PACKED := $(if $(filter x86_64-%,$(MUSL)),-C link-arg=-Wl$(comma)-z$(comma)pack-relative-relocs)
-# The binaries have the same bytes wherever the tree and cargo's files are.
-static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PACKED) --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo)
+# The binaries have the same bytes wherever the tree, cargo's files and the target directory are. Code that a build writes into the target
+# directory is compiled from there, so its paths are in messages of panics. The last prefix that matches counts.
+REMAPPED := --remap-path-prefix=$(CURDIR)=/weft --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(TARGET_DIR)=/target
+static static-bare: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PACKED) $(REMAPPED))
 static: ## build the static binaries that are released: agent and CNI plugin
 	@$(STEP) 2400 "static build" cargo build --release --locked --target $(MUSL) --bin weft
 	@$(STEP) 600 "static build of the CNI plugin" cargo build --release --locked --target $(MUSL) -p weft-cni --bin weft-cni
@@ -138,7 +140,7 @@ test-deb: prepare-deb manual ## install, upgrade and remove the Debian package i
 	@$(STEP) 900 "build for the package" cargo build --workspace --locked --bin weft --bin weft-cni
 	@$(STEP) 900 "Debian package" cargo test --workspace --locked --test deploy_deb
 
-# All processors: tools/release says which, and which are left out. RELEASE_ARGS="--out DIR amd64 arm64"
+# All processors: tools/release says which, and which are left out. RELEASE_ARGS="--out DIR --image NAME amd64 arm64"
 RELEASE_ARGS ?=
 .PHONY: release test-release
 release: ## build everything that is published into target/release-VERSION: binaries, packages, images, SBOM, licences, sums
@@ -164,6 +166,10 @@ bench-cni: static ## measure ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to
 bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL_CNI as above
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
+.PHONY: bench-udp
+bench-udp: prepare-bench ## compare the tunnels of the backend udp, of FLANNELD=/path/to/flanneld, and vxlan
+	@LAST_STEP=1 $(STEP) 1200 "udp" cargo run --quiet --release --locked -p weft-udp --example throughput
+
 .PHONY: prepare-kube test-kube
 prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, once
 	@tools/prepare kube
@@ -172,6 +178,14 @@ prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, 
 test-kube: prepare-kube ## test the Kubernetes store, and agents that use it, with a real API server
 	@$(STEP) 900 "Kubernetes store" cargo test --workspace --locked --test kube_store
 	@$(STEP) 1200 "agents over Node objects" cargo test --workspace --locked --test kube_mesh
+
+.PHONY: prepare-ui test-ui
+prepare-ui:
+	@tools/prepare ui
+
+test-ui: prepare-ui ## test the page of `weft ui` in a browser without a screen; not a part of `make test`, because it installs chromium
+	@$(STEP) 900 "build of the test of the page" cargo test --workspace --locked --test page --no-run
+	@$(STEP) 600 "page in a browser" cargo test --workspace --locked --test page
 
 .PHONY: kube-test kube-demo test-clusters
 kube-test: image test-clusters ## test what deploy/ ships in real clusters; FLANNELD=/path/to/flanneld adds the migration in both directions
@@ -214,9 +228,16 @@ test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/f
 no-flannel:
 	@printf '\n==== skipped: no FLANNELD and no FLANNEL_CNI: the tests beside flannel count as ignored\n'
 
-.PHONY: test-vm test-lab test-all
+.PHONY: test-vm test-vm-loss test-lab test-all
 test-vm: static ## run the agent on Debian's kernel, in virtual machines
-	@$(STEP) 1800 "virtual machines" env WEFT_BIN=$(STATIC) cargo test --workspace --locked --test vm --example wg
+	@$(STEP) 900 "programs of the virtual machines" cargo build --workspace --locked --example wg --example traffic
+	@$(STEP) 1800 "virtual machines" env WEFT_BIN=$(STATIC) cargo test --workspace --locked --test vm -- --skip loss::
+
+# An emulated processor sends 100 packets per second only while nothing else runs.
+test-vm-loss: static ## count lost packets over restarts and changes of the backend, in virtual machines
+	@$(STEP) 900 "programs of the virtual machines" cargo build --workspace --locked --example wg --example traffic
+	@$(STEP) 2400 "lost packets in virtual machines" env WEFT_BIN=$(STATIC) \
+	  cargo test --workspace --locked --test vm -- loss:: --test-threads 1
 
 test-lab:
 	@$(STEP) 300 "weft lab" $(STATIC) lab
@@ -225,6 +246,14 @@ test-lab:
 test-all:
 	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh" \
 	  env WEFT_BIN=$(STATIC) RUST_TEST_THREADS=$(TEST_THREADS) cargo test --workspace --locked --no-fail-fast
+
+# A soak of other steps: `make soak SOAK="test-vm test-clusters"`.
+RUNS ?= 10
+LOAD ?= 4
+SOAK ?= test-all
+.PHONY: soak
+soak: prepare-test static test-build ## run `make test-all` RUNS=10 times in a row while LOAD=4 other processes keep the machine busy
+	@tools/soak $(RUNS) $(LOAD) env STEP_FACTOR=4 $(MAKE) --no-print-directory -j1 $(SOAK)
 
 # FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::{mpsc, watch};
-use tokio::task::LocalSet;
+use tokio::task::{JoinSet, LocalSet};
 use tokio::time::Instant;
 use weft_backends::backend::TYPES;
 use weft_backends::owner::PROTOCOL;
@@ -33,8 +33,11 @@ use crate::lease::acquire::{self, EarlierRun, SecretFiles, StartContext, Waiting
 use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
 use crate::log::Reminder;
 use crate::node::{NextStep, Node, NodeContext};
-use crate::observe::health::{self, Readiness};
+use crate::observe::fault_events::EventReporter;
+use crate::observe::health::{self, Pages, Readiness};
 use crate::observe::history::recorder::{self, Recorder};
+use crate::observe::mesh::page::MeshPage;
+use crate::observe::mesh::row::{Row, RowAnswer};
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::{self, Reporter};
@@ -92,6 +95,7 @@ pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow
     let kernel = LinuxKernel::open(kernel_options).context("open netlink (are you root?)")?;
     let watched = MonitorOptions::new(PROTOCOL, kernel.shared()).watch_fence(&alias);
     let watched = if options.rules.guard { watched.watch_guard(&alias) } else { watched };
+    let watched = if options.uplink.can_reach.is_some() { watched.watch_policy() } else { watched };
     let monitor = LinuxMonitor::open(watched).context("open the netlink monitor")?;
     LocalSet::new().run_until(serve(options, store, kernel, monitor, shutdown)).await
 }
@@ -111,9 +115,11 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
     let socket = AgentSocket::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
     let (requests, received_requests) = mpsc::channel(16);
-    let mut helpers = tokio::task::JoinSet::new();
+    let mut helpers = JoinSet::new();
     if let Some(address) = options.health {
-        helpers.spawn_local(health::serve(address, readiness.clone(), metrics.clone()));
+        let mesh = MeshPage::new(requests.clone());
+        let pages = Pages { readiness: readiness.clone(), metrics: metrics.clone(), mesh };
+        helpers.spawn_local(health::serve(address, pages));
     }
     let ready = readiness.clone();
     helpers.spawn_local(async move { socket.serve(requests, ready).await });
@@ -147,13 +153,14 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
 ) -> anyhow::Result<ExitCode> {
     let mut shutdown = pin!(shutdown);
     let Surroundings { requests: mut received_requests, readiness, metrics, traffic_rules } = surroundings;
-    let mut helpers = tokio::task::JoinSet::new();
+    let mut helpers = JoinSet::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     let recorder = open_history(&options).await;
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
-    let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify: Notify::new(), condition };
+    let (notify, events) = (Notify::new(), EventReporter::new(store.clone()));
+    let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify, condition, events };
     let identity = tokio::select! {
         // If the API server does not answer, this takes long.
         () = &mut shutdown => return Ok(ended_early()),
@@ -175,7 +182,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
             secrets: secrets.clone(),
             first_command: FirstCommand::new(options.net_conf_commands),
         };
-        let waiting = Waiting::new(&mut reporter.notify, readiness.clone(), &reporter.condition);
+        let waiting = Waiting::new(&mut reporter.notify, readiness.clone(), (&reporter.condition, &reporter.events));
         let mut starting = pin!(acquire::start(context, waiting));
         loop {
             tokio::select! {
@@ -189,13 +196,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let (handle, port) = Handle::new();
-    let (rules, nftables) = (handle.state.clone(), started.network.nftables);
-    let task = survey.map(|survey| firewall_task(&options, survey));
-    let handle = task.is_some().then_some(handle);
-    if let Some(task) = task {
-        helpers.spawn_local(async move { task.run(nftables, port).await });
-    }
+    let (handle, rules) = start_rules(&mut helpers, &options, survey, started.network.nftables);
     // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let (saver, conflist) = (Saver::new(saved_file), Conflist::new(options.cni.clone(), &options.subnet_file));
@@ -213,9 +214,23 @@ async fn open_history(options: &Options) -> Recorder {
     Recorder::open(options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file))).await
 }
 
-fn firewall_task(options: &Options, survey: firewall::choice::Survey) -> firewall::Task {
-    let (choice, resync) = (options.rules.firewall, options.rules.resync);
-    firewall::Task { instance: Instance::new(&options.subnet_file), choice, resync, survey }
+/// Starts the task that keeps the traffic rules, if there is a survey for it. Returns how the node speaks to it, and where it shows its
+/// state.
+fn start_rules(
+    helpers: &mut JoinSet<()>,
+    options: &Options,
+    survey: Option<firewall::choice::Survey>,
+    nftables: Option<bool>,
+) -> (Option<Handle>, watch::Receiver<firewall::reconciler::State>) {
+    let (handle, port) = Handle::new();
+    let rules = handle.state.clone();
+    let handle = survey.map(|survey| {
+        let (choice, resync) = (options.rules.firewall, options.rules.resync);
+        let task = firewall::Task { instance: Instance::new(&options.subnet_file), choice, resync, survey };
+        helpers.spawn_local(async move { task.run(nftables, port).await });
+        handle
+    });
+    (handle, rules)
 }
 
 fn ended_early() -> ExitCode {
@@ -308,6 +323,10 @@ fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readin
     match request {
         socket::Request::Status(reply) => {
             drop(reply.send(report::starting(store.describe(), readiness.reasons())));
+        }
+        socket::Request::Mesh(reply) => {
+            let row = Row::of(report::starting(store.describe(), readiness.reasons()));
+            drop(reply.send(RowAnswer { row, readers: Vec::new() }));
         }
         socket::Request::Plan(reply) => {
             let reasons = readiness.reasons().join("; ");

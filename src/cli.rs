@@ -8,6 +8,7 @@ mod build;
 pub mod doctor;
 pub mod drop_in;
 pub mod duration;
+pub mod explain;
 pub mod flags;
 pub mod questions;
 
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::log::Format;
 use crate::options::{Options, Store};
 use argv::Flags;
 use drop_in::{Copy, DockerOptions, InstallConf};
@@ -53,22 +55,19 @@ pub enum Task {
     /// Run the agent.
     Agent(Box<AgentTask>),
     /// Ask the agent.
-    Status {
-        /// Its socket.
-        socket: PathBuf,
-        /// Print JSON.
-        json: bool,
-        /// Print only the traffic rules.
-        rules: bool,
-    },
+    Status(questions::StatusTask),
     /// Ask the agent what its next full pass would write.
     Plan(questions::Question),
     /// Ask the agent behind this socket to change the key of its node.
     RotateKey(PathBuf),
     /// Ask the agent what it changed in the kernel.
     History(questions::HistoryTask),
-    /// Ask the agent which peers packets reach.
-    Mesh(questions::Question),
+    /// Ask the agent, or all of them, which peers packets reach.
+    Mesh(questions::MeshTask),
+    /// Explain what this node does with a packet.
+    Explain(Box<explain::ExplainTask>),
+    /// Serve a page for browsers of this host.
+    Ui(questions::UiTask),
     /// Remove the entries of an agent from the kernel.
     Cleanup(CleanupTask),
     /// Install the CNI plugin into a directory.
@@ -113,6 +112,8 @@ pub struct AgentTask {
     pub options: Options,
     /// `-v`.
     pub verbosity: u8,
+    /// `--log-format`.
+    pub log_format: Format,
     /// Lines to be logged at the start.
     pub notes: Vec<String>,
 }
@@ -165,8 +166,10 @@ enum Command {
     Plan(questions::QuestionFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
     History(questions::HistoryFlags),
-    /// Show which peers packets reach, with loss, round trip and path MTU, the worst first; the exit code is 2 if a way is broken.
-    Mesh(questions::QuestionFlags),
+    /// Show which peers packets reach, from this node or between all nodes, with loss, round trip and path MTU, the worst first; the exit code is 2 if a way is broken.
+    Mesh(questions::MeshFlags),
+    /// Show the mesh, the leases, the nodes and the history as a page for a browser of this host; it only reads.
+    Ui(questions::UiFlags),
     /// Give this node a new key, without losing packets (only with the backend wireguard).
     RotateKey(InstanceFlags),
     /// Remove what an agent wrote into the kernel; refuses while it runs.
@@ -180,6 +183,8 @@ enum Command {
     Lease(LeaseCommand),
     /// Find what is wrong with this machine, with or without an agent; or what pods left behind on it.
     Doctor(Box<doctor::DoctorFlags>),
+    /// Explain step by step what this machine does with packets from one address to another; the exit code is 2 if they are lost here.
+    Explain(Box<explain::ExplainFlags>),
     /// Copy a CNI configuration to its place (also when called by the name install-conf).
     InstallConf(InstallConf),
     /// Write the options for Docker that belong to the node's subnet (also when called by the name mk-docker-opts.sh).
@@ -308,17 +313,16 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version(VersionForm::Stderr),
         Command::Agent(flags) => {
-            let verbosity = flags.log.v;
+            let (verbosity, log_format) = (flags.log.v, flags.log.log_format.into());
             let (options, notes) = build::agent(*flags, env)?;
-            Task::Agent(Box::new(AgentTask { options, verbosity, notes }))
+            Task::Agent(Box::new(AgentTask { options, verbosity, log_format, notes }))
         }
-        Command::Status(flags) => {
-            Task::Status { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
-        }
+        Command::Status(flags) => Task::Status(flags.into()),
         Command::Plan(flags) => Task::Plan(flags.into()),
         Command::RotateKey(flags) => Task::RotateKey(flags.socket()),
         Command::History(flags) => Task::History(flags.into()),
         Command::Mesh(flags) => Task::Mesh(flags.into()),
+        Command::Ui(flags) => Task::Ui(flags.into()),
         Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
             socket: flags.place.instance.socket(),
             subnet_file: flags.place.instance.subnet_file,
@@ -336,7 +340,8 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         }),
         Command::Lease(LeaseCommand::Ls(store)) => Task::LeaseList(build::store(*store, env)?),
         Command::Lease(LeaseCommand::Rm(flags)) => Task::LeaseRemove(build::store(flags.store, env)?, flags.id),
-        Command::Doctor(flags) => flags.task(),
+        Command::Doctor(flags) => flags.task(env)?,
+        Command::Explain(flags) => Task::Explain(Box::new(flags.task()?)),
         Command::InstallConf(files) | Command::Copy(Copy { files, .. }) => Task::Copy(files),
         Command::DockerOptions(options) => Task::DockerOptions(options),
         Command::Lab(args) => Task::Lab(args),

@@ -9,6 +9,7 @@ mod batch;
 pub mod decode;
 pub mod encode;
 pub mod errno;
+pub mod ethtool;
 pub mod fake;
 pub mod fence;
 pub mod guard;
@@ -102,6 +103,15 @@ pub struct RouteInfo {
     pub protocol: u8,
 }
 
+/// How the kernel sends packets to one address, by all its policy rules and routing tables (`ip route get`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// The index of the outgoing link.
+    pub index: u32,
+    /// The source address that the kernel chooses for packets that have none yet.
+    pub source: Option<IpAddr>,
+}
+
 /// The links, the addresses and the routes of other programs, as they were read at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
@@ -111,6 +121,8 @@ pub struct Machine {
     pub addrs: Vec<AddrInfo>,
     /// The routes of the main table that do not have the agent's protocol.
     pub routes: Vec<RouteInfo>,
+    /// The way to the address that [`Kernel::machine_towards`] was called with. `None` if the kernel has none.
+    pub way: Option<Way>,
 }
 
 /// Links, addresses or routes of this machine could not be read.
@@ -163,7 +175,7 @@ pub enum Notice {
     Entry(Key, Option<ObservedValue>),
     /// A link or an address changed. Everything must be compared.
     Links,
-    /// A route of another program changed, and with it perhaps how peers are reached.
+    /// A route or a policy rule of another program changed, and with it perhaps how peers are reached, or which uplink is chosen.
     Routes,
     /// The rules or the tables of the fence changed.
     Fence,
@@ -181,6 +193,21 @@ pub trait Kernel {
     /// # Errors
     /// A dump failed.
     fn machine(&mut self) -> io::Result<Machine>;
+    /// Returns how the kernel sends packets of this host to an address now. `None` if it has no route to it, if a rule forbids it, or
+    /// if the address is one of this host.
+    ///
+    /// # Errors
+    /// The question could not be asked, or the answer was lost.
+    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>>;
+    /// Does the same as [`Kernel::machine`], and asks for the way to this address, if there is one.
+    ///
+    /// # Errors
+    /// A dump or the question failed.
+    fn machine_towards(&mut self, to: Option<IpAddr>) -> io::Result<Machine> {
+        let machine = self.machine()?;
+        let way = to.map(|ip| self.way(ip)).transpose()?.flatten();
+        Ok(Machine { way, ..machine })
+    }
     /// Returns the named devices and all devices with our alias, with their addresses, permanent neighbours and FDB entries; all
     /// unicast, blackhole and unreachable routes of the main table, no matter which program wrote them; the tunnel guard; and the fence.
     ///
@@ -242,9 +269,10 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// The files of src/kernel. Each one may import only files that are before it, and none may be missing here.
-    const ORDER: [&str; 20] = [
+    const ORDER: [&str; 21] = [
         "sysctl",
         "errno",
+        "ethtool",
         "wireguard",
         "typed",
         "kinds",

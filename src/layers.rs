@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules of this crate from the lowest to the highest. A module imports only modules that stand before it, so no two
 /// modules import each other, not even by way of others.
-const ORDER: [&str; 27] = [
+const ORDER: [&str; 28] = [
     // Tools that know nothing of leases.
     "async_socket",
     "files",
@@ -30,6 +30,7 @@ const ORDER: [&str; 27] = [
     "conflicts",
     "pass",
     "sysctls",
+    "offload",
     "data_path",
     "extension",
     // The own lease, and the node that has one.

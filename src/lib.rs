@@ -19,6 +19,7 @@ pub mod lease;
 pub mod log;
 pub mod node;
 pub mod observe;
+pub mod offload;
 pub mod options;
 pub mod pass;
 pub mod plan;

@@ -6,11 +6,13 @@
 
 mod audit;
 mod change;
+mod clear_text;
 mod data_path;
 mod event;
 mod extension;
 mod host;
 mod key_change;
+mod mesh;
 mod net_conf;
 mod own_lease;
 mod passes;
@@ -47,6 +49,7 @@ use crate::pass::{Cause, Passer, Trigger};
 use crate::plan::Plan;
 use crate::saved::Saver;
 use change::Change;
+use clear_text::ClearTextTime;
 use host::UplinkState;
 use key_change::KeyChange;
 use net_conf::NetConf;
@@ -117,7 +120,8 @@ pub struct Node<K> {
 impl<K: Kernel> Node<K> {
     /// Creates a node that has just got its lease. Nothing is written to the kernel yet.
     pub fn new(context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, author, chosen, saved, wanted, earlier, .. } = started;
+        let Started { network, config, backend, host, own, author, chosen, saved, wanted, earlier, clear_text, .. } =
+            started;
         passer.takeover = Takeover::new(author);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
@@ -126,6 +130,7 @@ impl<K: Kernel> Node<K> {
         let (now, options) = (Instant::now(), &context.options);
         let plan = Plan::new(network, backend, host, own)
             .with_earlier(earlier)
+            .with_clear_text(clear_text.iter().flat_map(|saved| &saved.leases).map(|id| id.as_str().into()))
             .with_assigned_subnets(context.store.capabilities().assigned)
             .with_fences(options.rules.fences)
             .with_tunnel_guard(options.rules.guard);
@@ -138,9 +143,9 @@ impl<K: Kernel> Node<K> {
             peers: PeerLeases::new(options.hold_removals, now),
             store: StoreState::new(now),
             net_conf: NetConf::new(config, chosen),
-            change: Change::at_start(wanted),
+            change: Change::at_start(wanted, clear_text.map(|saved| ClearTextTime::resume(&saved, now))),
             uplink: UplinkState::default(),
-            sysctls: Sysctls::new(&options.subnet_file, now),
+            sysctls: Sysctls::new(options, now),
             rules: TrafficRules::default(),
             data_path: DataPath::default(),
             extension: Extension::new(remembered),
@@ -237,6 +242,7 @@ impl<K: Kernel> Node<K> {
     pub fn answer(&mut self, request: socket::Request) {
         match request {
             socket::Request::Status(reply) => drop(reply.send(self.status())),
+            socket::Request::Mesh(reply) => drop(reply.send(self.mesh_row())),
             socket::Request::Plan(reply) => {
                 let answer = self.preview().map_err(|error| format!("read the kernel's tables: {error}"));
                 drop(reply.send(answer));

@@ -2,6 +2,7 @@
 //! What others see of the agent: readiness, `weft status`, metrics, systemd's status and the condition of the Kubernetes Node.
 
 pub mod entries;
+pub mod fault_events;
 pub mod health;
 pub mod history;
 pub mod mesh;

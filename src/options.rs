@@ -37,6 +37,8 @@ pub struct Options {
     pub on_lost_lease: OnLostLease,
     /// `--manage-sysctls`.
     pub manage_sysctls: bool,
+    /// `--tx-checksum-off`.
+    pub tx_checksum_off: bool,
     /// `--state-dir`. `None` means that peers are not saved.
     pub state_dir: Option<PathBuf>,
     /// flannel's place of the private key of WireGuard: WIREGUARD_KEY_FILE, or `wgkey` beside the subnet file.

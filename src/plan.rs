@@ -4,6 +4,7 @@
 
 mod change;
 pub mod claims;
+mod clear_text;
 mod devices;
 mod extension;
 pub mod fence;
@@ -35,6 +36,7 @@ use weft_subnet::peers::{Change, Peers, Us};
 
 pub use change::Beside;
 use change::Besides;
+use clear_text::ClearText;
 pub use devices::{DeviceProblem, MOST_DEVICES};
 use fence::Fence;
 pub use host_networks::foreign_networks;
@@ -57,6 +59,7 @@ pub struct Plan {
     others: Others,
     /// The next backend and the earlier ones, while net-conf changes the backend.
     besides: Besides,
+    clear_text: ClearText,
     host: Host,
     own: Lease,
     peers: Peers,
@@ -101,6 +104,7 @@ impl Plan {
             backend,
             others: Others::default(),
             besides: Besides::default(),
+            clear_text: ClearText::default(),
             host,
             own,
             peers,
@@ -185,6 +189,7 @@ impl Plan {
         self.others.clear();
         self.besides.update_host(&self.host);
         self.besides.forget_all();
+        self.clear_text.forget_refusals();
         self.peers_version += 1;
         self.peers.judge_for(self.us());
         self.index = Index::new(self.assigned);
@@ -388,6 +393,7 @@ impl Plan {
         self.skipped.remove(id);
         self.foreign.remove(id);
         self.besides.forget(id);
+        self.clear_text.forget(id);
         self.guard.iter_mut().for_each(|guard| guard.forget(id));
         self.waiting.remove(id);
         self.blocked.remove(id);

@@ -21,8 +21,12 @@ use echo::{Answer, Echo};
 use examine::{Examination, Packet, Step};
 use samples::{Sample, Samples};
 
-/// At most one packet is sent in this time, which is five in a second.
-const PACKET_PAUSE: Duration = Duration::from_millis(200);
+/// The packets of this time are sent together, because each packet that is sent alone wakes the agent up several times.
+const BURST_PAUSE: Duration = Duration::from_secs(1);
+/// Number of packets that are sent together.
+const MAX_BURST: u32 = 5;
+/// The shortest time between the turns of two peers. It is what five packets a second allow.
+const MIN_PAUSE: Duration = Duration::from_millis(200);
 /// All peers are asked in this time, if the number of packets allows it.
 const ROUND: Duration = Duration::from_secs(30);
 /// The longest time between two peers.
@@ -94,7 +98,8 @@ pub struct Prober {
     /// The place at which the round goes on. It should begin at another place on each node.
     pub cursor: usize,
     next_peer: Instant,
-    next_packet: Instant,
+    /// When the last burst began, and how many packets it may still have.
+    burst: (Instant, u32),
     /// When any peer answered last, at any of its addresses.
     last_answer: Option<Instant>,
     /// True if the last packet was for a peer that is examined. Others must have their turn, too.
@@ -122,7 +127,7 @@ impl Prober {
             changed: VecDeque::new(),
             cursor: 0,
             next_peer: now + AFTER_CHANGE,
-            next_packet: now,
+            burst: (now, MAX_BURST),
             last_answer: None,
             examined_last: false,
             counts: Counts::default(),
@@ -148,13 +153,28 @@ impl Prober {
         let examined = self.examined.values().filter(|one| !one.is_open).map(|one| one.due);
         let changed = self.changed.front().map(|(at, _)| *at);
         let due = examined.chain(changed).chain([self.next_peer]).min().unwrap_or(self.next_peer);
-        due.max(self.next_packet)
+        let (began, left) = self.burst;
+        if left == MAX_BURST { due } else { due.max(began + BURST_PAUSE) }
+    }
+
+    /// Returns true if a packet may be sent now.
+    fn may_send(&self, now: Instant) -> bool {
+        let (began, left) = self.burst;
+        left == MAX_BURST || now >= began + BURST_PAUSE || (left > 0 && now == began)
+    }
+
+    /// A packet is sent now.
+    fn count_packet(&mut self, now: Instant) {
+        if self.burst.1 == MAX_BURST || now >= self.burst.0 + BURST_PAUSE {
+            self.burst = (now, MAX_BURST);
+        }
+        self.burst.1 -= 1;
     }
 
     /// Returns the packet for a peer that is examined, if one is due. `current` returns the target as it is now, or `None` if the peer is
     /// gone.
     pub fn examine(&mut self, now: Instant, current: impl Fn(usize) -> Option<Target>) -> Option<Outgoing> {
-        if now < self.next_packet || (self.examined_last && self.next_peer <= now) {
+        if !self.may_send(now) || (self.examined_last && self.next_peer <= now) {
             return None;
         }
         self.examined.retain(|place, one| current(*place) == Some(one.target));
@@ -169,15 +189,16 @@ impl Prober {
             Packet::Published => (one.target.published.unwrap_or(one.target.address), examine::SMALL),
         };
         one.is_open = true;
-        self.next_packet = now + PACKET_PAUSE;
+        let target = one.target;
+        self.count_packet(now);
         self.examined_last = true;
-        let listen = (to != one.target.address).then_some(one.target.address);
-        Some(Outgoing { target: one.target, packet, echo: Echo { to, size, wait, listen } })
+        let listen = (to != target.address).then_some(target.address);
+        Some(Outgoing { target, packet, echo: Echo { to, size, wait, listen } })
     }
 
     /// Returns whose turn it is, if it is time. [`Prober::ask`] must follow. `peers` is their number.
     pub fn turn(&mut self, peers: usize, now: Instant) -> Option<Turn> {
-        if now < self.next_packet {
+        if !self.may_send(now) {
             return None;
         }
         if let Some((_, id)) = self.changed.pop_front_if(|(at, _)| *at <= now) {
@@ -188,7 +209,9 @@ impl Prober {
         }
         self.examined_last = false;
         let pause = ROUND / u32::try_from(peers.max(1)).unwrap_or(u32::MAX);
-        self.next_peer = now + pause.clamp(PACKET_PAUSE, MAX_PAUSE);
+        // The turns since the last burst are due together.
+        let since = now.checked_sub(BURST_PAUSE).map_or(self.next_peer, |since| self.next_peer.max(since));
+        self.next_peer = since + pause.clamp(MIN_PAUSE, MAX_PAUSE);
         Some(Turn::Next)
     }
 
@@ -197,7 +220,7 @@ impl Prober {
         if self.examined.get(&target.place).is_some_and(|one| one.target == target) {
             return None;
         }
-        self.next_packet = now + PACKET_PAUSE;
+        self.count_packet(now);
         let echo = Echo { to: target.address, size: target.mtu, wait: WAIT, listen: None };
         Some(Outgoing { target, packet: Packet::Full, echo })
     }

@@ -152,6 +152,12 @@ impl Saver {
         self.changed = self.saved_file.is_some();
     }
 
+    /// Takes notice of a change that is to be written at once, even if the last write was a moment ago.
+    pub fn changed_now(&mut self) {
+        self.changed();
+        self.not_before = None;
+    }
+
     /// Returns true if the last write was long ago.
     pub fn is_old(&self, now: Instant) -> bool {
         self.not_before.is_some_and(|at| at + REFRESH <= now)
@@ -282,6 +288,7 @@ mod tests {
             public,
             chosen,
             uplink: None,
+            clear_text: None,
             earlier: Vec::new(),
         }
     }

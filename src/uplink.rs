@@ -51,10 +51,12 @@ pub enum Next {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PickError {
     /// No interface matches the flags.
-    #[error("no interface matches {wanted}; there is {there}")]
+    #[error("no interface matches {wanted}; there is {there}{}", route_command(*.can_reach))]
     NoMatch {
         /// The flags with their values.
         wanted: String,
+        /// The address of `--iface-can-reach`.
+        can_reach: Option<IpAddr>,
         /// Interfaces with addresses.
         there: String,
     },
@@ -99,6 +101,11 @@ pub enum PickError {
     /// The value of the flag is not a regular expression.
     #[error("--iface-regex {0} is not a regular expression")]
     BadRegex(String),
+}
+
+/// Returns the command that shows what the kernel answers for the address of `--iface-can-reach`.
+fn route_command(can_reach: Option<IpAddr>) -> String {
+    can_reach.map(|ip| format!("; `ip route get {ip}` shows how the kernel reaches {ip}")).unwrap_or_default()
 }
 
 /// An interface, and the address by which it was found, if it was found by one.
@@ -228,7 +235,7 @@ fn explicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>,
     if let Some(found) = choice.can_reach.and_then(|ip| reaching(ground, ip)) {
         return Ok((found, None));
     }
-    Err(PickError::NoMatch { wanted: flags(choice), there: ground.there() })
+    Err(PickError::NoMatch { wanted: flags(choice), can_reach: choice.can_reach, there: ground.there() })
 }
 
 /// Chooses without these flags: first the interface that has the public address, then the one that was in use, then that of the default
@@ -284,14 +291,21 @@ fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
     links().find(|link| regex.is_match(&link.name.text())).map(|link| (link, None))
 }
 
-/// Returns the interface that was in use, if it has a route to this address. Otherwise returns the interface of the longest prefix that
-/// contains the address, as the kernel routes.
+/// Returns the interface that was in use, if it has a route to this address. Otherwise returns the interface that the kernel names, so
+/// that policy rules and all routing tables count.
+///
+/// The address may be inside Network. Then the kernel may name a device of pods, which cannot be an uplink. Then the interface of the
+/// longest prefix is returned, among the routes of other programs.
 fn reaching<'a>(ground: &Ground<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
     if let Some(link) = ground.bearing(ip) {
         return Some(link);
     }
     let holding = || ground.routes(|route| route.net.contains(&ip));
     if let Some(link) = ground.before().filter(|before| holding().any(|(_, link)| link.index == before.index)) {
+        return Some(link);
+    }
+    let way = ground.way()?;
+    if let Some(link) = ground.links().find(|link| link.index == way.index) {
         return Some(link);
     }
     let holding = holding();

@@ -17,6 +17,8 @@ use nix::unistd::Pid;
 
 #[path = "cli/doctor.rs"]
 mod doctor;
+#[path = "cli/explain.rs"]
+mod explain;
 #[path = "cli/history.rs"]
 mod history;
 #[allow(dead_code, reason = "others use more of it")]
@@ -296,8 +298,33 @@ fn an_agent_that_waits_for_its_config_says_so_and_ends_at_once() {
         // How long an end takes is a row of the bench. Here it does nothing else first, such as asking the store again.
         let log = agent.log();
         assert!(log.contains("WARN waiting: net-conf:"), "{log}");
+        let net_conf = r#"'{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}'"#;
+        let command = format!("write it, for example: echo {net_conf} >{}", place.text("store/config.json"));
+        assert!(log.contains(&command), "{log}");
         assert!(log.lines().last().is_some_and(|line| line.contains("weft ends; it had no lease yet")), "{log}");
         assert!(!place.path("weft.sock").exists(), "the socket goes with the agent");
+    });
+}
+
+#[test]
+fn every_line_of_a_json_log_is_an_object_up_to_the_error_that_ends_the_agent() {
+    refused(&["agent", "--log-format=klog"], &[], 2, "[possible values: text, json]");
+    in_namespace(|| {
+        let place = Place::new();
+        let mut first = place.agent(&[], &[("FLANNELD_LOG_FORMAT", Path::new("json"))]);
+        place.wait_status("NOT READY");
+        let mut second = place.agent(&["-v", "2", "--log-format", "json"], &[]);
+        assert_eq!(wait_for("the second agent to end", || second.0.try_wait().unwrap()).code(), Some(1));
+        assert_eq!(first.term().code(), Some(0));
+        for (log, level, message) in [
+            (first.log(), "INFO", "weft ends; it had no lease yet"),
+            (second.log(), "ERROR", "another agent answers on"),
+        ] {
+            let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+            let lines: Vec<serde_json::Value> = log.lines().map(parse).collect();
+            let last = lines.last().unwrap();
+            assert!(last["level"] == level && last["message"].as_str().unwrap().contains(message), "{log}");
+        }
     });
 }
 

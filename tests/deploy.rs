@@ -156,6 +156,36 @@ fn manifests_name_the_image_of_this_version() {
     }
 }
 
+/// A release has both for those who do not have this tree. They name the image where it was published.
+#[test]
+fn a_release_has_one_manifest_and_one_chart_that_name_the_published_image() {
+    let tool = |dir: &Path, image: &str| {
+        let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/manifests");
+        Command::new(tool).arg(dir).arg(image).output().expect("run tools/manifests")
+    };
+    let (one, two) = (tempfile::tempdir().expect("directory"), tempfile::tempdir().expect("directory"));
+    for place in [&one, &two] {
+        let output = tool(place.path(), "r.test:5000/net/weft");
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let name = |end: &str| format!("weft-{version}-{end}");
+    for end in ["kube.yml", "chart.tgz"] {
+        let read = |place: &Path| fs::read(place.join(name(end))).expect("the tool writes it");
+        assert!(read(one.path()) == read(two.path()), "{end} differs from run to run");
+    }
+    let manifest = fs::read_to_string(one.path().join(name("kube.yml"))).expect("a manifest");
+    assert_eq!(manifest.matches(&format!("image: r.test:5000/net/weft:{version}\n")).count(), 2);
+    assert!(!manifest.contains("image: weft") && manifest.contains("\nkind: Namespace\n"));
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--gzip", "--to-stdout", "--file"]).arg(one.path().join(name("chart.tgz")));
+    let values = said(&tar.arg("weft/values.yaml").output().expect("run tar"));
+    assert_eq!(values.matches("    repository: r.test:5000/net/weft\n").count(), 1, "{values}");
+    for wrong in ["weft:1", "r.test/weft:1", "r.test/", "a b", "a,b"] {
+        assert!(said(&tool(one.path(), wrong)).contains("is no name of an image without a tag"), "{wrong}");
+    }
+}
+
 /// Releases are made with this tool: it must find every file that repeats the version.
 #[test]
 fn a_new_version_is_written_everywhere() {

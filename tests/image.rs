@@ -151,6 +151,7 @@ fn an_index_has_an_image_for_each_processor() {
     assert_eq!(read("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#);
     let top: Value = serde_json::from_str(&read("index.json")).unwrap();
     assert_eq!(top["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"], "1.2.3");
+    assert_eq!(name_in_containerd(&first), "docker.io/library/weft:1.2.3");
     let index = object(&top["manifests"][0]);
     let platforms: Vec<&Value> = index["manifests"].as_array().unwrap().iter().map(|one| &one["platform"]).collect();
     let wanted = [
@@ -167,6 +168,33 @@ fn an_index_has_an_image_for_each_processor() {
     }
     let refusal = tool("image-index", &[&path("c.tar"), "weft:1", "/none", &amd]).unwrap_err();
     assert!(refusal.contains("has no /none") && !Path::new(&path("c.tar")).exists(), "{refusal}");
+}
+
+/// Returns the name that containerd gives to the image of an index when it imports the archive.
+fn name_in_containerd(archive: &str) -> String {
+    let index = tar(&["--to-stdout", "-x", "index.json", "-f"], Path::new(archive));
+    let index: Value = serde_json::from_str(&index).unwrap();
+    index["manifests"][0]["annotations"]["io.containerd.image.name"].as_str().unwrap().to_owned()
+}
+
+/// containerd takes the name of an index as it is written, while the kubelet asks for the complete name. An image with a short name would be
+/// imported, and no pod would find it.
+#[test]
+fn the_name_of_an_index_is_the_one_that_the_kubelet_asks_for() {
+    let home = tempfile::tempdir().unwrap();
+    let root = format!("amd64={}", root(home.path(), &["weft"], 0o755, 0).display());
+    let archive = home.path().join("a.tar").to_str().unwrap().to_owned();
+    for (name, complete) in [
+        ("weft:1", "docker.io/library/weft:1"),
+        ("owner/weft:1", "docker.io/owner/weft:1"),
+        ("owner/net.d/weft:1", "docker.io/owner/net.d/weft:1"),
+        ("registry.test/owner/weft:1", "registry.test/owner/weft:1"),
+        ("registry:5000/weft:1", "registry:5000/weft:1"),
+        ("localhost/weft:1", "localhost/weft:1"),
+    ] {
+        tool("image-index", &[&archive, name, "/weft", &root]).unwrap();
+        assert_eq!(name_in_containerd(&archive), complete);
+    }
 }
 
 #[test]

@@ -29,6 +29,8 @@ mod guard;
 mod namespace;
 #[path = "kernel/nft.rs"]
 mod nft;
+#[path = "kernel/offload.rs"]
+mod offload;
 #[path = "common/patience.rs"]
 mod patience;
 #[path = "kernel/sysctls.rs"]

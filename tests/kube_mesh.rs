@@ -12,6 +12,8 @@
 mod away;
 #[path = "kube_mesh/condition.rs"]
 mod condition;
+#[path = "kube_mesh/events.rs"]
+mod events;
 #[path = "common/exe.rs"]
 mod exe;
 #[path = "kube_mesh/nodes.rs"]

@@ -4,12 +4,16 @@
 
 #[path = "mesh/change.rs"]
 mod change;
+#[path = "mesh/cluster.rs"]
+mod cluster;
 #[path = "mesh/cni.rs"]
 mod cni;
 #[path = "mesh/contest.rs"]
 mod contest;
 #[path = "common/exe.rs"]
 mod exe;
+#[path = "mesh/explain.rs"]
+mod explain;
 #[path = "mesh/extension.rs"]
 mod extension;
 #[path = "common/flanneld.rs"]
@@ -20,6 +24,8 @@ mod identity;
 mod interop;
 #[path = "mesh/killed.rs"]
 mod killed;
+#[path = "mesh/options.rs"]
+mod net_conf_options;
 #[path = "common/places.rs"]
 mod places;
 #[path = "mesh/probe.rs"]
@@ -40,6 +46,8 @@ mod subnets;
 mod thread;
 #[path = "mesh/udp.rs"]
 mod udp;
+#[path = "mesh/ui.rs"]
+mod ui;
 
 use exe::weft_exe;
 use thread::on_this_thread;

@@ -4,6 +4,7 @@
 //! `WEFT_BIN` names a static weft to test instead of this build's. `WEFT_VM_EXTRA` names any test binary to run inside too.
 //! Nothing is skipped: no qemu or no kernel package is a failure that says so.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
+#![allow(clippy::print_stdout, reason = "the figures of a test that passed are in its output")]
 #![allow(clippy::disallowed_methods, reason = "a test is told its binaries by the environment")]
 
 #[path = "common/exe.rs"]
@@ -16,11 +17,19 @@ mod image;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{PoisonError, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
 /// A scenario with its boot; emulated CPUs on a loaded machine are slow.
 const LIMIT: Duration = Duration::from_secs(900);
+
+/// The scenarios that count lost packets need a rate of packets, so they run while no other machine does.
+const COUNTING: [&str; 4] = ["wireguard-loss.sh", "wireguard-rotate.sh", "wireguard-flannel.sh", "change-walk.sh"];
+static MACHINES: RwLock<()> = RwLock::new(());
+/// What a scenario says when it did not reach its rate. A machine that was busy with something else may do better the next time.
+const TOO_SLOW: &str = "or this machine is too slow";
+/// How often such a scenario is run.
+const TRIES: usize = 3;
 
 /// A running machine, ended with the test whatever happens.
 struct Machine(Child);
@@ -34,6 +43,12 @@ impl Drop for Machine {
 
 /// Boots, runs one scenario, and returns the console, line by line.
 fn boot(scenario: &str, env: &str, extra: Option<&Path>) -> Vec<String> {
+    let (_alone, _among_others);
+    if COUNTING.contains(&scenario) {
+        _alone = MACHINES.write().unwrap_or_else(PoisonError::into_inner);
+    } else {
+        _among_others = MACHINES.read().unwrap_or_else(PoisonError::into_inner);
+    }
     let dir = tempfile::tempdir().expect("temporary directory");
     let initrd = image::initrd(dir.path(), scenario, env, extra);
     let child = Command::new("qemu-system-x86_64")
@@ -43,7 +58,7 @@ fn boot(scenario: &str, env: &str, extra: Option<&Path>) -> Vec<String> {
             "-cpu",
             "max",
             "-m",
-            if scenario == image::WITH_FLANNEL { "1536" } else { "512" },
+            if image::WITH_FLANNEL.contains(&scenario) { "1536" } else { "512" },
             "-nographic",
             "-no-reboot",
             "-nic",
@@ -85,13 +100,28 @@ fn boot(scenario: &str, env: &str, extra: Option<&Path>) -> Vec<String> {
 
 /// Runs a scenario; it must reach its end, without a failure, and have checked at least these.
 fn run(scenario: &str, nexthops: &str, checks: &[&str]) {
-    judge(scenario, &boot(scenario, &format!("NEXTHOPS={nexthops}\n"), None), checks);
+    run_with(scenario, &format!("NEXTHOPS={nexthops}\n"), checks);
+}
+
+/// As [`run`], with these variables for the scenario.
+fn run_with(scenario: &str, env: &str, checks: &[&str]) {
+    let mut console = boot(scenario, env, None);
+    for _ in 1..TRIES {
+        if !console.iter().any(|line| line.contains("weft-vm: FAIL") && line.contains(TOO_SLOW)) {
+            break;
+        }
+        println!("{scenario} is run again, because the machine was too slow:\n{}", console.join("\n"));
+        console = boot(scenario, env, None);
+    }
+    judge(scenario, &console, checks);
 }
 
 fn judge(scenario: &str, console: &[String], checks: &[&str]) {
     // The first line after the firmware's may begin with its escape sequences.
     let said: Vec<&str> = console.iter().filter_map(|l| l.split_once("weft-vm: ").map(|(_, s)| s)).collect();
     let whole = console.join("\n");
+    // `--show-output` shows the figures of a test that passed.
+    println!("{whole}");
     assert!(!said.iter().any(|s| s.starts_with("FAIL")), "{scenario} failed:\n{whole}");
     assert_eq!(said.last(), Some(&"END 0"), "{scenario} did not reach its end:\n{whole}");
     for check in checks {
@@ -180,19 +210,6 @@ fn wireguard_dual_stack() {
     run("wireguard-dual.sh", "yes", &WIREGUARD_DUAL);
 }
 
-const WIREGUARD_ROTATE: [&str; 5] = [
-    "round 2: rotate-key loses no packet of n1:n2",
-    "round 2: rotate-key loses no packet of n2:n1",
-    "a restart keeps the new key",
-    "another preshared key loses no packet of n1:n2",
-    "preshared n1 to n3",
-];
-
-#[test]
-fn wireguard_rotate() {
-    run("wireguard-rotate.sh", "yes", &WIREGUARD_ROTATE);
-}
-
 const WIREGUARD_NAT: [&str; 4] =
     ["three leases", "pods n1 to n2", "pods n2 to n3", "each node has its own lease after it was installed again"];
 
@@ -201,19 +218,78 @@ fn wireguard_nat() {
     run("wireguard-nat.sh", "yes", &WIREGUARD_NAT);
 }
 
-const WIREGUARD_FLANNEL: [&str; 6] = [
+const WIREGUARD_CHANGE: [&str; 8] = [
+    "n1 marks the node that does not follow",
+    "a new lease of the earlier type is set aside",
+    "packets for its subnet do not leave in clear text",
+    "the change loses no packet of n1",
+    "clear text ends on n1",
+    "packets to the node that does not follow are not sent",
+    "followed n1 to n3",
+    "flannel's route goes",
+];
+
+#[test]
+fn vxlan_to_wireguard() {
+    run("wireguard-change.sh", "yes", &WIREGUARD_CHANGE);
+}
+
+const WIREGUARD_FLANNEL: [&str; 9] = [
     "pods n1 to n2",
     "pods n2 to n3 v6",
     "lease bytes are flannel's",
-    "from flannel to weft without loss",
+    "flannel killed, then weft loses no packet",
+    "flannel killed, then weft under 90 packets per second or more, or this machine is too slow",
     "flannel's device is adopted",
+    "without a device packets are lost",
+    "packets arrive at most 1.5 s after weft has made the device",
     "flannel n1 to n2",
 ];
 
 #[test]
 #[ignore = "needs FLANNELD"]
 fn wireguard_with_flanneld() {
-    run(image::WITH_FLANNEL, "yes", &WIREGUARD_FLANNEL);
+    run("wireguard-flannel.sh", "yes", &WIREGUARD_FLANNEL);
+}
+
+const CHANGE_FLANNEL: [&str; 6] = [
+    "n1 marks flannel's node",
+    "n1 still reaches flannel's node",
+    "after a restart n1 still reaches flannel's node",
+    "clear text ends on n1",
+    "n1 names flannel's node as set aside",
+    "restarted n1 to n2",
+];
+
+#[test]
+#[ignore = "needs FLANNELD"]
+fn vxlan_to_wireguard_with_flanneld() {
+    run("wireguard-change-flannel.sh", "yes", &CHANGE_FLANNEL);
+}
+
+const LIMITS: [&str; 2] = ["a full connection tracking table is named", "a full neighbour table is named"];
+
+/// Runs the scenario of explain and doctor with a backend.
+fn explain(backend: &str, checks: [&str; 3]) {
+    let console = boot("explain.sh", &format!("NEXTHOPS=yes\nBACKEND={backend}\n"), None);
+    judge("explain.sh", &console, &[&checks[..], &LIMITS].concat());
+}
+
+#[test]
+fn explain_ipip() {
+    let missing = "a route of ipip that is missing is named";
+    explain("ipip", ["ipip works", "the tunnel of ipip is shown", missing]);
+}
+
+#[test]
+fn explain_wireguard() {
+    let missing = "a device of wireguard that is missing is named";
+    explain("wireguard", ["wireguard works", "the tunnel of wireguard is shown", missing]);
+}
+
+#[test]
+fn lab_with_wireguard() {
+    run("lab.sh", "yes", &["every pod of a lab with wireguard reaches every other one"]);
 }
 
 #[test]
@@ -276,4 +352,72 @@ fn vxlan_dual_stack_without_nexthop_objects() {
 fn runs_an_extra_binary() {
     let extra = std::env::var_os("WEFT_VM_EXTRA").map_or_else(|| PathBuf::from("/bin/true"), PathBuf::from);
     judge("extra.sh", &boot("extra.sh", "NEXTHOPS=yes\n", Some(&extra)), &["extra"]);
+}
+
+/// The scenarios that count lost packets. `make test` runs them by themselves, because they need a rate of packets.
+mod loss {
+    use super::{run, run_with};
+
+    const WIREGUARD_ROTATE: [&str; 4] = [
+        "round 2: rotate-key loses no packet",
+        "a restart keeps the new key",
+        "another preshared key loses no packet",
+        "preshared n1 to n3",
+    ];
+
+    #[test]
+    fn wireguard_rotate() {
+        run("wireguard-rotate.sh", "yes", &WIREGUARD_ROTATE);
+    }
+
+    const WIREGUARD_LOSS: [&str; 11] = [
+        "the count sees packets that are lost",
+        "the capture sees vxlan",
+        "the capture sees the addresses of pods in vxlan",
+        "term loses no packet",
+        "term under 90 packets per second or more, or this machine is too slow",
+        "kill loses no packet",
+        "kill under 90 packets per second or more, or this machine is too slow",
+        "upgrade loses no packet",
+        "upgrade under 90 packets per second or more, or this machine is too slow",
+        "no address of a pod leaves n1 in clear text",
+        "no vxlan leaves n1",
+    ];
+
+    #[test]
+    fn wireguard_restarts_lose_nothing() {
+        run_with("wireguard-loss.sh", "NEXTHOPS=yes\nDUAL=no\n", &WIREGUARD_LOSS);
+    }
+
+    #[test]
+    fn wireguard_restarts_lose_nothing_dual_stack() {
+        run_with("wireguard-loss.sh", "NEXTHOPS=yes\nDUAL=yes\n", &WIREGUARD_LOSS);
+    }
+
+    const CHANGE_WALK: [&str; 7] = [
+        "vxlan to host-gw loses no packet",
+        "host-gw to ipip loses no packet",
+        "ipip to udp loses no packet",
+        "udp to wireguard loses no packet",
+        "wireguard to udp loses no packet",
+        "udp to vxlan loses no packet",
+        "vxlan to VNI 7 loses no packet",
+    ];
+
+    #[test]
+    fn five_backends_one_after_the_other() {
+        run_with("change-walk.sh", "NEXTHOPS=yes\nDUAL=no\n", &CHANGE_WALK);
+    }
+
+    const CHANGE_WALK_DUAL: [&str; 4] = [
+        "vxlan to host-gw loses no packet",
+        "host-gw to wireguard loses no packet",
+        "wireguard to vxlan loses no packet",
+        "vxlan to VNI 7 loses no packet",
+    ];
+
+    #[test]
+    fn backends_one_after_the_other_dual_stack() {
+        run_with("change-walk.sh", "NEXTHOPS=yes\nDUAL=yes\n", &CHANGE_WALK_DUAL);
+    }
 }

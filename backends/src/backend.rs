@@ -176,6 +176,10 @@ pub trait Backend {
     fn makes_routes(&self) -> bool {
         true
     }
+    /// Returns true if this backend encrypts the packets between nodes.
+    fn encrypts(&self) -> bool {
+        false
+    }
     /// Returns why a lease of another type is not reached: this backend encrypts, and the other one would send packets in clear text.
     /// `None` if leases of other types are reached by the backends of their types.
     fn refuses(&self, _backend_type: &str) -> Option<Skip> {

@@ -253,6 +253,10 @@ impl Backend for Wireguard {
         KIND
     }
 
+    fn encrypts(&self) -> bool {
+        true
+    }
+
     fn refuses(&self, backend_type: &str) -> Option<Skip> {
         let kind = || Shown(backend_type).to_string();
         (!self.allow_plaintext).then(|| Skip::new(WireguardError::Plaintext(kind())))

@@ -79,6 +79,19 @@ pub struct Link {
     pub mac: Option<[u8; 6]>,
     /// True if the link is administratively up (IFF_UP).
     pub up: bool,
+    /// What tells a vxlan device from others; `None` for other kinds.
+    pub vxlan: Option<Vxlan>,
+}
+
+/// What tells a vxlan device from others in the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Vxlan {
+    /// The VNI.
+    pub vni: u32,
+    /// The UDP port on which it receives.
+    pub port: u16,
+    /// True if it receives packets of every VNI (`external`).
+    pub external: bool,
 }
 
 /// An address on a link.
@@ -107,6 +120,8 @@ pub struct Route {
     pub index: u32,
     /// Next hop.
     pub gateway: Option<IpAddr>,
+    /// What wrote the route, as /etc/iproute2/rt_protos names it.
+    pub protocol: u8,
 }
 
 /// An entry of the neighbour table.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft doctor`: finds what is wrong with a node. [`node`] gathers facts, [`node_findings`] decides, without side effects.
 //!
+//! `weft explain`: follows one packet through this node ([`explain`]).
+//!
 //! `weft doctor pods`: finds what deleted pods left behind on a node, and the command that removes each of it.
 //!
 //! A container runtime calls the CNI command GC for this purpose, but many runtimes do not. Three kinds of things can be
@@ -11,12 +13,21 @@
 //! processes whose command line or control group contains the container's ID. Whatever may belong to a running pod is
 //! listed, but never removed.
 
+mod certificates;
+mod chains;
+pub mod explain;
 mod facts;
 mod findings;
 mod namespaces;
 pub mod node;
 pub mod node_findings;
+pub mod other_rules;
 mod processes;
+mod rule_findings;
+pub mod store;
+mod store_findings;
+mod way_findings;
+pub mod ways;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

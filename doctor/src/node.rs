@@ -8,11 +8,16 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use ipnet::IpNet;
+use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
 use weft_cni::rtnl::{Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
+use super::other_rules::{self, RuleFacts};
 use super::processes;
+use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
+use super::ways::{self, WayFacts};
 
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
@@ -28,6 +33,10 @@ pub struct NodeSources {
     pub socket: PathBuf,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// The backend of the agent; empty if this is not known.
+    pub backend: String,
+    /// The store, if it is examined.
+    pub store: StoreSources,
 }
 
 /// What the agent answered to the question for its status.
@@ -95,8 +104,16 @@ pub struct NodeFacts {
     pub conntrack: Option<Fill>,
     /// The neighbour tables of IPv4 and IPv6, each with the name in the sysctl. They have limits in the host's namespace alone.
     pub neighbours: Vec<(&'static str, Fill)>,
+    /// What concerns packets between nodes.
+    pub ways: WayFacts,
+    /// The rules of other programs.
+    pub rules: RuleFacts,
+    /// The store, net-conf and certificates.
+    pub store: StoreFacts,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// The backend of the agent; empty if this is not known.
+    pub backend: String,
     /// What could not be examined: the name of the check, and a text for people.
     pub not_examined: Vec<(&'static str, String)>,
 }
@@ -108,17 +125,21 @@ pub struct NodeFacts {
 pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let mut kernel = Rtnl::open()?;
     let links = kernel.links()?;
-    let bridge = match links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge") {
-        Some(link) => {
-            let addrs = kernel.addrs()?.into_iter().filter(|addr| addr.index == link.index && addr.global);
-            Some(Bridge { mtu: link.mtu, addrs: addrs.map(|addr| addr.addr).collect() })
-        }
-        None => None,
-    };
+    let addrs = kernel.addrs()?;
+    let bridge = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge").map(|link| {
+        let of_link = addrs.iter().filter(|addr| addr.index == link.index && addr.global);
+        Bridge { mtu: link.mtu, addrs: of_link.map(|addr| addr.addr).collect() }
+    });
     let conntrack = sysctl("netfilter/nf_conntrack_count").zip(sysctl("netfilter/nf_conntrack_max"));
+    let subnet_file = read_subnet_file(&sources.subnet_file);
+    let subnets: Vec<IpNet> = match &subnet_file {
+        SubnetFile::Good(env) => env.subnets.iter().collect(),
+        _ => Vec::new(),
+    };
+    let ways = ways::read(&links, &addrs, &kernel.routes()?)?;
     Ok(NodeFacts {
         path: sources.subnet_file.clone(),
-        subnet_file: read_subnet_file(&sources.subnet_file),
+        subnet_file,
         unwritable: unwritable(&sources.subnet_file),
         port: sources.port,
         port_users: port_users(sources.port).context("look for the programs that use UDP ports")?,
@@ -127,7 +148,11 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         ipv6_disabled: ipv6_disabled(&links),
         conntrack: conntrack.map(|(entries, max)| Fill { entries, max }),
         neighbours: neighbour_tables(&kernel.neighbours()?),
+        rules: other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers),
+        ways,
+        store: store::read(&sources.store),
         agent: sources.agent.clone(),
+        backend: sources.backend.clone(),
         not_examined: not_examined(sources),
     })
 }
@@ -139,6 +164,12 @@ fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
         let place = sources.socket.display();
         texts.push(("agent", format!("what only a running agent knows: no agent answers on {place}")));
     }
+    if sources.store.answer == StoreAnswer::NotAsked {
+        texts.push((
+            "store",
+            "the store and its certificates: give --check-store and the flags of the store".to_owned(),
+        ));
+    }
     if !geteuid().is_root() {
         texts.push(("port", "programs of other users: you are not root".to_owned()));
     }
@@ -147,11 +178,11 @@ fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
 }
 
 /// Reads a number below /proc/sys/net. The kernel shows the namespace of the calling thread there.
-fn sysctl(name: &str) -> Option<u64> {
+pub(super) fn sysctl(name: &str) -> Option<u64> {
     fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?.trim().parse().ok()
 }
 
-fn read_subnet_file(path: &Path) -> SubnetFile {
+pub(crate) fn read_subnet_file(path: &Path) -> SubnetFile {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => SubnetFile::Missing,
         Err(error) => SubnetFile::Bad(error.to_string()),
@@ -169,8 +200,14 @@ fn unwritable(path: &Path) -> Option<String> {
     if !dir.is_dir() {
         return Some(format!("{} is not a directory", dir.display()));
     }
-    let error = access(dir, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
-    Some(format!("{}: {}", dir.display(), error.desc()))
+    if let Err(error) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Some(format!("{}: {}", dir.display(), error.desc()));
+    }
+    let space = statvfs(dir).ok()?;
+    // A file system without a limit, such as overlayfs on some hosts, reports no blocks and no files at all.
+    let is_full = space.blocks() > 0 && space.blocks_available() == 0;
+    let lacks_files = space.files() > 0 && space.files_available() == 0;
+    (is_full || lacks_files).then(|| format!("{}: the file system is full", dir.display()))
 }
 
 /// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
 use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
+use super::rule_findings;
+use super::store_findings;
+use super::way_findings;
 
 /// A table of the kernel is reported from this share of its limit, in percent. Bursts fill the rest.
 const FULL: u64 = 90;
@@ -32,13 +35,37 @@ pub struct NodeFinding {
 }
 
 /// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 9] = [
+pub const CHECKS: [Check; 21] = [
     Check { name: "agent", about: "problems that the running agent reports", decide: agent },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
+    Check {
+        name: "store",
+        about: "the store fails or is slow, or net-conf is not valid",
+        decide: store_findings::store,
+    },
+    Check {
+        name: "certificates",
+        about: "a certificate of the store ended or ends soon",
+        decide: store_findings::certificates,
+    },
+    Check { name: "clock", about: "the clock is before the start of a certificate", decide: store_findings::clock },
+    Check { name: "kernel", about: "the kernel lacks the module of the backend", decide: store_findings::kernel },
     Check { name: "port", about: "another program uses the UDP port of the tunnel", decide: port },
+    Check { name: "device", about: "another vxlan device takes the packets of weft's", decide: way_findings::device },
+    Check {
+        name: "network",
+        about: "another program's route or network is inside Network",
+        decide: way_findings::network,
+    },
+    Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
     Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet },
     Check { name: "mtu", about: "cni0 lets packets pass that are too large for the tunnel", decide: mtu },
     Check { name: "br-netfilter", about: "packets between pods of the bridge bypass the rules", decide: br_netfilter },
+    Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: rule_findings::masquerade },
+    Check { name: "services", about: "the rules of kube-proxy are gone", decide: rule_findings::services },
+    Check { name: "firewall", about: "ufw or firewalld drops tunnel packets", decide: rule_findings::firewall },
+    Check { name: "rp-filter", about: "the kernel drops packets from some nodes", decide: way_findings::rp_filter },
+    Check { name: "checksum", about: "packets arrive with wrong checksums", decide: way_findings::checksum },
     Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6 },
     Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
@@ -85,17 +112,19 @@ pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
         let found = (check.decide)(facts).into_iter();
         report.findings.extend(found.map(|found| NodeFinding { check: check.name, ..found }));
     }
-    let not_examined = facts.not_examined.iter().filter(|(check, _)| wanted(check));
+    let rules = facts.rules.unreadable.iter().map(|why| ("services", format!("rules of other programs: {why}")));
+    let rules: Vec<(&str, String)> = rules.collect();
+    let not_examined = facts.not_examined.iter().chain(&rules).filter(|(check, _)| wanted(check));
     report.not_examined = not_examined.map(|(_, text)| text.clone()).collect();
     report
 }
 
-fn finding(evidence: String, remedy: String) -> NodeFinding {
+pub(super) fn finding(evidence: String, remedy: String) -> NodeFinding {
     NodeFinding { check: "", evidence, remedy }
 }
 
 /// Returns the content of the subnet file, if there is any.
-fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
+pub(super) fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
     match &facts.subnet_file {
         SubnetFile::Good(env) => Some(env),
         SubnetFile::Missing | SubnetFile::Bad(_) => None,
@@ -125,7 +154,8 @@ fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
         findings.push(finding(format!("{path} cannot be used: {why}"), remedy));
     }
     if let Some(why) = &facts.unwritable {
-        let remedy = "mount the directory read-write, or give the agent another --subnet-file".to_owned();
+        let remedy =
+            "mount the directory read-write, make room on it, or give the agent another --subnet-file".to_owned();
         findings.push(finding(format!("{path} cannot be written: {why}"), remedy));
     }
     findings

@@ -7,11 +7,13 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
+use std::time::Instant;
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::NodeFinding;
+use weft_doctor::store::StoreSources;
 
 const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 const ENV_V6: &str = "FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:7::1/64\n";
@@ -26,6 +28,15 @@ fn in_namespace(test: impl FnOnce(&Path) + Send + 'static) {
     thread::spawn(run).join().unwrap();
 }
 
+/// Waits for a condition. Another test may be starting a program, and its copy of this process has all sockets until then.
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed().as_secs() < 60, "{what}");
+        thread::yield_now();
+    }
+}
+
 fn ip(args: &str) {
     let done = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(done.status.success(), "ip {args}: {}", String::from_utf8_lossy(&done.stderr));
@@ -33,13 +44,19 @@ fn ip(args: &str) {
 
 /// Runs one check.
 fn doctor(subnet_file: &Path, check: &str) -> Vec<NodeFinding> {
-    let sources = NodeSources {
-        subnet_file: subnet_file.to_owned(),
-        socket: "weft.sock".into(),
+    examine_node(&sources(subnet_file), &[check.to_owned()]).unwrap().findings
+}
+
+fn sources(subnet_file: &Path) -> NodeSources {
+    let (subnet_file, socket) = (subnet_file.to_owned(), "weft.sock".into());
+    NodeSources {
+        subnet_file,
+        socket,
         port: 8472,
         agent: AgentAnswer::None,
-    };
-    examine_node(&sources, &[check.to_owned()]).unwrap().findings
+        backend: String::new(),
+        store: StoreSources::default(),
+    }
 }
 
 /// Runs one check, which must find one thing whose evidence contains each of these words. Returns the remedy.
@@ -59,9 +76,18 @@ fn a_program_on_the_port_of_the_tunnel_is_named_and_a_vxlan_device_is_not() {
         for address in ["0.0.0.0:8472", "[::]:8472"] {
             let socket = UdpSocket::bind(address).unwrap();
             let pid = format!("(pid {})", std::process::id());
-            let remedy = only_finding(file, "port", &[&pid, "UDP port 8472"]);
-            assert!(remedy.contains(&pid), "{remedy}");
+            let mut findings = Vec::new();
+            until("only this process to have the socket", || {
+                findings = doctor(file, "port");
+                findings.len() == 1
+            });
+            assert!(findings[0].evidence.contains("UDP port 8472"), "{findings:?}");
+            assert!(findings[0].evidence.contains(&pid) && findings[0].remedy.contains(&pid), "{findings:?}");
             drop(socket);
+            let is_open = |file: &str| fs::read_to_string(file).unwrap().contains(":2118 ");
+            until("the socket to be closed", || {
+                !["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"].into_iter().any(is_open)
+            });
         }
         ip("link add flannel.1 up type vxlan id 1 dstport 8472");
         assert_eq!(doctor(file, "port"), []);
@@ -144,5 +170,145 @@ fn a_subnet_file_that_cannot_be_read_or_written_is_found() {
         }
         only_finding(file, "subnet-file", &["cannot be written", "Read-only"]);
         assert!(Command::new("umount").arg(dir).status().unwrap().success());
+        shell(&format!("mount -t tmpfs -o size=64k none {}", dir.display()));
+        assert_eq!(doctor(file, "subnet-file"), []);
+        assert!(fs::write(dir.join("log"), [0; 100_000]).is_err(), "this fills the file system");
+        only_finding(file, "subnet-file", &["cannot be written", "is full"]);
+        shell(&format!("umount {}", dir.display()));
+    });
+}
+
+#[test]
+fn another_vxlan_device_is_found_by_its_vni_and_port() {
+    in_namespace(|file| {
+        ip("link add vx0 type vxlan id 7 dstport 8472");
+        assert_eq!(doctor(file, "device"), [], "another VNI");
+        ip("link add vx1 type vxlan id 1 dstport 8472");
+        let remedy = only_finding(file, "device", &["vx1", "VNI 1 on UDP port 8472"]);
+        assert!(remedy.contains("ip link del vx1"), "{remedy}");
+        ip("link add flannel.7 type vxlan id 7 dstport 4789");
+        assert_eq!(doctor(file, "device"), [], "the device of weft has another VNI and port");
+        ip("link add cilium_vxlan type vxlan external dstport 4789");
+        only_finding(file, "device", &["cilium_vxlan", "every VNI on UDP port 4789"]);
+    });
+}
+
+#[test]
+fn routes_and_networks_inside_network_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        for line in
+            ["link add eth0 up type bridge", "addr add 192.0.2.1/24 dev eth0", "route add 10.5.9.0/24 via 192.0.2.9"]
+        {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "network"), [], "flannel may have left the route");
+        ip("route add 10.5.128.0/17 via 192.0.2.9 proto static");
+        let remedy = only_finding(file, "network", &["10.5.128.0/17", "eth0", "static"]);
+        assert!(remedy.contains("ip route del 10.5.128.0/17 dev eth0"), "{remedy}");
+        ip("route del 10.5.128.0/17");
+        ip("addr add 10.5.200.1/20 dev eth0");
+        only_finding(file, "network", &["eth0 is connected to 10.5.192.0/20"]);
+        ip("addr flush dev eth0");
+        ip("addr add 10.200.0.1/8 dev eth0");
+        only_finding(file, "network", &["eth0 is connected to 10.0.0.0/8"]);
+    });
+}
+
+#[test]
+fn a_strict_rp_filter_is_found_if_nodes_are_reached_over_two_links() {
+    in_namespace(|file| {
+        for link in ["eth0", "flannel.1"] {
+            ip(&format!("link add {link} up type bridge"));
+            fs::write(format!("/proc/sys/net/ipv4/conf/{link}/rp_filter"), "0").unwrap();
+        }
+        fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0").unwrap();
+        ip("route add 10.5.8.0/24 dev flannel.1 proto 90");
+        ip("route add 10.5.9.0/24 dev eth0 proto 90");
+        assert_eq!(doctor(file, "rp-filter"), []);
+        fs::write("/proc/sys/net/ipv4/conf/eth0/rp_filter", "1").unwrap();
+        let remedy = only_finding(file, "rp-filter", &["over 2 links", "rp_filter of eth0"]);
+        assert!(remedy.contains("net/ipv4/conf/eth0/rp_filter=2"), "{remedy}");
+        fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "2").unwrap();
+        assert_eq!(doctor(file, "rp-filter"), [], "the larger value counts");
+    });
+}
+
+fn shell(line: &str) {
+    let done = Command::new("sh").args(["-ec", line]).output().unwrap();
+    assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn a_second_masquerade_is_found_in_every_flavour_of_iptables() {
+    in_namespace(|file| {
+        fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+        ip("link add flannel.1 type vxlan id 1 dstport 8472");
+        assert_eq!(doctor(file, "masquerade"), []);
+        assert_eq!(fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap(), "", "nothing was made");
+        for program in ["iptables-nft", "iptables-legacy", "ip6tables-nft", "ip6tables-legacy"] {
+            shell(&format!("{program} -t nat -A POSTROUTING -o eth0 -j MASQUERADE"));
+            assert_eq!(doctor(file, "masquerade"), [], "another link");
+            shell(&format!("{program} -t nat -A POSTROUTING -o flannel.1 -j MASQUERADE"));
+            let remedy = only_finding(file, "masquerade", &[program, "-o flannel.1 -j MASQUERADE"]);
+            let command = remedy.split('`').nth(1).unwrap();
+            shell(command);
+            assert_eq!(doctor(file, "masquerade"), [], "the command of the remedy removes the rule");
+        }
+    });
+}
+
+#[test]
+fn kube_proxy_without_its_rules_is_found() {
+    in_namespace(|file| {
+        assert_eq!(doctor(file, "services"), []);
+        let program = file.with_file_name("kube-proxy");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut process = Command::new("setpriv");
+        let mut process = process.args(["--pdeathsig", "KILL"]).arg(&program).arg("600").spawn().unwrap();
+        let comm = format!("/proc/{}/comm", process.id());
+        until("the process to start", || fs::read_to_string(&comm).unwrap() == "kube-proxy\n");
+        let pid = format!("kube-proxy (pid {})", process.id());
+        only_finding(file, "services", &[&pid, "KUBE-SERVICES"]);
+        shell("iptables-nft -t nat -N KUBE-SERVICES && iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES");
+        assert_eq!(doctor(file, "services"), []);
+        shell("iptables-nft -t nat -F PREROUTING");
+        only_finding(file, "services", &[&pid]);
+        shell("nft add table ip kube-proxy");
+        assert_eq!(doctor(file, "services"), []);
+        process.kill().unwrap();
+        process.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_firewall_that_drops_tunnel_packets_is_found_in_the_kernel() {
+    in_namespace(|file| {
+        assert_eq!(doctor(file, "firewall"), []);
+        for line in ["-N ufw-user-input", "-N ufw-before-input", "-A INPUT -j ufw-before-input", "-P INPUT DROP"] {
+            shell(&format!("iptables-nft {line}"));
+        }
+        only_finding(file, "firewall", &["ufw", "UDP port 8472"]);
+        shell("iptables-nft -A ufw-user-input -p udp -m udp --dport 8472 -j ACCEPT");
+        assert_eq!(doctor(file, "firewall"), []);
+        shell("nft add table inet firewalld");
+        shell("nft 'add chain inet firewalld in { type filter hook input priority 10; }'");
+        shell("nft 'add rule inet firewalld in tcp dport 22 accept'");
+        let remedy = only_finding(file, "firewall", &["firewalld"]);
+        assert!(remedy.contains("--add-port=8472/udp"), "{remedy}");
+        shell("nft 'add rule inet firewalld in udp dport 8472 accept'");
+        assert_eq!(doctor(file, "firewall"), []);
+    });
+}
+
+/// The limit belongs to the whole machine, so a test does not reach it. The decision has a unit test.
+#[test]
+fn the_entries_of_the_connection_tracking_table_are_counted() {
+    in_namespace(|file| {
+        let fill = || weft_doctor::node::read(&sources(file)).unwrap().conntrack.unwrap();
+        let before = fill();
+        assert_eq!(before.entries, 0);
+        shell("conntrack -I -s 192.0.2.1 -d 192.0.2.3 -p udp --sport 1 --dport 2 -t 600");
+        assert_eq!((fill().entries, fill().max), (1, before.max));
     });
 }

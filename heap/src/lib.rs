@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's heap (docs/adr/003-heap.md): small blocks from dlmalloc, large ones from the C library.
 //!
-//! The one crate that may hold unsafe code: a global allocator cannot be written without.
+//! This is the only crate of the agent that contains unsafe code, because a global allocator cannot be written without it.
 #![expect(unsafe_code, reason = "the trait of a global allocator is unsafe")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,11 +9,11 @@ use std::ptr::copy_nonoverlapping;
 
 use dlmalloc::GlobalDlmalloc as Small;
 
-/// Bytes from which on a block is a large one. musl gives blocks of this size mappings of their own or in twos and threes, so
-/// that they go back to the kernel when they are freed: most are vectors that grow and go.
+/// Blocks of at least this many bytes are large ones, which the C library allocates. musl puts such a block into a mapping of its own, or
+/// into one that two or three blocks share, and unmaps it when they are freed. Most large blocks are vectors that live for a short time.
 pub const LARGE: usize = 16 << 10;
 
-/// The heap, for `#[global_allocator]`. A block's size says whose it is.
+/// The allocator, for `#[global_allocator]`. The size of a block decides which of the two allocators it belongs to.
 #[derive(Debug)]
 pub struct Heap;
 
@@ -21,11 +21,11 @@ fn small(layout: Layout) -> bool {
     layout.size() < LARGE
 }
 
-// SAFETY: both allocators keep the trait's promises, and each block returns to the one it came from: `dealloc` and `realloc` get
-// the layout that it has now, whose size chose the allocator.
+// SAFETY: both allocators fulfil the requirements of the trait, and each block returns to the one that allocated it. `dealloc` and
+// `realloc` get the current layout of the block, and the size in this layout is the one that chose the allocator.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: our caller's promise (no empty layout) is the one that is asked for.
+        // SAFETY: the caller promises that the layout is not empty, and both allocators require no more than that.
         unsafe { if small(layout) { Small.alloc(layout) } else { System.alloc(layout) } }
     }
 
@@ -40,14 +40,14 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: our caller promises that this size, rounded up to the alignment, is a valid one.
+        // SAFETY: the caller promises that this size, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (small(layout), small(new)) {
-            // SAFETY: the block is this allocator's, as in `dealloc`, and stays so.
+            // SAFETY: this allocator made the block, as in `dealloc`, and the new size is one of its own, too.
             (true, true) => unsafe { Small.realloc(block, layout, size) },
             // SAFETY: the same.
             (false, false) => unsafe { System.realloc(block, layout, size) },
-            // SAFETY: two blocks that do not overlap, each as long as its layout; the old one is given back as in `dealloc`.
+            // SAFETY: the two blocks do not overlap, and each is as long as its layout. The old one is freed as in `dealloc`.
             (true, false) | (false, true) => unsafe {
                 let moved = self.alloc(new);
                 if !moved.is_null() {
@@ -64,7 +64,7 @@ unsafe impl GlobalAlloc for Heap {
 mod tests {
     use super::*;
 
-    /// Every test here lives on it.
+    /// All tests of this module allocate with it.
     #[global_allocator]
     static HEAP: Heap = Heap;
 
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_keeps_what_it_holds_when_it_grows_and_shrinks_across_the_border() {
+    fn a_block_keeps_its_contents_when_it_grows_and_shrinks_across_the_limit() {
         let mut bytes: Vec<u8> = pattern(LARGE - 1).collect();
         bytes.shrink_to_fit();
         for len in [LARGE, LARGE - 1, 4 * LARGE, LARGE, 17, LARGE + 1, 3 * LARGE, LARGE / 2] {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn zeroed_blocks_are_zero_and_blocks_are_aligned_as_asked() {
-        // Leave something behind that the next block may get.
+        // The next block may get this memory, which is not zero.
         drop(vec![0xff_u8; LARGE / 2]);
         assert!(vec![0_u8; LARGE / 2].iter().all(|byte| *byte == 0));
         assert!(vec![0_u8; 2 * LARGE].iter().all(|byte| *byte == 0));

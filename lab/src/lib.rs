@@ -35,6 +35,9 @@ pub use store::StoreKind;
 
 use report::print_line;
 
+/// The port on which the agents tell each other of their ways. Each node has a network namespace of its own.
+const HEALTH_PORT: &str = "--healthz-port=8081";
+
 /// Arguments of `weft lab`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -58,6 +61,18 @@ pub enum LabCommand {
         /// Name of the node or pod
         node: String,
     },
+    /// The ways between all nodes of a running lab, as `weft mesh --all` shows them
+    Mesh {
+        /// Form of the answer
+        #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json", "svg"], value_name = "FORM")]
+        output: String,
+    },
+    /// The page of `weft ui` for a running lab, on 127.0.0.1 of this machine
+    Ui {
+        /// Port of the page; 0 = any free one
+        #[arg(long, default_value_t = 8471, value_name = "PORT")]
+        port: u16,
+    },
     /// Replaces this process with a program inside a namespace; this is how a lab starts every process
     #[command(hide = true)]
     Exec {
@@ -78,6 +93,8 @@ pub enum LabCommand {
 pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     match args.command {
         Some(LabCommand::Shell { node }) => shell(&node),
+        Some(LabCommand::Mesh { output }) => shell::mesh(&output),
+        Some(LabCommand::Ui { port }) => shell::ui(port),
         Some(LabCommand::Exec { parent, netns, words }) => match netns::exec(parent, &netns, &words)? {},
         None if args.measure => {
             tokio::select! {
@@ -94,8 +111,9 @@ pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<E
 ///
 /// # Errors
 /// The lab cannot be built, or a node does not become ready.
-pub async fn run(options: LabOptions, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
+pub async fn run(mut options: LabOptions, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
     let mut shutdown = std::pin::pin!(shutdown);
+    options.agent_flags.push(HEALTH_PORT.to_owned());
     // Dropping this future at any await ends the agents and etcd, and removes the directory.
     let kept = Cell::new(false);
     tokio::select! {
@@ -120,7 +138,9 @@ async fn run_until_done(options: &LabOptions, kept: &Cell<bool>) -> Result<ExitC
     let healed = result?;
     if options.keep {
         kept.set(healed);
-        print_line("the cluster stays up: `weft lab shell n1` enters a node, Ctrl-C ends it");
+        print_line(
+            "the cluster stays up: `weft lab shell n1` enters a node, `weft lab mesh` shows the ways between all, Ctrl-C ends it",
+        );
         std::future::pending::<()>().await;
     }
     Ok(if healed { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -26,6 +26,10 @@ const PINGS: u32 = 500;
 /// Time limit for an iperf3 server to listen, and for a stream to end after its duration.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The backends, in the order of the table.
+const BACKENDS: [BackendKind; 5] =
+    [BackendKind::HostGw, BackendKind::Ipip, BackendKind::Vxlan, BackendKind::Udp, BackendKind::Wireguard];
+
 /// The results for one path.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Path {
@@ -56,7 +60,7 @@ pub struct Row {
 pub async fn run(options: &LabOptions) -> Result<()> {
     checked(Command::new("iperf3").arg("--version")).await.context("iperf3 is needed (apt-get install iperf3)")?;
     let mut rows = Vec::new();
-    for backend in [BackendKind::HostGw, BackendKind::Ipip, BackendKind::Vxlan, BackendKind::Udp] {
+    for backend in BACKENDS {
         print_line(&format!("measuring {} ...", backend.wire()));
         rows.push(measure(options, backend, SECONDS).await?);
     }
@@ -188,6 +192,7 @@ fn carries(backend: BackendKind) -> &'static str {
         BackendKind::HostGw => "IPv4, IPv6; all nodes on one link",
         BackendKind::Ipip => "IPv4; across routers",
         BackendKind::Udp => "IPv4; across routers; by the agent, not the kernel",
+        BackendKind::Wireguard => "IPv4, IPv6; across routers and NAT; encrypted",
         BackendKind::Vxlan => "IPv4, IPv6; across routers (with DirectRouting: as host-gw on one link)",
     }
 }

@@ -15,8 +15,8 @@ use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::route::RouteMessage;
 use rtnetlink::{
-    Handle, LinkBridge, LinkIpIp, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder,
-    new_connection,
+    Handle, LinkBridge, LinkIpIp, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, LinkWireguard,
+    RouteMessageBuilder, new_connection,
 };
 
 use super::netns::Netns;
@@ -89,6 +89,7 @@ impl Network {
             }
             BackendKind::Vxlan => LinkVxlan::new("probe", 1).port(8472).build(),
             BackendKind::Ipip => LinkIpIp::new("probe").local(Ipv4Addr::LOCALHOST).build(),
+            BackendKind::Wireguard => LinkWireguard::new("probe").build(),
         };
         self.handle.link().add(device).execute().await.with_context(|| format!("add a device of {}", backend.wire()))
     }

@@ -20,6 +20,8 @@ pub enum BackendKind {
     Ipip,
     /// udp, which the agents carry themselves.
     Udp,
+    /// wireguard, encrypted.
+    Wireguard,
 }
 
 impl BackendKind {
@@ -30,6 +32,7 @@ impl BackendKind {
             BackendKind::HostGw => "host-gw",
             BackendKind::Ipip => "ipip",
             BackendKind::Udp => "udp",
+            BackendKind::Wireguard => "wireguard",
         }
     }
 }
@@ -163,8 +166,8 @@ impl LabOptions {
         if self.backend == BackendKind::HostGw && self.direct_routing {
             bail!("--direct-routing is for tunnels: host-gw always routes directly");
         }
-        if self.backend == BackendKind::Udp && self.direct_routing {
-            bail!("--direct-routing is for vxlan and ipip: udp has one route for all peers");
+        if matches!(self.backend, BackendKind::Udp | BackendKind::Wireguard) && self.direct_routing {
+            bail!("--direct-routing is for vxlan and ipip: {} has one route for all peers", self.backend.wire());
         }
         let mut kinds = [Some(self.backend), self.change_backend].into_iter().flatten();
         let only_v4 = kinds.find(|kind| matches!(kind, BackendKind::Ipip | BackendKind::Udp));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft lab shell`: finds a running lab by its file below /run/weft-lab, and enters one of its namespaces.
+//! `weft lab shell`, `weft lab mesh` and `weft lab ui`: find a running lab by its file below /run/weft-lab, and enter one of its namespaces.
 
 use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -22,6 +24,8 @@ struct Entry {
     pid: u32,
     /// That mount namespace. If the process ID was reused, the other process has a different one.
     mounts: PathBuf,
+    /// The directory of the lab, which contains a directory for each node.
+    dir: PathBuf,
 }
 
 /// The file of a running lab. Dropping it removes the file.
@@ -42,7 +46,7 @@ impl Drop for Announced {
 /// /run cannot be written.
 pub fn announce(lab: &Lab) -> Result<Announced> {
     let pid = std::process::id();
-    let entry = Entry { pid, mounts: mounts_of("self")? };
+    let entry = Entry { pid, mounts: mounts_of("self")?, dir: lab.dir().to_owned() };
     let text = serde_json::to_string(&entry).with_context(|| format!("describe the lab in {}", lab.dir().display()))?;
     fs::create_dir_all(LABS).with_context(|| format!("create {LABS}"))?;
     let path = Path::new(LABS).join(format!("{pid}.json"));
@@ -59,18 +63,57 @@ pub fn shell(node: &str) -> Result<ExitCode> {
     let Some(lab) = labs.iter().find(|lab| has(lab.pid, node)) else {
         bail!("no running lab has {node} (labs running: {}; start one with `weft lab --keep`)", labs.len());
     };
+    let program = if Path::new("/bin/bash").exists() { "/bin/bash" } else { "/bin/sh" };
+    let mut command = Command::new(program);
+    if program.ends_with("bash") {
+        command.arg("--norc");
+    }
+    run_in(lab, node, command.arg("-i").env("PS1", format!("{node}# ")))
+}
+
+/// The node whose agent `weft lab mesh` and `weft lab ui` ask.
+const FIRST: &str = "n1";
+
+/// Shows the ways between all nodes of a running lab.
+///
+/// # Errors
+/// No lab is running.
+pub fn mesh(output: &str) -> Result<ExitCode> {
+    weft_in_first(&["mesh", "--all", &format!("--output={output}")], Stdio::null())
+}
+
+/// Serves the page of a running lab. The page is in a namespace of the lab, and its socket in that of the browser.
+///
+/// # Errors
+/// No lab is running, or the port is in use.
+pub fn ui(port: u16) -> Result<ExitCode> {
+    let address = (Ipv4Addr::LOCALHOST, port);
+    let listener =
+        TcpListener::bind(address).with_context(|| format!("listen on 127.0.0.1:{port}: choose another --port"))?;
+    weft_in_first(&["ui", "--listen-stdin"], OwnedFd::from(listener).into())
+}
+
+/// Runs `weft` with these words and the socket of the first node in the namespace of that node.
+fn weft_in_first(words: &[&str], input: Stdio) -> Result<ExitCode> {
+    let labs = running()?;
+    let Some(lab) = labs.iter().find(|lab| has(lab.pid, FIRST)) else {
+        bail!("no lab is running: start one with `weft lab --keep`");
+    };
+    let weft = std::env::current_exe().context("find this program's own file")?;
+    let socket = lab.dir.join(FIRST).join("weft.sock");
+    let mut command = Command::new(weft);
+    run_in(lab, FIRST, command.args(words).arg(format!("--socket={}", socket.display())).stdin(input))
+}
+
+/// Runs a program in a namespace of a lab.
+fn run_in(lab: &Entry, node: &str, command: &mut Command) -> Result<ExitCode> {
     let mounts = File::open(format!("/proc/{}/ns/mnt", lab.pid)).context("open the lab's mount namespace")?;
     let status = in_thread(|| {
         // A thread that shares its root and working directory with others may not enter a mount namespace.
         unshare(CloneFlags::CLONE_FS).context("unshare the root directory")?;
         setns(&mounts, CloneFlags::CLONE_NEWNS).context("enter the lab's mount namespace (root is needed)")?;
         enter(&Path::new(NAMES).join(node))?;
-        let program = if Path::new("/bin/bash").exists() { "/bin/bash" } else { "/bin/sh" };
-        let mut command = Command::new(program);
-        if program.ends_with("bash") {
-            command.arg("--norc");
-        }
-        command.arg("-i").env("PS1", format!("{node}# ")).status().context("start a shell")
+        command.status().with_context(|| format!("start {}", command.get_program().display()))
     })?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
 }

@@ -27,6 +27,7 @@ impl Watcher {
     /// Returns what is wrong at this second.
     pub fn step(&mut self, now: u64, cluster: &Cluster) -> Vec<String> {
         let mut wrong: Vec<String> = cluster.machines.iter().filter_map(|machine| machine.touched()).collect();
+        wrong.extend(cluster.machines.iter().filter_map(|machine| machine.diverted()));
         let ended = cluster.machines.iter().filter(|machine| machine.has_ended());
         wrong.extend(ended.map(|machine| format!("n{}: the agent ended by itself", machine.number)));
         if now.is_multiple_of(COMPARE_EVERY) {

@@ -24,7 +24,7 @@ use weft::observe::status::Status;
 use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use weft_backends::backend::TYPES;
 use weft_backends::owner::PROTOCOL;
-use weft_backends::state::{Key, Mac, Name, ObservedValue};
+use weft_backends::state::{Key, Mac, Name, ObservedValue, Value};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
@@ -220,6 +220,20 @@ impl Machine {
         })
     }
 
+    /// Returns a route of weft that takes packets to the LAN of this machine.
+    pub fn diverted(&self) -> Option<String> {
+        let lan = self.net(self.ip).trunc();
+        self.kernel.with_entries(|entries| {
+            let mut routes = entries.iter().filter_map(|(key, seen)| match (key, &seen.value) {
+                (Key::Route(net, _), Value::Route(route)) if seen.protocol == PROTOCOL && lan.contains(net) => {
+                    Some((net, route))
+                }
+                _ => None,
+            });
+            routes.next().map(|(net, route)| format!("n{}: {net} {route} takes packets to the LAN", self.number))
+        })
+    }
+
     fn options(&self) -> Options {
         let state_dir = self.state_dir();
         Options {
@@ -235,6 +249,7 @@ impl Machine {
             net_conf_commands: weft::options::NetConfCommands::Refuse,
             on_lost_lease: self.site.on_lost_lease,
             manage_sysctls: true,
+            tx_checksum_off: false,
             // Probes need sockets, and the simulated hosts have none.
             probe: false,
             wireguard_key: state_dir.join("wgkey"),

@@ -43,7 +43,8 @@ fn a_seed_decides_everything() {
 #[test]
 fn defects_of_the_past_are_found() {
     let foreign = vec![Event::ForeignRoute(0, 7), Event::Terminate(0, 3)];
-    let table = [(Defect::ForeignRoutesRemoved, false, foreign)];
+    let lan = vec![Event::LanLease(60)];
+    let table = [(Defect::ForeignRoutesRemoved, false, foreign), (Defect::LanLeasesBelieved, true, lan)];
     for (defect, lan_inside, events) in table {
         let events = events.into_iter().zip(1..).map(|(event, number)| Timed { at: 30 * number, event }).collect();
         let of_seed = Scenario::of_seed(1);

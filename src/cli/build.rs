@@ -10,7 +10,7 @@ use weft_backends::backend::TYPES;
 use weft_backends::masq::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
-use super::flags::{AgentFlags, RuleFlags, StoreFlags, UplinkFlags};
+use super::flags::{AgentFlags, RuleFlags, StoreFlags, Switch, UplinkFlags};
 use super::{Exit, FAILURE, USAGE};
 use crate::options::{CniOptions, Fences, NetConfCommands, Options, RuleOptions, Store, UplinkChoice};
 
@@ -48,8 +48,9 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         net_conf_commands: if run.allow_extension { NetConfCommands::Run } else { NetConfCommands::Refuse },
         on_lost_lease: run.on_lost_lease.into(),
         manage_sysctls: run.manage_sysctls,
+        tx_checksum_off: run.tx_checksum_off,
         state_dir: some(flags.place.state_dir).map(PathBuf::from),
-        probe: run.probe == super::flags::Probe::On,
+        probe: run.probe == Switch::On,
         unwell_after: run.unwell_after,
         rules: rules(&flags.rules)?,
         cni: some(flags.cni.cni_conf).map(|conf| CniOptions { conf: conf.into(), dir: flags.cni.dir.cni_conf_dir }),
@@ -158,6 +159,7 @@ fn kube(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
         prefix: kube.kube_annotation_prefix,
         net_config: PathBuf::from(kube.net_config_path),
         set_condition: kube.set_node_network_unavailable,
+        events_after: (kube.kube_events == Switch::On).then_some(kube.kube_events_after),
         types: TYPES,
     })))
 }

@@ -4,14 +4,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{ArgAction, Args, Subcommand};
 
 use weft_doctor::Sources;
 use weft_doctor::node_findings::CHECKS;
 
-use super::Task;
+use super::build::{self, Env};
 use super::duration::duration;
-use super::flags::InstanceFlags;
+use super::flags::{InstanceFlags, StoreFlags};
+use super::{Exit, Task};
+use crate::options::Store;
 
 /// Exit code of `weft doctor` if something is wrong with the node.
 pub const FINDINGS: u8 = 2;
@@ -27,6 +29,8 @@ pub struct DoctorTask {
     pub only: Vec<String>,
     /// The UDP port of the vxlan device.
     pub port: u16,
+    /// The store to examine, if it is to be examined.
+    pub store: Option<Store>,
     /// Print JSON.
     pub json: bool,
 }
@@ -47,6 +51,11 @@ pub struct DoctorFlags {
     /// UDP port of the vxlan device.
     #[arg(long, default_value_t = 8472, value_name = "PORT")]
     pub port: u16,
+    /// Also examine the store that the flags of the store name: its answers, net-conf and certificates.
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub check_store: bool,
+    #[command(flatten)]
+    pub(super) store: StoreFlags,
     /// Form of the answer.
     #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
     pub output: String,
@@ -89,8 +98,11 @@ pub struct PodsFlags {
 
 impl DoctorFlags {
     /// Returns the task that these flags describe.
-    pub(super) fn task(self) -> Task {
-        match self.command {
+    ///
+    /// # Errors
+    /// The flags of the store do not fit together.
+    pub(super) fn task(self, env: Env<'_>) -> Result<Task, Exit> {
+        Ok(match self.command {
             Some(DoctorCommand::Pods(flags)) => {
                 let fix = flags.fix;
                 Task::DoctorPods(flags.into(), fix)
@@ -101,9 +113,10 @@ impl DoctorFlags {
                 subnet_file: self.instance.subnet_file,
                 only: self.only,
                 port: self.port,
+                store: if self.check_store { Some(build::store(self.store, env)?) } else { None },
                 json: self.output == "json",
             })),
-        }
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use weft_subnet::env::USUAL_FILE;
 
 use super::duration::{boolean, duration};
 use crate::firewall::choice::Choice;
+use crate::log::Format;
 use crate::options::OnLostLease;
 
 /// Heading of the flags that flannel does not have.
@@ -144,11 +145,12 @@ pub struct InstallFlags {
 
 /// Flags for how the agent runs.
 #[derive(Debug, Clone, Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct RunFlags {
-    /// Address of /healthz, /readyz and /metrics.
+    /// Address of /healthz, /readyz, /metrics and /mesh.
     #[arg(long, default_value = "0.0.0.0", value_name = "IP")]
     pub healthz_ip: String,
-    /// Port of /healthz, /readyz and /metrics; 0 = off.
+    /// Port of /healthz, /readyz, /metrics and /mesh; 0 = off.
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     pub healthz_port: u16,
     /// Shortest time between two comparisons of everything with the kernel; in large clusters it is longer.
@@ -175,20 +177,24 @@ pub struct RunFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub manage_sysctls: bool,
+    /// Compute the checksums of packets on this host, and do not leave those of tunnel devices to the network card.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
+        value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
+    pub tx_checksum_off: bool,
     /// Ask the peers all the time whether packets reach them, by at most five ICMP echo requests a second.
-    #[arg(long, value_enum, default_value_t = Probe::On, value_name = "ON", help_heading = OURS)]
-    pub probe: Probe,
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON", help_heading = OURS)]
+    pub probe: Switch,
     /// How long the node must lack its device, lease or rules before its condition says so; for tests.
     #[arg(long, default_value = "30s", value_parser = duration, hide = true)]
     pub unwell_after: Duration,
 }
 
-/// `--probe`.
+/// `--probe`, `--kube-events`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Probe {
-    /// Ask the peers.
+pub enum Switch {
+    /// Do it.
     On,
-    /// Send no probes.
+    /// Do not.
     Off,
 }
 
@@ -219,6 +225,9 @@ pub struct LogFlags {
     /// Verbosity of the log: 0 = changes of this node, 1 = passes, 4 = messages to the kernel, 6 = libraries as well.
     #[arg(long = "v", short = 'v', default_value_t = 0, value_name = "LEVEL")]
     pub v: u8,
+    /// Form of the log: lines for people, or a JSON object on each line.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT", help_heading = OURS)]
+    pub log_format: LogFormat,
     /// Has no effect; accepted because flannel has this flag.
     #[arg(long = "vmodule", default_value = "", hide_default_value = true, value_name = "PATTERNS")]
     pub vmodule: String,
@@ -229,6 +238,24 @@ pub struct LogFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub version: bool,
+}
+
+/// `--log-format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object on each line, for programs.
+    Json,
+}
+
+impl From<LogFormat> for Format {
+    fn from(format: LogFormat) -> Format {
+        match format {
+            LogFormat::Text => Format::Text,
+            LogFormat::Json => Format::Json,
+        }
+    }
 }
 
 /// Flags for masquerading.
@@ -324,6 +351,12 @@ pub struct KubeFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub set_node_network_unavailable: bool,
+    /// Write a Kubernetes Event about the Node when something is wrong with this node for some minutes, and when it is over.
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON", help_heading = OURS)]
+    pub kube_events: Switch,
+    /// How long a fault must last before an Event says so; for tests.
+    #[arg(long, default_value = "1m", value_parser = duration, hide = true)]
+    pub kube_events_after: Duration,
 }
 
 /// `weft agent`.

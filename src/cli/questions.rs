@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 
 use super::duration;
 use super::flags::InstanceFlags;
@@ -22,7 +22,42 @@ pub struct HistoryTask {
     pub since: Option<Duration>,
 }
 
-/// A question to the agent: `weft plan`, `weft mesh`.
+/// `weft status`.
+#[derive(Debug)]
+pub struct StatusTask {
+    /// The socket of the agent.
+    pub socket: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+    /// Print only the traffic rules.
+    pub rules: bool,
+}
+
+/// `weft mesh`.
+#[derive(Debug)]
+pub struct MeshTask {
+    /// The socket of the agent.
+    pub socket: PathBuf,
+    /// The form of the answer.
+    pub output: Output,
+    /// Ask all nodes.
+    pub all: bool,
+    /// The health port of the other nodes. `None`: that of this node.
+    pub port: Option<u16>,
+}
+
+/// The form of the answer of `weft mesh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+    /// A picture of the ways between all nodes.
+    Svg,
+}
+
+/// A question to the agent: `weft plan`.
 #[derive(Debug)]
 pub struct Question {
     /// The socket of the agent.
@@ -36,15 +71,15 @@ pub struct Question {
 pub(super) struct StatusFlags {
     /// Show the traffic rules one by one instead of everything.
     #[arg(value_parser = ["rules"], value_name = "rules")]
-    pub(super) part: Option<String>,
+    part: Option<String>,
     #[command(flatten)]
-    pub(super) instance: InstanceFlags,
+    instance: InstanceFlags,
     /// Form of the answer.
     #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    pub(super) output: String,
+    output: String,
 }
 
-/// Flags of `weft plan` and `weft mesh`.
+/// Flags of `weft plan`.
 #[derive(Args)]
 pub(super) struct QuestionFlags {
     #[command(flatten)]
@@ -52,6 +87,58 @@ pub(super) struct QuestionFlags {
     /// Form of the answer.
     #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
     output: String,
+}
+
+/// Flags of `weft mesh`.
+#[derive(Args)]
+pub(super) struct MeshFlags {
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Ask all nodes, on their health ports, and show the ways between all of them.
+    #[arg(long, action = ArgAction::SetTrue)]
+    all: bool,
+    /// With --all: health port of the other nodes; without it the one of this node.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Form of the answer.
+    #[arg(long, short = 'o', value_enum, default_value_t = Output::Text, value_name = "FORM")]
+    output: Output,
+}
+
+/// `weft ui`.
+#[derive(Debug)]
+pub struct UiTask {
+    /// The socket of the agent.
+    pub socket: PathBuf,
+    /// The port of the page.
+    pub port: u16,
+    /// The health port of the other nodes. `None`: that of this node.
+    pub peer_port: Option<u16>,
+    /// Standard input is the listening socket. `weft lab ui` opens it outside of the node's namespace.
+    pub listen_stdin: bool,
+}
+
+/// Flags of `weft ui`.
+#[derive(Args)]
+pub(super) struct UiFlags {
+    #[command(flatten)]
+    instance: InstanceFlags,
+    /// Port of the page on 127.0.0.1; 0 = any free one.
+    #[arg(long, default_value_t = 8471, value_name = "PORT")]
+    port: u16,
+    /// Health port of the other nodes; without it the one of this node.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    peer_port: Option<u16>,
+    /// Standard input is the listening socket.
+    #[arg(long, action = ArgAction::SetTrue, hide = true)]
+    listen_stdin: bool,
+}
+
+impl From<UiFlags> for UiTask {
+    fn from(flags: UiFlags) -> UiTask {
+        let socket = flags.instance.socket();
+        UiTask { socket, port: flags.port, peer_port: flags.peer_port, listen_stdin: flags.listen_stdin }
+    }
 }
 
 /// Flags of `weft history`.
@@ -70,9 +157,24 @@ pub(super) struct HistoryFlags {
     since: Option<Duration>,
 }
 
+impl From<StatusFlags> for StatusTask {
+    fn from(flags: StatusFlags) -> StatusTask {
+        StatusTask { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
+    }
+}
+
 impl From<QuestionFlags> for Question {
     fn from(flags: QuestionFlags) -> Question {
         Question { socket: flags.instance.socket(), json: flags.output == "json" }
+    }
+}
+
+impl From<MeshFlags> for MeshTask {
+    fn from(flags: MeshFlags) -> MeshTask {
+        let socket = flags.instance.socket();
+        // A picture of one row would show little, so it always has all nodes.
+        let all = flags.all || flags.output == Output::Svg;
+        MeshTask { socket, output: flags.output, all, port: flags.port }
     }
 }
 

@@ -1,45 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft cleanup`: removes every entry of ours from the kernel, and nothing else.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
+use anyhow::Context;
 use weft_backends::diff::Op;
 use weft_backends::owner::{self, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue};
 use weft_subnet::cidr::Subnets;
+use weft_subnet::env::SubnetEnv;
 
-use crate::cli;
+use super::Answer;
+use super::other_agents::other_agents;
+use crate::cli::{self, CleanupTask};
+use crate::instance::Instance;
 use crate::kernel::{Kernel, Outcome};
-use crate::running::{AgentProcess, agent_processes};
+use crate::log::text::printable;
+use crate::observe::history;
+use crate::offload::ChecksumOffload;
+use crate::sysctls::loosened::Loosened;
+use crate::{agent, conflist, extension, files, firewall, saved};
 
 /// What is to be removed.
 #[derive(Debug, Clone, Default)]
-pub struct Scope {
+struct Scope {
     /// Our routes inside these networks are removed. Without any network (no subnet.env), all of our routes are removed.
-    pub networks: Subnets,
+    networks: Subnets,
     /// Devices with flannel's names are removed too, though they do not have our mark.
-    pub flannel_devices: bool,
+    flannel_devices: bool,
 }
 
 /// What was done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CleanupReport {
+struct CleanupReport {
     /// Devices and routes removed.
-    pub removed: usize,
+    removed: usize,
     /// What the kernel refused to remove, one sentence each.
-    pub failed: Vec<String>,
+    failed: Vec<String>,
     /// Devices with flannel's names that were not removed, because weft did not make them.
-    pub left: Vec<Name>,
+    left: Vec<Name>,
 }
 
-/// Removes our routes and then our devices. Addresses, neighbours and FDB entries go with their device.
+/// Removes what the agent of this subnet file wrote: entries of the kernel, traffic rules, sysctls and files.
 ///
 /// # Errors
-/// The kernel cannot be read. What it refuses to remove is in the report.
-pub fn cleanup(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<CleanupReport> {
+/// This agent runs, or what is its own cannot be told from that of another agent. If single entries cannot be removed, they are named on
+/// standard error, and the exit code is that of a failure.
+pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
+    let others = other_agents(&task.socket, &task.subnet_file, "it would write everything again")?;
+    let env = files::read_text(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let networks = env.map(|env| env.networks).unwrap_or_default();
+    if let Some(other) = others.first() {
+        let (file, other) = (task.subnet_file.display(), &other.what);
+        // Without a network, the routes of all agents would be removed.
+        if networks == Subnets::default() {
+            anyhow::bail!(
+                "{file} names no network, so the routes of {other} cannot be told from those to remove: stop it first"
+            );
+        }
+        if task.flannel_devices {
+            anyhow::bail!("--flannel-devices would take the devices of {other}: stop it first");
+        }
+    }
+    let mut kernel = agent::open_kernel(&task.subnet_file)?;
+    let scope = Scope { networks, flannel_devices: task.flannel_devices };
+    let mut report = remove_entries(&mut kernel, &scope).context("clean up")?;
+    let rules = firewall::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|errors| {
+        report.failed.extend(errors.iter().map(ToString::to_string));
+        false
+    });
+    let unlinked = conflist::remove(&task.cni_conf_dir, &task.subnet_file).unwrap_or_else(|error| {
+        report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
+        false
+    });
+    report.failed.extend(Loosened::beside(&task.subnet_file).ensure(None, true));
+    report.failed.extend(ChecksumOffload::beside(&task.subnet_file, false).ensure(std::iter::empty()));
+    if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
+        report.failed.push(format!("remove the saved peers: {error}"));
+    }
+    if let Err(error) = history::recorder::remove(&task.state_dir, &task.subnet_file) {
+        report.failed.push(format!("remove the history: {error}"));
+    }
+    if let Err(error) = extension::memory::remove(&task.state_dir, &task.subnet_file) {
+        report.failed.push(format!("remove the peers of the commands of extension: {error}"));
+    }
+    for name in &report.left {
+        eprintln!(
+            "weft: {name} was not made by this agent and stays: give --flannel-devices to remove it if flanneld made it"
+        );
+    }
+    report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
+    let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
+    let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
+    let code = if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::FAILURE) };
+    Ok(Answer { text: format!("removed {} entries{also}\n", report.removed), code })
+}
+
+/// Removes our routes and then our devices. Addresses, neighbours and FDB entries go with their device. What the kernel refuses to remove
+/// is in the report.
+fn remove_entries(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<CleanupReport> {
     let links: Vec<Name> = kernel.machine()?.links.iter().map(|link| link.name).collect();
     let observed = kernel.observe(&links)?;
     let (ops, left) = select(&observed, scope);
@@ -86,54 +146,6 @@ fn device(name: Name, seen: &ObservedValue, scope: &Scope, left: &mut Vec<Name>)
         left.push(name);
     }
     seen.mark || (flannels && scope.flannel_devices)
-}
-
-/// An agent that runs in our network namespace, and its subnet file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Running {
-    /// The command and the process id, for people.
-    pub what: String,
-    /// Its subnet file; `None` when its command line cannot be understood.
-    pub subnet_file: Option<PathBuf>,
-    /// Its working directory, which a relative path of a subnet file starts from.
-    dir: PathBuf,
-}
-
-impl Running {
-    /// False when the agent certainly has another subnet file, so that nothing that it wrote is ours.
-    pub fn may_have(&self, subnet_file: &Path) -> bool {
-        let Some(its) = &self.subnet_file else { return true };
-        let ours = std::path::absolute(subnet_file);
-        its == subnet_file || ours.is_ok_and(|ours| self.dir.join(its) == ours)
-    }
-}
-
-/// All agents in our network namespace, except this process.
-///
-/// # Errors
-/// /proc cannot be read.
-pub fn running_agents() -> io::Result<Vec<Running>> {
-    let running = |agent: AgentProcess| Running {
-        what: agent.to_string(),
-        subnet_file: subnet_file_of(&agent.cmdline, &agent.environ),
-        dir: agent.dir,
-    };
-    Ok(agent_processes()?.into_iter().map(running).collect())
-}
-
-/// The subnet file of an agent with this command line and environment, both as /proc shows them.
-fn subnet_file_of(cmdline: &[u8], environ: &[u8]) -> Option<PathBuf> {
-    let words = cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|b| *b == 0);
-    let words = words.map(|word| OsStr::from_bytes(word).to_owned());
-    let environ = String::from_utf8_lossy(environ);
-    let env = |name: &str| {
-        let mut values = environ.split('\0').filter_map(|variable| variable.strip_prefix(name)?.strip_prefix('='));
-        values.next().map(str::to_owned)
-    };
-    match cli::parse_from(words, env) {
-        Ok(cli::Task::Agent(task)) => Some(task.options.subnet_file),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -184,25 +196,5 @@ mod tests {
         let (ops, left) = removed(&Scope { networks: Subnets::default(), flannel_devices: true });
         assert_eq!(ops, ["172.16.0.0/24", "10.5.1.0/24", "mine", "flannel.7", "flannel.1"]);
         assert!(left.is_empty());
-    }
-
-    #[test]
-    fn an_agent_is_known_by_its_subnet_file() {
-        let usual = "/run/flannel/subnet.env";
-        for (cmdline, environ, wanted) in [
-            ("weft agent", "", Some(usual)),
-            ("/usr/bin/weft agent --subnet-file=/run/flannel/b.env -v=1", "", Some("/run/flannel/b.env")),
-            ("/opt/bin/flanneld -subnet-file /run/b.env --ip-masq", "PATH=/bin", Some("/run/b.env")),
-            ("weft agent", "PATH=/bin FLANNELD_SUBNET_FILE=/run/c.env", Some("/run/c.env")),
-            ("weft agent --flag-of-another-version", "", None),
-        ] {
-            let zeros = |text: &str| format!("{text}\0").replace(' ', "\0").into_bytes();
-            let file = subnet_file_of(&zeros(cmdline), &zeros(environ));
-            assert_eq!(file.as_deref(), wanted.map(Path::new), "{cmdline} {environ}");
-            let agent = Running { what: "weft (pid 7)".to_owned(), subnet_file: file, dir: "/run".into() };
-            assert_eq!(agent.may_have(Path::new(usual)), wanted.is_none_or(|wanted| wanted == usual), "{cmdline}");
-        }
-        let relative = Running { what: String::new(), subnet_file: Some("b.env".into()), dir: "/run".into() };
-        assert!(relative.may_have(Path::new("/run/b.env")) && !relative.may_have(Path::new("/run/c.env")));
     }
 }

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
+use super::Answer;
+use crate::cli::flags::InstallFlags;
 use crate::files;
 
 /// The names under which CNI configurations call the plugin. Each name gets a copy of its own, so that flannel's own
@@ -27,6 +29,22 @@ pub struct Installed {
     pub path: PathBuf,
     /// True if the file was written, false if it was up to date.
     pub written: bool,
+}
+
+/// Installs the plugin, and `weft` itself beside it if that was asked for.
+///
+/// # Errors
+/// As [`install`].
+pub fn run(flags: &InstallFlags) -> anyhow::Result<Answer> {
+    let mut done = install(&flags.from, &flags.bin_dir)?;
+    // Pods do not need the program `weft`, so a failure to install it is not an error.
+    match flags.agent.as_ref().map(|from| agent(from, &flags.bin_dir)).transpose() {
+        Ok(copied) => done.extend(copied),
+        Err(error) => eprintln!("weft: {error:#}; `weft` was not installed beside the plugin"),
+    }
+    let word = |written| if written { "written" } else { "was there already" };
+    let lines = done.iter().map(|one| format!("{} {}\n", one.path.display(), word(one.written)));
+    Ok(Answer::success(lines.collect::<String>()))
 }
 
 /// Copies `from` to `dir` under each name, and returns the files. A file is replaced by a rename, and only if its

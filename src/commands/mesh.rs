@@ -1,20 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft mesh`: shows which peers packets reach.
+//! `weft mesh`: shows which nodes packets reach, from this node or from all of them.
 
+pub mod ask;
+
+use std::path::Path;
 use std::process::ExitCode;
 
-use crate::cli;
-use crate::cli::questions::Question;
-use crate::observe::mesh::{self, Mesh};
-use crate::observe::socket;
+use anyhow::Context;
 
-/// Asks the agent. Returns the text to be printed, and the exit code, which says whether a way is broken.
+use crate::cli;
+use crate::cli::questions::{MeshTask, Output};
+use crate::commands::Answer;
+use crate::observe::mesh::cluster::{self, Cluster, Known};
+use crate::observe::mesh::row::Row;
+use crate::observe::mesh::{self, Mesh, svg};
+use crate::observe::socket;
+use crate::observe::status::Status;
+
+/// Asks the agent, and with `--all` the other nodes, too. The exit code says whether a way is broken.
 ///
 /// # Errors
-/// No agent answers.
-pub async fn run(question: &Question) -> anyhow::Result<(String, ExitCode)> {
-    let mesh = Mesh::of(socket::ask_status(&question.socket).await?);
-    let text = if question.json { serde_json::to_string_pretty(&mesh)? + "\n" } else { mesh::render(&mesh) };
-    let code = if mesh.is_broken() { ExitCode::from(cli::DIFFERENCE) } else { ExitCode::SUCCESS };
-    Ok((text, code))
+/// No agent answers; or with `--all`, nothing says on which port the other nodes are to be asked.
+pub async fn run(task: &MeshTask) -> anyhow::Result<Answer> {
+    let (text, is_broken) = if task.all {
+        let cluster = all(&task.socket, task.port).await?;
+        let text = match task.output {
+            Output::Json => serde_json::to_string_pretty(&cluster)? + "\n",
+            Output::Text => cluster::render(&cluster),
+            Output::Svg => svg::render(&cluster),
+        };
+        (text, cluster.is_broken())
+    } else {
+        let mesh = Mesh::of(socket::ask_status(&task.socket).await?);
+        let text = match task.output {
+            Output::Json => serde_json::to_string_pretty(&mesh)? + "\n",
+            Output::Text | Output::Svg => mesh::render(&mesh),
+        };
+        (text, mesh.is_broken())
+    };
+    Ok(Answer { text, code: if is_broken { ExitCode::from(cli::DIFFERENCE) } else { ExitCode::SUCCESS } })
+}
+
+/// Asks the agent for its peers, and all of them for their rows.
+///
+/// # Errors
+/// As [`run`].
+pub async fn all(socket: &Path, port: Option<u16>) -> anyhow::Result<Cluster> {
+    let status = socket::ask_status(socket).await?;
+    of_status(status, port).await
+}
+
+/// Asks all peers of this status for their rows.
+///
+/// # Errors
+/// Nothing says on which port.
+pub async fn of_status(status: Status, port: Option<u16>) -> anyhow::Result<Cluster> {
+    let port = port.or(status.health_port).context(
+        "the agent of this node has no --healthz-port, on which nodes tell each other of their ways: start the agents with this flag, \
+         or name the port of the other nodes with --port",
+    )?;
+    let public = status.public.join(",");
+    let own = Row::of(status.clone());
+    let peers = Known::peers_of(&Mesh::of(status));
+    Ok(ask::cluster(own, peers, public, port).await)
 }

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use nix::libc;
 use weft_backends::state::{Mac, Name, Route};
 
+use super::Way;
 use super::wire::{attrs_after, ip, u8_at, u16_at, u32_at};
 
 /// The bits of `ndm_state` of entries that do not expire: NUD_PERMANENT, NUD_NOARP.
@@ -131,6 +132,19 @@ pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
     let net = IpNet::new(dst, len).ok()?.trunc();
     let (protocol, onlink) = (u8_at(payload, 5), flags & 4 != 0);
     Some((table, RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, other_form }))
+}
+
+/// Decodes the answer to the question how packets reach an address. Returns `None` if they do not leave this host.
+pub fn way(payload: &[u8]) -> Option<Way> {
+    let (mut index, mut source) = (0, None);
+    for (kind, value) in attrs_after(payload, 12) {
+        match kind {
+            libc::RTA_OIF => index = u32_at(value, 0),
+            libc::RTA_PREFSRC => source = ip(value),
+            _ => {}
+        }
+    }
+    (u8_at(payload, 7) == libc::RTN_UNICAST && index != 0).then_some(Way { index, source })
 }
 
 /// Returns true if a route over this link was created by the kernel and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of

@@ -106,6 +106,13 @@ pub enum Exit {
     Any,
 }
 
+/// Asks how packets of this host reach an address now.
+pub fn get_route(w: &mut Writer, to: IpAddr) {
+    let bits = if to.is_ipv4() { 32 } else { 128 };
+    w.begin(libc::RTM_GETROUTE, PLAIN, &[family(to), bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    w.attr_ip(libc::RTA_DST, to);
+}
+
 /// Creates a route in the main table. The kernel refuses it if there is a route to this prefix with this metric.
 pub fn new_route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: u8) {
     put_route(w, (net, metric), exit, (libc::RTM_NEWROUTE, CREATE), protocol);

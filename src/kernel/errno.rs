@@ -71,6 +71,11 @@ pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
             "; if this kernel has no devices of the type {kind}, load its module {kind} on the host, or choose another backend"
         );
     }
+    if refusal.errno == Errno::EPERM {
+        cause.push_str(
+            "; weft needs CAP_NET_ADMIN: run it as root, or add NET_ADMIN to the capabilities of its container or unit",
+        );
+    }
     match meaning(op, refusal.errno, explanation) {
         Verdict::Done => Outcome::Done,
         Verdict::Retry => Outcome::Retry(format!("{}: {cause}", describe(op))),

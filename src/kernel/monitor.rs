@@ -55,12 +55,14 @@ pub struct MonitorOptions {
     pub guard: Option<String>,
     /// The numbers of the agent's fence, if it is to be watched.
     pub fence: Option<Numbers>,
+    /// Report the policy rules of other programs, and their routes in all tables, too.
+    pub policy: bool,
 }
 
 impl MonitorOptions {
-    /// Returns options without a guard and a fence.
+    /// Returns options without a guard and a fence, and with the routes of the main table only.
     pub fn new(protocol: u8, shared: Shared) -> MonitorOptions {
-        MonitorOptions { protocol, buffer: 2 << 20, shared, guard: None, fence: None }
+        MonitorOptions { protocol, buffer: 2 << 20, shared, guard: None, fence: None, policy: false }
     }
 
     /// Also watches the tunnel guard of the agent whose links have this alias.
@@ -71,6 +73,11 @@ impl MonitorOptions {
     /// Also watches the fence of the agent whose links have this alias.
     pub fn watch_fence(self, alias: &str) -> MonitorOptions {
         MonitorOptions { fence: Some(Numbers::of_alias(alias)), ..self }
+    }
+
+    /// Also reports changes of policy rules, and of routes in other tables than the main one, as [`Notice::Routes`].
+    pub fn watch_policy(self) -> MonitorOptions {
+        MonitorOptions { policy: true, ..self }
     }
 }
 
@@ -101,8 +108,8 @@ struct Changes {
 /// The routing tables that changed, apart from the entries that are listed one by one.
 #[derive(Debug, Default)]
 struct Tables {
-    /// Foreign routes of the main table.
-    main: bool,
+    /// Routes of other programs; if they matter, also those of other tables, and policy rules.
+    foreign: bool,
     fence: bool,
 }
 
@@ -196,7 +203,11 @@ impl LinuxMonitor {
                     changes.put(key, None);
                 }
             }
-            _ => changes.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_rule(m)),
+            libc::RTM_NEWRULE | libc::RTM_DELRULE => {
+                let ours = self.options.fence.is_some_and(|fence| fence.has_rule(m));
+                changes.tables.note(ours, self.options.policy);
+            }
+            _ => {}
         }
     }
 
@@ -265,12 +276,14 @@ impl LinuxMonitor {
     fn note_route(&mut self, m: &Message<'_>, changes: &mut Changes) {
         let Some((table, r)) = decode::route_of_any_table(m.payload) else { return };
         if table != u32::from(libc::RT_TABLE_MAIN) {
-            changes.tables.fence |= self.options.fence.is_some_and(|fence| fence.has_table(table));
+            let ours = self.options.fence.is_some_and(|fence| fence.has_table(table));
+            // The kernel writes the table of local addresses itself, when an address changes.
+            changes.tables.note(ours, self.options.policy && table != u32::from(libc::RT_TABLE_LOCAL));
             return;
         }
         let key = Key::Route(r.net, r.metric);
         let foreign = r.protocol != self.options.protocol && r.protocol != POD_ROUTES;
-        changes.tables.main |= foreign && !is_local(&r.net);
+        changes.tables.foreign |= foreign && !is_local(&r.net);
         if m.kind == libc::RTM_DELROUTE {
             return changes.put(key, None);
         }
@@ -315,6 +328,14 @@ fn is_local(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local() || net.addr().is_multicast())
 }
 
+impl Tables {
+    /// A rule, or a route outside the main table, changed. It is one of our fence, or else it matters only if `foreign` is true.
+    fn note(&mut self, ours: bool, foreign: bool) {
+        self.fence |= ours;
+        self.foreign |= foreign && !ours;
+    }
+}
+
 impl Changes {
     fn put(&mut self, key: Key, now: Option<ObservedValue>) {
         match self.at.get(&key) {
@@ -334,7 +355,7 @@ impl Changes {
         if self.links {
             notices.push(Notice::Links);
         }
-        if self.tables.main {
+        if self.tables.foreign {
             notices.push(Notice::Routes);
         }
         if self.tables.fence {

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -20,7 +21,7 @@ use super::link_messages::{self, LinkFacts, Links, is_alias_of_weft};
 use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
-use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
 
 /// How often everything is read again while links come and go.
 const TRIES: u32 = 5;
@@ -82,7 +83,14 @@ impl LinuxKernel {
         let creator = |l: &LinkFacts| if ours(l) { Creator::ThisAgent } else { l.info.creator };
         let mut links: Vec<_> = links.into_values().map(|l| LinkInfo { creator: creator(&l), ..l.info }).collect();
         links.sort_by_key(|l| l.index);
-        Ok(Machine { links, addrs, routes })
+        Ok(Machine { links, addrs, routes, way: None })
+    }
+
+    /// Implements [`super::Kernel::way`].
+    pub(super) fn find_way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+        // The kernel refuses the question where it has no route or a rule forbids the packet, and for an address family that it lacks.
+        let Ok(data) = self.netlink.request(|w| encode::get_route(w, to))? else { return Ok(None) };
+        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).find_map(|m| decode::way(m.payload)))
     }
 
     /// Implements [`super::Kernel::observe`].

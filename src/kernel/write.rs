@@ -8,6 +8,7 @@
 //! kernel created it for an address of this host.
 
 use std::io;
+use std::net::IpAddr;
 
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, Route, Value};
@@ -17,7 +18,7 @@ use super::batch::{Batch, Move, Step};
 use super::encode::{self, Exit, NewNexthop};
 use super::linux::{BATCH, LinuxKernel};
 use super::socket::NLM_F_ACK;
-use super::{Kernel, Machine, Outcome, Session, errno};
+use super::{Kernel, Machine, Outcome, Session, Way, errno};
 
 /// The most messages that one operation needs.
 const PER_OP: usize = 6;
@@ -178,6 +179,11 @@ impl LinuxKernel {
             if i < written {
                 continue;
             }
+            // Removals come last. A route that replaces another one is written in the second exchange of a flush. The neighbour and the FDB
+            // entry over which the other route leads must stay until then.
+            if matches!(op, Op::Remove(..)) && i > 0 && !matches!(ops[i - 1], Op::Remove(..)) {
+                self.flush(&mut batch);
+            }
             if is_guard(op) {
                 // Consecutive operations on the guard are one transaction. It comes before what follows, because a peer must be
                 // let in before packets are sent to it.
@@ -226,6 +232,10 @@ fn is_guard(op: &Op) -> bool {
 impl Kernel for LinuxKernel {
     fn machine(&mut self) -> io::Result<Machine> {
         self.observe_machine()
+    }
+
+    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+        self.find_way(to)
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

@@ -15,10 +15,10 @@ use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
 use weft_backends::host::Host;
 use weft_backends::identity::{Identities, Secrets};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cache::Saved;
+use weft_subnet::cache::{ClearText, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
-use weft_subnet::evidence::{self, Evidence};
+use weft_subnet::evidence::{self, Evidence, Proof};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::{BadNetwork, Network};
 use weft_subnet::retry::jitter;
@@ -30,6 +30,7 @@ use crate::files;
 use crate::firewall::guard;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::log::{Reminder, chain};
+use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
 use crate::observe::systemd::Notify;
@@ -73,6 +74,8 @@ pub struct Started {
     pub wanted: Option<String>,
     /// The earlier backends by which peers still reach this node.
     pub earlier: Vec<Beside>,
+    /// What an earlier run saved about packets in clear text, if one of these backends sends such packets and that of our lease encrypts.
+    pub clear_text: Option<ClearText>,
 }
 
 /// A net-conf as text, and what it means.
@@ -148,15 +151,19 @@ pub struct Waiting<'a> {
     patience: Reminder,
     notify: &'a mut Notify,
     readiness: Readiness,
-    condition: &'a ConditionReporter,
+    reports: (&'a ConditionReporter, &'a EventReporter),
     /// The pause before the store is asked again.
     pause: Duration,
 }
 
 impl Waiting<'_> {
     /// Returns a state in which nothing is waited for yet.
-    pub fn new<'a>(notify: &'a mut Notify, readiness: Readiness, condition: &'a ConditionReporter) -> Waiting<'a> {
-        Waiting { patience: Reminder::default(), notify, readiness, condition, pause: LOOK_AGAIN }
+    pub fn new<'a>(
+        notify: &'a mut Notify,
+        readiness: Readiness,
+        reports: (&'a ConditionReporter, &'a EventReporter),
+    ) -> Waiting<'a> {
+        Waiting { patience: Reminder::default(), notify, readiness, reports, pause: LOOK_AGAIN }
     }
 
     async fn on(&mut self, error: StartError) {
@@ -170,7 +177,10 @@ impl Waiting<'_> {
             _ => (Health::Unwell(text.clone()), LOOK_AGAIN),
         };
         self.pause = (pause * 2).min(STORE_AGAIN);
-        self.condition.set(health);
+        let (condition, events) = self.reports;
+        let fault = matches!(health, Health::Unwell(_)).then(|| Fault { kind: FaultKind::NoLease, text: text.clone() });
+        events.set(fault.as_slice());
+        condition.set(health);
         if self.patience.due(&text, Instant::now()) {
             tracing::warn!("waiting: {text}");
         }
@@ -250,7 +260,21 @@ fn started<K: Kernel>(
         let identities = found::identities(&*old, &machine, Kept { secrets: &place.secrets, printed: None }, None)?;
         earlier.push(Beside::new((text, then), old, Host { identities, ..host.clone() }));
     }
-    Ok(Started { network, config, backend, host, own, author, uplink, chosen, saved: None, wanted: None, earlier })
+    let clear_text = place.memory.clear_text();
+    Ok(Started {
+        network,
+        config,
+        backend,
+        host,
+        own,
+        author,
+        uplink,
+        chosen,
+        saved: None,
+        wanted: None,
+        earlier,
+        clear_text,
+    })
 }
 
 /// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,
@@ -306,7 +330,7 @@ async fn lease<K: Kernel>(
     let failed = |what| StartError::store(what, Some(config));
     let chosen = place.store.chosen().await.map_err(failed(""))?;
     let choice = with_chosen(place.choice, chosen);
-    let machine = place.kernel.machine().map_err(MachineError)?;
+    let machine = place.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
     let before = place.memory.uplink(&choice);
     let ground = ground(&machine, network, previous.unwrap_or_default()).after(before.clone());
     let mut picked = uplink::pick(&choice, &ground)?;
@@ -326,6 +350,7 @@ async fn lease<K: Kernel>(
         return Ok(None);
     }
     if let Some(lease) = &mine {
+        warn_of_foreign_address(&evidence, lease, &machine);
         // The address that was published so far stays published if the choice permits it.
         let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
         picked = uplink::pick(&choice, &ground.after(before))?;
@@ -345,6 +370,21 @@ async fn lease<K: Kernel>(
     let request = LeaseRequest { network: network.clone(), attrs, previous, was: was.clone(), connected };
     let own = place.store.acquire(&request).await.map_err(failed("lease: "))?;
     Ok(Some(Leased { host, own, was, uplink: choice, chosen }))
+}
+
+/// Warns if the only reason to take this lease is an address that this host does not have. The usual reason is a NAT, and a lost disk. But
+/// if another machine has the address, both nodes use one subnet from now on, and nothing in the store shows that.
+fn warn_of_foreign_address(evidence: &Evidence, lease: &Lease, machine: &Machine) {
+    let (v4, v6) = evidence::public(&lease.attrs);
+    let Some(ip) = v4.map(IpAddr::V4).or(v6.map(IpAddr::V6)) else { return };
+    let is_here = machine.addrs.iter().any(|addr| addr.net.addr() == ip);
+    if evidence.proof(lease) == Some(Proof::Address) && !is_here {
+        tracing::warn!(
+            subnet = %lease.subnets,
+            address = %ip,
+            "the lease of an address that is not on this host is taken over, because nothing else is known about this node"
+        );
+    }
 }
 
 /// Returns the facts of this machine, with the identities that the backend chooses.

@@ -2,13 +2,15 @@
 //! Limits how often each place in the program may log, so that a repeated fault does not fill a disk.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
+
+use super::repeats::{self, Repeats, Verdict};
 
 /// Number of lines that may be logged at once.
 const AT_ONCE: u32 = 100;
@@ -53,18 +55,25 @@ impl CallSite {
 }
 
 /// A layer that leaves out lines of places that log too much. It counts them, and logs the number before the next line of that place.
-/// Lines below the level INFO are not limited, because the operator asked for them.
+/// With [`Repeats`], a message that was logged of late is counted there instead. Lines below the level INFO are not limited, because
+/// the operator asked for them.
 #[derive(Debug, Default)]
-pub struct Limit(Mutex<HashMap<Identifier, CallSite>>);
+pub struct Limit {
+    sites: Mutex<HashMap<Identifier, CallSite>>,
+    repeats: Option<Arc<Repeats>>,
+}
 
-impl<S: Subscriber> Layer<S> for Limit {
-    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
-        if *event.metadata().level() > Level::INFO {
-            return true;
-        }
+impl Limit {
+    /// Returns a layer that counts repeats there. Somebody must call [`Repeats::report`].
+    pub fn new(repeats: Option<Arc<Repeats>>) -> Limit {
+        Limit { sites: Mutex::default(), repeats }
+    }
+
+    /// Whether the allowance of this place has a line left.
+    fn allows(&self, event: &Event<'_>, now: Instant) -> bool {
         let line = {
-            let mut sites = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            sites.entry(event.metadata().callsite()).or_default().line(Instant::now())
+            let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+            sites.entry(event.metadata().callsite()).or_default().line(now)
         };
         if let Some(lines) = line.filter(|lines| *lines > 0) {
             // This line comes through here as well, so the lock must be free.
@@ -74,14 +83,34 @@ impl<S: Subscriber> Layer<S> for Limit {
     }
 }
 
+impl<S: Subscriber> Layer<S> for Limit {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        let level = *event.metadata().level();
+        if level > Level::INFO || event.metadata().target() == repeats::TARGET {
+            return true;
+        }
+        let now = Instant::now();
+        let Some(repeats) = &self.repeats else { return self.allows(event, now) };
+        match repeats.judge(event, now) {
+            Verdict::Counted => false,
+            Verdict::Again => self.allows(event, now),
+            Verdict::New(key) => {
+                let is_allowed = self.allows(event, now);
+                if is_allowed {
+                    repeats.remember(key, level, now);
+                }
+                is_allowed
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
-
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
+    use crate::log::tests::{Output, text_of};
 
     #[test]
     fn a_place_logs_a_hundred_lines_then_ten_a_minute_with_the_number_left_out() {
@@ -93,23 +122,10 @@ mod tests {
         assert_eq!((minute[0], minute[9]), (9_900, 0));
     }
 
-    #[derive(Clone, Default)]
-    struct Output(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Output {
-        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(text)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[test]
     fn each_place_has_its_own_limit_and_debug_lines_have_none() {
         let output = Output::default();
-        let copy = output.clone();
-        let lines = tracing_subscriber::fmt().with_writer(move || copy.clone()).with_max_level(Level::DEBUG).finish();
+        let lines = tracing_subscriber::fmt().with_writer(output.writer()).with_max_level(Level::DEBUG).finish();
         tracing::subscriber::with_default(lines.with(Limit::default()), || {
             for n in 0..1000 {
                 tracing::warn!("loud {n}");
@@ -117,7 +133,7 @@ mod tests {
             }
             tracing::info!("another place");
         });
-        let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+        let text = text_of(&output);
         let count = |words: &str| text.matches(words).count();
         assert_eq!((count("loud"), count("asked for"), count("another place")), (100, 1000, 1));
     }

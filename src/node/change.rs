@@ -14,18 +14,17 @@ use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::state::Key;
 use weft_subnet::network::Network;
-use weft_subnet::text::Shown;
 
 use super::Node;
+use super::clear_text::{ClearTextTime, MAX_NAMED, names};
 use super::net_conf::NetConfChange;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire;
 use crate::plan::Beside;
 
-/// Packets go the new way after this part of the grace time.
-const SETTLING: u32 = 12;
-/// Number of peers that are named when they still need an earlier backend.
-const MAX_NAMED: usize = 5;
+/// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
+/// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
+const SETTLING: u32 = 10;
 
 /// How far a change is, as far as the plan does not know it.
 #[derive(Debug, Default)]
@@ -42,12 +41,15 @@ pub(super) struct Change {
     sends_at: Option<Instant>,
     /// Since when no peer has needed an earlier backend, by its number.
     unused_since: HashMap<u64, Instant>,
+    /// Since when our lease names a backend that encrypts. `None` if no earlier backend may send in clear text.
+    pub(super) clear_text: Option<ClearTextTime>,
 }
 
 impl Change {
-    /// Returns the state at the start of the agent, with the net-conf that is to be applied after the first pass.
-    pub(super) fn at_start(wanted: Option<String>) -> Change {
-        Change { at_start: wanted, ..Change::default() }
+    /// Returns the state at the start of the agent, with the net-conf that is to be applied after the first pass, and with what an earlier
+    /// run saved about clear text.
+    pub(super) fn at_start(wanted: Option<String>, clear_text: Option<ClearTextTime>) -> Change {
+        Change { at_start: wanted, clear_text, ..Change::default() }
     }
 }
 
@@ -114,7 +116,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn next_step_of_change(&self) -> Option<Instant> {
         let grace = self.context.options.change_grace;
         let drops = self.change.unused_since.values().map(|since| *since + grace);
-        drops.chain(self.change.sends_at).min()
+        drops.chain(self.change.sends_at).chain(self.clear_text_end(Instant::now())).min()
     }
 
     /// Does the next step of a change, if it is time for it.
@@ -125,6 +127,7 @@ impl<K: Kernel> Node<K> {
         if self.change.is_compared {
             self.switch_if_ready();
         }
+        self.end_clear_text(now);
         self.send_current_if_settled(now);
         self.drop_unused(now);
     }
@@ -144,14 +147,17 @@ impl<K: Kernel> Node<K> {
             self.net_conf.not_applied = Some(text);
             return;
         }
+        let had_clear_text = self.plan.has_clear_text();
         let Some(text) = self.plan.switch_to_next(self.net_conf.text.clone()) else { return };
+        self.clear_text_after_change(had_clear_text, Instant::now());
         tracing::info!(before, now = kind, "the backend changes: our lease names the new one and the earlier one");
         (self.net_conf.text, self.net_conf.not_applied) = (text, None);
         self.change.wanted = None;
         self.change.sends_at = None;
         self.change.unused_since.clear();
         self.update_own_lease();
-        self.save_later();
+        // A restart must find when the change began.
+        self.save_now();
         self.schedule.next_audit = Instant::now();
     }
 
@@ -220,23 +226,22 @@ impl<K: Kernel> Node<K> {
 
     /// Names the peers that still need an earlier backend.
     pub(super) fn change_warnings(&self) -> Vec<String> {
+        let refused = self.refused_warning();
         if self.plan.sends_earlier() {
-            return Vec::new();
+            return refused.into_iter().collect();
         }
         let now = &self.plan.network().backend_type;
         let warning = |number: u64| {
             let (kind, count, users) = self.plan.users(number, MAX_NAMED);
-            let first: Vec<String> =
-                users.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner())).collect();
-            let more = if count > first.len() { ", ..." } else { "" };
-            let names = first.join(", ");
+            let (names, remark) = (names(&users, count), self.clear_text_remark(self.plan.refuses(kind)));
             (count > 0).then(|| {
                 format!(
-                    "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {names}{more}. They are \
-                     down, cannot use {now}, or run flannel, which follows no change before its restart"
+                    "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {names}{remark}. They are \
+                     down, cannot use {now}, or run flannel, which follows no change before its restart: see what weft status says there, \
+                     replace flannel by weft, and remove the lease of a node that does not come back (weft lease rm ID)"
                 )
             })
         };
-        self.plan.earlier().filter_map(|(number, _)| warning(number)).collect()
+        self.plan.earlier().filter_map(|(number, _)| warning(number)).chain(refused).collect()
     }
 }

@@ -72,7 +72,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Sends the packet that is due, if there is one.
+    /// Sends the packets that are due, if there are any.
     pub(super) fn probe(&mut self, now: Instant) {
         if self.next_probe().is_none_or(|at| at > now) {
             let is_empty = self.plan.peers().is_empty();
@@ -82,14 +82,15 @@ impl<K: Kernel> Node<K> {
             });
             return;
         }
-        let Some(outgoing) = self.next_packet(now) else { return };
-        let Some(probes) = &self.probes else { return };
-        let results = probes.results.clone();
-        tokio::task::spawn_local(async move {
-            let answer = outgoing.echo.send().await;
-            // The agent may have ended.
-            let _ = results.send(Probed { sent: outgoing, answer });
-        });
+        while let Some(outgoing) = self.next_packet(now) {
+            let Some(probes) = &self.probes else { return };
+            let results = probes.results.clone();
+            tokio::task::spawn_local(async move {
+                let answer = outgoing.echo.send().await;
+                // The agent may have ended.
+                let _ = results.send(Probed { sent: outgoing, answer });
+            });
+        }
     }
 
     fn next_packet(&mut self, now: Instant) -> Option<Outgoing> {

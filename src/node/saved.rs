@@ -38,6 +38,13 @@ impl<K: Kernel> Node<K> {
         }
     }
 
+    /// Something has changed that the next start must know even if it comes within seconds.
+    pub(super) fn save_now(&mut self) {
+        if self.has_list() {
+            self.context.saver.changed_now();
+        }
+    }
+
     /// The store renewed our lease, which now lives for this time (`None`: it does not end). The end is saved only when it
     /// has moved by a quarter of that time, because stores that are touched otherwise report a renewal, too.
     pub(super) fn lease_renewed(&mut self, ttl: Option<Duration>) {
@@ -99,6 +106,7 @@ impl<K: Kernel> Node<K> {
         };
         let (now_used, flags) = (&plan.host().uplink, uplink::flags(&self.context.options.uplink));
         let used = Uplink { name: now_used.name.text().into(), v4: now_used.v4, v6: now_used.v6, flags };
+        let clear_text = self.saved_clear_text(now);
         let head = |saved_file: &SavedFile| Head {
             store: saved_file.store().to_owned(),
             saved: heard,
@@ -109,6 +117,7 @@ impl<K: Kernel> Node<K> {
             public: (plan.host().public_v4, plan.host().public_v6),
             chosen,
             uplink: Some(used),
+            clear_text,
         };
         self.context.saver.save(now, plan.peers(), head);
     }

@@ -12,6 +12,7 @@ use super::Node;
 use super::wireguard::Sessions;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
+use crate::observe::fault_events::{Fault, FaultKind};
 use crate::observe::report::{self, NodeDetails, NodeState, PeerCounts, PeerList, PeerRow};
 use crate::observe::status::{PeerState, Status};
 use crate::pass::Pending;
@@ -27,7 +28,7 @@ pub(super) struct FailureCounts {
 }
 
 /// Peers whose entries could not be written.
-struct PeerFailures {
+pub(super) struct PeerFailures {
     /// Peers with an entry that will be tried again, and none that was refused.
     pending: HashSet<Id>,
     /// Peers with an entry that the kernel refused, and its reason.
@@ -51,7 +52,7 @@ impl<K: Kernel> Node<K> {
         report::status(&self.state(), self.details(&sessions))
     }
 
-    fn state(&self) -> NodeState {
+    pub(super) fn state(&self) -> NodeState {
         let (pending_commands, failed_commands) = self.extension.peers().counts();
         NodeState {
             subnets: self.plan.own().subnets,
@@ -65,6 +66,7 @@ impl<K: Kernel> Node<K> {
                 set_aside: self.plan.set_aside_count(),
                 unreachable: self.unreachable_count(),
                 unplanned: self.plan.skipped_count(),
+                in_clear_text: self.plan.clear_text_count(),
             },
             faults: self.faults(),
             lease_missing: self.own_lease.missing.map(str::to_owned),
@@ -73,25 +75,26 @@ impl<K: Kernel> Node<K> {
     }
 
     /// What is wrong with this node itself, whatever the store and the peers do.
-    fn faults(&self) -> Vec<String> {
+    fn faults(&self) -> Vec<Fault> {
+        let uplink = self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}"));
         [
-            self.device_problem(),
-            self.kernel_problem.clone(),
-            self.subnet_file_problem.clone(),
-            self.rules_fault(),
-            self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}")),
-            self.own_lease.lost.clone(),
-            self.contest_problem(),
-            self.tunnel_problem(),
-            self.extension_problem(),
+            (FaultKind::Device, self.device_problem()),
+            (FaultKind::Kernel, self.kernel_problem.clone()),
+            (FaultKind::SubnetFile, self.subnet_file_problem.clone()),
+            (FaultKind::TrafficRules, self.rules_fault()),
+            (FaultKind::Uplink, uplink),
+            (FaultKind::LeaseLost, self.own_lease.lost.clone()),
+            (FaultKind::LeaseContested, self.contest_problem()),
+            (FaultKind::Tunnel, self.tunnel_problem()),
+            (FaultKind::Extension, self.extension_problem()),
         ]
         .into_iter()
-        .flatten()
+        .filter_map(|(kind, text)| text.map(|text| Fault { kind, text }))
         .collect()
     }
 
     /// What is wrong although the node can be ready, the most urgent first.
-    fn warnings(&self) -> Vec<String> {
+    pub(super) fn warnings(&self) -> Vec<String> {
         let mut all: Vec<String> = self.device_warnings().collect();
         if let PeerList::Saved(text) = &self.peers.list {
             all.push(text.clone());
@@ -123,6 +126,7 @@ impl<K: Kernel> Node<K> {
             lease_ttl: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at)),
             networks: self.plan.network().networks,
             mtu: self.plan.mtu(),
+            health_port: self.context.options.health.map(|address| address.port()),
             uplink: (uplink.name.to_string(), addresses.collect(), uplink.mtu),
             store: self.context.store.describe(),
             store_silence: now - self.store.last_answer,
@@ -166,7 +170,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    fn peer_failures(&self) -> PeerFailures {
+    pub(super) fn peer_failures(&self) -> PeerFailures {
         let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
         for (key, entry) in self.passer.pending().iter().filter(|(key, _)| !guard::is_of_guard_or_fence(key)) {
             let Some(id) = self.plan.owner(key) else { continue };
@@ -186,6 +190,7 @@ impl<K: Kernel> Node<K> {
         let believed = self.plan.peers().believed().map(|lease| {
             let (state, reason) = self.peer_state(lease, &failures, &held);
             let row = PeerRow::of(lease, state, reason).with_probe(self.peer_probe(lease));
+            let row = row.with_clear_text(self.plan.is_in_clear_text(&lease.id));
             if sessions.is_empty() {
                 return row;
             }
@@ -199,7 +204,12 @@ impl<K: Kernel> Node<K> {
         believed.chain(set_aside).collect()
     }
 
-    fn peer_state(&self, lease: &Lease, failures: &PeerFailures, held: &HashSet<&Id>) -> (PeerState, Option<String>) {
+    pub(super) fn peer_state(
+        &self,
+        lease: &Lease,
+        failures: &PeerFailures,
+        held: &HashSet<&Id>,
+    ) -> (PeerState, Option<String>) {
         if let Some(reason) = failures.failed.get(&lease.id) {
             (PeerState::Failed, Some(reason.clone()))
         } else if failures.pending.contains(&lease.id) {

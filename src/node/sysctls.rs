@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sysctls that packets of pods need. The kernel announces no change of a sysctl, so they are checked regularly.
 
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -9,6 +8,8 @@ use weft_subnet::lease::Id;
 
 use super::Node;
 use crate::kernel::Kernel;
+use crate::offload::ChecksumOffload;
+use crate::options::Options;
 use crate::sysctls;
 use crate::sysctls::loosened::{Loosened, Wanted};
 
@@ -21,16 +22,19 @@ pub(super) struct Sysctls {
     /// What is wrong, one sentence each.
     pub(super) problems: Vec<String>,
     loosened: Loosened,
+    /// The checksum offload of the tunnel devices. It is checked with the sysctls, because nobody announces its changes either.
+    offload: ChecksumOffload,
     /// The lease because of which rp_filter is loosened. It stays the same while that lease is a reason.
     pub(super) loosened_for: Option<Id>,
     pub(super) next_check: Instant,
 }
 
 impl Sysctls {
-    /// A check is due at once. The values that were loosened are remembered in a file beside subnet.env.
-    pub(super) fn new(subnet_file: &Path, now: Instant) -> Sysctls {
-        let loosened = Loosened::beside(subnet_file);
-        Sysctls { problems: Vec::new(), loosened, loosened_for: None, next_check: now }
+    /// A check is due at once. The values that were changed are remembered in files beside subnet.env.
+    pub(super) fn new(options: &Options, now: Instant) -> Sysctls {
+        let loosened = Loosened::beside(&options.subnet_file);
+        let offload = ChecksumOffload::beside(&options.subnet_file, options.tx_checksum_off);
+        Sysctls { problems: Vec::new(), loosened, offload, loosened_for: None, next_check: now }
     }
 
     /// Returns when the next check is due.
@@ -44,7 +48,7 @@ impl Sysctls {
 }
 
 impl<K: Kernel> Node<K> {
-    /// Sets the sysctls that packets need, or reports what the operator has to set.
+    /// Sets the sysctls that packets need and the checksum offload, or reports what the operator has to set.
     pub(super) fn check_sysctls(&mut self) {
         let write = self.context.options.manage_sysctls;
         let mut problems = sysctls::ensure(&self.plan, write);
@@ -52,6 +56,7 @@ impl<K: Kernel> Node<K> {
         let for_change = self.plan.is_changing().then(|| self.loosening_in_change());
         let wanted = for_change.or_else(|| self.sysctls.loosened_for.as_ref().map(|id| self.wanted_loosening(id)));
         problems.extend(self.sysctls.loosened.ensure(wanted.as_ref(), write));
+        problems.extend(self.sysctls.offload.ensure(self.plan.devices()));
         let new = problems.iter().filter(|text| !self.sysctls.problems.contains(text));
         new.for_each(|text| tracing::warn!("{text}"));
         self.sysctls.problems = problems;

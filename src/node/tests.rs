@@ -24,6 +24,7 @@ use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
 use crate::lease::acquire::{self, Started};
 use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
+use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::history::recorder::Recorder;
 use crate::observe::metrics::Metrics;
@@ -38,6 +39,7 @@ use crate::subnet_file::Author;
 mod begin;
 mod change;
 mod claims;
+mod clear_text;
 mod config;
 mod conflist;
 mod history;
@@ -158,6 +160,7 @@ fn machine(ip: &str) -> Machine {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: format!("{ip}/24").parse().unwrap(), scope: 0, flags: 0x80 }],
         routes: vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))],
+        way: None,
     }
 }
 
@@ -186,6 +189,7 @@ fn options(dir: &std::path::Path, on_lost_lease: OnLostLease, rules: RuleOptions
         net_conf_commands: crate::options::NetConfCommands::Refuse,
         on_lost_lease,
         manage_sysctls: false,
+        tx_checksum_off: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
         probe: false,
@@ -209,7 +213,17 @@ impl TestNode {
         TestNode::of((VXLAN, own), on_lost_lease, RuleOptions::default())
     }
 
-    fn of((config, own): (&str, Lease), on_lost_lease: OnLostLease, rules: RuleOptions) -> TestNode {
+    fn of(start: (&str, Lease), on_lost_lease: OnLostLease, rules: RuleOptions) -> TestNode {
+        TestNode::altered(start, on_lost_lease, rules, |_| {})
+    }
+
+    /// A node that continues from what `alter` makes of a start with this net-conf and this lease.
+    fn altered(
+        (config, own): (&str, Lease),
+        on_lost_lease: OnLostLease,
+        rules: RuleOptions,
+        alter: impl FnOnce(&mut Started),
+    ) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
         let options = options(dir.path(), on_lost_lease, rules);
         let file = options.subnet_file.clone();
@@ -229,7 +243,7 @@ impl TestNode {
             _ => VtepMac::both(mac, mac),
         };
         let host = acquire::host(&picked, &there, &network, identities);
-        let started = Started {
+        let mut started = Started {
             network,
             config: config.into(),
             backend,
@@ -241,13 +255,15 @@ impl TestNode {
             saved: None,
             wanted: None,
             earlier: Vec::new(),
+            clear_text: None,
         };
+        alter(&mut started);
         let (events, received) = mpsc::channel(8);
         let (tasks, answers) = LeaseTasks::new(store.clone(), events);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
         let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
         let condition = ConditionReporter::new(store.clone(), options.unwell_after);
-        let reporter = Reporter { readiness, metrics, notify, condition };
+        let reporter = Reporter { readiness, metrics, notify, condition, events: EventReporter::new(store.clone()) };
         let context = NodeContext {
             options,
             store: store.clone(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serves /healthz, /readyz and /metrics over HTTP/1.1. The first two answer as flannel does (docs/flannel-formats.md,
+//! Serves /healthz, /readyz, /metrics and /mesh over HTTP/1.1. The first two answer as flannel does (docs/flannel-formats.md,
 //! "Health checks, signals, exit codes"), except that readiness can become false again, and that the answer contains
 //! the reasons.
 //!
@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
+use crate::observe::mesh::page::{MeshPage, MeshPageError};
 use crate::observe::metrics::Metrics;
 
 /// Time limit for receiving a request.
@@ -75,9 +76,20 @@ impl Readiness {
     }
 }
 
+/// What the pages show.
+#[derive(Debug, Clone)]
+pub struct Pages {
+    /// The state behind /readyz.
+    pub readiness: Readiness,
+    /// The numbers behind /metrics.
+    pub metrics: Arc<Metrics>,
+    /// /mesh.
+    pub mesh: MeshPage,
+}
+
 /// Serves until dropped. If the port is in use, it logs that and tries again every 5 s; the agent works without the
 /// server.
-pub async fn serve(address: SocketAddr, readiness: Readiness, metrics: Arc<Metrics>) {
+pub async fn serve(address: SocketAddr, pages: Pages) {
     let mut logged = false;
     let listener = loop {
         match TcpListener::bind(address).await {
@@ -90,17 +102,17 @@ pub async fn serve(address: SocketAddr, readiness: Readiness, metrics: Arc<Metri
         }
         tokio::time::sleep(LISTEN_RETRY).await;
     };
-    serve_on(listener, readiness, metrics).await;
+    serve_on(listener, pages).await;
 }
 
 /// Serves on a listener until dropped.
-pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<Metrics>) {
+pub async fn serve_on(listener: TcpListener, pages: Pages) {
     // Dropping the set aborts the clients.
     let mut clients = JoinSet::new();
     let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // The usual reason is that there are no file descriptors left. Wait, so that the loop does not spin.
                 tracing::debug!(%error, "accept a health check");
@@ -115,19 +127,23 @@ pub async fn serve_on(listener: TcpListener, readiness: Readiness, metrics: Arc<
         {
             oldest.abort();
         }
-        let (readiness, metrics) = (readiness.clone(), metrics.clone());
+        let pages = pages.clone();
         by_age.push_back(clients.spawn(async move {
-            let _ = tokio::time::timeout(LIMIT, client(stream, readiness, metrics)).await;
+            let _ = tokio::time::timeout(LIMIT, client(stream, address.ip(), pages)).await;
         }));
     }
 }
 
-async fn client(stream: TcpStream, readiness: Readiness, metrics: Arc<Metrics>) {
-    let service = service_fn(|request: Request<Incoming>| {
+async fn client(stream: TcpStream, address: IpAddr, pages: Pages) {
+    let pages = &pages;
+    let service = service_fn(|request: Request<Incoming>| async move {
         let accepted = request.headers().get(hyper::header::ACCEPT).and_then(|value| value.to_str().ok());
         let open = accepted.is_some_and(|kinds| kinds.contains("application/openmetrics-text"));
-        let response = answer(request.method(), (request.uri().path(), open), &readiness, &metrics);
-        async move { Ok::<_, Infallible>(response) }
+        let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
+        if is_read && request.uri().path() == "/mesh" {
+            return Ok::<_, Infallible>(mesh(pages.mesh.read(address).await));
+        }
+        Ok(answer(request.method(), (request.uri().path(), open), &pages.readiness, &pages.metrics))
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -167,7 +183,15 @@ fn answer(
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             reply(StatusCode::OK, kind, metrics.render(Instant::now()))
         }
-        _ => text(StatusCode::NOT_FOUND, "there is /healthz, /readyz and /metrics\n".to_owned()),
+        _ => text(StatusCode::NOT_FOUND, "there is /healthz, /readyz, /metrics and /mesh\n".to_owned()),
+    }
+}
+
+fn mesh(row: Result<Bytes, MeshPageError>) -> Response<Full<Bytes>> {
+    match row {
+        Ok(row) => reply(StatusCode::OK, "application/json", row),
+        Err(error @ MeshPageError::Stranger(_)) => text(StatusCode::FORBIDDEN, format!("{error}\n")),
+        Err(error @ MeshPageError::Ending) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
     }
 }
 
@@ -175,8 +199,8 @@ fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     reply(status, "text/plain; charset=utf-8", body)
 }
 
-fn reply(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+fn reply(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(hyper::header::CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
     response
@@ -185,6 +209,7 @@ fn reply(status: StatusCode, kind: &'static str, body: String) -> Response<Full<
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::mpsc;
 
     use super::*;
 
@@ -197,12 +222,17 @@ mod tests {
         String::from_utf8(answer).unwrap()
     }
 
+    /// The pages of an agent that ends.
+    fn pages(readiness: Readiness) -> Pages {
+        Pages { readiness, metrics: Arc::new(Metrics::new()), mesh: MeshPage::new(mpsc::channel(1).0) }
+    }
+
     #[tokio::test]
     async fn bodies_are_those_of_flannel_and_readiness_can_become_false_again() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Readiness::new();
-        let server = tokio::spawn(serve_on(listener, readiness.clone(), Arc::new(Metrics::new())));
+        let server = tokio::spawn(serve_on(listener, pages(readiness.clone())));
         let ready = "GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n";
         let got = get(address, ready).await;
         assert!(
@@ -222,6 +252,8 @@ mod tests {
         let got = get(address, &format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}\r\n\r\n")).await;
         assert!(got.contains("content-type: application/openmetrics-text") && got.ends_with("# EOF\n"), "{got}");
         assert!(get(address, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 404"));
+        assert!(get(address, "GET /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await.ends_with("the agent is ending\n"));
+        assert!(get(address, "POST /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         assert!(get(address, "POST /readyz HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         server.abort();
     }
@@ -230,7 +262,7 @@ mod tests {
     async fn a_silent_client_does_not_block_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = tokio::spawn(serve_on(listener, Readiness::new(), Arc::new(Metrics::new())));
+        let server = tokio::spawn(serve_on(listener, pages(Readiness::new())));
         let _silent = TcpStream::connect(address).await.unwrap();
         assert!(get(address, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.contains("flanneld is running"));
         server.abort();
@@ -240,7 +272,7 @@ mod tests {
     async fn the_oldest_of_too_many_clients_is_disconnected() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let server = tokio::spawn(serve_on(listener, Readiness::new(), Arc::new(Metrics::new())));
+        let server = tokio::spawn(serve_on(listener, pages(Readiness::new())));
         let begin = Instant::now();
         let mut silent = Vec::new();
         for _ in 0..3 * MAX_CLIENTS {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The answer to `weft mesh`: what probes found about the ways from this node to its peers, the worst first.
 
+pub mod cluster;
+pub mod page;
+pub mod row;
+pub mod svg;
+
 use std::cmp::Reverse;
 use std::fmt::Write;
 
@@ -165,7 +170,16 @@ mod tests {
     fn peer(number: u8, state: PeerState, probe: Option<PeerProbe>) -> Peer {
         let reason = (state == PeerState::Unreachable).then(|| "its public address does not answer".to_owned());
         let (subnet, public) = (format!("10.5.{number}.0/24"), format!("192.168.0.{number}"));
-        Peer { subnet, public, backend: "vxlan".into(), state, reason, sessions: Vec::new(), probe }
+        Peer {
+            subnet,
+            public,
+            backend: "vxlan".into(),
+            state,
+            not_encrypted: false,
+            reason,
+            sessions: Vec::new(),
+            probe,
+        }
     }
 
     fn probe(round_trip_us: Option<u64>, lost: u32, mtu: Option<u16>) -> Option<PeerProbe> {

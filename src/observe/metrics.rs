@@ -59,6 +59,7 @@ pub struct Metrics {
     full_passes: Family<Cause, Counter>,
     operations: Family<Operation, Counter>,
     peers: Family<State, Gauge>,
+    not_encrypted: Gauge,
     repairs: Family<Cause, Counter>,
     durations: Histogram,
     convergence: Histogram,
@@ -136,6 +137,11 @@ impl Metrics {
             "Writes to the kernel because it was not as it should be: announced by the kernel, or found by an audit";
         let repairs = register(&mut all, "weft_repairs", repairs);
         let peers = register(&mut all, "weft_peers", "Peers, by state");
+        let not_encrypted = register(
+            &mut all,
+            "weft_peers_not_encrypted",
+            "Peers to which packets go in clear text although the backend of this node encrypts",
+        );
         let (durations, convergence) = (times(), times());
         all.register("weft_pass_duration_seconds", "Duration of a pass", durations.clone());
         all.register(
@@ -165,6 +171,7 @@ impl Metrics {
             operations,
             repairs,
             peers,
+            not_encrypted,
             durations,
             convergence,
             gauges,
@@ -206,6 +213,11 @@ impl Metrics {
     /// Sets the number of peers in a state. A state that was never set is not rendered.
     pub fn peers(&self, state: PeerState, count: usize) {
         self.peers.get_or_create(&State { state: state.word() }).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the number of peers to which packets go in clear text although the backend of this node encrypts.
+    pub fn peers_not_encrypted(&self, count: usize) {
+        self.not_encrypted.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Sets the state of the traffic rules. `writes` and `mended` are totals since the start of the agent.
@@ -321,6 +333,7 @@ mod tests {
         metrics.operations("route", "done", 3);
         metrics.operations("route", "failed", 1);
         metrics.peers(PeerState::SetAside, 2);
+        metrics.peers_not_encrypted(1);
         metrics.store_word(start);
         metrics.lease_kept(start, Some(Duration::from_secs(100)));
         metrics.repairs("audit", 2);
@@ -335,6 +348,7 @@ mod tests {
             "weft_operations_total{kind=\"route\",result=\"done\"} 3",
             "weft_operations_total{kind=\"route\",result=\"failed\"} 1",
             "weft_peers{state=\"set-aside\"} 2",
+            "weft_peers_not_encrypted 1",
             "weft_lease_ttl_seconds 60",
             "weft_rules_in_place 1",
             "weft_rules_writes_total 4",
@@ -394,7 +408,7 @@ mod tests {
         let text = metrics.render(Instant::now());
         let types: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        assert_eq!(types.len(), 22, "{text}");
+        assert_eq!(types.len(), 23, "{text}");
         for (name, kind) in types {
             let suffix = match kind {
                 "counter" => "_total",

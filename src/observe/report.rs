@@ -11,6 +11,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Id, Lease};
 
+use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
@@ -48,6 +49,8 @@ pub struct PeerCounts {
     pub unplanned: usize,
     /// Peers that packets do not reach, as probes found.
     pub unreachable: usize,
+    /// Peers to which packets go in clear text although the backend of this node encrypts. Each of them is also counted by its state.
+    pub in_clear_text: usize,
 }
 
 /// The state of a node after an event. To make one costs nothing for each peer, unless entries have just failed.
@@ -61,8 +64,8 @@ pub struct NodeState {
     pub peer_list: PeerList,
     /// Numbers of peers.
     pub peers: PeerCounts,
-    /// What is wrong with this node itself, whatever the store and the peers do. One sentence each.
-    pub faults: Vec<String>,
+    /// What is wrong with this node itself, whatever the store and the peers do.
+    pub faults: Vec<Fault>,
     /// Set while the own lease is missing from the store. The node goes on meanwhile.
     pub lease_missing: Option<String>,
     /// The store does not answer.
@@ -74,7 +77,7 @@ impl NodeState {
     pub fn blockers(&self) -> Vec<String> {
         let list =
             (self.peer_list == PeerList::Missing).then(|| "no complete list of leases from the store yet".to_owned());
-        list.into_iter().chain(self.faults.iter().cloned()).collect()
+        list.into_iter().chain(self.faults.iter().map(|fault| fault.text.clone())).collect()
     }
 
     /// Returns true if pods may start. That is so when the node is ready, and also when it lacks only the list of leases
@@ -85,12 +88,18 @@ impl NodeState {
 
     /// Returns what is reported to the store about the network of this node.
     fn health(&self) -> Health {
-        let faults: Vec<&str> = self.faults.iter().chain(&self.lease_missing).map(String::as_str).collect();
+        let faults: Vec<&str> = self.lasting().map(|(_, text)| text).collect();
         if !faults.is_empty() {
             return Health::Unwell(faults.join("; "));
         }
         // Without a list from the store, nothing is known about whether peers can be reached.
         if self.peer_list == PeerList::Complete { Health::Well } else { Health::Unknown }
+    }
+
+    /// Returns the faults of this node, and the missing lease.
+    fn lasting(&self) -> impl Iterator<Item = (FaultKind, &str)> {
+        let missing = self.lease_missing.as_deref().map(|text| (FaultKind::LeaseMissing, text));
+        self.faults.iter().map(|fault| (fault.kind, fault.text.as_str())).chain(missing)
     }
 
     /// Returns one line for systemd: the first problem, or what the node does.
@@ -114,6 +123,8 @@ pub struct Reporter {
     pub notify: Notify,
     /// The report to the store.
     pub condition: ConditionReporter,
+    /// The notices of lasting faults in the store.
+    pub events: EventReporter,
 }
 
 impl Reporter {
@@ -132,6 +143,8 @@ impl Reporter {
             self.notify.ready();
         }
         self.condition.set(state.health());
+        let lasting = state.lasting().map(|(kind, text)| Fault { kind, text: text.to_owned() });
+        self.events.set(&lasting.collect::<Vec<_>>());
         self.notify.status(&line);
         let peers = state.peers;
         let troubled = peers.pending + peers.failed + peers.held + peers.unplanned + peers.unreachable;
@@ -145,6 +158,7 @@ impl Reporter {
         ] {
             self.metrics.peers(state, count);
         }
+        self.metrics.peers_not_encrypted(peers.in_clear_text);
     }
 }
 
@@ -163,6 +177,8 @@ pub struct NodeDetails {
     pub networks: Subnets,
     /// The MTU of subnet.env in bytes.
     pub mtu: u32,
+    /// The port of /mesh, if there is one.
+    pub health_port: Option<u16>,
     /// The uplink: its name, its addresses, and its MTU in bytes.
     pub uplink: (String, Vec<IpAddr>, u32),
     /// The store, described for people.
@@ -203,13 +219,19 @@ impl PeerRow {
         let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
         let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
         let (public, sessions, probe) = (public.join(","), Vec::new(), None);
-        let peer = Peer { subnet, public, backend, state, reason, sessions, probe };
+        let peer = Peer { subnet, public, backend, state, not_encrypted: false, reason, sessions, probe };
         PeerRow { id: lease.id.clone(), subnets: lease.subnets, peer }
     }
 
     /// The same peer with this traffic over WireGuard devices.
     pub fn with_sessions(mut self, sessions: Vec<PeerSession>) -> PeerRow {
         self.peer.sessions = sessions;
+        self
+    }
+
+    /// The same peer. `not_encrypted`: packets to it go in clear text, although the backend of this node encrypts.
+    pub fn with_clear_text(mut self, not_encrypted: bool) -> PeerRow {
+        self.peer.not_encrypted = not_encrypted;
         self
     }
 
@@ -224,7 +246,7 @@ impl PeerRow {
         let (public, backend) = (String::new(), String::new());
         let (state, sessions) = (PeerState::SetAside, Vec::new());
         let (subnet, reason, probe) = (id.to_string(), Some(reason), None);
-        let peer = Peer { subnet, public, backend, state, reason, sessions, probe };
+        let peer = Peer { subnet, public, backend, state, not_encrypted: false, reason, sessions, probe };
         PeerRow { id: id.clone(), subnets: Subnets::default(), peer }
     }
 }
@@ -262,6 +284,7 @@ pub fn status(state: &NodeState, details: NodeDetails) -> Status {
         backend: state.backend.clone(),
         other_ways: details.other_ways,
         mtu: details.mtu,
+        health_port: details.health_port,
         uplink: format!("{name} {} mtu {mtu}", addresses.join(" ")),
         store_silent_s: details.store_silence.as_secs(),
         store_trouble: details.store_error,
@@ -287,7 +310,7 @@ mod tests {
     }
 
     fn with_fault() -> NodeState {
-        NodeState { faults: vec!["no device".to_owned()], ..ready() }
+        NodeState { faults: vec![Fault { kind: FaultKind::Device, text: "no device".to_owned() }], ..ready() }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::observe::health::Readiness;
 use crate::observe::history::{Query, Record};
+use crate::observe::mesh::row::RowAnswer;
 use crate::observe::plan::{Operation, Plan, Planned};
 use crate::observe::status::Status;
 
@@ -36,6 +37,8 @@ const MAX_REQUEST: u64 = 4096;
 pub enum Request {
     /// `weft status`.
     Status(oneshot::Sender<Status>),
+    /// `GET /mesh` on the health port.
+    Mesh(oneshot::Sender<RowAnswer>),
     /// `weft plan`. The error says why there is no answer.
     Plan(oneshot::Sender<Result<Vec<Planned>, String>>),
     /// `weft history`. The answer is one line of JSON for each record.
@@ -338,6 +341,7 @@ mod tests {
             while let Some(request) = asked.recv().await {
                 match request {
                     Request::Status(reply) => reply.send(Status { node: "n1".into(), ..Status::default() }).unwrap(),
+                    Request::Mesh(_) => panic!("the socket has no such question"),
                     Request::Plan(reply) => reply.send(Ok(many_operations())).unwrap(),
                     Request::History(query, reply) => {
                         let record = |seq| serde_json::to_string(&Record { seq, ..Record::default() }).unwrap().into();

@@ -34,6 +34,9 @@ pub struct Status {
     pub other_ways: Vec<String>,
     /// The MTU of subnet.env in bytes.
     pub mtu: u32,
+    /// The port of `--healthz-port`. `None`: it is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_port: Option<u16>,
     /// Name, addresses and MTU of the uplink.
     pub uplink: String,
     /// The store, described for people.
@@ -127,6 +130,9 @@ pub struct Peer {
     pub backend: String,
     /// How far its entries are.
     pub state: PeerState,
+    /// True if packets to it go in clear text, although the backend of this node encrypts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_encrypted: bool,
     /// The reason for the state. For `programmed`: which other lease claims the same address.
     pub reason: Option<String>,
     /// The traffic over WireGuard devices. Empty for other backends.

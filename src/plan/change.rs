@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use ipnet::IpNet;
 use weft_backends::backend::{Backend, Planned};
+use weft_backends::family::metric;
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::index::OWN;
@@ -14,7 +16,7 @@ use weft_backends::link::Difference;
 use weft_backends::state::{Key, Name, Route, State, Value};
 use weft_backends::wireguard::key::DeviceSecrets;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::network::Network;
 
@@ -41,6 +43,11 @@ impl Beside {
     /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
     pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> Beside {
         Beside { text, network, backend, host, number: 0 }
+    }
+
+    /// Returns the type of its backend.
+    pub(super) fn kind(&self) -> &'static str {
+        self.backend.kind()
     }
 
     fn update_host(&mut self, host: &Host) {
@@ -115,6 +122,14 @@ impl Besides {
         self.users.get(&number).is_some_and(|users| !users.is_empty())
     }
 
+    pub(super) fn earlier(&self) -> impl Iterator<Item = &Beside> {
+        self.earlier.iter()
+    }
+
+    pub(super) fn retain_earlier(&mut self, keep: impl FnMut(&Beside) -> bool) {
+        self.earlier.retain(keep);
+    }
+
     pub(super) fn update_host(&mut self, host: &Host) {
         self.earlier.iter_mut().chain(&mut self.next).for_each(|beside| beside.update_host(host));
     }
@@ -179,16 +194,23 @@ impl Plan {
         let main = Attrs { other_ways: None, ..lease.attrs.clone() };
         let others = lease.attrs.other_ways();
         let ways: Vec<Lease> = [main].into_iter().chain(others).map(|attrs| Lease { attrs, ..lease.clone() }).collect();
+        let follows = self.backend.understands(&ways[0].attrs);
+        if follows {
+            self.clear_text.followed(&lease.id);
+        }
         let mut found: Vec<(Which, Planned)> = Vec::new();
         let mut needed = Vec::new();
         for which in self.besides.order() {
             let Some((backend, host)) = self.backend_of(which) else { continue };
+            if matches!(which, Which::Earlier(_)) && !self.may_send_by(backend.kind(), lease, follows) {
+                continue;
+            }
             let Some(at) = ways.iter().position(|way| backend.understands(&way.attrs)) else { continue };
             found.push((which, backend.plan(host, &self.own, &ways[at])));
             // The peer may know this way only, or prefer it.
             if let Which::Earlier(number) = which
                 && at == 0
-                && !self.backend.understands(&ways[at].attrs)
+                && !follows
             {
                 needed.push(self.besides.earlier[number].number);
             }
@@ -197,6 +219,7 @@ impl Plan {
         if found.is_empty() {
             return None;
         }
+        let gateways = self.routes_to_gateways(found.iter().map(|(_, planned)| &planned.state));
         let (which, mut planned) = found.remove(best);
         let reached_by = self.backend_of(which).and_then(|(backend, host)| backend.tunnel(host, &self.own));
         for (key, value) in found.into_iter().flat_map(|(_, planned)| planned.state) {
@@ -215,12 +238,55 @@ impl Plan {
                 }
             }
         }
+        for (net, dev) in self.routes_beside_another_wide_one(which, lease).into_iter().chain(gateways) {
+            let key = Key::Route(net, metric(family(&net)));
+            if planned.state.get(&key).is_none() {
+                planned.state.insert(key, Value::Route(Route::Device { dev }));
+            }
+        }
         if let Which::Earlier(at) = which {
             needed.push(self.besides.earlier[at].number);
         }
         self.besides.need(&lease.id, needed);
         let kind = self.backend_of(which).map_or(self.backend.kind(), |(backend, _)| backend.kind());
         Some(Reached { planned, kind })
+    }
+
+    /// Returns the routes that this backend needs to a peer because another backend has one route for all of Network, too. The kernel has
+    /// only one such route, which leads to the device of one of them. A longer route to each peer does not depend on it.
+    fn routes_beside_another_wide_one(&self, which: Which, lease: &Lease) -> Vec<(IpNet, Name)> {
+        let others = self.besides.order().into_iter().filter(|other| *other != which);
+        let others: Vec<(IpNet, Name)> = others.flat_map(|other| self.wide_routes(other)).collect();
+        let ours = self.wide_routes(which).into_iter();
+        let contested = ours.filter(|(net, dev)| others.iter().any(|(other, via)| net == other && via != dev));
+        let to_peer = |(net, dev): (IpNet, Name)| Some((lease.subnets.of(family(&net))?, dev));
+        contested.filter_map(to_peer).collect()
+    }
+
+    /// Returns the routes to the IPv6 gateways of these entries, if a backend has one route for all of the IPv6 Network. Linux refuses a route
+    /// whose gateway is reached by another route over another device (`ip6_route_check_nh_onlink` in net/ipv6/route.c), also with `onlink`.
+    fn routes_to_gateways<'a>(&self, states: impl Iterator<Item = &'a State>) -> Vec<(IpNet, Name)> {
+        let wide = self.besides.order().into_iter().flat_map(|which| self.wide_routes(which));
+        let wide: Vec<(IpNet, Name)> = wide.filter(|(net, _)| net.addr().is_ipv6()).collect();
+        let gateway = |value: &Value| match value {
+            Value::Route(Route::Unicast { via, dev, .. }) => {
+                let is_covered = wide.iter().any(|(net, other)| net.contains(via) && other != dev);
+                is_covered.then(|| (IpNet::from(*via), *dev))
+            }
+            _ => None,
+        };
+        states.flat_map(|state| state.iter().filter_map(|(_, value)| gateway(value))).collect()
+    }
+
+    /// Returns the routes of a backend to all of Network, each with its device. Most backends have none.
+    fn wide_routes(&self, which: Which) -> Vec<(IpNet, Name)> {
+        let Some((backend, host)) = self.backend_of(which) else { return Vec::new() };
+        let devices = backend.device(host, &self.own);
+        let wide = devices.iter().filter_map(|(key, value)| match (key, value) {
+            (Key::Route(net, _), Value::Route(Route::Device { dev })) => Some((*net, *dev)),
+            _ => None,
+        });
+        wide.collect()
     }
 
     /// Iterates over all backends with the facts of the host for each, and true for the next one, which our lease does not name yet.
@@ -308,6 +374,7 @@ impl Plan {
     /// net-conf that is in force now. A full pass is necessary afterwards.
     pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
         let Beside { text, network, backend, host, .. } = self.besides.next.take()?;
+        self.begin_clear_text(&*backend);
         self.besides.earlier.retain(|beside| !beside.is_replaced_by(&*backend));
         let before = Host { identities: self.host.identities.clone(), ..host.clone() };
         let network = std::mem::replace(&mut self.network, network);

@@ -15,8 +15,8 @@ use weft_backends::wireguard::key::KeyPair;
 use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 
-use super::Plan;
 use super::change::Reached;
+use super::{Plan, clear_text};
 
 /// So many leases that share a public address with another one are said in the log; status names them all.
 const SHARED_SAID: usize = 10;
@@ -138,6 +138,7 @@ impl Plan {
     /// Returns the entries for this lease, why it is not reached or not by every family, and the type of the backend that reaches it.
     fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>, &'static str) {
         self.besides.forget(&lease.id);
+        self.clear_text.allow(&lease.id);
         let is_simple = self.besides.is_empty() && lease.attrs.other_ways.is_none();
         let by_ways = if is_simple { None } else { self.plan_by_ways(lease) };
         let reached = match by_ways.map_or_else(|| self.plan_by_type(lease), Ok) {
@@ -154,10 +155,11 @@ impl Plan {
     /// Plans a lease by the backend of its type.
     fn plan_by_type(&mut self, lease: &Lease) -> Result<Reached, BadOption> {
         let kind = lease.attrs.backend_type.as_str();
-        let is_served = self.backend.serves(kind);
-        if let Some(reason) = self.backend.refuses(kind).filter(|_| !is_served) {
+        if let Some(reason) = clear_text::refusal(&*self.backend, kind) {
+            self.clear_text.refuse(&lease.id);
             return Err(reason.into());
         }
+        let is_served = self.backend.serves(kind);
         let backend = if is_served { &*self.backend } else { self.others.of(kind, &self.network)? };
         Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }

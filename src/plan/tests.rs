@@ -10,7 +10,9 @@ use weft_subnet::connected::Connected;
 
 use super::*;
 
+mod clear_text;
 mod no_routes;
+mod two_tunnels;
 pub(crate) mod wireguard;
 
 pub(crate) fn lease(third: u8, vni: u32) -> Lease {
@@ -30,7 +32,13 @@ pub(crate) fn record(third: u8, vni: u32) -> Record {
 }
 
 fn plan() -> Plan {
-    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
+    plan_of("vxlan")
+}
+
+/// Returns the plan of a node of this backend.
+fn plan_of(backend_type: &str) -> Plan {
+    let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend_type}"}}}}"#);
+    let network = Network::parse(&config).unwrap();
     let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let host = Host {
         public_v4: uplink.v4,
@@ -64,6 +72,19 @@ fn the_number_of_devices_is_limited_and_a_removed_device_makes_room() {
     let changed = plan.remove(&"10.5.2.0-24".into());
     assert_eq!(links(&changed), ["link flannel.102", "link flannel.77"]);
     assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MOST_DEVICES));
+}
+
+#[test]
+fn a_peer_that_names_the_tunnel_as_another_way_is_in_the_tunnel() {
+    let mut plan = plan_of("udp");
+    let udp = plan.advertise(plan.host()).unwrap();
+    for (third, others) in [(2, vec![]), (3, vec![udp])] {
+        let mut peer = lease(third, 1);
+        peer.attrs = peer.attrs.with_other_ways(&others);
+        plan.put(Record { id: peer.id.clone(), lease: Ok(peer) });
+    }
+    let subnets: Vec<String> = plan.tunnel_peers().map(|peer| peer.subnet.to_string()).collect();
+    assert_eq!(subnets, ["10.5.3.0/24"]);
 }
 
 /// A lease for the subnet with this number, whose device no other lease needs.

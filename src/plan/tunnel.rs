@@ -20,6 +20,7 @@ impl Plan {
     pub fn tunnel_peers(&self) -> impl Iterator<Item = TunnelPeer> {
         let backend = self.tunnel_backend();
         let leases = self.peers.believed().filter_map(move |lease| Some((backend?, lease)));
+        let leases = leases.filter(|((backend, _), lease)| self.may_receive_by(backend.kind(), lease));
         leases.filter_map(|((backend, host), lease)| {
             if backend.understands(&lease.attrs) {
                 return backend.tunnel_peer(host, lease);

@@ -103,7 +103,9 @@ mod tests {
     #[test]
     fn a_lease_fits_if_the_room_is_enough_for_the_devices_that_are_not_present() {
         let mut waiting = Waiting::default();
-        for (id, devices) in [("a", &["x", "y"][..]), ("b", &["x", "z"]), ("c", &["z"]), ("d", &["y"])] {
+        for (id, devices) in
+            [("a", &["x", "y"][..]), ("b", &["x", "z"]), ("c", &["z"]), ("d", &["y"]), ("e", &["y", "z"])]
+        {
             waiting.insert(id.into(), names(devices));
         }
         let first = |waiting: &Waiting, present: &[&str], room| {
@@ -115,8 +117,12 @@ mod tests {
         assert_eq!(first(&waiting, &["x"], 1).unwrap(), "a", "one of its two devices is present");
         let present = names(&["x", "z"]);
         let ready = waiting.ready(&names(&["z"]), &present.iter().copied().collect());
-        assert_eq!(ready.iter().map(|id| &**id).collect::<Vec<_>>(), ["b", "c"]);
-        for id in ["a", "b", "c", "d"] {
+        assert_eq!(
+            ready.iter().map(|id| &**id).collect::<Vec<_>>(),
+            ["b", "c"],
+            "the device y, which e needs, is missing"
+        );
+        for id in ["a", "b", "c", "d", "e"] {
             waiting.remove(&id.into());
         }
         assert!(waiting.needed.is_empty() && waiting.by_count.is_empty() && waiting.by_device.is_empty());

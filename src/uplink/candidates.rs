@@ -9,7 +9,7 @@ use weft_backends::state::Name;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
 
-use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
 
 /// ifa_flags of linux/if_addr.h.
 pub(super) const TEMPORARY: u32 = 0x01;
@@ -157,6 +157,18 @@ impl<'a> Ground<'a> {
         })
     }
 
+    /// Returns the kernel's way to the address of `--iface-can-reach`.
+    pub(super) fn way(&self) -> Option<Way> {
+        self.machine.way
+    }
+
+    /// Returns true if the kernel chose this address as the source of packets to the address of `--iface-can-reach`. A temporary one
+    /// does not count, because it changes every few hours.
+    fn is_source(&self, addr: &AddrInfo) -> bool {
+        let chosen = Way { index: addr.index, source: Some(addr.net.addr()) };
+        self.way() == Some(chosen) && !is_temporary(addr)
+    }
+
     /// Returns the link that has this address.
     pub(super) fn bearing(&self, ip: IpAddr) -> Option<&'a LinkInfo> {
         let addr = self.machine.addrs.iter().find(|addr| addr.net.addr() == ip && !inside(&self.own, ip))?;
@@ -164,7 +176,7 @@ impl<'a> Ground<'a> {
     }
 
     /// Returns the best address of a link. The order is: global before link-local, an address with a subnet before a single address, which
-    /// may be a VIP, an address in use before others, a checked one before a tentative one, a permanent one before a dynamic one, and a
+    /// may be a VIP, an address in use before others, the source address that the kernel chose, a checked one before a tentative one, a permanent one before a dynamic one, and a
     /// stable one before a temporary one. A deprecated address is never chosen.
     pub(super) fn best(
         &self,
@@ -174,10 +186,8 @@ impl<'a> Ground<'a> {
     ) -> Option<&'a AddrInfo> {
         let usable = |addr: &&AddrInfo| addr.flags & (DEPRECATED | DAD_FAILED) == 0 && wanted(addr.net.addr());
         let rank = |addr: &&AddrInfo| {
-            // For IPv4 the same bit means "secondary", which does not matter here.
-            let temporary = addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_));
-            let flags = addr.flags;
-            (kind(addr), self.used(addr.net.addr()), flags & TENTATIVE != 0, flags & PERMANENT == 0, temporary)
+            let (flags, used, source) = (addr.flags, self.used(addr.net.addr()), self.is_source(addr));
+            (kind(addr), used, !source, flags & TENTATIVE != 0, flags & PERMANENT == 0, is_temporary(addr))
         };
         self.addresses(link, family).filter(usable).min_by_key(rank)
     }
@@ -245,6 +255,11 @@ const SINGLE: (bool, bool) = (false, true);
 /// Returns the kind of an address. Single addresses (/32, /128), which may be VIPs, and link-local addresses come after the others.
 fn kind(addr: &AddrInfo) -> (bool, bool) {
     (!global(addr.net.addr()), addr.net.prefix_len() == addr.net.max_prefix_len())
+}
+
+/// Returns true for a temporary IPv6 address. For IPv4 the same bit means "secondary", which does not matter here.
+fn is_temporary(addr: &AddrInfo) -> bool {
+    addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_))
 }
 
 /// The devices of flannel's backends and the bridge of flannel's CNI plugin.

@@ -5,7 +5,7 @@ use weft_subnet::cidr::Subnets;
 
 use super::candidates::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
 use super::*;
-use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo};
+use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo, Way};
 
 /// Chooses without a lease, among all links.
 fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
@@ -46,7 +46,7 @@ fn machine() -> Machine {
         route("10.9.9.0/24", 7, "eth1"),
         route("10.9.9.0/24", 9, "eth0"),
     ];
-    Machine { links, addrs, routes }
+    Machine { links, addrs, routes, way: None }
 }
 
 fn addr(index: u32, net: &str, flags: u32) -> AddrInfo {
@@ -66,7 +66,7 @@ const V4: (bool, bool) = (true, false);
 
 #[test]
 fn explicit_choices_in_flannels_order() {
-    let table: [(&[&str], &[&str], &str, &str); 11] = [
+    let table: [(&[&str], &[&str], &str, &str); 8] = [
         (&["eth1"], &[], "", "eth1"),
         (&["nope", "eth0"], &[], "", "eth0"),
         (&["192.168.1.1"], &[], "", "eth1"),
@@ -74,15 +74,69 @@ fn explicit_choices_in_flannels_order() {
         (&["nope"], &["^eth1$"], "", "eth1"),
         (&[], &["^192\\.168\\."], "", "eth1"),
         (&[], &["zzz", "eth.*"], "", "eth0"),
-        (&[], &["zzz"], "10.9.9.9", "eth1"),
-        (&[], &[], "10.9.8.8", "eth0"),
         (&[], &[], "10.0.0.1", "eth0"),
-        (&[], &[], "8.8.8.8", "eth1"),
     ];
     for (ifaces, regexes, reach, wanted) in table {
         let picked = pick(&choice(ifaces, regexes, reach), &machine(), V4);
         assert_eq!(picked.map(|p| p.uplink.name), Ok(name(wanted)), "{ifaces:?} {regexes:?} {reach}");
     }
+}
+
+/// Chooses by an address to reach, where the kernel names this way to it.
+fn reaching(ip: &str, way: Option<(u32, &str)>, change: impl FnOnce(&mut Machine)) -> Result<Picked, PickError> {
+    let mut machine = machine();
+    machine.way = way.map(|(index, source)| Way { index, source: source.parse().ok() });
+    change(&mut machine);
+    pick(&choice(&[], &[], ip), &machine, if ip.contains(':') { (false, true) } else { V4 })
+}
+
+#[test]
+fn the_kernel_names_the_uplink_that_reaches_an_address() {
+    let chosen = |ip, way| {
+        let uplink = reaching(ip, way, |_| {}).unwrap().uplink;
+        format!("{} {}", uplink.name, uplink.v4.map(IpAddr::V4).or(uplink.v6.map(IpAddr::V6)).unwrap())
+    };
+    // The main table has another answer to each of these, because a rule leads to another table.
+    assert_eq!(chosen("10.9.9.9", Some((2, ""))), "eth0 10.0.0.1");
+    assert_eq!(chosen("10.9.8.8", Some((3, ""))), "eth1 192.168.1.1");
+    assert_eq!(chosen("2001:db8::9", Some((2, "fd00::1"))), "eth0 fd00::1");
+    let none = reaching("10.9.9.9", None, |_| {}).unwrap_err().to_string();
+    assert!(none.starts_with("no interface matches --iface-can-reach 10.9.9.9; there is eth0 "), "{none}");
+    assert!(none.ends_with("; `ip route get 10.9.9.9` shows how the kernel reaches 10.9.9.9"), "{none}");
+}
+
+#[test]
+fn an_address_of_a_pod_is_reached_by_the_routes_of_other_programs() {
+    // The kernel reaches the address over a device of ours.
+    let tunnel = |machine: &mut Machine| {
+        machine.links.push(LinkInfo { index: 9, name: name("flannel.1"), ..machine.links[1].clone() });
+    };
+    assert_eq!(reaching("10.9.8.8", Some((9, "10.5.1.0")), tunnel).unwrap().uplink.name, name("eth0"));
+}
+
+#[test]
+fn the_source_address_that_the_kernel_chose_is_published() {
+    let published = |source, addrs: &'static [(&str, u32)]| {
+        let ip = if addrs[0].0.contains(':') { "2001:db8::9" } else { "192.0.2.9" };
+        let uplink = reaching(ip, Some((2, source)), |machine| readdress(machine, addrs)).unwrap().uplink;
+        uplink.v4.map(IpAddr::V4).or(uplink.v6.map(IpAddr::V6)).unwrap().to_string()
+    };
+    let both = &[("10.0.0.1/24", PERMANENT), ("10.0.0.7/24", 0)];
+    assert_eq!(published("10.0.0.7", both), "10.0.0.7");
+    assert_eq!(published("", both), "10.0.0.1");
+    assert_eq!(published("192.168.1.1", both), "10.0.0.1", "the source address is on another interface");
+    let vip = &[("10.0.0.1/24", PERMANENT), ("10.0.0.100/32", PERMANENT)];
+    assert_eq!(published("10.0.0.100", vip), "10.0.0.1", "a single address may be a VIP");
+    let temporary = &[("fd00::1/64", 0), ("fd00::77/64", TEMPORARY)];
+    assert_eq!(published("fd00::77", temporary), "fd00::1");
+    // An address that was in use stays in use.
+    let mut machine = machine();
+    readdress(&mut machine, both);
+    machine.way = Some(Way { index: 2, source: "10.0.0.7".parse().ok() });
+    let before = saved(Some("eth0"), "10.0.0.1");
+    let ground = Ground::new(&machine, V4, Subnets::default()).after(before);
+    let picked = super::pick(&choice(&[], &[], "192.0.2.9"), &ground).unwrap();
+    assert_eq!(picked.uplink.v4, Some([10, 0, 0, 1].into()));
 }
 
 #[test]
@@ -398,7 +452,8 @@ fn flags_win_over_the_link_that_was_in_use() {
     }
     // No route over it leads there.
     let no_default = |machine: &mut Machine| {
-        machine.routes.retain(|route| route.dev != Some(name("eth0")) || route.net.prefix_len() != 0)
+        machine.routes.retain(|route| route.dev != Some(name("eth0")) || route.net.prefix_len() != 0);
+        machine.way = Some(Way { index: 3, source: None });
     };
     assert_eq!(restarted(&choice(&[], &[], "8.8.8.8"), before(), no_default), "eth1 192.168.1.1");
 }

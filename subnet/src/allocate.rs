@@ -40,8 +40,19 @@ fn spans(network: &Network) -> impl Iterator<Item = Span> {
 /// `taken` contains all leased subnets, of any length, and all other networks that the chosen subnet must not overlap. It is copied and
 /// sorted. `random` returns any 64 bits, and is called once for each family.
 pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
-    let mut picked = Subnets::default();
-    for span in spans(network) {
+    complete(network, &Subnets::default(), taken, random)
+}
+
+/// Chooses a subnet of each enabled family that `kept` lacks, as [`choose`] does, and returns it with those of `kept`. These must be free, and
+/// fit net-conf.
+pub fn complete(
+    network: &Network,
+    kept: &Subnets,
+    taken: &[Subnets],
+    random: &mut dyn FnMut() -> u64,
+) -> Option<Subnets> {
+    let mut picked = *kept;
+    for span in spans(network).filter(|span| kept.of(span.family).is_none()) {
         match address(span.family, span.free(taken, random)?) {
             IpAddr::V4(v4) => picked.v4 = Ipv4Net::new(v4, span.len).ok(),
             IpAddr::V6(v6) => picked.v6 = Ipv6Net::new(v6, span.len).ok(),

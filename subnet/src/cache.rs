@@ -53,6 +53,17 @@ pub struct Head {
     pub chosen: [Option<IpAddr>; 2],
     /// The uplink that was in use. `None` if an older weft wrote the file, because it did not save the uplink.
     pub uplink: Option<Uplink>,
+    /// Set while packets may go out in clear text although the backend of our lease encrypts, because net-conf changed the backend.
+    pub clear_text: Option<ClearText>,
+}
+
+/// To which leases packets may go in clear text for the time of a change to a backend that encrypts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClearText {
+    /// When our lease changed, in seconds since 1970.
+    pub since: u64,
+    /// The ids of the leases that were reached in clear text before, and have not followed yet.
+    pub leases: Vec<String>,
 }
 
 /// The uplink that was in use when a state was saved.
@@ -108,19 +119,22 @@ struct WireHead {
     /// The first versions neither wrote nor read this member.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     uplink: Option<Uplink>,
+    /// The first versions neither wrote nor read this member.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    clear_text: Option<ClearText>,
 }
 
 impl WireHead {
     /// Returns `None` if the own lease cannot be represented.
     fn new(head: &Head) -> Option<WireHead> {
         let own = Entry::new(&head.own)?;
-        let Head { store, saved, expires, config, earlier, public, chosen, uplink, .. } = head.clone();
+        let Head { store, saved, expires, config, earlier, public, chosen, uplink, clear_text, .. } = head.clone();
         let expires = match expires {
             Expiry::Never => Some(0),
             Expiry::At(seconds) => Some(seconds.max(1)),
             Expiry::Unknown => None,
         };
-        Some(WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink })
+        Some(WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text })
     }
 }
 
@@ -248,14 +262,15 @@ fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> 
     if head.store != store {
         return Err(Unusable::Store(head.store));
     }
-    let WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink } = head;
+    let WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text } = head;
     let expires = match expires {
         None => Expiry::Unknown,
         Some(0) => Expiry::Never,
         Some(seconds) => Expiry::At(seconds),
     };
     let own = own.lease().ok_or(Unusable::Damaged)?;
-    Ok((Head { store, saved, expires, config, earlier, own, public, chosen, uplink }, &body[values.byte_offset()..]))
+    let head = Head { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text };
+    Ok((head, &body[values.byte_offset()..]))
 }
 
 #[cfg(test)]
@@ -303,6 +318,7 @@ mod tests {
             chosen,
             uplink,
             earlier: vec!["{}".into()],
+            clear_text: Some(ClearText { since: 1_700_000_000, leases: vec!["node-2".into()] }),
         };
         Saved { head, peers: vec![lease(2), lease(3), only_v6] }
     }
@@ -318,8 +334,9 @@ mod tests {
     fn the_format_is_that_of_version_0_1_0() {
         let by_0_1_0 = include_bytes!("cache/saved-by-0.1.0");
         let mut saved = saved();
-        // This member is newer, and is not written when it is empty.
+        // These members are newer, and are not written when they are empty.
         saved.head.earlier.clear();
+        saved.head.clear_text = None;
         assert_eq!(read(by_0_1_0, STORE).unwrap(), saved);
         assert_eq!(String::from_utf8(text(&saved)), String::from_utf8(by_0_1_0.to_vec()));
     }

@@ -113,7 +113,7 @@ fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result
     let others = || records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
     let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
     let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
-    let chosen = request.choose(taken, nodes)?;
+    let chosen = request.choose(taken, nodes, ours.iter().map(|own| own.subnets))?;
     files.create(&chosen.to_key(), &request.attrs, now())
 }
 

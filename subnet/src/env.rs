@@ -157,9 +157,6 @@ fn assignment(line: &str) -> Option<(&str, &str)> {
     let line = line.strip_prefix("export ").unwrap_or(line);
     let (key, value) = line.split_once('=')?;
     let (key, value) = (key.trim(), value.trim());
-    if key.is_empty() || key.starts_with('#') {
-        return None;
-    }
     for quote in ['"', '\''] {
         if let Some((quoted, _)) = value.strip_prefix(quote).and_then(|rest| rest.split_once(quote)) {
             return Some((key, quoted));

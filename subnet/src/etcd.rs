@@ -22,7 +22,7 @@ use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
-use crate::network::net_conf_text;
+use crate::network::{EXAMPLE, net_conf_text};
 use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
 
 #[cfg(feature = "etcd-channel")]
@@ -103,10 +103,17 @@ impl EtcdStore {
     async fn read_config(&self) -> Result<String, Error> {
         let all = self.read_all_for(format!("read {}", self.keys.config())).await?;
         let text = all.config.as_ref().map(|kv| net_conf_text(kv.value()));
-        let text = text.ok_or_else(|| Error::Missing(self.keys.config()))?;
+        let text = text.ok_or_else(|| self.no_net_conf())?;
         self.config_list.set(all);
         *self.config_seen.borrow_mut() = Some(text.clone());
         Ok(text)
+    }
+
+    /// Returns the error with the command that writes net-conf, for this cluster and this prefix.
+    fn no_net_conf(&self) -> Error {
+        let place = self.keys.config();
+        let remedy = format!("write it, for example: etcdctl {} put {place} '{EXAMPLE}'", self.pool.etcdctl_flags());
+        Error::NoNetConf { place, remedy }
     }
 
     async fn delete(&self, id: &str) -> Result<(), Error> {

@@ -10,6 +10,7 @@ mod client;
 mod conf;
 #[cfg(test)]
 mod fake;
+mod fault_event;
 mod node;
 mod node_list;
 mod own_node;
@@ -33,7 +34,7 @@ use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
 use crate::network::Network;
 use crate::retry::Reminder;
-use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source, random};
+use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source, random};
 
 use annotations::Prefix;
 use client::Api;
@@ -80,6 +81,8 @@ pub struct KubeOptions {
     pub net_config: PathBuf,
     /// `--set-node-network-unavailable`: report [`Source::health`] as the condition NetworkUnavailable.
     pub set_condition: bool,
+    /// `--kube-events`: how long a fault lasts before an Event about our Node says so. `None` means that Events are off.
+    pub events_after: Option<Duration>,
     /// What leases mean, and what a Node says for them.
     pub types: BackendTypes,
 }
@@ -97,6 +100,7 @@ pub struct KubeStore {
     prefix: Prefix,
     who: Who,
     writes_condition: bool,
+    events_after: Option<Duration>,
     types: BackendTypes,
     own_name: OnceCell<String>,
     /// `None` before a lease is acquired.
@@ -123,6 +127,7 @@ impl KubeStore {
             prefix: Prefix::new(&options.prefix)?,
             who: options.who,
             writes_condition: options.set_condition,
+            events_after: options.events_after,
             types: options.types,
             own_name: OnceCell::new(),
             publication: RefCell::new(None),
@@ -249,5 +254,13 @@ impl Source for KubeStore {
 
     fn health<'a>(&'a self, fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
         Box::pin(self.set_condition(fault))
+    }
+
+    fn notices_after(&self) -> Option<Duration> {
+        self.events_after
+    }
+
+    fn write_notice<'a>(&'a self, notice: &'a FaultNotice) -> Local<'a, Result<(), Error>> {
+        Box::pin(self.write_event(notice))
     }
 }

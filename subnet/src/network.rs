@@ -8,6 +8,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::cidr::{Family, Subnets, address, bits, size};
 use crate::json::Members;
 
+/// A net-conf for messages. It suits most networks.
+pub const EXAMPLE: &str = r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}"#;
+
 /// A validated net-conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {

@@ -8,6 +8,8 @@
 pub enum Defect {
     /// At each start, static routes inside Network were taken for flannel's and removed.
     ForeignRoutesRemoved,
+    /// A lease that covers the LAN of a node was believed.
+    LanLeasesBelieved,
 }
 
 /// Returns true if this defect is switched on.

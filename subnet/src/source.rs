@@ -56,6 +56,14 @@ pub enum Error {
     /// The object does not exist, such as net-conf or a lease.
     #[error("{0} does not exist")]
     Missing(String),
+    /// Nobody has written net-conf yet, or the agent looks in a wrong place.
+    #[error("{place} does not exist: {remedy}")]
+    NoNetConf {
+        /// The key or the file.
+        place: String,
+        /// The command to type.
+        remedy: String,
+    },
     /// Another node owns the subnet now.
     #[error("subnet {subnet} belongs to {owner} now")]
     Taken {
@@ -102,7 +110,8 @@ impl LeaseRequest {
         Evidence { previous: self.previous, ..Evidence::of(types, Subnets::default(), was).or(&self.attrs) }
     }
 
-    /// Chooses a subnet: the previous one if it is free and net-conf allows it, otherwise a random free one.
+    /// Chooses a subnet of each enabled family: the previous one if it is free and net-conf allows it, then that of a lease that is ours
+    /// (`ours`), otherwise a random free one. So pods keep their IPv4 addresses when net-conf turns IPv6 on or off.
     ///
     /// The chosen subnet contains no public address of `nodes`, which are the other leases. Otherwise those nodes would set our lease aside,
     /// or we would cut them off.
@@ -110,6 +119,7 @@ impl LeaseRequest {
         &self,
         mut taken: Vec<Subnets>,
         nodes: impl Iterator<Item = &'a Attrs>,
+        ours: impl Iterator<Item = Subnets>,
     ) -> Result<Subnets, Error> {
         let public =
             |attrs: &Attrs| Subnets { v4: attrs.public_ip.map(Into::into), v6: attrs.public_ipv6.map(Into::into) };
@@ -122,11 +132,14 @@ impl LeaseRequest {
         taken.retain(|subnets| {
             subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))
         });
-        let free = |subnets: &Subnets| {
-            allocate::is_compatible(&self.network, subnets) && !taken.iter().any(|other| other.overlaps(subnets))
+        let had: Vec<Subnets> = self.previous.into_iter().chain(ours).collect();
+        let is_free = |half: &Subnets| {
+            half.iter().all(|net| allocate::fits(&self.network, net)) && !taken.iter().any(|other| other.overlaps(half))
         };
-        let previous = self.previous.filter(free);
-        previous.or_else(|| allocate::choose(&self.network, &taken, &mut random)).ok_or_else(|| self.out_of_subnets())
+        let v4 = had.iter().filter(|had| had.v4.is_some()).map(|had| Subnets { v6: None, ..*had }).find(is_free);
+        let v6 = had.iter().filter(|had| had.v6.is_some()).map(|had| Subnets { v4: None, ..*had }).find(is_free);
+        let kept = Subnets { v4: v4.and_then(|half| half.v4), v6: v6.and_then(|half| half.v6) };
+        allocate::complete(&self.network, &kept, &taken, &mut random).ok_or_else(|| self.out_of_subnets())
     }
 
     /// Returns the error that names the range without a free subnet.
@@ -165,6 +178,26 @@ pub enum Event {
     Unreachable(String),
     /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
     Renewed(Option<Duration>),
+}
+
+/// A lasting fault of a node, or its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FaultNotice {
+    /// The kind of the fault, as the reason of a Kubernetes Event: `UplinkFault`.
+    pub fault: &'static str,
+    /// What is wrong, in one sentence. At the end, what was wrong.
+    pub text: String,
+    /// True if the fault has ended.
+    pub is_over: bool,
+    /// How often a fault of this kind was written, with this notice.
+    pub count: u64,
+}
+
+impl FaultNotice {
+    /// Returns the reason of a Kubernetes Event: that of the fault, with `Ended` when it is over.
+    pub fn reason(&self) -> String {
+        format!("{}{}", self.fault, if self.is_over { "Ended" } else { "" })
+    }
 }
 
 /// A store of leases.
@@ -227,6 +260,14 @@ pub trait Source {
     /// Publishes in the store whether this node's network works. `fault` says why it does not. Nothing is written if the store says the
     /// same already.
     fn health<'a>(&'a self, _fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+    /// Returns how long a fault of this node lasts before a notice of it is written. `None` means that this store takes no notices.
+    fn notices_after(&self) -> Option<Duration> {
+        None
+    }
+    /// Writes a notice of a fault of this node for people who look at the cluster.
+    fn write_notice<'a>(&'a self, _notice: &'a FaultNotice) -> Local<'a, Result<(), Error>> {
         Box::pin(async { Ok(()) })
     }
 }

@@ -28,6 +28,7 @@ fn the_removal_of_all_leases_is_held_until_the_grace_time_ends() {
     assert_eq!(hold.next(), None);
     assert_eq!(hold.remove(ids(0..49), 49, t), ids(0..0));
     assert_eq!(hold.held().cloned().collect::<Vec<_>>(), ids(0..49));
+    assert_eq!((hold.len(), hold.is_empty()), (49, false));
     assert_eq!(hold.next(), Some(t + GRACE));
     // Two nodes write their leases again.
     assert!(hold.cancel(&id(7)) && hold.cancel(&id(8)));
@@ -37,6 +38,7 @@ fn the_removal_of_all_leases_is_held_until_the_grace_time_ends() {
     assert_eq!(due.len(), 47);
     assert!(!due.contains(&id(7)));
     assert_eq!((hold.held().count(), hold.next()), (0, None));
+    assert_eq!((hold.len(), hold.is_empty()), (0, true));
     assert_eq!(hold.due(t + GRACE * 2), ids(0..0));
 }
 

@@ -79,6 +79,19 @@ fn with_port(key: &str, ip: &str, port: u16) -> Lease {
     lease
 }
 
+/// A store may pass on what a peer wrote about itself. Only the key of the record says whose lease it is, and a subnet is a network.
+#[test]
+fn the_id_of_the_record_and_the_network_of_the_subnet_count() {
+    let mut peers = Peers::new(us());
+    let mut foreign = lease("10.5.2.0-24", "192.168.0.2", 1);
+    foreign.id = "10.5.9.0-24".into();
+    foreign.subnets.v4 = "10.5.2.77/24".parse().ok();
+    peers.put(Record { id: "10.5.2.0-24".into(), lease: Ok(foreign) });
+    assert_eq!(ids(&peers), ["10.5.2.0-24"]);
+    let subnets: Vec<_> = peers.believed().filter_map(|lease| lease.subnets.v4).collect();
+    assert_eq!(subnets, ["10.5.2.0/24".parse::<Ipv4Net>().unwrap()]);
+}
+
 #[test]
 fn nodes_behind_one_nat_have_one_address_and_several_ports() {
     let us = Us { ports: [Some(51820), None], ..us() };

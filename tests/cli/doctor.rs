@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 
 use serde_json::{Value, json};
 
+use super::namespace::ip;
 use super::*;
 
 fn doctor(place: &Place, flags: &[&str]) -> (Option<i32>, String) {
@@ -57,6 +58,35 @@ fn a_finding_has_evidence_and_remedy_and_the_exit_code_is_2() {
         assert_eq!(lines[2], "1 finding");
         assert_eq!(doctor(&place, &["--port", "8473"]).0, Some(0), "the socket is on another port");
         assert_eq!(doctor(&place, &["--only", "mtu,subnet-file"]).0, Some(0), "the check is not chosen");
+    });
+}
+
+#[test]
+fn the_store_is_examined_before_the_first_start_only_if_asked() {
+    in_namespace(|| {
+        let place = Place::new();
+        let store = format!("--store=dir:{}", place.text("leases"));
+        assert_eq!(doctor(&place, &[&store]).0, Some(0), "the store is not asked");
+        let checks = |flags: &[&str]| {
+            let (_, answer) = doctor_json(&place, &[&["--check-store", &store], flags].concat());
+            let findings = answer["findings"].as_array().unwrap().clone();
+            findings.iter().map(|found| format!("{}: {}", found["check"], found["evidence"])).collect::<Vec<_>>()
+        };
+        let found = checks(&[]);
+        assert!(found.len() == 1 && found[0].contains("is no directory"), "{found:?}");
+        fs::create_dir_all(place.path("leases/subnets")).unwrap();
+        let config = place.path("leases/config.json");
+        let found = checks(&[]);
+        assert!(found.len() == 1 && found[0].contains("answers, and has no net-conf"), "{found:?}");
+        fs::write(&config, r#"{"Network":"10.5.0.0/30"}"#).unwrap();
+        let found = checks(&[]);
+        assert!(found.len() == 1 && found[0].contains("store") && found[0].contains("net-conf in dir "), "{found:?}");
+        fs::write(&config, r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
+        assert_eq!(checks(&[]), [""; 0], "this kernel has vxlan");
+        ip("link add docker0 up type bridge");
+        ip("addr add 10.5.3.1/24 dev docker0");
+        let found = checks(&[]);
+        assert!(found.len() == 1 && found[0].contains("docker0 is connected to 10.5.3.0/24"), "{found:?}");
     });
 }
 

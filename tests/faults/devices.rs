@@ -7,10 +7,16 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
+use nix::net::if_::if_nametoindex;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value as Json, json};
+use weft::kernel::ethtool::has_tx_checksum;
 
-use crate::site::{Kind, Lease, Site, array, bridge, devices, in_namespace, ip, run};
+use crate::site::{Kind, Lease, Site, array, bridge, devices, each, in_namespace, ip, run};
+
+each! {
+    checksum_offload_follows_the_flag: Vxlan VxlanDual;
+}
 
 /// A lease like the others, but with another VNI.
 fn with_vni(number: u32, vni: u32) -> Json {
@@ -44,6 +50,28 @@ fn peer(site: &Site, number: u32) -> (String, String) {
     let row = status["peers"].as_array().into_iter().flatten().find(|row| row["subnet"] == json!(net)).cloned();
     let text = |key: &str| row.as_ref().and_then(|row| row[key].as_str()).unwrap_or_default().to_owned();
     (text("state"), text("reason"))
+}
+
+/// The devices of a running node, also those that are made again, follow the flag; a restart without it restores them.
+fn checksum_offload_follows_the_flag(kind: Kind) {
+    let is_on = |device: &str| has_tx_checksum(if_nametoindex(device).ok()?).ok();
+    let all = |on| kind.devices().iter().all(|(device, _)| is_on(device) == Some(on));
+    let mut site = Site::new(kind);
+    site.flags = vec!["--tx-checksum-off".to_owned()];
+    site.start();
+    site.healed("the start");
+    site.until("the offload to be off", |_| all(false));
+    for (device, _) in kind.devices() {
+        ip(&format!("link del {device}"));
+    }
+    site.healed("the devices are made again");
+    site.until("the offload of the new devices to be off", |_| all(false));
+    site.stop(Signal::SIGTERM);
+    assert!(all(false), "the end of the agent changes nothing");
+    site.flags.clear();
+    site.start();
+    site.until("the default to be restored", |_| all(true));
+    site.healed("a restart without the flag");
 }
 
 /// All that an operator can see of a device: the link with its index and alias, addresses, forwarding entries, neighbours, routes.

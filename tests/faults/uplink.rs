@@ -13,6 +13,7 @@ each! {
     readdressed: Vxlan VxlanDual HostGw HostGwDual;
     another_mtu: Vxlan VxlanDual HostGw;
     a_vpn_does_not_take_the_uplink_at_a_restart: Vxlan HostGw;
+    policy_routing_chooses_the_uplink: Vxlan VxlanV6;
 }
 
 /// Linux drops the IPv6 addresses of a link that goes down; whoever configures it gives them back.
@@ -127,5 +128,48 @@ fn a_vpn_does_not_take_the_uplink_at_a_restart(kind: Kind) {
         let leases = std::fs::read_dir(site.path("store/subnets")).unwrap();
         let texts = leases.map(|lease| std::fs::read_to_string(lease.unwrap().path()).unwrap_or_default());
         texts.filter(|text| text.contains("\"10.8.0.2\"")).count() == 1
+    });
+}
+
+/// The main table has a default route over another interface than the table to which a rule leads. So only the kernel knows by which
+/// interface an address is reached.
+fn policy_routing_chooses_the_uplink(kind: Kind) {
+    let v6 = kind == Kind::VxlanV6;
+    let (option, far) = if v6 { ("-6", "2001:db8::9") } else { ("-4", "192.0.2.9") };
+    let route = |via: &str, dev: &str, table: &str| {
+        ip(&format!("{option} route add default via {via} dev {dev} table {table}"));
+    };
+    let rule = |table: u32| ip(&format!("{option} rule add to {far} lookup {table} pref {table}"));
+    let address =
+        |dev: &str, net: &str| ip(&format!("{option} addr add {net} dev {dev} {}", if v6 { "nodad" } else { "" }));
+    let add_link = |dev: &str| {
+        ip(&format!("link add {dev} type veth peer name {dev}-far"));
+        ip(&format!("link set {dev}-far up"));
+        ip(&format!("link set {dev} up"));
+    };
+    let mut site = Site::new(kind);
+    site.uplink = format!("--iface-can-reach={far}");
+    add_link("main0");
+    address("main0", if v6 { "fd08::2/64" } else { "10.8.0.2/24" });
+    route(if v6 { "fd08::1" } else { "10.8.0.1" }, "main0", "main");
+    route(if v6 { "fd00::fe" } else { "10.0.0.254" }, "up0", "100");
+    rule(100);
+    site.start();
+    site.healed("a start with a rule and a second table");
+
+    // The uplink goes, and the routes with it. Another interface is there, but no rule leads to it yet.
+    ip(&format!("{option} route del default table main"));
+    ip("link del up0");
+    site.until("the loss of the uplink to be reported", |site| {
+        site.status().is_some_and(|status| status["problems"].to_string().contains("uplink: "))
+    });
+    add_link("next0");
+    let (net, ip_text) = if v6 { ("fd00::c8/64", "fd00::c8") } else { ("10.0.0.200/24", "10.0.0.200") };
+    address("next0", net);
+    route(if v6 { "fd00::fe" } else { "10.0.0.254" }, "next0", "101");
+    rule(101);
+    let member = if v6 { "PublicIPv6" } else { "PublicIP" };
+    site.until("the interface of the new rule to be the uplink", |site| {
+        site.own_lease().is_some_and(|lease| lease[member] == ip_text)
     });
 }

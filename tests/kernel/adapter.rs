@@ -305,3 +305,44 @@ fn routes_of_other_programs_are_replaced_in_every_form() {
         });
     }
 }
+
+/// Policy rules, other tables and source addresses count, as for `ip route get`.
+#[test]
+fn the_way_to_an_address_is_the_kernels_answer() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        ip("link add up1 type veth peer name far1");
+        ip("link set far1 up");
+        ip("link set up1 up");
+        ip("addr add 10.8.0.2/24 dev up1");
+        ip("-6 addr add fd08::2/64 dev up1 nodad");
+        let index = |dev: &str| json("ip", &format!("-j link show dev {dev}"))[0]["ifindex"].as_u64().unwrap();
+        let (up0, up1) = (index("up0"), index("up1"));
+        let mut way = |to: &str| {
+            let way = k.way(to.parse().unwrap()).unwrap()?;
+            Some((u64::from(way.index), way.source.unwrap().to_string()))
+        };
+        let answer = |index, source: &str| Some((index, source.to_owned()));
+        for (option, far, gateway, second, third, sources) in [
+            ("-4", "192.0.2.9", "10.0.0.254", "10.8.0.1", "10.0.0.7/24", ["10.0.0.1", "10.8.0.2", "10.0.0.7"]),
+            ("-6", "2001:db8::9", "fd00::fe", "fd08::1", "fd00::7/64", ["fd00::1", "fd08::2", "fd00::7"]),
+        ] {
+            let run = |line: &str| ip(&format!("{option} {line}"));
+            assert_eq!(way(far), None, "there is no route");
+            run(&format!("route add default via {gateway} dev up0"));
+            assert_eq!(way(far), answer(up0, sources[0]));
+            run(&format!("route add default via {second} dev up1 table 100"));
+            assert_eq!(way(far), answer(up0, sources[0]), "no rule leads to the second table");
+            run(&format!("rule add to {far} lookup 100 pref 100"));
+            assert_eq!(way(far), answer(up1, sources[1]));
+            run(&format!("addr add {third} dev up0{}", if option == "-6" { " nodad" } else { "" }));
+            let source = third.split('/').next().unwrap();
+            run(&format!("route add default via {gateway} dev up0 src {source} table 99"));
+            run(&format!("rule add to {far} lookup 99 pref 99"));
+            assert_eq!(way(far), answer(up0, sources[2]), "the route names the source");
+            run(&format!("rule add to {far} prohibit pref 98"));
+            assert_eq!(way(far), None, "a rule forbids it");
+            assert_eq!(way(sources[0]), None, "an address of this host");
+        }
+    });
+}

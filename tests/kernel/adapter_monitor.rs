@@ -6,7 +6,7 @@ use weft_backends::state::{Key, Value};
 
 use crate::patience::PATIENCE;
 
-use super::adapter_net::{PROTOCOL, bridge, fdb, in_namespace, ip, kernel, neigh, put, via, vxlan};
+use super::adapter_net::{ALIAS, PROTOCOL, bridge, fdb, in_namespace, ip, kernel, neigh, put, via, vxlan};
 
 fn monitor(k: &LinuxKernel) -> LinuxMonitor {
     LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared())).unwrap()
@@ -79,6 +79,36 @@ fn every_deletion_and_change_is_reported() {
             ip(change);
             expect(&mut m, change, |n| *n == Notice::Links).await;
         }
+    });
+}
+
+/// They may change by which interface an address is reached.
+#[test]
+fn rules_and_routes_of_all_tables_are_reported_where_they_matter() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let watched = || MonitorOptions::new(PROTOCOL, k.shared()).watch_fence(ALIAS);
+        let mut m = LinuxMonitor::open(watched().watch_policy()).unwrap();
+        let mut without = LinuxMonitor::open(watched()).unwrap();
+        for change in [
+            "route add default via 10.0.0.254 dev up0 table 100",
+            "rule add to 192.0.2.9 lookup 100 pref 100",
+            "rule del pref 100",
+            "route del default table 100",
+            "-6 route add default via fd00::fe dev up0 table 100",
+            "-6 rule add to 2001:db8::9 lookup 100 pref 100",
+            "-6 rule del pref 100",
+        ] {
+            ip(change);
+            expect(&mut m, change, |n| *n == Notice::Routes).await;
+        }
+        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
+        put(&mut k, &[vxlan(false), (key, value.clone())]);
+        expect(&mut without, "nothing of this", |n| {
+            assert_ne!(*n, Notice::Routes);
+            is_now(key, value.clone())(n)
+        })
+        .await;
     });
 }
 

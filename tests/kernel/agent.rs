@@ -79,6 +79,7 @@ fn options(dir: &Path, resync: Duration) -> Options {
         net_conf_commands: weft::options::NetConfCommands::Refuse,
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
+        tx_checksum_off: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),
         probe: false,

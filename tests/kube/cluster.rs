@@ -104,8 +104,11 @@ pub fn binaries() -> PathBuf {
     dir
 }
 
-/// Returns the archive that `make image` writes.
+/// Returns the archive that `make image` writes, or the one that `WEFT_IMAGE` names, such as that of a release.
 fn weft_image() -> PathBuf {
+    if let Some(archive) = std::env::var_os("WEFT_IMAGE") {
+        return archive.into();
+    }
     let exe = std::env::current_exe().unwrap();
     // TARGET/debug/deps/kube-... or TARGET/debug/examples/kube-demo
     let path = exe.ancestors().nth(3).unwrap().join("weft-image.tar");

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another backend in net-conf while the cluster runs: no packet between any two pods is lost.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use tokio::process::Command;
 use weft_lab::change::{Streams, change, changed, vxlan};
 use weft_lab::netns::checked;
 use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
+use crate::flanneld::flanneld;
 use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -209,6 +212,67 @@ fn a_node_that_cannot_follow_says_so_and_is_reached_the_earlier_way() {
         // The operator removes what was in the way.
         lab.nodes[1].ns.ip("link del flannel.7").await?;
         changed(&lab.nodes, "vxlan").await.with_context(|| lab.logs(30))?;
+        nothing_lost(&lab, streams).await
+    });
+}
+
+/// What a newcomer runs: the lab changes to the other backend and back, and prints what was lost.
+#[test]
+fn weft_lab_changes_its_backend_and_back_without_loss() {
+    on_this_thread(async {
+        let exe = options().exe.context("a binary under test")?;
+        let tmp = tempfile::tempdir()?;
+        let mut command = Command::new(exe);
+        command.args(["lab", "--pods=1", "--backend=vxlan", "--change-backend=host-gw"]).env("TMPDIR", tmp.path());
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let output =
+            tokio::time::timeout(4 * LIMIT, command.output()).await.context("the lab did not end in time")??;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {text}\n{errors}", output.status);
+        for kind in ["host-gw", "vxlan"] {
+            let change = format!("changing net-conf to {kind} under pings between all nodes");
+            let (_, after) = text.split_once(&change).with_context(|| format!("no change to {kind}: {text}"))?;
+            let result = after.lines().nth(1).unwrap_or_default();
+            let (_, lost) = result.split_once(": ").with_context(|| format!("{kind}: {result}"))?;
+            let sent = lost.strip_prefix("0 of ").and_then(|rest| rest.strip_suffix(" packets lost"));
+            let sent: u64 = sent.and_then(|sent| sent.parse().ok()).with_context(|| format!("{kind}: {lost}"))?;
+            ensure!(sent > 100, "{kind}: {result}");
+        }
+        Ok(())
+    });
+}
+
+/// n1 runs flanneld, which follows no change. The others name it, and packets go the earlier way in both directions.
+#[test]
+#[ignore = "needs FLANNELD"]
+fn a_node_with_flanneld_is_named_and_reached_the_earlier_way() {
+    let flanneld = flanneld();
+    on_this_thread(async move {
+        let options = lab_options(StoreKind::Etcd, false);
+        let mut lab = Lab::build(&options).await?;
+        lab.nodes[0].start_other(&flanneld)?;
+        for node in &mut lab.nodes[1..] {
+            node.start()?;
+        }
+        for node in &mut lab.nodes {
+            node.add_pods(1).await?;
+        }
+        lab.reach_all().await?;
+        let mut streams = Streams::start(&lab.nodes).await?;
+        lab.store.set_net_conf(&options.net_conf_with(&host_gw())).await?;
+        let subnet = lab.nodes[0].pod_net().await?.gateways[0].trunc().to_string().replace('/', "-");
+        let words = format!("1 nodes still need the earlier vxlan: {subnet} ");
+        for node in &lab.nodes[1..] {
+            let named = async || {
+                let status = node.status().await;
+                status.is_ok_and(|status| {
+                    status.backend == "host-gw" && status.problems.iter().any(|problem| problem.contains(&words))
+                })
+            };
+            wait_for(&format!("{} to say {words}", node.name()), LIMIT, named).await.with_context(|| lab.logs(30))?;
+        }
+        streams.answers(400).await?;
         nothing_lost(&lab, streams).await
     });
 }

@@ -12,11 +12,22 @@ use std::sync::OnceLock;
 /// Depends on the current kernel package: its name changes with every ABI.
 const META: &str = "linux-image-cloud-amd64";
 /// Loaded in this order, each after what it depends on.
-const MODULES: [&str; 10] =
-    ["dummy", "veth", "bridge", "ipip", "vxlan", "wireguard", "nf_tables", "nft_chain_nat", "nft_masq", "sch_fq"];
+const MODULES: [&str; 11] = [
+    "dummy",
+    "veth",
+    "bridge",
+    "ipip",
+    "vxlan",
+    "wireguard",
+    "tun",
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_masq",
+    "sch_fq",
+];
 
-/// The scenario that gets flanneld and etcd, and needs memory for them.
-pub const WITH_FLANNEL: &str = "wireguard-flannel.sh";
+/// The scenarios that get flanneld and etcd, and need memory for them.
+pub const WITH_FLANNEL: [&str; 2] = ["wireguard-flannel.sh", "wireguard-change-flannel.sh"];
 
 /// The scenario that gets the program nft, for a router with address translation.
 const BEHIND_NAT: &str = "wireguard-nat.sh";
@@ -151,7 +162,11 @@ impl Tree {
     /// A program of this build, without its symbols: with them, two programs fill the memory of the machine.
     fn own_program(&self, from: &Path, at: &str) {
         let stripped = tempfile::NamedTempFile::new().expect("temporary file").into_temp_path();
-        assert!(from.is_file(), "{} is missing: build it (cargo build --bin weft --example wg)", from.display());
+        assert!(
+            from.is_file(),
+            "{} is missing: build it (cargo build --bin weft --example wg --example traffic)",
+            from.display()
+        );
         tool(Command::new("strip").arg("-o").arg(&stripped).arg(from));
         self.program(&stripped, at);
     }
@@ -189,13 +204,16 @@ pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> Pa
         tree.program(&which(name), &format!("/opt/bin/{name}"));
     }
     tree.own_program(&crate::exe::weft_exe(), "/opt/bin/weft");
-    tree.own_program(&Path::new(env!("CARGO_BIN_EXE_weft")).with_file_name("examples").join("wg"), "/opt/bin/wg");
+    for name in ["wg", "traffic"] {
+        let example = Path::new(env!("CARGO_BIN_EXE_weft")).with_file_name("examples").join(name);
+        tree.own_program(&example, &format!("/opt/bin/{name}"));
+    }
     if let Some(extra) = extra {
         tree.program(extra, "/extra/run");
     }
     let (mut modules, mut seen) = (Vec::new(), HashSet::new());
     let mut names = MODULES.to_vec();
-    if scenario == WITH_FLANNEL {
+    if WITH_FLANNEL.contains(&scenario) {
         tree.program(&crate::flanneld::flanneld(), "/opt/bin/flanneld");
         for name in ["etcd", "etcdctl"] {
             tree.program(&which(name), &format!("/opt/bin/{name}"));

@@ -3,7 +3,8 @@
 #
 #   n1 -- br0 -- n2        10.99.0.0/24, fd99::/64
 #          |
-#          rt -- n3        10.98.0.0/24, fd98::/64: behind a router, so n3 is not on the link of n1 and n2
+#          rt -- n3        10.98.0.0/24, fd98::/64: behind a router, so n3 is not on the link of n1 and n2.
+#                          With ONE_LINK=yes, n3 is on their link, because host-gw reaches no other nodes.
 #
 # A pod pN hangs behind a veth pair at every node, addressed from that node's subnet.env.
 . /env # NEXTHOPS=yes|no
@@ -82,7 +83,8 @@ topology() {
     ip link add vrt1 type veth peer name b0 netns rt && ip link set vrt1 master br1 up
     ip -n rt addr add 10.99.0.254/24 dev a0; ip -n rt addr add fd99::fe/64 dev a0 nodad; ip -n rt link set a0 up
     ip -n rt addr add 10.98.0.254/24 dev b0; ip -n rt addr add fd98::fe/64 dev b0 nodad; ip -n rt link set b0 up
-    node 1 99 br0; node 2 99 br0; node 3 98 br1
+    node 1 99 br0; node 2 99 br0
+    if [ "$(segment n3)" = 99 ]; then node 3 99 br0; else node 3 98 br1; fi
 }
 
 node() { # node NUMBER SEGMENT BRIDGE
@@ -93,19 +95,20 @@ node() { # node NUMBER SEGMENT BRIDGE
     mkdir -p "/run/n$1"
 }
 
-public() { case $1 in n3) echo 10.98.0.3 ;; *) echo "10.99.0.${1#n}" ;; esac; }
-public6() { case $1 in n3) echo fd98::3 ;; *) echo "fd99::${1#n}" ;; esac; }
+segment() { case ${ONE_LINK:-no}$1 in non3) echo 98 ;; *) echo 99 ;; esac; }
+public() { echo "10.$(segment "$1").0.${1#n}"; }
+public6() { echo "fd$(segment "$1")::${1#n}"; }
 
 # --- agents ---
 
 config() { mkdir -p /store; echo "$1" >/store/config.json; }
 
-start() { # start NODE, with FLAGS
+start() { # start NODE, with FLAGS; the program is $AGENT, or weft
     set -- "$1" $FLAGS --store dir:/store --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
     [ "$NEXTHOPS" = yes ] || set -- "$@" --no-nexthop-objects
     node=$1; shift
     # The program, not the function: $! must be the agent.
-    /opt/bin/ip netns exec "$node" weft agent "$@" >>"/run/$node/log" 2>&1 &
+    /opt/bin/ip netns exec "$node" "${AGENT:-weft}" agent "$@" >>"/run/$node/log" 2>&1 &
     echo $! >"/run/$node/pid"
 }
 
@@ -204,6 +207,56 @@ restarts_quietly() {
 echoes() { ip netns exec "p${1#n}" sed -n 's/^Icmp: \([0-9].*\)/\1/p' /proc/net/snmp | cut -d' ' -f9; }
 
 ready() { weft status --socket "/run/$1/weft.sock" -o json | tr -d ' \n' | grep -q '"ready":true'; }
+
+# --- traffic ---
+
+# flows PAIR...: 100 packets per second from pod to pod for each pair of nodes such as n1:n2, in every family. `no_loss` ends them.
+flows() {
+    rm -f /tmp/flows /tmp/flows.*
+    list=
+    for pair in "$@"; do
+        from=${pair%:*}; to=${pair#*:}; way="p${from#n},p${to#n}"
+        list="$list $way,$(pod4 "$to")"
+        [ -z "$(value "$to" FLANNEL_IPV6_SUBNET)" ] || list="$list $way,$(pod6 "$to")"
+    done
+    # One processor plays all nodes, so the queue of packets that wait for it is shared, too.
+    echo 20000 >/proc/sys/net/core/netdev_max_backlog
+    /opt/bin/traffic flows /tmp/flows 300 $list >/tmp/flows.log 2>&1 &
+    flows=$!
+    # The packets are sent on time, even while an agent starts.
+    renice -n -20 -p $flows >/dev/null
+    eventually "packets arrive" 120 [ -e /tmp/flows.started ]
+}
+
+# measured WORD: a figure of the flows' report.
+measured() { head -n 1 /tmp/flows | sed -n "s/.*$1 \([0-9.]*\).*/\1/p"; }
+
+end_flows() { touch /tmp/flows.stop; wait $flows || { cat /tmp/flows.log; die "the program of the flows"; }; cat /tmp/flows; }
+
+# no_loss NAME: ends the flows, which lost nothing at 90 packets per second or more.
+no_loss() {
+    end_flows
+    check "$1 under 90 packets per second or more, or this machine is too slow" [ "$(measured rate)" -ge 90 ]
+    check "$1 loses no packet" shows "lost 0|ended stopped" head -n 1 /tmp/flows
+}
+
+# capture NODE...: begins to count what passes the uplinks.
+capture() {
+    captures=
+    for n in "$@"; do
+        rm -f /tmp/capture-$n /tmp/capture-$n.*
+        /opt/bin/traffic capture /tmp/capture-$n 800 $n eth0 10.244.0.0/16 fd10::/16 >/tmp/capture-$n.log 2>&1 &
+        captures="$captures $!"
+        eventually "the uplink of $n is watched" 60 [ -e /tmp/capture-$n.started ]
+    done
+}
+end_capture() { # end_capture NODE...
+    for n in "$@"; do touch /tmp/capture-$n.stop; done
+    for pid in $captures; do wait "$pid" || die "the program of the capture"; done
+    for n in "$@"; do cat /tmp/capture-$n; done
+}
+# seen NODE WORD: how many frames of a kind the capture counted.
+seen() { head -n 1 "/tmp/capture-$1" | sed -n "s/.*$2 \([0-9]*\).*/\1/p"; }
 
 # All agents end with 0 on SIGTERM and leave the data path alone.
 finish() {

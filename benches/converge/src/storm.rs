@@ -133,7 +133,7 @@ impl Bed {
         loop {
             pause(CALM);
             let now = Counters::read(etcd)?;
-            if now.all_requests() == after.all_requests() && now.events == after.events {
+            if now.storm() == after.storm() {
                 break;
             }
             after = now;

@@ -131,15 +131,15 @@ impl Verdict {
     }
 }
 
-/// Returns the bound for the resident memory in MB: 12 with 1,000 peers, 16 with 5,000, 60 with 50,000, and linear between these.
+/// Returns the bound for the resident memory in MB: 12.5 with 1,000 peers, 16.5 with 5,000, 60 with 50,000, and linear between these.
 pub fn memory_bound(peers: f64) -> f64 {
     let between = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| y0 + (peers - x0) / (x1 - x0) * (y1 - y0);
     if peers <= 1000.0 {
-        12.0
+        12.5
     } else if peers <= 5000.0 {
-        between((1000.0, 12.0), (5000.0, 16.0))
+        between((1000.0, 12.5), (5000.0, 16.5))
     } else {
-        between((5000.0, 16.0), (50_000.0, 60.0))
+        between((5000.0, 16.5), (50_000.0, 60.0))
     }
 }
 
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn bounds_are_those_promised() {
-        assert_eq!([1000.0, 5000.0, 50_000.0].map(memory_bound), [12.0, 16.0, 60.0]);
+        assert_eq!([1000.0, 5000.0, 50_000.0].map(memory_bound), [12.5, 16.5, 60.0]);
         let mut run = cold(Cell::Value(101.0));
         run.rows.push(Row::Event);
         run.note(AT, "cold start", Who::Flanneld, Cell::Value(3030.0));
@@ -322,7 +322,7 @@ mod tests {
                 row("change p99, ms", 3.0, true),
                 row("remove p50, ms", 1.3, false),
                 row("remove p99, ms", 3.0, true),
-                row("memory, MB", 16.0, true),
+                row("memory, MB", 16.5, true),
             ]
         );
     }
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn both_families_of_a_peer_have_a_bound_for_memory() {
         let mut run = Run { rows: vec![Row::Cold], ..Run::default() };
-        run.note(("vxlan-dual", 5000), "memory", Who::Weft, Cell::Value(21.0));
+        run.note(("vxlan-dual", 5000), "memory", Who::Weft, Cell::Value(22.0));
         let verdict = check(&run).into_iter().find(|v| v.what == "memory, MB").unwrap();
         assert_eq!((verdict.bound, verdict.kept()), (Some(memory_bound(10_000.0)), Some(false)));
     }

@@ -4,7 +4,12 @@
 use nix::libc;
 use weft_netlink::wire::{attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
-use super::{Addr, Link, Neigh, Route};
+use super::{Addr, Link, Neigh, Route, Vxlan};
+
+/// Attributes of vxlan devices (linux/if_link.h).
+const IFLA_VXLAN_ID: u16 = 1;
+const IFLA_VXLAN_PORT: u16 = 15;
+const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
 
 /// Decodes the links of an answer or a dump.
 pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
@@ -24,13 +29,28 @@ fn link(payload: &[u8]) -> Link {
             libc::IFLA_IFALIAS => link.alias = text(value).to_owned(),
             libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
             libc::IFLA_LINKINFO => {
-                let kind = attrs(value).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND);
-                link.kind = kind.map(|(_, value)| text(value).to_owned()).unwrap_or_default();
+                let find = |wanted: u16| attrs(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+                link.kind = find(libc::IFLA_INFO_KIND).map(|value| text(value).to_owned()).unwrap_or_default();
+                link.vxlan = find(libc::IFLA_INFO_DATA).filter(|_| link.kind == "vxlan").map(vxlan);
             }
             _ => {}
         }
     }
     link
+}
+
+fn vxlan(data: &[u8]) -> Vxlan {
+    let mut vxlan = Vxlan::default();
+    for (kind, value) in attrs(data) {
+        match kind {
+            IFLA_VXLAN_ID => vxlan.vni = u32_at(value, 0),
+            // The port is in network byte order.
+            IFLA_VXLAN_PORT => vxlan.port = u16::from_be(u16_at(value, 0)),
+            IFLA_VXLAN_COLLECT_METADATA => vxlan.external = u8_at(value, 0) != 0,
+            _ => {}
+        }
+    }
+    vxlan
 }
 
 pub(super) fn addr(payload: &[u8]) -> Option<Addr> {
@@ -47,7 +67,8 @@ pub(super) fn route(payload: &[u8]) -> Option<Route> {
         return None;
     }
     let v6 = i32::from(u8_at(payload, 0)) == libc::AF_INET6;
-    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None };
+    let protocol = u8_at(payload, 5);
+    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None, protocol };
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
             libc::RTA_DST => route.dst = ip(value),

@@ -42,11 +42,7 @@ impl Accept {
 
 /// In a table of both families, a rule tests the family of the packet first.
 fn tests_family_only(exprs: &[&Expr]) -> bool {
-    match exprs {
-        [] => true,
-        [Expr::Other(meta), Expr::Cmp { equal: true, data }] => meta == "meta" && data.len() == 1,
-        _ => false,
-    }
+    matches!(exprs, [] | [Expr::Family, Expr::Cmp { equal: true, .. }])
 }
 
 /// Returns a rule as we write it, which loads the whole address and masks it, and as iptables writes it, which loads only the bytes of the

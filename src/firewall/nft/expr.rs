@@ -23,6 +23,10 @@ const VERDICT_CODE: u16 = 1;
 const REG_1: u32 = 1;
 const META_MARK: u32 = 3;
 const META_L4PROTO: u32 = 16;
+const META_INPUT_NAME: u32 = 6;
+const META_OUTPUT_NAME: u32 = 7;
+const META_FAMILY: u32 = 15;
+const CT_STATE: u32 = 0;
 /// NF_NAT_RANGE_PROTO_RANDOM_FULLY.
 const RANDOM_FULLY: u32 = 1 << 4;
 const NF_DROP: i32 = 0;
@@ -45,6 +49,14 @@ pub enum Expr {
     Mark,
     /// Loads the number of the transport protocol.
     L4Proto,
+    /// Loads the family of the packet (`NFPROTO_*`). Rules in a table of both families test it first.
+    Family,
+    /// Loads the name of the device by which the packet arrived, in 16 bytes that end with zeros.
+    InputName,
+    /// Loads the name of the device by which the packet leaves, in the same form.
+    OutputName,
+    /// Loads the state of the connection as bits, in host byte order.
+    ConnectionState,
     /// Loads part of the packet.
     Payload {
         /// Where the offset starts.
@@ -178,6 +190,10 @@ impl Expr {
         element(w, self.name(), |w| match self {
             Expr::Mark => numbers(w, &[(1, one), (2, META_MARK)]),
             Expr::L4Proto => numbers(w, &[(1, one), (2, META_L4PROTO)]),
+            Expr::Family => numbers(w, &[(1, one), (2, META_FAMILY)]),
+            Expr::InputName => numbers(w, &[(1, one), (2, META_INPUT_NAME)]),
+            Expr::OutputName => numbers(w, &[(1, one), (2, META_OUTPUT_NAME)]),
+            Expr::ConnectionState => numbers(w, &[(1, one), (2, CT_STATE)]),
             Expr::Payload { base, offset, len } => {
                 let base = if *base == Base::Network { 1 } else { 2 };
                 numbers(w, &[(1, one), (2, base), (3, *offset), (4, *len)]);
@@ -223,7 +239,8 @@ impl Expr {
 
     fn name(&self) -> &str {
         match self {
-            Expr::Mark | Expr::L4Proto => "meta",
+            Expr::Mark | Expr::L4Proto | Expr::Family | Expr::InputName | Expr::OutputName => "meta",
+            Expr::ConnectionState => "ct",
             Expr::Payload { .. } => "payload",
             Expr::Mask(_) => "bitwise",
             Expr::Cmp { .. } => "cmp",
@@ -247,8 +264,15 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
     // The kernel reports the first register of four bytes as the register of sixteen bytes that begins there.
     let first = |kind: u16| number(kind) == Some(REG_1);
     Some(match name {
-        "meta" if first(1) && number(2) == Some(META_MARK) => Expr::Mark,
-        "meta" if first(1) && number(2) == Some(META_L4PROTO) => Expr::L4Proto,
+        "meta" if first(1) => match number(2)? {
+            META_MARK => Expr::Mark,
+            META_L4PROTO => Expr::L4Proto,
+            META_FAMILY => Expr::Family,
+            META_INPUT_NAME => Expr::InputName,
+            META_OUTPUT_NAME => Expr::OutputName,
+            _ => return None,
+        },
+        "ct" if first(1) && number(2) == Some(CT_STATE) => Expr::ConnectionState,
         "payload" if first(1) => {
             let base = match number(2)? {
                 1 => Base::Network,
@@ -326,6 +350,10 @@ mod tests {
         let all = vec![
             Expr::Mark,
             Expr::L4Proto,
+            Expr::Family,
+            Expr::InputName,
+            Expr::OutputName,
+            Expr::ConnectionState,
             destination(Family::V6),
             dport(8472)[0].clone(),
             Expr::Mask(vec![255, 255, 0, 0]),

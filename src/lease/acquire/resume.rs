@@ -5,7 +5,7 @@
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cache::{Expiry, Head, Saved};
+use weft_subnet::cache::{ClearText, Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
@@ -88,6 +88,11 @@ impl EarlierRun {
             (is_named && then.networks == network.networks).then(|| (text.clone(), then, backend))
         };
         std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
+    }
+
+    /// Returns since when, and to which leases, packets could go in clear text although the backend of our lease encrypts.
+    pub(super) fn clear_text(&mut self) -> Option<ClearText> {
+        self.head()?.clear_text.clone()
     }
 
     /// Returns everything but the peers.
@@ -205,7 +210,7 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
         return Err(Unusable::AnotherNetwork { then, now });
     }
     let choice = with_chosen(place.choice, head.chosen);
-    let machine = place.kernel.machine().map_err(MachineError)?;
+    let machine = place.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
     let ground = ground(&machine, &network, head.own.subnets).after(before(&head, &choice));
     let picked = uplink::pick(&choice, &ground)?;
     if (picked.public_v4, picked.public_v6) != head.public {
@@ -231,6 +236,7 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
         saved: None,
         wanted: None,
         earlier: Vec::new(),
+        clear_text: None,
     })
 }
 
@@ -269,6 +275,7 @@ mod tests {
             chosen,
             uplink: None,
             earlier: Vec::new(),
+            clear_text: None,
         }
     }
 
@@ -325,7 +332,7 @@ mod tests {
             protocol: 2,
         };
         let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
-        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes }
+        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, way: None }
     }
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {

@@ -114,6 +114,7 @@ fn machine() -> Machine {
             route("0.0.0.0/0", 50, "vpn0", Reach::Gateway),
             route("192.168.0.0/24", 0, "eth0", Reach::Link(name("eth0"))),
         ],
+        way: None,
     }
 }
 
@@ -128,44 +129,47 @@ struct Case {
     saved: Option<Option<Uplink>>,
     /// True if the store answers.
     store: bool,
-    /// True if subnet.env exists.
-    env: bool,
+    /// The Network and the first address of the subnet in subnet.env, if that file exists.
+    env: Option<[&'static str; 2]>,
     /// The public address of our lease, in the store and in the file.
     published: &'static str,
+    /// The other ways to reach this node that our lease in the store names.
+    others: Vec<Attrs>,
 }
+
+/// What subnet.env says after an earlier run.
+const ENV: Option<[&str; 2]> = Some(["10.5.0.0/16", "10.5.7.1/24"]);
 
 impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
-        Case { choice, saved, store: true, env: false, published: "192.168.0.1" }
+        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others: Vec::new() }
     }
+}
+
+fn write_env(subnet_file: &Path, [network, subnet]: [&str; 2]) {
+    let text = format!("FLANNEL_NETWORK={network}\nFLANNEL_SUBNET={subnet}\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n");
+    std::fs::write(subnet_file, text).unwrap();
 }
 
 /// Returns the uplink of a start, its published address, and the subnet. `None` if the start waits for the store.
 async fn starts(case: Case, machine: Machine) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     let subnet_file = dir.path().join("subnet.env");
-    if case.env {
-        let text = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n";
-        std::fs::write(&subnet_file, text).unwrap();
+    if let Some(env) = case.env {
+        write_env(&subnet_file, env);
     }
     let saved_file = SavedFile::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
-    let mine = lease(own(), case.published);
+    let mut mine = lease(own(), case.published);
+    if !case.others.is_empty() {
+        mine.attrs = mine.attrs.with_other_ways(&case.others);
+    }
     if let Some(uplink) = case.saved {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
         let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
-        let head = Head {
-            store,
-            saved: now,
-            expires: Expiry::Never,
-            config,
-            own,
-            public,
-            chosen,
-            uplink,
-            earlier: Vec::new(),
-        };
+        let (expires, earlier, clear_text) = (Expiry::Never, Vec::new(), None);
+        let head = Head { store, saved, expires, config, own, public, chosen, uplink, earlier, clear_text };
         cache::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
@@ -181,8 +185,8 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         first_command: FirstCommand::default(),
     };
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
-    let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
-    let start = start(place, Waiting::new(&mut notify, readiness.clone(), &condition));
+    let reports = (&ConditionReporter::new(store.clone(), Duration::from_secs(60)), &EventReporter::new(store.clone()));
+    let start = start(place, Waiting::new(&mut notify, readiness.clone(), reports));
     // A start that waits reports that first.
     let waits = async {
         while !readiness.reasons().iter().any(|reason| reason.starts_with("waiting: ")) {
@@ -193,7 +197,9 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         biased;
         started = start => {
             let (host, own) = (started.host, started.own);
-            Some(format!("{} {} {}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
+            let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
+            let others: String = others.collect();
+            Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
         }
         () = waits => None,
     }
@@ -224,11 +230,14 @@ async fn a_vpn_that_came_meanwhile_does_not_take_the_uplink() {
             );
         }
         // Nothing was saved, because a directory needs no such file. So subnet.env and the lease decide.
-        let without = || Case { saved: None, env: true, ..Case::default() };
+        let without = || Case { saved: None, env: ENV, ..Case::default() };
         assert_eq!(starts(without(), machine()).await.as_deref(), Some(KEPT));
         // A node that knows nothing of an earlier run chooses by the default route.
-        let new = starts(Case { env: false, ..without() }, machine()).await;
+        let new = starts(Case { env: None, ..without() }, machine()).await;
         assert_eq!(new.as_deref(), Some("vpn0 10.8.0.2 10.5.99.0/24"));
+        // The same is true if subnet.env is about another cluster.
+        let other = starts(Case { env: Some(["10.6.0.0/16", "10.6.7.1/24"]), ..without() }, machine()).await;
+        assert_eq!(other.as_deref(), Some("vpn0 10.8.0.2 10.5.99.0/24"));
     })
     .await;
 }
@@ -292,6 +301,41 @@ async fn the_saved_address_stays() {
             machine.addrs.insert(0, better);
             assert_eq!(starts(Case { store, ..Case::default() }, machine).await.as_deref(), Some(KEPT), "{store}");
         }
+    })
+    .await;
+}
+
+/// Peers that do not know the type of our lease yet reach this node the other ways. The start must not take these away from them.
+#[tokio::test]
+async fn the_other_ways_to_reach_this_node_stay_in_its_lease() {
+    local(async {
+        let others = vec![Attrs { backend_type: "host-gw".into(), ..lease(own(), "192.168.0.1").attrs }];
+        let got = starts(Case { others, ..Case::default() }, machine()).await;
+        assert_eq!(got, Some(format!("{KEPT}, also by host-gw")));
+    })
+    .await;
+}
+
+/// After a power cut, all nodes of a site wait for the store.
+#[tokio::test(start_paused = true)]
+async fn the_pause_between_two_attempts_grows_while_the_store_is_away() {
+    local(async {
+        let store: Rc<dyn Source> = Rc::new(Memories(None));
+        let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
+        let events = EventReporter::new(store.clone());
+        let mut notify = Notify::default();
+        let mut waiting = Waiting::new(&mut notify, Readiness::new(), (&condition, &events));
+        let mut pauses = Vec::new();
+        for _ in 0..5 {
+            pauses.push(waiting.pause);
+            let error = store.config().await.unwrap_err();
+            waiting.on(StartError::store("net-conf: ", None)(error)).await;
+        }
+        assert_eq!(pauses.iter().map(Duration::as_secs).collect::<Vec<_>>(), [1, 2, 4, 4, 4]);
+        // Whatever this machine itself lacks is checked each second, for it costs nobody else anything.
+        let begin = Instant::now();
+        waiting.on(StartError::OtherBackend).await;
+        assert!(begin.elapsed() <= LOOK_AGAIN * 2, "{:?}", begin.elapsed());
     })
     .await;
 }

@@ -9,8 +9,8 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, VXLAN, lease, local};
-use crate::kernel::Outcome;
+use super::{CONFIG, TestNode, VXLAN, lease, local, machine};
+use crate::kernel::{Notice, Outcome, RouteInfo};
 use crate::options::OnLostLease;
 
 const VNI_7: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":7}}"#;
@@ -189,6 +189,42 @@ async fn an_earlier_backend_stays_until_the_leases_of_the_peers_are_known() {
 }
 
 #[tokio::test]
+async fn an_earlier_backend_stays_while_a_peer_prefers_it_although_packets_to_this_peer_go_the_new_way() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        test.peer_says(host_gw().with_other_ways(&[vxlan(1)])).await;
+        assert_eq!(test.accepted().await.0, "vxlan");
+        assert_eq!((test.device().as_str(), test.node.plan.is_changing()), ("flannel.1", true));
+        // Without host-gw in our lease, the packets of this peer would have no way.
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        assert!(test.asked(2).await);
+        assert_eq!(test.accepted().await.2, [""; 0]);
+        assert!(!test.node.plan.is_changing());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_new_link_is_used_by_an_earlier_backend_too() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.accepted().await.0, "vxlan");
+        test.peer_says(Attrs { public_ip: Some([192, 168, 9, 2].into()), ..host_gw() }).await;
+        assert_eq!(test.via("10.5.2.0/24"), None, "host-gw needs a common link with the peer");
+        let mut with = machine("192.168.0.1");
+        with.routes.push(RouteInfo { net: "192.168.9.0/24".parse().unwrap(), ..with.routes[1].clone() });
+        test.kernel.set_machine(with);
+        test.node.kernel_changed(vec![Notice::Routes]).await;
+        assert_eq!(test.via("10.5.2.0/24"), Some([192, 168, 9, 2].into()));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_backend_that_cannot_work_here_is_reported_and_the_node_stays_on_the_old_one() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
@@ -235,6 +271,22 @@ async fn the_earlier_backend_stays_while_a_peer_needs_it_and_for_the_grace_time(
             test.node.tick().await;
         }
         assert!(begin.elapsed() >= grace, "packets may still arrive until the grace time is over");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_the_default_grace_time_wireguard_can_repeat_a_handshake_before_packets_need_it() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.context.options.change_grace = Duration::from_secs(60);
+        test.net_conf(VXLAN).await;
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        let begin = tokio::time::Instant::now();
+        test.accepted().await;
+        let step = test.node.next_step_of_change().expect("packets will go the new way");
+        assert!(step - begin > Duration::from_millis(5_340), "the kernel repeats a handshake after at most 5.34 s");
+        assert_eq!(test.device(), "eth0");
     })
     .await;
 }

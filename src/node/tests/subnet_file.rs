@@ -108,8 +108,18 @@ async fn subnet_env_of_an_earlier_run_stays_until_peers_are_known_if_it_names_ou
         std::fs::write(&test.file, earlier).unwrap();
         let (store, config, own) = (String::new(), CONFIG.to_owned(), lease("10.5.1.0-24", "192.168.0.1"));
         let (public, chosen, uplink) = ((None, None), [None, None], None);
-        let head =
-            Head { store, saved: 0, expires: Expiry::Never, config, own, public, chosen, uplink, earlier: Vec::new() };
+        let head = Head {
+            store,
+            saved: 0,
+            expires: Expiry::Never,
+            config,
+            own,
+            public,
+            chosen,
+            uplink,
+            earlier: Vec::new(),
+            clear_text: None,
+        };
         test.node.resume(Saved { head, peers: Vec::new() });
         test.node.start(Vec::new()).await;
         assert!(std::fs::read_to_string(&test.file).unwrap().contains("FLANNEL_MTU=1500"));

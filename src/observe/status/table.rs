@@ -125,12 +125,18 @@ fn peers(out: &mut String, peers: &[Peer]) {
     let count = |state| peers.iter().filter(|peer| peer.state == state).count();
     let counts = states.iter().rev().map(|state| (count(*state), state.word())).filter(|(n, _)| *n > 0);
     let counts: Vec<String> = counts.map(|(n, word)| format!("{n} {word}")).collect();
-    line(out, "peers", &if counts.is_empty() { "none".to_owned() } else { counts.join(", ") });
+    let in_clear_text = match peers.iter().filter(|peer| peer.not_encrypted).count() {
+        0 => String::new(),
+        count => format!("; {count} of them NOT ENCRYPTED"),
+    };
+    line(out, "peers", &if counts.is_empty() { "none".to_owned() } else { counts.join(", ") + &in_clear_text });
     if peers.is_empty() {
         return;
     }
     let mut rows: Vec<&Peer> = peers.iter().collect();
-    rows.sort_by_key(|peer| (states.iter().position(|state| *state == peer.state), peer.reason.is_none()));
+    rows.sort_by_key(|peer| {
+        (states.iter().position(|state| *state == peer.state), !peer.not_encrypted, peer.reason.is_none())
+    });
     let shown = rows.len().min(peers.len() - count(PeerState::Programmed) + MAX_PROGRAMMED);
     let widest = |of: fn(&Peer) -> &str, least: usize, most: usize| {
         rows[..shown].iter().map(|peer| of(peer).chars().count()).max().unwrap_or(0).clamp(least, most)
@@ -141,11 +147,12 @@ fn peers(out: &mut String, peers: &[Peer]) {
     for peer in &rows[..shown] {
         let cell = |text: &str, width| cut(text, width);
         let row = format!(
-            "{:subnet$}  {:public$}  {:backend$}  {}",
+            "{:subnet$}  {:public$}  {:backend$}  {}{}",
             cell(&peer.subnet, subnet),
             cell(&peer.public, public),
             cell(&peer.backend, backend),
-            peer.state.word()
+            peer.state.word(),
+            if peer.not_encrypted { ", NOT ENCRYPTED" } else { "" }
         );
         let _ = writeln!(out, "{}", row.trim_end());
         // The reason has lines of its own, so that it is not cut off.

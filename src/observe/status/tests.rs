@@ -5,7 +5,16 @@ use super::*;
 fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
     let reason = reason.map(str::to_owned);
     let (backend, sessions) = ("vxlan".into(), Vec::new());
-    Peer { subnet: subnet.into(), public: "192.168.64.3".into(), backend, state, reason, sessions, probe: None }
+    Peer {
+        subnet: subnet.into(),
+        public: "192.168.64.3".into(),
+        backend,
+        state,
+        not_encrypted: false,
+        reason,
+        sessions,
+        probe: None,
+    }
 }
 
 fn status() -> Status {
@@ -52,6 +61,23 @@ SUBNET       PUBLIC        BACKEND  STATE
 10.5.2.0/24  192.168.64.3  vxlan    programmed
 ";
     assert_eq!(render(&status(), 5_000), wanted);
+}
+
+#[test]
+fn peers_in_clear_text_are_marked_and_come_first() {
+    let mut status = status();
+    let peer = |number| peer(&format!("10.5.{number}.0/24"), PeerState::Programmed, None);
+    status.peers = (2..100).map(peer).collect();
+    status.peers[97].not_encrypted = true;
+    let text = render(&status, 5_000);
+    assert!(text.contains("peers       98 programmed; 1 of them NOT ENCRYPTED\n"), "{text}");
+    assert!(
+        text.contains("STATE\n10.5.99.0/24  192.168.64.3  vxlan    programmed, NOT ENCRYPTED\n10.5.2.0/24 "),
+        "{text}"
+    );
+    let json = serde_json::to_string(&status.peers[96..]).unwrap();
+    assert_eq!(json.matches(r#""not_encrypted":true"#).count(), 1);
+    assert_eq!(json.matches("not_encrypted").count(), 1, "it is left out where it is false");
 }
 
 #[test]

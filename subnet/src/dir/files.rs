@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::attrs::{Attrs, BadAttrs, MOST_OF_A_VALUE};
 use crate::cidr::Subnets;
 use crate::lease::{self, Age, Id, Lease, Record};
-use crate::network::{MOST_OF_A_NET_CONF, net_conf_text};
+use crate::network::{EXAMPLE, MOST_OF_A_NET_CONF, net_conf_text};
 use crate::retry::jitter;
 use crate::source::Error;
 use crate::text::Shown;
@@ -163,7 +163,9 @@ impl Files {
     }
 
     pub(super) fn missing_config(&self) -> Error {
-        Error::Missing(self.config_file().display().to_string())
+        let place = self.config_file().display().to_string();
+        let remedy = format!("write it, for example: echo '{EXAMPLE}' >{place}");
+        Error::NoNetConf { place, remedy }
     }
 
     /// Creates the directory at the first use.

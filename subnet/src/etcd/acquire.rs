@@ -108,7 +108,8 @@ impl<'a> Leases<'a> {
     fn choose(&self) -> Result<Subnets, Error> {
         let taken = self.others().filter_map(|stored| stored.subnets).collect();
         let nodes = self.others().filter_map(Stored::lease).map(|lease| &lease.attrs);
-        self.request.choose(taken, nodes)
+        let ours = self.ours.iter().filter_map(|own| own.subnets);
+        self.request.choose(taken, nodes, ours)
     }
 }
 

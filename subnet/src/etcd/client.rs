@@ -41,6 +41,27 @@ pub(super) enum Fault {
     Etcd(etcd_client::Error),
     #[error("{0}")]
     Stream(String),
+    /// There is no connection, and the text of the libraries shows what is probably wrong.
+    #[error("{fault}{remedy}")]
+    Connection { fault: Box<Fault>, remedy: &'static str },
+}
+
+/// Returns what to do about a connection to this URL that cannot be made, in parentheses. `text` is what the libraries say about it.
+fn remedy(url: &str, text: &str) -> &'static str {
+    let is_one_of = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let is_tls = url.starts_with("https://");
+    if is_one_of(&["onnection refused"]) {
+        " (nothing listens there: check --etcd-endpoints, and whether etcd runs)"
+    } else if is_tls && is_one_of(&["InvalidContentType", "handshake eof"]) {
+        " (if no TLS is spoken there, write http:// in --etcd-endpoints)"
+    } else if is_tls && is_one_of(&["invalid peer certificate"]) {
+        " (its certificate must be signed by the CA of --etcd-cafile, and name this host)"
+    } else if !is_tls && is_one_of(&["broken pipe", "frame with invalid size", "onnection reset", "h2 protocol error"])
+    {
+        " (if etcd speaks TLS there, write https:// in --etcd-endpoints, with --etcd-cafile)"
+    } else {
+        ""
+    }
 }
 
 fn explain(error: &etcd_client::Error) -> String {
@@ -169,6 +190,16 @@ impl Pool {
     /// Returns all URLs for messages.
     pub(super) fn urls(&self) -> String {
         self.endpoints.iter().map(|endpoint| endpoint.url.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    /// Returns the flags with which etcdctl reaches the same cluster. The password is left out.
+    pub(super) fn etcdctl_flags(&self) -> String {
+        let EtcdOptions { ca_file, cert_file, key_file, username, .. } = &self.options;
+        let files = [("cacert", ca_file), ("cert", cert_file), ("key", key_file)];
+        let files =
+            files.into_iter().filter_map(|(flag, file)| Some(format!(" --{flag}={}", file.as_ref()?.display())));
+        let user = username.iter().map(|name| format!(" --user={name}"));
+        format!("--endpoints={}{}", self.urls(), files.chain(user).collect::<String>())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -370,6 +401,10 @@ pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
         Fault::Etcd(error) if is_about_auth(error) && !may_succeed_elsewhere(error) => {
             Error::Refused { what, source: Box::new(fault) }
         }
-        _ => Error::Unavailable { what, source: Some(Box::new(fault)) },
+        _ => {
+            let remedy = remedy(url, &crate::retry::chain(&fault));
+            let fault = if remedy.is_empty() { fault } else { Fault::Connection { fault: Box::new(fault), remedy } };
+            Error::Unavailable { what, source: Some(Box::new(fault)) }
+        }
     }
 }

@@ -12,15 +12,20 @@ use tokio::time::{Instant, timeout};
 
 use crate::lease::{Id, Record};
 use crate::network::net_conf_text;
-use crate::retry::Failures;
+use crate::retry::{Failures, jitter};
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
 use super::client::{ChosenEndpoint, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
 use super::keys::MAX_AGE;
 
-/// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open.
-const IDLE: Duration = Duration::from_secs(5);
+/// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open. In a
+/// cluster with many nodes the time is longer (see [`patience`]).
+const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
+/// The longest such time, whatever the number of nodes.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
+/// How often all nodes together ask at most in a second, up to 6,000 nodes. Beyond these, the longest time counts.
+const MOST_QUESTIONS: u64 = 100;
 /// A message that is larger than this, in bytes, may be a fragment of a larger one.
 const PERHAPS_FRAGMENT: usize = 128 << 10;
 
@@ -34,6 +39,8 @@ struct Position {
     config: (i64, i64),
     /// When the list was read, and from which endpoint, until the first watch has begun.
     listed: Option<(Instant, usize)>,
+    /// The number of leases: that of the list, and the changes since. An event that is reported twice is counted twice.
+    leases: u64,
 }
 
 /// Why a watch ended.
@@ -97,7 +104,8 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
     };
     store.own_key.listed(&all);
     let config = all.config.as_ref().map_or((0, 0), |kv| (kv.create_revision(), kv.mod_revision()));
-    let position = Position { revision: all.revision, cluster: all.cluster, config, listed: Some(all.read) };
+    let (listed, leases) = (Some(all.read), all.stored.len() as u64);
+    let position = Position { revision: all.revision, cluster: all.cluster, config, listed, leases };
     let net_conf = all.config;
     let records = all.stored.into_iter().map(|stored| stored.record).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() {
@@ -157,7 +165,7 @@ async fn watch_on(
         Err(fault) => return End::Broken { what, fault },
     };
     loop {
-        let message = match timeout(IDLE, stream.message()).await {
+        let message = match timeout(patience(at.leases), stream.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return End::Broken { what, fault: Fault::Stream("the server closed the watch".into()) },
             // A resumed watch would send the same message again. A list can be read in smaller pages.
@@ -187,6 +195,14 @@ async fn watch_on(
             return End::Closed;
         }
     }
+}
+
+/// Returns how long the server may send nothing before it is asked whether it is alive. One event is sent to all nodes at the same
+/// moment, so a part of the time is random.
+fn patience(leases: u64) -> Duration {
+    let shared = Duration::from_millis(leases.saturating_mul(1000 / MOST_QUESTIONS));
+    // The average is the time itself.
+    jitter(shared.clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE) * 4 / 3)
 }
 
 async fn canceled(message: &WatchResponse, what: String, to: &ChosenEndpoint) -> End {
@@ -267,6 +283,10 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
         let deleted = event.event_type() == EventType::Delete;
         if let Some(id) = store.keys.id(kv.key()) {
             store.own_key.event(&id, kv.mod_revision());
+            at.leases = match deleted {
+                true => at.leases.saturating_sub(1),
+                false => at.leases + u64::from(kv.version() == 1),
+            };
             match store.keys.stored(kv) {
                 Some(stored) if !deleted => changes.push(Ok(stored.record)),
                 _ => changes.push(Err(id)),
@@ -296,4 +316,19 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
         return false;
     }
     out.send(Event::Answered).await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_together_do_not_ask_more_often_because_there_are_more_of_them() {
+        for (leases, seconds) in [(0, 5), (500, 5), (1_000, 10), (5_000, 50), (50_000, 60), (u64::MAX, 60)] {
+            for _ in 0..100 {
+                let (patience, seconds) = (patience(leases).as_secs_f64(), f64::from(seconds));
+                assert!(patience >= seconds * 0.66 && patience <= seconds * 1.34, "{leases}: {patience}");
+            }
+        }
+    }
 }

@@ -113,7 +113,13 @@ fn remedy(status: &Status) -> &'static str {
         403 | 422 if contains("ValidatingAdmissionPolicy") || contains("admission webhook") => {
             " (an admission policy of the cluster: it must let agents patch their annotations and nodes/status)"
         }
-        403 => " (RBAC: nodes get, list, watch and nodes/status patch are needed; pods get without NODE_NAME)",
+        403 if contains("\"events.k8s.io\"") => {
+            " (RBAC: events.k8s.io create and patch in the namespace default are needed; --kube-events=off turns events off)"
+        }
+        403 => {
+            " (RBAC: nodes get, list, watch and nodes/status patch are needed; pods get without NODE_NAME; what the user of \
+             this message may do is shown by: kubectl auth can-i --list --as=USER)"
+        }
         _ => "",
     }
 }
@@ -236,6 +242,12 @@ impl Api {
         self.limited(client.request(request(Method::GET, path, Vec::new()))).await
     }
 
+    /// Creates an object, and returns it as the server wrote it.
+    pub(super) async fn create<T: DeserializeOwned>(&self, path: &str, object: &Value) -> Result<T, ApiError> {
+        let client = self.client().await?;
+        self.limited(client.request(request(Method::POST, path, object.to_string().into_bytes()))).await
+    }
+
     /// Patches an object, and returns it as it is then.
     pub(super) async fn patch<T: DeserializeOwned>(&self, path: &str, patch: &Value) -> Result<T, ApiError> {
         let client = self.client().await?;
@@ -272,9 +284,13 @@ fn proxy_url(kubeconfig: &Kubeconfig) -> Option<&str> {
 
 fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
     let mut request = Request::new(body);
-    if method == Method::PATCH {
-        let kind = HeaderValue::from_static("application/strategic-merge-patch+json");
-        request.headers_mut().insert(header::CONTENT_TYPE, kind);
+    let kind = match method {
+        Method::PATCH => Some("application/strategic-merge-patch+json"),
+        Method::POST => Some("application/json"),
+        _ => None,
+    };
+    if let Some(kind) = kind {
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     }
     *request.method_mut() = method;
     // The name of a Node is a DNS name, which fits into a path. A NODE_NAME that does not leads to a path that does not exist.

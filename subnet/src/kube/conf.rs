@@ -19,6 +19,10 @@ const READ_INTERVAL: Duration = Duration::from_secs(5);
 /// Keys that say which subnets an agent may choose. Kubernetes assigns the subnets, and flannel does not check these keys either.
 const IGNORED: [&str; 6] = ["SubnetLen", "SubnetMin", "SubnetMax", "IPv6SubnetLen", "IPv6SubnetMin", "IPv6SubnetMax"];
 
+/// What to do if the file does not exist. The names are those of the manifests and of the chart.
+const REMEDY: &str = "the manifest mounts it from the key net-conf.json of a ConfigMap; look whether that is there: \
+                      kubectl -n kube-flannel get configmap kube-flannel-cfg -o yaml";
+
 /// The file with net-conf.
 pub(super) struct Conf {
     path: PathBuf,
@@ -44,7 +48,8 @@ impl Conf {
                 Ok(text)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(Error::Missing(format!("{} (--net-config-path)", self.path.display())))
+                let place = format!("{} (--net-config-path)", self.path.display());
+                Err(Error::NoNetConf { place, remedy: REMEDY.to_owned() })
             }
             Err(error) => {
                 let what = format!("read {}", self.path.display());
@@ -93,7 +98,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("net-conf.json");
         let conf = Conf::new(file.clone());
-        assert!(matches!(conf.read(), Err(Error::Missing(what)) if what.contains("--net-config-path")));
+        assert!(matches!(conf.read(), Err(Error::NoNetConf { place, .. }) if place.contains("--net-config-path")));
         std::fs::write(&file, r#"{"Network":"10.5.0.0/16"}"#).unwrap();
         conf.read().unwrap();
         let (out, mut events) = mpsc::channel(8);

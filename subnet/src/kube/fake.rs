@@ -242,6 +242,7 @@ impl Fake {
             prefix: PREFIX.to_owned(),
             net_config: self.net_conf(),
             set_condition: true,
+            events_after: None,
             types: FOR_TESTS,
         };
         KubeStore::new(options).unwrap()

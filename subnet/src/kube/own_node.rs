@@ -109,7 +109,7 @@ fn path(name: &str) -> String {
 
 impl KubeStore {
     /// Returns the name of our Node. A pod is read for it once.
-    async fn own_name(&self) -> Result<&str, Error> {
+    pub(super) async fn own_name(&self) -> Result<&str, Error> {
         let find = || async {
             match &self.who {
                 Who::Node(name) => Ok(name.clone()),
@@ -203,8 +203,9 @@ impl KubeStore {
             return Ok(node);
         }
         let text = format!(
-            "node {} has no pod CIDR: does kube-controller-manager run with --allocate-node-cidrs and --cluster-cidr?",
-            node.metadata.name
+            "node {name} has no pod CIDR: does kube-controller-manager run with --allocate-node-cidrs=true and --cluster-cidr? \
+             (with kubeadm: --pod-network-cidr) This shows it: kubectl get node {name} -o jsonpath='{{.spec.podCIDRs}}'",
+            name = node.metadata.name
         );
         Err(Error::Unavailable { what: text, source: None })
     }

@@ -10,6 +10,7 @@ use super::{PortsOf, Us};
 use crate::backend_types::differ;
 use crate::cidr::{Family, Subnets, family};
 use crate::lease::Lease;
+use crate::old_defects::{Defect, is_back};
 
 /// Why a lease cannot be used on this node, whatever other leases say. It names the field of the lease and its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +70,9 @@ pub(super) fn claim(us: &Us, lease: &Lease) -> Claim {
 
 /// Checks that this subnet does not contain an address of this node or of its LAN. It would take this node's own traffic otherwise.
 fn check_addresses_of_this_node(us: &Us, net: IpNet) -> Result<(), Unusable> {
+    if is_back(Defect::LanLeasesBelieved) {
+        return Ok(());
+    }
     if let Some(ip) = us.public.iter().chain(&us.uplink).find(|ip| net.contains(*ip)) {
         return Err(Unusable::ContainsPublicAddress { net, ip: *ip });
     }

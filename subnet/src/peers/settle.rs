@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::cidr::Subnets;
 use crate::lease::{Age, Id, Lease};
+use crate::old_defects::{Defect, is_back};
 use crate::text::Shown;
 
 use super::claims::{Claim, Slot};
@@ -84,6 +85,7 @@ impl Peers {
             self.judged += 1;
             let covered = if self.us.assigned { None } else { self.claims.covering(&claim) };
             let verdict = match (covered, self.blocker(slot, &claim, (&age, &id))) {
+                _ if is_back(Defect::LanLeasesBelieved) => Verdict::Believed,
                 (Some(net), _) => {
                     let reason = format!("subnet {net} contains the public addresses of two other leases or more");
                     Verdict::Covers(Box::new(Reason(reason.into())))

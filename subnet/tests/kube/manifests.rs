@@ -113,8 +113,12 @@ async fn manifest_and_chart_are_the_same_objects() {
         "ClusterRoleBinding",
         "ConfigMap",
         "DaemonSet",
+        "Role",
+        "RoleBinding",
         "ServiceAccount",
         "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
         "ValidatingAdmissionPolicyBinding",
     ];
     assert_eq!(kinds, wanted);
@@ -126,14 +130,18 @@ async fn manifest_and_chart_are_the_same_objects() {
 #[tokio::test]
 async fn the_agent_has_no_more_rights_than_it_needs() {
     let server = server().await;
-    let may = "auth can-i --list --as=system:serviceaccount:kube-flannel:weft --no-headers";
-    let list = kubectl(&server, may, "");
-    let mut rights: Vec<String> =
-        list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    // Leave out what the server allows everybody.
-    rights.retain(|line| !line.starts_with('[') && !line.starts_with("selfsubject"));
-    rights.sort();
-    assert_eq!(rights, ["nodes [] [] [get list watch]", "nodes/status [] [] [patch]"], "{list}");
+    let of_nodes = ["nodes [] [] [get list watch]", "nodes/status [] [] [patch]"];
+    let events = "events.events.k8s.io [] [] [create patch]";
+    for (namespace, more) in [("default", Some(events)), ("kube-flannel", None), ("kube-system", None)] {
+        let may = "auth can-i --list --as=system:serviceaccount:kube-flannel:weft --no-headers";
+        let list = kubectl(&server, &format!("{may} --namespace {namespace}"), "");
+        let mut rights: Vec<String> =
+            list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        // Leave out what the server allows everybody.
+        rights.retain(|line| !line.starts_with('[') && !line.starts_with("selfsubject"));
+        rights.sort();
+        assert_eq!(rights, more.into_iter().chain(of_nodes).collect::<Vec<_>>(), "{namespace}: {list}");
+    }
     let set: Value = serde_json::from_str(&kubectl(&server, "get daemonset -n kube-flannel -o json", "")).unwrap();
     let pod = &set["items"][0]["spec"]["template"]["spec"];
     let hardened = |capabilities: Value| json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": capabilities});
@@ -221,6 +229,24 @@ async fn values_of_flannels_chart_are_in_net_conf() {
     }
 }
 
+/// flannel's chart writes psk between quotes whatever its type is, and tunnelMode, GBP and directRouting without, so that text counts as what
+/// it says.
+#[tokio::test]
+async fn types_of_values_do_not_matter_where_they_do_not_in_flannels_chart() {
+    for (args, wanted) in [
+        (
+            r#"--set flannel.backend=wireguard,flannel.psk=12345678,flannel.tunnelMode="ipv6""#,
+            json!({"Network": "10.244.0.0/16", "Backend": {"Type": "wireguard", "PSK": "12345678", "Mode": "ipv6"}}),
+        ),
+        (
+            "--set-string flannel.GBP=true,flannel.directRouting=false",
+            json!({"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan", "GBP": true}}),
+        ),
+    ] {
+        assert_eq!(net_conf(args).await, wanted, "{args}");
+    }
+}
+
 #[tokio::test]
 async fn values_of_flannels_chart_are_in_the_daemonset() {
     let server = server().await;
@@ -241,12 +267,62 @@ async fn values_of_flannels_chart_are_in_the_daemonset() {
     assert!(pod.to_string().contains(r#""hostPath":{"path":"/bin","#), "{pod}");
     assert_eq!(pod["nodeSelector"], json!({"a": "b"}));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
-    let args = &set("--set flannel.args={--kube-subnet-mgr}")["spec"]["template"]["spec"]["containers"][0]["args"];
-    let cni = "--cni-conf=/etc/kube-flannel/cni-conf.json";
-    assert_eq!(*args, json!(["--kube-subnet-mgr", cni, "--healthz-ip=127.0.0.1", "--healthz-port=8081"]));
+    let flags =
+        |values: &str| set(&format!("--set {values}"))["spec"]["template"]["spec"]["containers"][0]["args"].take();
+    let (cni, ip, port) = ("--cni-conf=/etc/kube-flannel/cni-conf.json", "--healthz-ip=0.0.0.0", "--healthz-port=8081");
+    assert_eq!(flags("flannel.args={--kube-subnet-mgr}"), json!(["--kube-subnet-mgr", cni, ip, port]));
+    let more = flags("flannel.args={--kube-subnet-mgr},flannel.logFormat=json,flannel.txChecksumOff=true");
+    assert_eq!(more, json!(["--kube-subnet-mgr", "--log-format=json", "--tx-checksum-off", cni, ip, port]));
 }
 
-/// The values of flannel's chart, with their defaults and with the comments that show others; only the image is weft's.
+/// As with flannel's chart, the health port is open on all addresses of the node: monitoring outside of the node reads /metrics there. The
+/// kubelet asks over loopback, which works whichever family the address of the pod has.
+#[tokio::test]
+async fn the_health_port_answers_outside_of_the_node_unless_its_address_is_given() {
+    let server = server().await;
+    for (values, flag, probed) in [
+        ("flannel.backend=vxlan", "--healthz-ip=0.0.0.0", "127.0.0.1"),
+        ("podCidrv6=fd42::/48", "--healthz-ip=0.0.0.0", "127.0.0.1"),
+        // Nodes without IPv4.
+        ("podCidr=,podCidrv6=fd42::/48", "--healthz-ip=::", "::1"),
+        ("flannel.healthz.ip=127.0.0.1", "--healthz-ip=127.0.0.1", "127.0.0.1"),
+        ("flannel.healthz.ip=10.0.0.7", "--healthz-ip=10.0.0.7", "10.0.0.7"),
+        ("flannel.healthz.ip=::", "--healthz-ip=::", "::1"),
+    ] {
+        let yaml = chart(&format!("--set {values}")).unwrap();
+        let set = yaml.split("\n---\n").find(|one| one.contains("kind: DaemonSet")).unwrap();
+        let object: Value =
+            serde_json::from_str(&kubectl(&server, "apply --dry-run=server -o json -f -", set)).unwrap();
+        let agent = &object["spec"]["template"]["spec"]["containers"][0];
+        assert!(agent["args"].as_array().unwrap().contains(&json!(flag)), "{values}: {}", agent["args"]);
+        for probe in ["livenessProbe", "readinessProbe"] {
+            assert_eq!(agent[probe]["httpGet"]["host"], probed, "{values}: {probe}");
+        }
+    }
+}
+
+/// Helm and kubectl take the files of a release as they take this tree.
+#[tokio::test]
+async fn the_files_of_a_release_are_the_same_objects() {
+    let server = server().await;
+    let home = tempfile::tempdir().unwrap();
+    let mut tool = Command::new(deploy("../tools/manifests"));
+    text(run(tool.arg(home.path()), ""));
+    let file = |end: &str| home.path().join(format!("weft-{}-{end}", env!("CARGO_PKG_VERSION")));
+    let objects = |yaml: &str| {
+        let read = kubectl(&server, "create --dry-run=client -o json -f -", yaml);
+        let read = serde_json::Deserializer::from_str(&read).into_iter::<Value>();
+        read.map(|object| object.unwrap().to_string()).collect::<std::collections::BTreeSet<String>>()
+    };
+    let manifest = std::fs::read_to_string(file("kube.yml")).unwrap();
+    assert_eq!(objects(&manifest), objects(&rendered()));
+    let mut helm = Command::new(binary("helm"));
+    helm.env("HOME", "/nonexistent").args(["template", "flannel", "--namespace", "kube-flannel"]);
+    helm.args(["--kube-version", include_str!("../../../tools/kube-version").trim()]);
+    assert_eq!(text(run(helm.arg(file("chart.tgz")), "")), chart("").unwrap());
+}
+
+/// All values of flannel's chart: those with a default, and those that its comments show. Only the image is weft's.
 const FLANNELS_VALUES: &str = r#"
 global: {imagePullSecrets: [{name: a-secret-name}]}
 podCidr: "10.244.0.0/16"
@@ -269,6 +345,8 @@ flannel:
   psk: 0
   tunnelMode: separate
   keepaliveInterval: 0
+  cniConf: |
+    {"name": "cbr0", "cniVersion": "0.3.1", "plugins": [{"type": "flannel", "delegate": {"isDefaultGateway": true}}]}
   resources: {requests: {cpu: 100m, memory: 50Mi}}
   healthz:
     port: 8081
@@ -299,6 +377,9 @@ async fn every_value_of_flannels_chart_is_accepted_and_netpol_brings_its_engine(
     assert_eq!(engine["args"], json!(["--hostname-override=$(MY_NODE_NAME)", "--v=2"]));
     assert_eq!(engine["securityContext"], json!({"privileged": true}));
     assert!(pod["volumes"].to_string().contains(r#""path":"/lib/modules""#), "{}", pod["volumes"]);
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "a-secret-name"}]));
+    let (_, config) = plain(object("ConfigMap"));
+    assert_eq!(config["data"]["cni-conf.json"]["cniVersion"], "0.3.1");
     let rules = object("ClusterRole")["rules"].to_string();
     assert!(rules.contains("networkpolicies") && rules.contains("namespaces"), "{rules}");
     let without = chart("").unwrap();

@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
 use weft_backends::backend::TYPES;
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
-use weft_subnet::source::{Error, Source};
+use weft_subnet::source::{Error, FaultNotice, Source};
 
 use super::contract::request;
 use super::manifests::{kubectl, server};
@@ -253,6 +253,7 @@ fn store(cluster: &Cluster, last: u8, token: &str, prefix: &str) -> (KubeStore, 
         prefix: prefix.to_owned(),
         net_config: dir.path().join("net-conf.json"),
         set_condition: true,
+        events_after: None,
         types: TYPES,
     };
     (KubeStore::new(options).unwrap(), dir)
@@ -293,4 +294,68 @@ async fn the_store_does_all_its_work_under_the_policy() {
         }
     }
     assert!(cluster.read(2).await["metadata"]["annotations"][format!("{PREFIX}/public-ip")].is_null());
+}
+
+/// Writes any Event. The error is the server's message.
+async fn post_event(client: &Client, namespace: &str, event: &Value) -> Result<Value, String> {
+    let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
+        .header("content-type", "application/json")
+        .body(event.to_string().into_bytes())
+        .unwrap();
+    client.request::<Value>(request).await.map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn an_agent_writes_events_about_its_own_node_only() {
+    let cluster = cluster().await;
+    let token = of_pod_on(&cluster, 1).await;
+    let (other, _other_dir) = store(&cluster, 2, &token, PREFIX);
+    let notice = |text: &str, is_over| FaultNotice { fault: "UplinkFault", text: text.to_owned(), is_over, count: 3 };
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match other.write_notice(&notice("no address", false)).await {
+            Err(Error::Refused { source, .. }) => {
+                let text = source.to_string();
+                assert!(text.contains("weft-own-events") && text.contains("about its own node only"), "{text}");
+                break;
+            }
+            written => assert!(written.is_ok() && Instant::now() < until, "the policy is not enforced: {written:?}"),
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    let (own, _own_dir) = store(&cluster, 1, &token, PREFIX);
+    let uid = cluster.read(1).await["metadata"]["uid"].clone();
+    own.chosen().await.unwrap();
+    own.write_notice(&notice("no address", false)).await.unwrap();
+    own.write_notice(&notice("no address", false)).await.unwrap();
+    own.write_notice(&notice(&"no address".repeat(1000), true)).await.unwrap();
+    let mut events = cluster.events(1).await;
+    events.sort_by_key(|event| event["type"].to_string());
+    let seen: Vec<_> =
+        events.iter().map(|event| [&event["type"], &event["reason"], &event["series"]["count"]]).collect();
+    let (warning, normal) = ((json!("Warning"), json!("UplinkFault")), (json!("Normal"), json!("UplinkFaultEnded")));
+    assert_eq!(seen, [[&normal.0, &normal.1, &Value::Null], [&warning.0, &warning.1, &json!(3)]]);
+    assert_eq!((&events[1]["note"], &events[1]["regarding"]["uid"]), (&json!("no address"), &uid));
+
+    let client = client(&cluster.server, &token).await;
+    let mut event = events[1].clone();
+    event["metadata"] = json!({"name": format!("{}.x", cluster.node(1)), "namespace": "default"});
+    event.as_object_mut().unwrap().remove("series");
+    let changed = |pointer: &str, value: &str| {
+        let mut event = event.clone();
+        *event.pointer_mut(pointer).unwrap() = json!(value);
+        event
+    };
+    for (event, why) in [
+        (changed("/regarding/kind", "Pod"), "about its own node only"),
+        (changed("/regarding/name", &cluster.node(2)), "about its own node only"),
+        (changed("/reportingController", "kubelet"), "its own events only"),
+    ] {
+        let said = post_event(&client, "default", &event).await.expect_err(why);
+        assert!(said.contains("weft-own-events") && said.contains(why), "{said}");
+    }
+    let elsewhere = changed("/metadata/namespace", "kube-system");
+    assert!(post_event(&client, "kube-system", &elsewhere).await.is_err_and(|said| said.contains("forbidden")));
+    // The same request succeeds without these changes, so it was the policy that refused.
+    post_event(&client, "default", &event).await.unwrap();
 }

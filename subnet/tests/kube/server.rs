@@ -294,6 +294,7 @@ impl Cluster {
             prefix: format!("{}.weft.test", self.name),
             net_config: self.conf.path().join("net-conf.json"),
             set_condition: true,
+            events_after: None,
             types: TYPES,
         }
     }
@@ -336,6 +337,14 @@ impl Cluster {
     pub async fn read(&self, last: u8) -> Value {
         let path = format!("/api/v1/nodes/{}", self.node(last));
         call(&self.client, Method::GET, &path, &json!({})).await.unwrap()
+    }
+
+    /// Returns the Events about a Node.
+    pub async fn events(&self, last: u8) -> Vec<Value> {
+        let path = "/apis/events.k8s.io/v1/namespaces/default/events";
+        let all = call(&self.client, Method::GET, path, &json!({})).await.unwrap();
+        let about = |event: &&Value| event["regarding"]["name"] == self.node(last);
+        all["items"].as_array().unwrap().iter().filter(about).cloned().collect()
     }
 
     /// Applies a merge patch to a Node.

@@ -155,6 +155,22 @@ pub async fn an_incompatible_lease_is_deleted(kind: &impl Place) {
     assert_ne!(old.subnets, new.subnets);
 }
 
+pub async fn a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other(kind: &impl Place) {
+    let store = kind.open();
+    let single = store.acquire(&request(1)).await.unwrap();
+    let net = "fd00:12::/48".parse().unwrap();
+    let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
+    let mut dual = LeaseRequest { was: Some(attrs(1)), ..request(1) };
+    dual.network.networks.v6 = Some(net);
+    dual.network.v6 = Some(Range { network: net, len: 64, min, max });
+    let both = store.acquire(&dual).await.unwrap();
+    assert_eq!((both.subnets.v4, both.subnets.v6.is_some()), (single.subnets.v4, true));
+    let again = store.acquire(&LeaseRequest { was: Some(attrs(1)), ..request(1) }).await.unwrap();
+    assert_eq!(again.subnets, single.subnets);
+    let left: Vec<_> = store.list().await.unwrap().into_iter().map(|record| record.id).collect();
+    assert_eq!(left, [again.id]);
+}
+
 pub async fn nodes_that_start_together_get_distinct_subnets(kind: &impl Place) {
     let tasks = tokio::task::LocalSet::new();
     // There are 24 subnets for 20 nodes, so collisions are certain.
@@ -364,7 +380,7 @@ pub async fn a_bad_entry_does_not_affect_others(kind: &impl Place) {
 
 pub async fn a_change_of_net_conf_is_reported(kind: &impl Place) {
     let store = kind.open();
-    assert!(matches!(store.config().await, Err(Error::Missing(_))));
+    assert!(matches!(store.config().await, Err(Error::NoNetConf { .. })));
     kind.put("config", r#"{"Network":"10.5.0.0/16"}"#).await;
     assert_eq!(store.config().await.unwrap(), r#"{"Network":"10.5.0.0/16"}"#);
     watching(&*store, |mut events| async move {

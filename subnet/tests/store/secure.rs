@@ -229,6 +229,43 @@ async fn without_a_ca_file_the_cas_of_the_system_count() {
     assert!(!works && text.contains("needs --etcd-cafile"), "{text}");
 }
 
+/// The first mistakes with a new cluster.
+#[tokio::test]
+async fn an_error_of_the_connection_names_what_is_probably_wrong() {
+    let (tls, plain) = (tls_server(&[]), Server::start().await);
+    acquire(&EtcdStore::new(with_ca(&tls)).unwrap()).await.unwrap();
+    acquire(&EtcdStore::new(options(vec![plain.url()])).unwrap()).await.unwrap();
+    let list = async |options| {
+        let error = EtcdStore::new(options).unwrap().list().await.unwrap_err();
+        weft_subnet::retry::chain(&error)
+    };
+    let says = |text: &str, remedy: &str| assert!(text.contains(remedy), "{text}");
+    let nothing = list(options(vec!["http://127.0.0.1:1".into()])).await;
+    says(&nothing, "(nothing listens there: check --etcd-endpoints, and whether etcd runs)");
+    let plain_to_tls = list(options(vec![tls.url().replace("https://", "http://")])).await;
+    says(&plain_to_tls, "(if etcd speaks TLS there, write https:// in --etcd-endpoints, with --etcd-cafile)");
+    let to_plain = EtcdOptions { endpoints: vec![plain.url().replace("http://", "https://")], ..with_ca(&tls) };
+    says(&list(to_plain).await, "(if no TLS is spoken there, write http:// in --etcd-endpoints)");
+    let stranger = tempfile::tempdir().unwrap();
+    certificates(stranger.path());
+    let another_ca = EtcdOptions { ca_file: Some(stranger.path().join("ca.pem")), ..with_ca(&tls) };
+    says(&list(another_ca).await, "(its certificate must be signed by the CA of --etcd-cafile, and name this host)");
+}
+
+/// The line can be pasted.
+#[tokio::test]
+async fn a_missing_net_conf_names_the_command_that_writes_it() {
+    let tls = tls_server(&[]);
+    let store = EtcdStore::new(EtcdOptions { prefix: "/my/pods".into(), ..with_client(&tls) }).unwrap();
+    answers(&store, "the server starts").await;
+    let error = store.config().await.unwrap_err().to_string();
+    let file = |name: &str| tls.dir.path().join(name).display().to_string();
+    let files = format!("--cacert={} --cert={} --key={}", file("ca.pem"), file("client.pem"), file("client.key"));
+    let net_conf = r#"'{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}'"#;
+    let command = format!("etcdctl --endpoints={} {files} put /my/pods/config {net_conf}", tls.url());
+    assert_eq!(error, format!("/my/pods/config does not exist: write it, for example: {command}"));
+}
+
 #[test]
 fn errors_name_the_flag_that_is_wrong() {
     let base = || options(vec!["https://127.0.0.1:1".into()]);

@@ -15,6 +15,7 @@ use weft::extension::FirstCommand;
 use weft::lease::acquire::{self, EarlierRun, SecretFiles, StartContext, Started, Waiting};
 use weft::lease::tasks::LeaseTasks;
 use weft::node::{Node, NodeContext};
+use weft::observe::fault_events::EventReporter;
 use weft::observe::health::Readiness;
 use weft::observe::history::recorder::Recorder;
 use weft::observe::metrics::Metrics;
@@ -47,6 +48,7 @@ impl Member for Agent {
             metrics: Arc::new(Metrics::new()),
             notify: Notify::new(),
             condition: ConditionReporter::new(store.clone(), options.unwell_after),
+            events: EventReporter::new(store.clone()),
         };
         let started = start(&store, &mut kernel, &options, &mut reporter).await;
         shared.reached(Reached::Lease);
@@ -107,7 +109,8 @@ async fn start(
         first_command: FirstCommand::default(),
         secrets: SecretFiles::default(),
     };
-    let waiting = Waiting::new(&mut reporter.notify, reporter.readiness.clone(), &reporter.condition);
+    let waiting =
+        Waiting::new(&mut reporter.notify, reporter.readiness.clone(), (&reporter.condition, &reporter.events));
     acquire::start(context, waiting).await
 }
 
@@ -173,6 +176,7 @@ fn options(dir: &Path, number: usize) -> Options {
         net_conf_commands: weft::options::NetConfCommands::Refuse,
         on_lost_lease: OnLostLease::Hold,
         manage_sysctls: false,
+        tx_checksum_off: false,
         probe: false,
         state_dir: None,
         wireguard_key: "/nonexistent/wgkey".into(),

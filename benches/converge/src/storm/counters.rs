@@ -95,6 +95,13 @@ impl Counters {
     pub fn all_requests(&self) -> u64 {
         self.requests.values().sum()
     }
+
+    /// Returns what grows while a storm lasts: the events, and the requests without those that nodes make when nothing happens. Many nodes
+    /// ask etcd for signs of life (`Range`) all the time.
+    pub fn storm(&self) -> u64 {
+        let signs_of_life = self.requests.get("Range").copied().unwrap_or_default();
+        self.all_requests() - signs_of_life + self.events
+    }
 }
 
 /// Returns the page of etcd's metrics. This is HTTP, so it does not count as a request.

@@ -4,13 +4,13 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use ipnet::{IpNet, Ipv4Net};
 use weft::kernel::fake::FakeKernel;
-use weft::kernel::{AddrInfo, Creator, Kernel, LinkInfo, Machine, Outcome, RouteInfo, Session};
+use weft::kernel::{AddrInfo, Creator, Kernel, LinkInfo, Machine, Outcome, RouteInfo, Session, Way};
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::owner::PROTOCOL;
@@ -47,6 +47,7 @@ fn machine(number: usize) -> Result<Machine> {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: net.into(), scope: 0, flags: PERMANENT }],
         routes: vec![route(Ipv4Net::default(), Reach::Gateway), route(net.trunc(), Reach::Link(name))],
+        way: None,
     })
 }
 
@@ -72,6 +73,10 @@ impl CountingKernel {
 impl Kernel for CountingKernel {
     fn machine(&mut self) -> io::Result<Machine> {
         self.inside.machine()
+    }
+
+    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+        self.inside.way(to)
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

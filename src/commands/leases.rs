@@ -6,16 +6,66 @@ use std::net::IpAddr;
 
 use anyhow::Context;
 use weft_subnet::cidr::{Subnets, family};
+use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Lease, Record};
-use weft_subnet::source::Source;
 use weft_subnet::text::{Shown, shown};
+
+use super::Answer;
+use super::other_agents::other_agents;
+use crate::cli::ReleaseTask;
+use crate::kernel::Kernel;
+use crate::log::text::printable;
+use crate::options::Store;
+use crate::{agent, files, saved};
+
+/// `weft lease list`.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn list(store: &Store) -> anyhow::Result<Answer> {
+    let records = agent::open_existing_store(store)?.list().await.context("list leases")?;
+    Ok(Answer::success(render(&records)))
+}
+
+/// `weft lease rm`.
+///
+/// # Errors
+/// There is no such lease, or the store fails.
+pub async fn remove(store: &Store, id: &str) -> anyhow::Result<Answer> {
+    agent::open_existing_store(store)?.remove(id).await.with_context(|| format!("remove lease {id}"))?;
+    Ok(Answer::success(printable(&format!("removed {id}\n"))))
+}
+
+/// `weft release`: gives the lease of this machine back.
+///
+/// # Errors
+/// Its agent runs, there is no lease of this machine, or the store fails.
+pub async fn release(task: &ReleaseTask) -> anyhow::Result<Answer> {
+    other_agents(&task.socket, &task.subnet_file, "it would take the lease again")?;
+    let file = task.subnet_file.display();
+    let text = files::read_text(&task.subnet_file)
+        .with_context(|| format!("read {file}, which says what our subnet is (else: weft lease rm)"))?;
+    let env = SubnetEnv::parse(&text).with_context(|| format!("{file} names no subnet: use weft lease rm"))?;
+    let machine = agent::open_kernel(&task.subnet_file)?.machine().context("read the addresses of this machine")?;
+    let ours: Vec<IpAddr> =
+        machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public.iter().copied()).collect();
+    let source = agent::open_existing_store(&task.store)?;
+    let records = source.list().await.context("list leases")?;
+    let lease = own(&records, &env.subnets, &ours)?;
+    source.release(lease).await.with_context(|| format!("release {}", env.subnets))?;
+    // A start without the store must not use this lease again.
+    if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
+        eprintln!("weft: remove the saved peers: {error}");
+    }
+    Ok(Answer::success(format!("released {}\n", env.subnets)))
+}
 
 /// Returns the lease of this machine: it has the subnet of subnet.env and names one of the addresses `ours`. A Node of
 /// Kubernetes may have a pod CIDR of a family that net-conf does not enable, and subnet.env does not name this one.
 ///
 /// # Errors
 /// There is no such lease, or it names only addresses of another machine.
-pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
+fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
     let leases = || records.iter().filter_map(|record| record.lease.as_ref().ok());
     let has_ours = |lease: &&Lease| subnets.iter().all(|net| lease.subnets.of(family(&net)) == Some(net));
     let lease = leases().find(|lease| lease.subnets == *subnets).or_else(|| leases().find(has_ours));
@@ -32,20 +82,9 @@ pub fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> any
     Ok(lease)
 }
 
-/// Releases the own lease, and returns its subnet.
-///
-/// # Errors
-/// There is no own lease, or the store fails.
-pub async fn release(source: &dyn Source, subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<Subnets> {
-    let records = source.list().await.context("list leases")?;
-    let lease = own(&records, subnets, ours)?;
-    source.release(lease).await.with_context(|| format!("release {subnets}"))?;
-    Ok(*subnets)
-}
-
 /// Returns a table with a line for each record. The line of a record that cannot be read says why. Ids, types and reasons
 /// come from the store, so they may contain escape sequences, which are shown as text.
-pub fn render(records: &[Record]) -> String {
+fn render(records: &[Record]) -> String {
     let mut out = format!("{:24} {:40} BACKEND\n", "ID", "PUBLIC");
     for record in records {
         let _ = match &record.lease {

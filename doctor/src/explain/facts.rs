@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is known about one packet: what the kernel answers, and what the agent says.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use weft_backends::owner::PROTOCOL;
+
+use crate::node::SubnetFile;
+
+/// The packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// Its source address.
+    pub from: IpAddr,
+    /// Its destination address.
+    pub to: IpAddr,
+    /// Its transport protocol, if the operator named one.
+    pub proto: Option<Proto>,
+    /// Its destination port.
+    pub port: Option<u16>,
+}
+
+impl Packet {
+    /// Returns an answer to this packet. Its destination port is not known.
+    pub fn answer(self) -> Packet {
+        Packet { from: self.to, to: self.from, port: None, ..self }
+    }
+}
+
+/// A transport protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proto {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// ICMP, or ICMPv6 between IPv6 addresses.
+    Icmp,
+}
+
+/// What came of a question to the kernel about one entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Read<T> {
+    /// The entry.
+    Found(T),
+    /// There is no such entry.
+    Missing,
+    /// The kernel does not answer the question. The text says why.
+    Unreadable(String),
+}
+
+/// A device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Interface index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// How it carries packets.
+    pub kind: DeviceKind,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// True if it is administratively up.
+    pub up: bool,
+    /// True if it has a carrier.
+    pub carrier: bool,
+    /// True if its alias says that an agent of weft made it.
+    pub of_weft: bool,
+}
+
+/// How a device carries packets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// To a neighbour with a MAC address.
+    #[default]
+    Ethernet,
+    /// To this host itself.
+    Loopback,
+    /// In UDP packets, to the address of an FDB entry.
+    Vxlan {
+        /// The network identifier.
+        vni: u32,
+        /// UDP port.
+        port: u16,
+    },
+    /// In IP packets, to the gateway of the route.
+    Ipip,
+    /// In encrypted UDP packets, to the endpoint of a peer.
+    WireGuard,
+    /// To a process, which is the agent for the backend udp.
+    Tun,
+}
+
+impl DeviceKind {
+    /// Returns true if the packets leave this host inside other packets.
+    pub fn is_tunnel(&self) -> bool {
+        !matches!(self, DeviceKind::Ethernet | DeviceKind::Loopback)
+    }
+}
+
+/// What the kernel does with packets for a destination.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RouteKind {
+    /// It sends them on.
+    #[default]
+    Unicast,
+    /// It delivers them to this host.
+    Local,
+    /// It drops them, or answers with an ICMP error. The number is `RTN_*` of linux/rtnetlink.h.
+    Refuses(u8),
+    /// Something else, such as multicast.
+    Other(u8),
+}
+
+/// A route, as the kernel answers for one packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Route {
+    /// What it does.
+    pub kind: RouteKind,
+    /// The destination of the entry of the routing table, if the kernel names it.
+    pub prefix: Option<IpNet>,
+    /// Who wrote the entry (`RTPROT_*`).
+    pub protocol: u8,
+    /// The routing table.
+    pub table: u32,
+    /// The next hop, if there is one.
+    pub gateway: Option<IpAddr>,
+    /// Interface index of the device, or 0.
+    pub device: u32,
+    /// The source address that the kernel would choose.
+    pub source: Option<IpAddr>,
+    /// The MTU in bytes that the route has, or that the kernel has learned for this destination.
+    pub mtu: Option<u32>,
+}
+
+impl Route {
+    /// Returns true if weft wrote it.
+    pub fn of_weft(&self) -> bool {
+        self.protocol == PROTOCOL
+    }
+}
+
+/// What came of the question for a route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lookup {
+    /// The route.
+    Route(Route),
+    /// The kernel would not send the packet.
+    Refused(Errno),
+    /// The question could not be asked.
+    Unreadable(String),
+}
+
+/// An entry of the neighbour table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbour {
+    /// MAC address, if it is known.
+    pub mac: Option<Mac>,
+    /// `NUD_*` of linux/neighbour.h.
+    pub state: u16,
+}
+
+/// A MAC address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mac(pub [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// One decision of the routing table, and what follows from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hop {
+    /// The route.
+    pub lookup: Lookup,
+    /// The device of the route.
+    pub device: Option<Device>,
+    /// The address of the next hop, which is the destination itself on the same link.
+    pub nexthop: Option<IpAddr>,
+    /// The neighbour of the next hop. `None` if the device needs none.
+    pub neighbour: Option<Read<Neighbour>>,
+}
+
+impl Hop {
+    /// Returns the route if the packet is sent or delivered.
+    pub fn route(&self) -> Option<&Route> {
+        match &self.lookup {
+            Lookup::Route(route) => Some(route),
+            Lookup::Refused(_) | Lookup::Unreadable(_) => None,
+        }
+    }
+}
+
+/// How a packet leaves through a tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Where the FDB of a vxlan device sends the packet; `None` for another device.
+    pub fdb: Option<Read<IpAddr>>,
+    /// The address of the other end, if it is known.
+    pub remote: Option<IpAddr>,
+    /// The way of the outer packet to that address.
+    pub outer: Option<Hop>,
+}
+
+/// What the kernel does with a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// The packet.
+    pub packet: Packet,
+    /// The device by which the packet arrives; `None` if this host itself sends it.
+    pub arrives: Option<Device>,
+    /// Where it goes.
+    pub hop: Hop,
+    /// How it goes through a tunnel, if its device is one.
+    pub tunnel: Option<Tunnel>,
+    /// The longest route of weft in the main table for the destination, if another route was chosen.
+    pub route_of_weft: Option<Route>,
+}
+
+/// Where an address belongs to, as this host knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// It is an address of this host.
+    Host,
+    /// It is an address of the own subnet, or one that a device of pods leads to.
+    Pod,
+    /// It belongs to a peer.
+    Peer(Peer),
+    /// It is inside Network, and nothing more is known.
+    Network,
+    /// It is none of these.
+    Outside,
+}
+
+impl Place {
+    /// Returns true if packets from this address begin on this host, and packets to it end here.
+    pub fn is_here(&self) -> bool {
+        matches!(self, Place::Host | Place::Pod)
+    }
+
+    /// Returns true for a pod of another node.
+    pub fn is_remote_pod(&self, address: IpAddr) -> bool {
+        match self {
+            Place::Network => true,
+            Place::Peer(peer) => peer.has_pod(address),
+            Place::Host | Place::Pod | Place::Outside => false,
+        }
+    }
+}
+
+/// The lease of a peer, as the agent has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its subnets.
+    pub subnets: Vec<IpNet>,
+    /// Its published addresses.
+    pub public: Vec<IpAddr>,
+    /// The type of its backend.
+    pub backend: String,
+    /// How far its entries are, as `weft status` names it.
+    pub state: String,
+    /// The reason for the state.
+    pub reason: Option<String>,
+    /// Where WireGuard sends its packets.
+    pub endpoint: Option<IpAddr>,
+}
+
+impl Peer {
+    /// Returns true if this is an address of one of its pods.
+    pub fn has_pod(&self, address: IpAddr) -> bool {
+        self.subnets.iter().any(|net| net.contains(&address))
+    }
+
+    /// Returns the subnet of a family.
+    pub fn subnet(&self, v4: bool) -> Option<&IpNet> {
+        self.subnets.iter().find(|net| net.addr().is_ipv4() == v4)
+    }
+}
+
+/// A difference between the plan of the agent and the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The entry, such as `route 10.5.2.0/24`.
+    pub entry: String,
+    /// What the plan contains; `None` if the entry should not exist.
+    pub should_be: Option<String>,
+}
+
+/// What the agent knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AgentFacts {
+    /// The type of the own backend.
+    pub backend: String,
+    /// All peers that have one of the two addresses.
+    pub peers: Vec<Peer>,
+    /// What its next pass would change; `None` if it was not asked, or has no plan.
+    pub differences: Option<Vec<Difference>>,
+}
+
+/// What the agent answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Agent {
+    /// It does not answer. The text says on which socket, and why.
+    Silent(String),
+    /// What it knows.
+    Answers(AgentFacts),
+}
+
+/// Everything that is known before the rules of the firewall are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// The packet.
+    pub packet: Packet,
+    /// Where its source address belongs to.
+    pub from: Place,
+    /// Where its destination address belongs to.
+    pub to: Place,
+    /// The subnet file.
+    pub subnet_file: SubnetFile,
+    /// The agent.
+    pub agent: Agent,
+    /// The ways, in order: of the packet, and if it comes from elsewhere, of the answer. Empty if neither address belongs to this host.
+    pub ways: Vec<Way>,
+    /// Devices of weft that are down.
+    pub down: Vec<Device>,
+    /// `net.ipv4.ip_forward`, or `net.ipv6.conf.all.forwarding`.
+    pub forwarding: Option<bool>,
+}

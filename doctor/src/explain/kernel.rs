@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Asks the kernel about single entries. No table is dumped but that of the links, and that of the routes if a route of another program
+//! was chosen: a node may have 50,000 peers.
+
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::libc;
+use weft_netlink::rt::{PLAIN, family};
+use weft_netlink::socket::Netlink;
+use weft_netlink::wire::{Writer, attrs, attrs_after, ip, messages, text, u8_at, u16_at, u32_at};
+
+use super::facts::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+
+/// Flags of RTM_GETROUTE: name the routing table; name the entry of the table instead of the result for this destination.
+const RTM_F_LOOKUP_TABLE: u32 = 0x1000;
+const RTM_F_FIB_MATCH: u32 = 0x2000;
+/// Attributes of RTM_GETROUTE (linux/rtnetlink.h). The crate libc does not have all of them for musl.
+const RTA_VIA: u16 = 18;
+const RTA_IP_PROTO: u16 = 27;
+const RTA_DPORT: u16 = 29;
+/// The MTU among the metrics of a route.
+const RTAX_MTU: u16 = 2;
+/// Attributes of a vxlan device (linux/if_link.h).
+const IFLA_VXLAN_ID: u16 = 1;
+const IFLA_VXLAN_PORT: u16 = 15;
+/// The interface has a carrier (linux/if.h).
+const IFF_LOWER_UP: u32 = 1 << 16;
+/// Sizes of `struct rtmsg`, `struct ndmsg` and `struct ifinfomsg`.
+const RTMSG: usize = 12;
+const NDMSG: usize = 12;
+const IFINFOMSG: usize = 16;
+
+/// A socket for these questions, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Kernel {
+    netlink: Netlink,
+}
+
+impl Kernel {
+    /// Opens the socket.
+    ///
+    /// # Errors
+    /// The socket cannot be opened.
+    pub fn open() -> io::Result<Kernel> {
+        Ok(Kernel { netlink: Netlink::open()? })
+    }
+
+    /// Returns all devices.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn devices(&mut self) -> io::Result<Vec<Device>> {
+        let data = self.netlink.dump(libc::RTM_GETLINK, |w, kind, flags| w.begin(kind, flags, &[0; IFINFOMSG]))?;
+        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWLINK).map(|m| device(m.payload)).collect())
+    }
+
+    /// Returns what the kernel does with a packet that arrives by this device, or that this host sends if there is none.
+    pub fn route(&mut self, packet: &Packet, arrives: Option<u32>) -> Lookup {
+        // The first answer names the entry of the table, the second one the MTU and the source address for this destination.
+        let entry = match self.get_route(packet, arrives, RTM_F_FIB_MATCH) {
+            Ok(Ok(route)) => Some(route),
+            Ok(Err(_)) => None,
+            Err(error) => return Lookup::Unreadable(error.to_string()),
+        };
+        match (self.get_route(packet, arrives, 0), entry) {
+            (Ok(Ok(result)), Some(entry)) => {
+                Lookup::Route(Route { prefix: entry.prefix, protocol: entry.protocol, table: entry.table, ..result })
+            }
+            (Ok(Ok(result)), None) => Lookup::Route(Route { prefix: None, ..result }),
+            // The entry refuses packets, and its kind says how.
+            (Ok(Err(_)), Some(entry)) if matches!(entry.kind, RouteKind::Refuses(_)) => Lookup::Route(entry),
+            (Ok(Err(errno)), _) => Lookup::Refused(errno),
+            (Err(error), _) => Lookup::Unreadable(error.to_string()),
+        }
+    }
+
+    fn get_route(&mut self, packet: &Packet, arrives: Option<u32>, flags: u32) -> io::Result<Result<Route, Errno>> {
+        let answer = self.netlink.request(|w| get_route(w, packet, arrives, flags))?;
+        let data = match answer {
+            Ok(data) => data,
+            Err(refusal) => return Ok(Err(refusal.errno)),
+        };
+        let found = messages(&data).find(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload));
+        found.map(Ok).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer contains no route"))
+    }
+
+    /// Returns the longest unicast route of weft in the main table that leads to this address.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn route_of_weft(&mut self, to: IpAddr) -> io::Result<Option<Route>> {
+        let fixed = [family(to), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut longest: Option<Route> = None;
+        let data = self.netlink.dump(libc::RTM_GETROUTE, |w, kind, flags| w.begin(kind, flags, &fixed))?;
+        for found in messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload)) {
+            let len = |route: &Route| route.prefix.map(|net| net.prefix_len());
+            let fits = found.of_weft()
+                && found.kind == RouteKind::Unicast
+                && found.table == u32::from(libc::RT_TABLE_MAIN)
+                && found.prefix.is_some_and(|net| net.contains(&to));
+            if fits && longest.as_ref().is_none_or(|longest| len(longest) < len(&found)) {
+                longest = Some(found);
+            }
+        }
+        Ok(longest)
+    }
+
+    /// Returns the neighbour with this address on a device.
+    pub fn neighbour(&mut self, device: u32, address: IpAddr) -> Read<Neighbour> {
+        let answer = self.netlink.request(|w| {
+            w.begin(libc::RTM_GETNEIGH, PLAIN, &ndmsg(family(address), device));
+            w.attr_ip(libc::NDA_DST, address);
+        });
+        one_entry(answer, |payload| {
+            let mac = attrs_after(payload, NDMSG).find(|(kind, _)| *kind == libc::NDA_LLADDR);
+            let mac = mac.and_then(|(_, value)| value.try_into().ok()).map(Mac);
+            Some(Neighbour { mac, state: u16_at(payload, 8) })
+        })
+    }
+
+    /// Returns where a vxlan device sends frames for this MAC address.
+    pub fn fdb(&mut self, device: u32, mac: Mac) -> Read<IpAddr> {
+        let answer = self.netlink.request(|w| {
+            let mut fixed = ndmsg(libc::AF_BRIDGE as u8, device);
+            // The entries of the device itself. Without this flag, the kernel wants the port of a bridge.
+            fixed[10] = libc::NTF_SELF;
+            w.begin(libc::RTM_GETNEIGH, PLAIN, &fixed);
+            w.attr(libc::NDA_LLADDR, &mac.0);
+        });
+        one_entry(answer, |payload| {
+            attrs_after(payload, NDMSG).find(|(kind, _)| *kind == libc::NDA_DST).and_then(|(_, value)| ip(value))
+        })
+    }
+}
+
+fn get_route(w: &mut Writer, packet: &Packet, arrives: Option<u32>, flags: u32) {
+    let bits = if packet.to.is_ipv4() { 32 } else { 128 };
+    let mut fixed = [family(packet.to), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // IPv6 always names the table, and refuses the flag.
+    let flags = if packet.to.is_ipv4() { flags | RTM_F_LOOKUP_TABLE } else { flags };
+    fixed[8..].copy_from_slice(&flags.to_ne_bytes());
+    w.begin(libc::RTM_GETROUTE, PLAIN, &fixed);
+    w.attr_ip(libc::RTA_DST, packet.to);
+    w.attr_ip(libc::RTA_SRC, packet.from);
+    if let Some(index) = arrives {
+        w.attr_u32(libc::RTA_IIF, index);
+    }
+    let number = match packet.proto {
+        Some(Proto::Tcp) => libc::IPPROTO_TCP,
+        Some(Proto::Udp) => libc::IPPROTO_UDP,
+        Some(Proto::Icmp) | None => return,
+    };
+    w.attr(RTA_IP_PROTO, &[number as u8]);
+    if let Some(port) = packet.port {
+        w.attr(RTA_DPORT, &port.to_be_bytes());
+    }
+}
+
+fn ndmsg(family: u8, device: u32) -> [u8; NDMSG] {
+    let mut fixed = [0; NDMSG];
+    fixed[0] = family;
+    fixed[4..8].copy_from_slice(&device.to_ne_bytes());
+    fixed
+}
+
+fn one_entry<T>(
+    answer: io::Result<Result<Vec<u8>, weft_netlink::socket::Refusal>>,
+    decode: impl Fn(&[u8]) -> Option<T>,
+) -> Read<T> {
+    match answer {
+        Ok(Ok(data)) => {
+            let found = messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).find_map(|m| decode(m.payload));
+            found.map_or(Read::Missing, Read::Found)
+        }
+        Ok(Err(refusal)) if refusal.errno == Errno::ENOENT => Read::Missing,
+        Ok(Err(refusal)) => Read::Unreadable(refusal.errno.desc().to_owned()),
+        Err(error) => Read::Unreadable(error.to_string()),
+    }
+}
+
+fn route(payload: &[u8]) -> Route {
+    let kind = match u8_at(payload, 7) {
+        libc::RTN_UNICAST => RouteKind::Unicast,
+        libc::RTN_LOCAL => RouteKind::Local,
+        kind @ (libc::RTN_BLACKHOLE | libc::RTN_UNREACHABLE | libc::RTN_PROHIBIT) => RouteKind::Refuses(kind),
+        kind => RouteKind::Other(kind),
+    };
+    let mut route = Route { kind, protocol: u8_at(payload, 5), table: u8_at(payload, 4).into(), ..Route::default() };
+    let any: IpAddr = if i32::from(u8_at(payload, 0)) == libc::AF_INET6 { [0; 16].into() } else { [0, 0, 0, 0].into() };
+    let mut destination = any;
+    for (kind, value) in attrs_after(payload, RTMSG) {
+        match kind {
+            libc::RTA_DST => destination = ip(value).unwrap_or(any),
+            libc::RTA_GATEWAY => route.gateway = ip(value),
+            // A gateway of the other family: the address follows its family.
+            RTA_VIA => route.gateway = value.get(2..).and_then(ip),
+            libc::RTA_OIF => route.device = u32_at(value, 0),
+            libc::RTA_PREFSRC => route.source = ip(value),
+            libc::RTA_TABLE => route.table = u32_at(value, 0),
+            libc::RTA_METRICS => {
+                route.mtu = attrs(value).find(|(kind, _)| *kind == RTAX_MTU).map(|(_, mtu)| u32_at(mtu, 0));
+            }
+            _ => {}
+        }
+    }
+    route.prefix = IpNet::new(destination, u8_at(payload, 1)).ok();
+    route
+}
+
+fn device(payload: &[u8]) -> Device {
+    let flags = u32_at(payload, 8);
+    let mut device = Device {
+        index: u32_at(payload, 4),
+        up: flags & libc::IFF_UP as u32 != 0,
+        carrier: flags & IFF_LOWER_UP != 0,
+        ..Device::default()
+    };
+    if flags & libc::IFF_LOOPBACK as u32 != 0 {
+        device.kind = DeviceKind::Loopback;
+    }
+    for (kind, value) in attrs_after(payload, IFINFOMSG) {
+        match kind {
+            libc::IFLA_IFNAME => device.name = text(value).to_owned(),
+            libc::IFLA_MTU => device.mtu = u32_at(value, 0),
+            libc::IFLA_IFALIAS => device.of_weft = text(value).starts_with("weft "),
+            libc::IFLA_LINKINFO => {
+                let find = |wanted: u16| attrs(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+                let data = find(libc::IFLA_INFO_DATA).unwrap_or_default();
+                match find(libc::IFLA_INFO_KIND).map(text) {
+                    Some("vxlan") => device.kind = vxlan(data),
+                    Some("ipip") => device.kind = DeviceKind::Ipip,
+                    Some("wireguard") => device.kind = DeviceKind::WireGuard,
+                    Some("tun") => device.kind = DeviceKind::Tun,
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    device
+}
+
+fn vxlan(data: &[u8]) -> DeviceKind {
+    let (mut vni, mut port) = (0, 0);
+    for (kind, value) in attrs(data) {
+        match (kind, value) {
+            (IFLA_VXLAN_ID, value) => vni = u32_at(value, 0),
+            (IFLA_VXLAN_PORT, [high, low]) => port = u16::from_be_bytes([*high, *low]),
+            _ => {}
+        }
+    }
+    DeviceKind::Vxlan { vni, port }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What cannot be seen from outside: bytes that are not known, and the edges of ranges. tests/mesh/explain.rs compares the rest with what the
+//! kernel does with real packets.
+
+use std::collections::HashMap;
+use std::io;
+use std::rc::Rc;
+
+use super::super::facts::{Packet, Proto};
+use super::super::rules::{Fate, Outcome, Tested};
+use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
+use super::set::{Data, Element, Found, Set};
+use super::walk::{Table, follow};
+
+fn element(key: &[u8]) -> Element {
+    Element { key: Some(key.to_vec()), last: None, is_end: false, data: Data::Nothing }
+}
+
+fn known(key: &[u8]) -> Vec<Option<u8>> {
+    key.iter().copied().map(Some).collect()
+}
+
+#[test]
+fn a_range_contains_its_first_value_and_not_the_one_behind_its_last() {
+    let end = |key: &[u8]| Element { is_end: true, ..element(key) };
+    // 3 to 5, and 6 to 9, in no order. The kernel also lists an end before the first range.
+    let elements = vec![element(&[6]), end(&[6]), end(&[10]), element(&[3]), end(&[0])];
+    let set = Set { elements, has_ranges: true, fields: vec![] };
+    for (key, is_inside) in [(2, false), (3, true), (5, true), (6, true), (9, true), (10, false), (255, false)] {
+        let wanted = if is_inside { Found::Yes(Data::Nothing) } else { Found::No };
+        assert_eq!(set.find(&known(&[key])), wanted, "{key}");
+    }
+    assert_eq!(set.find(&[None]), Found::Maybe(Data::Nothing));
+}
+
+#[test]
+fn each_field_of_a_joined_key_has_its_own_range() {
+    let first = [10, 5, 0, 0, 0, 80, 0, 0];
+    let one = Element { last: Some(vec![10, 5, 255, 255, 0, 90, 0, 0]), ..element(&first) };
+    let set = Set { elements: vec![one], has_ranges: true, fields: vec![4, 2] };
+    let found = |key: [u8; 8]| set.find(&known(&key)) != Found::No;
+    assert!(found([10, 5, 7, 7, 0, 85, 0, 0]));
+    assert!(!found([10, 5, 7, 7, 0, 91, 0, 0]), "the port is outside");
+    assert!(!found([10, 6, 0, 0, 0, 85, 0, 0]), "the address is outside");
+    let mut partly = known(&[10, 5, 7, 7]);
+    partly.extend([None; 4]);
+    assert_eq!(set.find(&partly), Found::Maybe(Data::Nothing), "the port is not known");
+    partly[1] = Some(6);
+    assert_eq!(set.find(&partly), Found::No, "the address alone excludes it");
+}
+
+#[test]
+fn the_element_for_everything_else_matches_what_no_other_one_does() {
+    let data = |verdict| Data::Verdict(verdict);
+    let rest = Element { key: None, data: data(Verdict::Drop), ..element(&[]) };
+    let set = Set { elements: vec![rest, Element { data: data(Verdict::Accept), ..element(&[1]) }], ..Set::default() };
+    assert_eq!(set.find(&known(&[1])), Found::Yes(data(Verdict::Accept)));
+    assert_eq!(set.find(&known(&[2])), Found::Yes(data(Verdict::Drop)));
+}
+
+#[derive(Default)]
+struct Fake {
+    chains: HashMap<&'static str, Vec<Vec<Instruction>>>,
+    sets: HashMap<&'static str, Set>,
+}
+
+impl Table for Fake {
+    fn rules(&mut self, chain: &str) -> io::Result<Rc<Vec<Rule>>> {
+        let rules = self.chains.get(chain).cloned().unwrap_or_default().into_iter();
+        Ok(Rc::new(rules.map(|instructions| Rule { instructions, handle: 4 }).collect()))
+    }
+
+    fn set(&mut self, name: &str) -> io::Result<Rc<Set>> {
+        Ok(Rc::new(self.sets.get(name).cloned().unwrap_or_default()))
+    }
+}
+
+fn packet() -> Packet {
+    Packet { from: "10.5.1.2".parse().unwrap(), to: "10.5.2.2".parse().unwrap(), proto: Some(Proto::Tcp), port: None }
+}
+
+fn outcome(fake: &mut Fake, packet: &Packet) -> Outcome {
+    let tested = Tested { packet, input: Some("cni0"), output: Some("flannel.1"), may_have_mark: false };
+    follow(fake, "base", tested).unwrap()
+}
+
+fn port_is(port: u16) -> Vec<Instruction> {
+    let load = Instruction::Load { field: Field::Transport(2), to: 0, len: 2 };
+    vec![load, Instruction::Compare { at: 0, comparison: Comparison::Equal, data: port.to_be_bytes().to_vec() }]
+}
+
+#[test]
+fn a_rule_that_tests_an_unknown_port_is_in_doubt_and_one_that_is_known_decides() {
+    let rule = [port_is(80), vec![Instruction::Verdict(Verdict::Drop)]].concat();
+    let mut fake = Fake { chains: HashMap::from([("base", vec![rule])]), ..Fake::default() };
+    let doubt = outcome(&mut fake, &packet());
+    assert_eq!(doubt.fate, None);
+    assert_eq!(doubt.not_evaluated, Some((Fate::Dropped, "dport 80 drop (handle 4)".to_owned())));
+    let decided = outcome(&mut fake, &Packet { port: Some(80), ..packet() });
+    assert_eq!(decided.fate, Some((Fate::Dropped, "dport 80 drop (handle 4)".to_owned())));
+    assert_eq!(outcome(&mut fake, &Packet { port: Some(81), ..packet() }), Outcome::default());
+}
+
+#[test]
+fn nothing_is_certain_behind_a_jump_that_is_not() {
+    let limit = Instruction::Unknown { name: "limit".to_owned(), to: None };
+    let base = vec![vec![limit, Instruction::Verdict(Verdict::Jump("other".to_owned()))]];
+    let other = vec![vec![Instruction::Verdict(Verdict::Accept)], vec![Instruction::Verdict(Verdict::Drop)]];
+    let mut fake = Fake { chains: HashMap::from([("base", base), ("other", other)]), ..Fake::default() };
+    let outcome = outcome(&mut fake, &packet());
+    assert_eq!(outcome.fate, None);
+    assert_eq!(outcome.not_evaluated, Some((Fate::Dropped, "drop (handle 4)".to_owned())), "a drop is the worst");
+}
+
+#[test]
+fn chains_that_call_each_other_for_ever_end() {
+    let jump = |to: &str| vec![vec![Instruction::Verdict(Verdict::Jump(to.to_owned()))]];
+    let mut fake = Fake { chains: HashMap::from([("base", jump("a")), ("a", jump("base"))]), ..Fake::default() };
+    let outcome = outcome(&mut fake, &packet());
+    assert!(outcome.not_evaluated.is_some_and(|(fate, rule)| fate == Fate::Dropped && rule.contains("jumps deep")));
+}
+
+#[test]
+fn one_endpoint_of_a_service_is_chosen_at_random_and_quoted_with_its_address() {
+    let random = Instruction::Unknown { name: "numgen".to_owned(), to: Some(0) };
+    let lookup = Instruction::Lookup { at: 0, set: "endpoints".to_owned(), inside: true, into: Destination::Verdict };
+    let dnat = vec![
+        Instruction::Value { to: 0, data: vec![10, 5, 2, 3] },
+        Instruction::Value { to: 16, data: vec![0, 53] },
+        Instruction::Nat { source: false, address: Some(0), port: Some(16) },
+    ];
+    let to_endpoint = Data::Verdict(Verdict::Goto("endpoint".to_owned()));
+    let elements = vec![Element { data: to_endpoint, ..element(&[0; 4]) }];
+    let mut fake = Fake {
+        chains: HashMap::from([("base", vec![vec![random, lookup]]), ("endpoint", vec![dnat])]),
+        sets: HashMap::from([("endpoints", Set { elements, ..Set::default() })]),
+    };
+    let outcome = outcome(&mut fake, &packet());
+    let wanted = (Fate::DestinationTranslated, "dnat to 10.5.2.3:53 (handle 4)".to_owned());
+    assert_eq!(outcome.not_evaluated, Some(wanted));
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Follows a packet through chains of nftables.
+
+use std::io;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use super::super::facts::{Packet, Proto};
+use super::super::rules::{Fate, Matches, Outcome, Tested};
+use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
+use super::set::{Data, Found, Set};
+use super::text;
+
+/// How deep jumps are followed (NFT_JUMP_STACK_SIZE of the kernel), and how many rules are read.
+const MAX_DEPTH: u32 = 16;
+const MAX_RULES: u32 = 200_000;
+/// The bit of the first packet of a connection (NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h).
+const NEW: u32 = 1 << 3;
+/// Bytes of the name of a device in a register (IFNAMSIZ).
+const NAME: usize = 16;
+
+/// One table.
+pub trait Table {
+    /// Returns the rules of a chain.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn rules(&mut self, chain: &str) -> io::Result<Rc<Vec<Rule>>>;
+
+    /// Returns a set.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    fn set(&mut self, name: &str) -> io::Result<Rc<Set>>;
+}
+
+/// Follows a packet through a base chain. Without a decision, the outcome has no fate, and the policy decides.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn follow(table: &mut dyn Table, chain: &str, tested: Tested<'_>) -> io::Result<Outcome> {
+    let mut walk = Walk { table, tested, left: MAX_RULES, outcome: Outcome::default() };
+    if let End::Decided(fate, rule) = walk.chain(chain, 0, Matches::Yes)? {
+        walk.outcome.fate = Some((fate, rule));
+    }
+    Ok(walk.outcome)
+}
+
+enum End {
+    Decided(Fate, String),
+    Goes,
+}
+
+/// What a rule does with the packets that match.
+enum Action {
+    Decides(Fate),
+    Goes(Verdict),
+    /// Something whose effect is not known here.
+    Unknown,
+    Nothing,
+}
+
+struct Walk<'a> {
+    table: &'a mut dyn Table,
+    tested: Tested<'a>,
+    left: u32,
+    outcome: Outcome,
+}
+
+impl Walk<'_> {
+    /// Follows the packet through a chain. `certain` is `Unknown` behind a rule that was not evaluated: nothing is decided then.
+    fn chain(&mut self, name: &str, depth: u32, certain: Matches) -> io::Result<End> {
+        if depth > MAX_DEPTH {
+            self.outcome.doubt(Fate::Dropped, format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
+            return Ok(End::Goes);
+        }
+        for rule in self.table.rules(name)?.iter() {
+            if self.left == 0 {
+                self.outcome.doubt(Fate::Dropped, format!("everything after {MAX_RULES} rules"));
+                return Ok(End::Goes);
+            }
+            self.left -= 1;
+            let mut registers = Registers([None; REGISTERS]);
+            let (is_match, action) = self.rule(rule, &mut registers)?;
+            let is_match = is_match.and(certain);
+            if is_match == Matches::No {
+                continue;
+            }
+            let quoted = || format!("{} (handle {})", text::of(rule, &registers, self.tested.packet), rule.handle);
+            let fate = match action {
+                Action::Nothing | Action::Goes(Verdict::Continue) => continue,
+                Action::Unknown => {
+                    let quoted = quoted();
+                    self.outcome.doubt(Fate::Dropped, quoted);
+                    continue;
+                }
+                Action::Goes(Verdict::Return) if is_match == Matches::Yes => return Ok(End::Goes),
+                Action::Goes(Verdict::Return) => continue,
+                Action::Goes(Verdict::Jump(to)) => match self.chain(&to, depth + 1, is_match)? {
+                    End::Goes => continue,
+                    end => return Ok(end),
+                },
+                Action::Goes(Verdict::Goto(to)) => match self.chain(&to, depth + 1, is_match)? {
+                    End::Goes if is_match == Matches::Unknown => continue,
+                    end => return Ok(end),
+                },
+                Action::Goes(Verdict::Accept) => Fate::Accepted,
+                Action::Goes(Verdict::Drop) => Fate::Dropped,
+                Action::Decides(fate) => fate,
+            };
+            let quoted = quoted();
+            match is_match {
+                Matches::Yes => return Ok(End::Decided(fate, quoted)),
+                _ => self.outcome.doubt(fate, quoted),
+            }
+        }
+        Ok(End::Goes)
+    }
+
+    /// Runs the instructions of a rule. Returns whether all its tests match, and what it does then.
+    fn rule(&mut self, rule: &Rule, registers: &mut Registers) -> io::Result<(Matches, Action)> {
+        let mut all = Matches::Yes;
+        for instruction in &rule.instructions {
+            let (one, action) = self.step(instruction, registers)?;
+            all = all.and(one);
+            match action {
+                _ if all == Matches::No => return Ok((all, Action::Nothing)),
+                Action::Nothing => {}
+                action => return Ok((all, action)),
+            }
+        }
+        Ok((all, Action::Nothing))
+    }
+
+    fn step(&mut self, instruction: &Instruction, registers: &mut Registers) -> io::Result<(Matches, Action)> {
+        let mut action = Action::Nothing;
+        let mut is_match = Matches::Yes;
+        match instruction {
+            Instruction::Load { field, to, len } => registers.put(*to, *len, load(field, *len, self.tested).as_deref()),
+            Instruction::Value { to, data } => registers.put(*to, data.len(), Some(data)),
+            Instruction::Mask { from, to, mask, xor } => registers.mask(*from, *to, mask, xor),
+            Instruction::ByteOrder { from, to, len, size } => registers.reverse(*from, *to, *len, *size),
+            Instruction::Compare { at, comparison, data } => is_match = registers.compare(*at, *comparison, data),
+            Instruction::Range { at, inside, first, last } => {
+                let above = registers.compare(*at, Comparison::GreaterOrEqual, first);
+                let within = above.and(registers.compare(*at, Comparison::LessOrEqual, last));
+                is_match = if *inside { within } else { not(within) };
+            }
+            Instruction::Lookup { at, set, inside, into } => {
+                let set = self.table.set(set)?;
+                let (found, data) = lookup(&set, registers, *at);
+                is_match = if *inside { found } else { not(found) };
+                match (into, data) {
+                    (Destination::Verdict, Data::Verdict(verdict)) => action = Action::Goes(verdict),
+                    (Destination::Register(to), Data::Value(data)) => {
+                        registers.put(
+                            *to,
+                            data.len(),
+                            Some(&data).filter(|_| found == Matches::Yes).map(Vec::as_slice),
+                        );
+                    }
+                    _ => {}
+                }
+            }
+            Instruction::Verdict(verdict) => action = Action::Goes(verdict.clone()),
+            Instruction::Nat { source: true, .. } | Instruction::Masquerade => {
+                action = Action::Decides(Fate::SourceTranslated);
+            }
+            Instruction::Nat { .. } | Instruction::Redirect => action = Action::Decides(Fate::DestinationTranslated),
+            Instruction::Reject => action = Action::Decides(Fate::Dropped),
+            Instruction::SetMark => self.tested.may_have_mark = true,
+            Instruction::Harmless => {}
+            Instruction::Unknown { name, .. } if EFFECTS.contains(&name.as_str()) => action = Action::Unknown,
+            Instruction::Unknown { to: Some(to), .. } => registers.put(*to, NAME, None),
+            Instruction::Unknown { to: None, .. } => is_match = Matches::Unknown,
+        }
+        Ok((is_match, action))
+    }
+}
+
+/// Instructions that may take the packet away, and are not evaluated. The names in capitals are targets of iptables.
+const EFFECTS: [&str; 12] = [
+    "queue",
+    "tproxy",
+    "dup",
+    "fwd",
+    "synproxy",
+    "NFQUEUE",
+    "TPROXY",
+    "SYNPROXY",
+    "DNAT",
+    "SNAT",
+    "REDIRECT",
+    "immediate",
+];
+
+fn not(matches: Matches) -> Matches {
+    match matches {
+        Matches::Yes => Matches::No,
+        Matches::No => Matches::Yes,
+        Matches::Unknown => Matches::Unknown,
+    }
+}
+
+fn lookup(set: &Set, registers: &Registers, at: usize) -> (Matches, Data) {
+    let len = set.elements.iter().find_map(|element| element.key.as_ref().map(Vec::len)).unwrap_or(0);
+    match set.find(registers.get(at, len)) {
+        Found::Yes(data) => (Matches::Yes, data),
+        Found::No => (Matches::No, Data::Nothing),
+        Found::Maybe(data) => (Matches::Unknown, data),
+    }
+}
+
+/// Returns a field of the packet, if it is known.
+fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<u8>> {
+    let packet = tested.packet;
+    let (source, size) = if packet.to.is_ipv4() { (12, 4) } else { (8, 16) };
+    let part = |address: IpAddr, from: usize| octets(address).get(from..from + len).map(<[u8]>::to_vec);
+    match field {
+        // The protocol in the header of IPv4, and the next header of IPv6.
+        Field::Network(9) if len == 1 && size == 4 => protocol(packet).map(|number| vec![number]),
+        Field::Network(6) if len == 1 && size == 16 => protocol(packet).map(|number| vec![number]),
+        Field::Network(offset) => match (*offset as usize).checked_sub(source)? {
+            from if from < size => part(packet.from, from),
+            from => part(packet.to, from - size),
+        },
+        Field::Transport(2) if len == 2 => packet.port.map(|port| port.to_be_bytes().to_vec()),
+        Field::Mark => (!tested.may_have_mark).then(|| vec![0; 4]),
+        Field::L4Proto => protocol(packet).map(|number| vec![number]),
+        Field::Family => Some(vec![if packet.to.is_ipv4() { 2 } else { 10 }]),
+        Field::InputName => Some(name(tested.input)),
+        Field::OutputName => Some(name(tested.output)),
+        // The packet begins a connection.
+        Field::ConnectionState => Some(NEW.to_ne_bytes().to_vec()),
+        Field::Transport(_) | Field::Other(_) => None,
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn name(name: Option<&str>) -> Vec<u8> {
+    let mut bytes = name.unwrap_or_default().as_bytes().to_vec();
+    bytes.resize(NAME, 0);
+    bytes
+}
+
+fn protocol(packet: &Packet) -> Option<u8> {
+    Some(match packet.proto? {
+        Proto::Tcp => 6,
+        Proto::Udp => 17,
+        Proto::Icmp if packet.to.is_ipv4() => 1,
+        Proto::Icmp => 58,
+    })
+}
+
+/// The registers, byte by byte. `None` is a byte that is not known.
+pub(super) struct Registers([Option<u8>; REGISTERS]);
+
+impl Registers {
+    /// Returns the bytes at a place. A place outside has no bytes.
+    pub(super) fn get(&self, at: usize, len: usize) -> &[Option<u8>] {
+        self.0.get(at..at + len).unwrap_or_default()
+    }
+
+    /// Returns the bytes at a place, if all of them are known.
+    pub(super) fn known(&self, at: usize, len: usize) -> Option<Vec<u8>> {
+        self.0.get(at..at + len)?.iter().copied().collect()
+    }
+
+    /// Writes bytes, and zeros up to the next multiple of four.
+    fn put(&mut self, at: usize, len: usize, data: Option<&[u8]>) {
+        let places = self.0.iter_mut().skip(at).take(len.next_multiple_of(4));
+        for (number, place) in places.enumerate() {
+            *place = data.map(|data| data.get(number).copied().unwrap_or(0));
+        }
+    }
+
+    fn mask(&mut self, from: usize, to: usize, mask: &[u8], xor: &[u8]) {
+        let masked = |(number, mask): (usize, &u8)| {
+            let xor = xor.get(number).copied().unwrap_or(0);
+            // A byte that is masked away is known.
+            let byte = self.0.get(from + number).copied().flatten();
+            if *mask == 0 { Some(xor) } else { byte.map(|byte| (byte & mask) ^ xor) }
+        };
+        let bytes: Vec<Option<u8>> = mask.iter().enumerate().map(masked).collect();
+        for (place, byte) in self.0.iter_mut().skip(to).zip(bytes) {
+            *place = byte;
+        }
+    }
+
+    fn reverse(&mut self, from: usize, to: usize, len: usize, size: usize) {
+        let mut bytes = self.get(from, len).to_vec();
+        if cfg!(target_endian = "little") && size > 0 {
+            bytes.chunks_mut(size).for_each(<[Option<u8>]>::reverse);
+        }
+        for (place, byte) in self.0.iter_mut().skip(to).zip(bytes) {
+            *place = byte;
+        }
+    }
+
+    fn compare(&self, at: usize, comparison: Comparison, data: &[u8]) -> Matches {
+        if let Some(known) = self.known(at, data.len()) {
+            return Matches::from(comparison.holds(known.as_slice().cmp(data)));
+        }
+        let differs =
+            self.get(at, data.len()).iter().zip(data).any(|(byte, wanted)| byte.is_some_and(|b| b != *wanted));
+        match comparison {
+            Comparison::Equal if differs => Matches::No,
+            Comparison::NotEqual if differs => Matches::Yes,
+            _ => Matches::Unknown,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Follows a packet from one table of the kernel to the next.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::facts::{
+    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
+};
+use super::kernel::Kernel;
+use crate::node::{SubnetFile, read_subnet_file};
+
+/// Reads everything about a packet.
+///
+/// # Errors
+/// The kernel's links cannot be read.
+pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Facts> {
+    let mut kernel = Kernel::open()?;
+    let devices = kernel.devices()?;
+    let subnet_file = read_subnet_file(subnet_file);
+    let mut walk = Walk { kernel, devices, subnet_file, agent };
+    let (from, to) = (walk.place(packet.from), walk.place(packet.to));
+    let ways = match (from.is_here(), to.is_here()) {
+        (true, _) => vec![walk.way(packet, &from, &to)],
+        (false, true) => vec![walk.way(packet, &from, &to), walk.way(packet.answer(), &to, &from)],
+        (false, false) => Vec::new(),
+    };
+    let down = walk.devices.into_iter().filter(|device| device.of_weft && !device.up).collect();
+    let forwarding = forwarding(packet.to);
+    Ok(Facts { packet, from, to, subnet_file: walk.subnet_file, agent: walk.agent, ways, down, forwarding })
+}
+
+/// Returns whether the kernel forwards packets of this family.
+fn forwarding(to: IpAddr) -> Option<bool> {
+    let name = if to.is_ipv4() { "ipv4/ip_forward" } else { "ipv6/conf/all/forwarding" };
+    let text = fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?;
+    Some(text.trim() != "0")
+}
+
+struct Walk {
+    kernel: Kernel,
+    devices: Vec<Device>,
+    subnet_file: SubnetFile,
+    agent: Agent,
+}
+
+impl Walk {
+    fn place(&mut self, address: IpAddr) -> Place {
+        let to_it = Packet { from: unspecified(address), to: address, proto: None, port: None };
+        let found = self.kernel.route(&to_it, None);
+        if let Lookup::Route(route) = &found
+            && route.kind == RouteKind::Local
+        {
+            return Place::Host;
+        }
+        if let SubnetFile::Good(env) = &self.subnet_file
+            && env.subnets.iter().any(|net| net.contains(&address))
+        {
+            return Place::Pod;
+        }
+        if let Agent::Answers(agent) = &self.agent
+            && let Some(peer) = agent.peers.iter().find(|peer| peer.has_pod(address) || peer.public.contains(&address))
+        {
+            return Place::Peer(peer.clone());
+        }
+        match &self.subnet_file {
+            SubnetFile::Good(env) if env.networks.iter().any(|net| net.contains(&address)) => Place::Network,
+            _ => Place::Outside,
+        }
+    }
+
+    fn device(&self, index: u32) -> Option<Device> {
+        self.devices.iter().find(|device| device.index == index).cloned()
+    }
+
+    /// Returns the device by which packets from this address arrive: the one that packets to it use.
+    fn arrives(&mut self, from: IpAddr, place: &Place) -> Option<Device> {
+        if *place == Place::Host {
+            return None;
+        }
+        let back = Packet { from: unspecified(from), to: from, proto: None, port: None };
+        match self.kernel.route(&back, None) {
+            // A pod whose device is gone is not behind the device of the default route.
+            Lookup::Route(route) if *place == Place::Pod && !leads_to_pods(&route, &self.subnet_file) => None,
+            Lookup::Route(route) if route.kind == RouteKind::Unicast => self.device(route.device),
+            _ => None,
+        }
+    }
+
+    fn way(&mut self, packet: Packet, from: &Place, to: &Place) -> Way {
+        let arrives = self.arrives(packet.from, from);
+        let hop = self.hop(&packet, arrives.as_ref());
+        let tunnel = match &hop.device {
+            Some(device) if device.kind.is_tunnel() => Some(self.tunnel(device.clone(), &hop, to)),
+            _ => None,
+        };
+        let is_foreign = hop.route().is_some_and(|route| route.kind == RouteKind::Unicast && !route.of_weft());
+        let route_of_weft = if is_foreign && to.is_remote_pod(packet.to) {
+            self.kernel.route_of_weft(packet.to).ok().flatten()
+        } else {
+            None
+        };
+        Way { packet, arrives, hop, tunnel, route_of_weft }
+    }
+
+    fn hop(&mut self, packet: &Packet, arrives: Option<&Device>) -> Hop {
+        let lookup = self.kernel.route(packet, arrives.map(|device| device.index));
+        let unicast = match &lookup {
+            Lookup::Route(route) if route.kind == RouteKind::Unicast => Some(route),
+            _ => None,
+        };
+        let device = unicast.and_then(|route| self.device(route.device));
+        let nexthop = unicast.map(|route| route.gateway.unwrap_or(packet.to));
+        let has_neighbours = |device: &&Device| matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Vxlan { .. });
+        let neighbour = match (device.as_ref().filter(has_neighbours), nexthop) {
+            (Some(device), Some(nexthop)) => Some(self.kernel.neighbour(device.index, nexthop)),
+            _ => None,
+        };
+        Hop { lookup, device, nexthop, neighbour }
+    }
+
+    fn tunnel(&mut self, device: Device, hop: &Hop, to: &Place) -> Tunnel {
+        let peer = match to {
+            Place::Peer(peer) => Some(peer),
+            _ => None,
+        };
+        let fdb = match (&device.kind, &hop.neighbour) {
+            (DeviceKind::Vxlan { .. }, Some(Read::Found(neighbour))) => {
+                neighbour.mac.map(|mac| self.kernel.fdb(device.index, mac))
+            }
+            _ => None,
+        };
+        let remote = match (&device.kind, &fdb) {
+            (DeviceKind::Vxlan { .. }, Some(Read::Found(remote))) => Some(*remote),
+            (DeviceKind::Vxlan { .. }, _) => None,
+            (DeviceKind::Ipip, _) => hop.route().and_then(|route| route.gateway),
+            _ => peer.and_then(|peer: &Peer| peer.endpoint.or_else(|| peer.public.first().copied())),
+        };
+        let outer = remote.map(|remote| {
+            let packet = Packet { from: unspecified(remote), to: remote, proto: None, port: None };
+            self.hop(&packet, None)
+        });
+        Tunnel { fdb, remote, outer }
+    }
+}
+
+/// Returns true if this route leads to the pods of this node: to the whole own subnet, or to a part of it.
+pub(super) fn leads_to_pods(route: &Route, subnet_file: &SubnetFile) -> bool {
+    let SubnetFile::Good(env) = subnet_file else { return true };
+    let own = |net: ipnet::IpNet| route.prefix.is_some_and(|prefix| net.contains(&prefix));
+    env.subnets.iter().any(|net| own(net.trunc()))
+}
+
+fn unspecified(address: IpAddr) -> IpAddr {
+    if address.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() }
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The steps of a packet through the tables of the kernel: route, neighbour, FDB, and the way of the outer packet of a tunnel.
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+use nix::libc;
+use weft_backends::overhead;
+use weft_subnet::cidr::Family;
+
+use super::facts::{
+    Agent, Device, DeviceKind, Facts, Hop, Lookup, Neighbour, Place, Read, Route, RouteKind, Tunnel, Way,
+};
+use super::read::leads_to_pods;
+use super::steps::{REWRITE, down, no_device, planned, publics};
+use super::{State, Step};
+
+/// The backends that write no routes.
+const WITHOUT_ROUTES: [&str; 2] = ["alloc", "extension"];
+
+/// The kernel's answer to the question for a route, and whether it is the route that should be there.
+pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
+    let destination = way.packet.to;
+    let is_pod = to.is_remote_pod(destination) && !has_no_routes(facts);
+    let step = match &way.hop.lookup {
+        Lookup::Unreadable(why) => return Step::unknown("route", format!("the kernel does not answer: {why}")),
+        Lookup::Refused(Errno::EHOSTUNREACH | Errno::ENETUNREACH)
+            if *to == Place::Pod && facts.forwarding != Some(false) =>
+        {
+            no_device("route", destination)
+        }
+        Lookup::Refused(errno) => refused(facts, way, (*errno, is_pod)),
+        Lookup::Route(route)
+            if *to == Place::Pod && route.kind == RouteKind::Unicast && !leads_to_pods(route, &facts.subnet_file) =>
+        {
+            no_device("route", destination)
+        }
+        Lookup::Route(route) => found(facts, way, route, is_pod),
+    };
+    match (is_pod, to) {
+        (true, Place::Peer(peer)) if step.state == State::Broken => {
+            let subnet = peer.subnet(destination.is_ipv4());
+            let text = subnet.and_then(|net| planned(facts, &format!("route {net}")));
+            let subnet = subnet.map_or_else(|| destination.to_string(), ToString::to_string);
+            step.should_be(text.unwrap_or_else(|| format!("a route of weft for {subnet}, to {}", publics(peer))))
+        }
+        (true, _) if step.state == State::Broken => step.should_be("a route of weft for the subnet of that node"),
+        _ => step,
+    }
+}
+
+fn has_no_routes(facts: &Facts) -> bool {
+    matches!(&facts.agent, Agent::Answers(agent) if WITHOUT_ROUTES.contains(&agent.backend.as_str()))
+}
+
+/// The kernel would not send the packet at all.
+fn refused(facts: &Facts, way: &Way, (errno, is_pod): (Errno, bool)) -> Step {
+    let (from, to) = (way.packet.from, way.packet.to);
+    let step = Step::ok("route", format!("refused: {}", errno.desc()));
+    if let Some(device) = facts.down.first().filter(|_| is_pod) {
+        return down(step, device);
+    }
+    let arrives = way.arrives.as_ref().map_or("", |device| device.name.as_str());
+    match errno {
+        Errno::EHOSTUNREACH | Errno::ENETUNREACH if way.arrives.is_some() && facts.forwarding == Some(false) => {
+            let name = if to.is_ipv4() { "net.ipv4.ip_forward" } else { "net.ipv6.conf.all.forwarding" };
+            step.broken(format!("this node does not forward packets: {name} is 0"), format!("sysctl -w {name}=1"))
+        }
+        Errno::EXDEV | Errno::EINVAL if way.arrives.is_some() => step.broken(
+            format!("the kernel does not accept packets from {from} on {arrives}: its reverse path filter, or an address of this node"),
+            format!("look at net.ipv4.conf.{arrives}.rp_filter (2 = loose), and at `ip route get {from}`"),
+        ),
+        _ => {
+            let remedy = if is_pod { REWRITE.to_owned() } else { format!("give this node a route to {to}") };
+            step.broken(format!("the kernel has no route to {to}: {}", errno.desc()), remedy)
+        }
+    }
+}
+
+fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
+    let to = way.packet.to;
+    let text = text(route, way.hop.device.as_ref());
+    let step = Step::ok("route", text.clone());
+    match route.kind {
+        RouteKind::Local => return Step::ok("route", format!("{to} is an address of this node")),
+        RouteKind::Refuses(_) if route.of_weft() => {
+            return step.broken(
+                format!("the kernel refuses packets to {to}, because weft has no route to it"),
+                "`weft lease ls` shows whether a node has this subnet; `weft status` shows its state",
+            );
+        }
+        RouteKind::Refuses(_) => {
+            return step.broken(format!("the route {text} drops packets to {to}"), "remove that route");
+        }
+        RouteKind::Other(kind) => {
+            return Step { state: State::Unknown, is: format!("a route of type {kind}: {text}"), ..step };
+        }
+        RouteKind::Unicast => {}
+    }
+    let step = match route_mtu(route, way.hop.device.as_ref()) {
+        Some(mtu) => step.mtu(mtu),
+        None => step,
+    };
+    if is_pod && !route.of_weft() { foreign(facts, way, route, step) } else { step }
+}
+
+/// A route of another program leads packets of pods away.
+fn foreign(facts: &Facts, way: &Way, route: &Route, step: Step) -> Step {
+    let to = way.packet.to;
+    let text = text(route, way.hop.device.as_ref());
+    if let Some(own) = &way.route_of_weft {
+        let own_prefix = own.prefix.map(|net| net.to_string()).unwrap_or_default();
+        let family = if to.is_ipv4() { "ip" } else { "ip -6" };
+        let which = if route.table == u32::from(libc::RT_TABLE_MAIN) { "" } else { ", chosen by a policy rule" };
+        return step.broken(
+            format!("the route {text}{which} of another program is used instead of the route of weft for {own_prefix}"),
+            format!("find the program that writes it; then {family} route del {text}"),
+        );
+    }
+    if let Some(device) = facts.down.first() {
+        return down(step, device);
+    }
+    step.broken(format!("there is no route of weft to {to}, and the route {text} leads elsewhere"), REWRITE)
+}
+
+/// Returns the smaller of the MTU of a route and that of its device.
+fn route_mtu(route: &Route, device: Option<&Device>) -> Option<u32> {
+    [route.mtu, device.map(|device| device.mtu)].into_iter().flatten().min()
+}
+
+/// Returns a route in the words of `ip route`.
+fn text(route: &Route, device: Option<&Device>) -> String {
+    let mut text = match route.prefix {
+        Some(net) if net.prefix_len() == 0 => "default".to_owned(),
+        Some(net) => net.to_string(),
+        None => "(no prefix is known)".to_owned(),
+    };
+    if let RouteKind::Refuses(kind) = route.kind {
+        let word = match kind {
+            libc::RTN_BLACKHOLE => "blackhole",
+            libc::RTN_UNREACHABLE => "unreachable",
+            _ => "prohibit",
+        };
+        text = format!("{word} {text}");
+    }
+    if let Some(gateway) = route.gateway {
+        text.push_str(&format!(" via {gateway}"));
+    }
+    if let Some(device) = device {
+        text.push_str(&format!(" dev {}", device.name));
+    }
+    text.push_str(&format!(" proto {}", protocol(route.protocol)));
+    if route.table != u32::from(libc::RT_TABLE_MAIN) && route.table != 0 {
+        text.push_str(&format!(" table {}", route.table));
+    }
+    text
+}
+
+/// Returns the protocol as `ip route` takes it. It has no name for that of weft.
+fn protocol(number: u8) -> String {
+    match number {
+        libc::RTPROT_KERNEL => "kernel".to_owned(),
+        libc::RTPROT_BOOT => "boot".to_owned(),
+        libc::RTPROT_STATIC => "static".to_owned(),
+        number => number.to_string(),
+    }
+}
+
+/// A device that is down, although a route still uses it.
+pub(super) fn device(hop: &Hop) -> Option<Step> {
+    let device = hop.device.as_ref().filter(|device| !device.up)?;
+    Some(down(Step::ok("device", device.name.clone()), device))
+}
+
+/// The neighbour of the next hop. Only on a tunnel it must be there before the first packet.
+pub(super) fn neighbour(facts: &Facts, hop: &Hop) -> Option<Step> {
+    let (device, nexthop) = (hop.device.as_ref()?, hop.nexthop?);
+    let name = &device.name;
+    let is_tunnel = device.kind.is_tunnel();
+    Some(match hop.neighbour.as_ref()? {
+        Read::Unreadable(why) => Step::unknown("neighbour", format!("{nexthop} on {name}: {why}")),
+        Read::Missing if is_tunnel => no_neighbour(facts, nexthop, name),
+        // The kernel itself makes such an entry when it does not know the MAC address.
+        Read::Found(found) if is_tunnel && found.mac.is_none() => no_neighbour(facts, nexthop, name),
+        Read::Missing => Step::ok("neighbour", format!("{nexthop} on {name} is not known yet: the kernel asks for it")),
+        Read::Found(found) => known_neighbour(found, nexthop, name),
+    })
+}
+
+fn no_neighbour(facts: &Facts, nexthop: IpAddr, name: &str) -> Step {
+    let step = Step::ok("neighbour", format!("none for {nexthop} on {name}"));
+    let wanted = planned(facts, &format!("neigh {nexthop} "));
+    step.broken(
+        format!("{name} has no neighbour entry for {nexthop}, so the MAC address of the peer's device is not known"),
+        REWRITE,
+    )
+    .should_be(wanted.unwrap_or_else(|| "a permanent entry with the MAC address of the peer's lease".to_owned()))
+}
+
+fn known_neighbour(found: &Neighbour, nexthop: IpAddr, name: &str) -> Step {
+    let has = |state: u16| found.state & state != 0;
+    let word = match found.state {
+        state if state & libc::NUD_PERMANENT != 0 => "permanent",
+        state if state & libc::NUD_NOARP != 0 => "noarp",
+        state if state & libc::NUD_REACHABLE != 0 => "reachable",
+        state if state & libc::NUD_FAILED != 0 => "failed",
+        state if state & libc::NUD_INCOMPLETE != 0 => "incomplete",
+        _ => "stale",
+    };
+    let mac = found.mac.map_or_else(|| "no MAC address".to_owned(), |mac| mac.to_string());
+    let step = Step::ok("neighbour", format!("{nexthop} on {name}: {mac}, {word}"));
+    if has(libc::NUD_FAILED) {
+        return step.broken(
+            format!("{nexthop} does not answer on {name}"),
+            format!("see whether {nexthop} is up and on the same link: ping {nexthop}"),
+        );
+    }
+    let state = if has(libc::NUD_INCOMPLETE) { State::Unknown } else { State::Ok };
+    Step { state, ..step }
+}
+
+/// The tunnel: its device, where it sends the packet, and the way of the outer packet.
+pub(super) fn tunnel(facts: &Facts, way: &Way, (device, tunnel): (&Device, &Tunnel), to: &Place) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if let (Some(fdb), Some(Read::Found(neighbour))) = (&tunnel.fdb, &way.hop.neighbour) {
+        let mac = neighbour.mac.map(|mac| mac.to_string()).unwrap_or_default();
+        steps.push(fdb_step(facts, (device, &mac), fdb, to));
+    }
+    let Some(remote) = tunnel.remote else {
+        if !matches!(device.kind, DeviceKind::Vxlan { .. }) {
+            let text = format!("where {} sends the packet is not known without the agent", device.name);
+            steps.push(Step::unknown("tunnel", text));
+        }
+        return steps;
+    };
+    steps.push(Step::ok("tunnel", format!("{}: {} to {remote}", device.name, carrier(&device.kind))).mtu(device.mtu));
+    let Some(outer) = &tunnel.outer else { return steps };
+    steps.push(underlay(remote, device, outer));
+    steps.extend(self::device(outer));
+    let under = neighbour(facts, outer);
+    steps.extend(under.map(|step| Step { step: "underlay neighbour".to_owned(), ..step }));
+    steps
+}
+
+fn carrier(kind: &DeviceKind) -> String {
+    match kind {
+        DeviceKind::Vxlan { vni, port } => format!("vxlan, VNI {vni}, UDP port {port},"),
+        DeviceKind::Ipip => "ipip,".to_owned(),
+        DeviceKind::WireGuard => "WireGuard,".to_owned(),
+        DeviceKind::Tun => "UDP by the agent,".to_owned(),
+        DeviceKind::Ethernet | DeviceKind::Loopback => String::new(),
+    }
+}
+
+fn fdb_step(facts: &Facts, (device, mac): (&Device, &str), fdb: &Read<IpAddr>, to: &Place) -> Step {
+    let name = &device.name;
+    let public = match to {
+        Place::Peer(peer) => Some(peer).filter(|peer| !peer.public.is_empty()),
+        _ => None,
+    };
+    let wanted = planned(facts, &format!("fdb {mac}"));
+    let wanted = wanted.or_else(|| Some(publics(public?)));
+    let wanted = wanted.unwrap_or_else(|| "the published address of the peer".to_owned());
+    match fdb {
+        Read::Unreadable(why) => Step::unknown("fdb", format!("{mac} on {name}: {why}")),
+        Read::Missing => Step::ok("fdb", format!("no entry for {mac} on {name}"))
+            .broken(format!("{name} has no FDB entry for {mac}, so it drops the packet"), REWRITE)
+            .should_be(wanted),
+        Read::Found(remote) => {
+            let step = Step::ok("fdb", format!("{mac} on {name}: {remote}"));
+            match public {
+                Some(peer) if !peer.public.contains(remote) => step
+                    .broken(
+                        format!("{name} sends the packet to {remote}, and the lease names {}", publics(peer)),
+                        REWRITE,
+                    )
+                    .should_be(wanted),
+                _ => step,
+            }
+        }
+    }
+}
+
+/// The route of the outer packet, and whether a packet of full size fits.
+fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
+    let name = "underlay route";
+    let (route, through) = match (&outer.lookup, &outer.device) {
+        (Lookup::Unreadable(why), _) => return Step::unknown(name, format!("the kernel does not answer: {why}")),
+        (Lookup::Refused(errno), _) => {
+            return Step::ok(name, format!("refused: {}", errno.desc())).broken(
+                format!("this node has no route to {remote}, the published address of the peer"),
+                "set the uplink up, or give it a route",
+            );
+        }
+        (Lookup::Route(route), through) => (route, through.as_ref()),
+    };
+    let step = Step::ok(name, text(route, through));
+    let Some(through) = through else {
+        return step.broken(
+            format!("packets of the tunnel to {remote} do not leave this node"),
+            format!("see `ip route get {remote}`; the lease of the peer may name a wrong address"),
+        );
+    };
+    if through.index == device.index {
+        return step.broken(
+            format!("the route to {remote} leads back into {}", device.name),
+            "the published address of the peer must not be inside a subnet of pods",
+        );
+    }
+    let Some(mtu) = route_mtu(route, Some(through)) else { return step };
+    let (step, needed) = (step.mtu(mtu), device.mtu + overhead_of(&device.kind, remote));
+    if mtu >= needed {
+        return step;
+    }
+    step.should_be(format!("an MTU of at least {needed}")).broken(
+        format!(
+            "a packet of {} bytes becomes one of {needed} bytes in the tunnel, and the way to {remote} by {} takes {mtu} bytes; \
+             smaller packets pass",
+            device.mtu, through.name
+        ),
+        format!("raise the MTU of the way to {needed}, or restart the agent, which takes the MTU of its uplink"),
+    )
+}
+
+/// Returns how many bytes the tunnel adds.
+fn overhead_of(kind: &DeviceKind, remote: IpAddr) -> u32 {
+    let family = if remote.is_ipv4() { Family::V4 } else { Family::V6 };
+    match kind {
+        DeviceKind::Vxlan { .. } => overhead::vxlan(family),
+        DeviceKind::Ipip => overhead::ipip(),
+        DeviceKind::WireGuard if remote.is_ipv4() => overhead::wireguard() - 20,
+        DeviceKind::WireGuard => overhead::wireguard(),
+        DeviceKind::Tun => overhead::udp(),
+        DeviceKind::Ethernet | DeviceKind::Loopback => 0,
+    }
+}

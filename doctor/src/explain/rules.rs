@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the rules of a firewall do with a packet, as far as it can be decided from their text.
+//!
+//! Only simple tests are evaluated: addresses, interfaces, protocol and destination port, the state of a new connection, and the mark, which is 0 until a rule of the chain sets it. A rule
+//! with another test is not evaluated: then both cases are followed, and the first such rule is quoted.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_cni::masquerade::words;
+
+use super::facts::{Packet, Proto, Way};
+use super::{State, Step};
+
+/// How deep jumps are followed, and how many rules are read. kube-proxy writes a hundred thousand rules.
+const MAX_DEPTH: u32 = 16;
+const MAX_RULES: u32 = 200_000;
+
+/// The chains of one table of a firewall.
+pub trait Chains {
+    /// Returns the policy of a chain (`None` if it belongs to no hook), and its rules as `iptables-save` prints them, without `-A CHAIN`.
+    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])>;
+}
+
+/// What of a packet rules can test.
+#[derive(Debug, Clone, Copy)]
+pub struct Tested<'a> {
+    /// The packet.
+    pub packet: &'a Packet,
+    /// The device by which it arrives.
+    pub input: Option<&'a str>,
+    /// The device by which it leaves.
+    pub output: Option<&'a str>,
+    /// A rule may have given the packet a mark. Without one, its mark is 0.
+    pub may_have_mark: bool,
+}
+
+impl<'a> Tested<'a> {
+    /// Returns what rules can test of the packet of a way.
+    pub fn of(way: &'a Way) -> Tested<'a> {
+        Tested {
+            packet: &way.packet,
+            input: way.arrives.as_ref().map(|device| device.name.as_str()),
+            output: way.hop.device.as_ref().map(|device| device.name.as_str()),
+            may_have_mark: false,
+        }
+    }
+}
+
+/// Whether a rule matches a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matches {
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
+    /// It has a test that is not evaluated.
+    Unknown,
+}
+
+impl Matches {
+    /// Returns whether two tests match together.
+    pub fn and(self, other: Matches) -> Matches {
+        match (self, other) {
+            (Matches::No, _) | (_, Matches::No) => Matches::No,
+            (Matches::Yes, Matches::Yes) => Matches::Yes,
+            _ => Matches::Unknown,
+        }
+    }
+
+    /// Returns the answer of an evaluated test.
+    pub fn from(is_match: bool) -> Matches {
+        if is_match { Matches::Yes } else { Matches::No }
+    }
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on unchanged.
+    Accepted,
+    /// It is dropped.
+    Dropped,
+    /// Its source address is translated.
+    SourceTranslated,
+    /// Its destination address is translated.
+    DestinationTranslated,
+}
+
+/// What a chain does with a packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What becomes of the packet if no rule matches that was not evaluated, with the deciding rule or policy. `None` if the chain ends without a
+    /// decision.
+    pub fate: Option<(Fate, String)>,
+    /// The first rule that was not evaluated and could decide otherwise, with its decision.
+    pub not_evaluated: Option<(Fate, String)>,
+}
+
+impl Outcome {
+    /// Remembers a rule that was not evaluated. The first one is quoted, but one that drops packets matters more.
+    pub fn doubt(&mut self, fate: Fate, rule: String) {
+        let is_worse = |(before, _): &(Fate, String)| fate == Fate::Dropped && *before != Fate::Dropped;
+        if self.not_evaluated.as_ref().is_none_or(is_worse) {
+            self.not_evaluated = Some((fate, rule));
+        }
+    }
+
+    /// Returns the outcome of a chain that translates source addresses, as a step.
+    pub fn nat_step(self, name: &str) -> Step {
+        let mut text = match &self.fate {
+            Some((Fate::SourceTranslated, rule)) => format!("{name}: the source address is translated: {rule}"),
+            _ => format!("{name}: the source address stays"),
+        };
+        if let Some((_, unread)) = &self.not_evaluated {
+            text.push_str(&format!("; not evaluated: {unread}"));
+        }
+        Step::ok("rules", text)
+    }
+
+    /// Returns the outcome as a step. `name` says which chain it is, and `remedy` what to do if it drops the packet.
+    pub fn step(self, name: &str, remedy: &str) -> Step {
+        let decided = |text: &str| match text {
+            "" => "no rule decides".to_owned(),
+            text => text.to_owned(),
+        };
+        let (fate, rule) = self.fate.map_or((Fate::Accepted, String::new()), |(fate, rule)| (fate, rule));
+        let word = match fate {
+            Fate::Accepted => "accepted",
+            Fate::Dropped => "dropped",
+            Fate::SourceTranslated => "source address translated",
+            Fate::DestinationTranslated => "destination address translated",
+        };
+        let mut text = format!("{name}: {word}: {}", decided(&rule));
+        let other = self.not_evaluated.filter(|(other, _)| *other != fate);
+        if let Some((_, unread)) = &other {
+            text.push_str(&format!("; not evaluated: {unread}"));
+        }
+        let step = Step::ok("rules", text);
+        match (fate, other) {
+            (Fate::Dropped, None) => step.broken(format!("{name} drops the packet: {rule}"), remedy),
+            (Fate::Dropped, Some((_, unread))) => Step {
+                state: State::Doubt,
+                because: Some(format!(
+                    "{name} drops the packet unless this rule accepts it, which is not evaluated: {unread}"
+                )),
+                remedy: Some(remedy.to_owned()),
+                ..step
+            },
+            (_, Some((Fate::Dropped, _))) => Step { state: State::Unknown, ..step },
+            _ => step,
+        }
+    }
+}
+
+/// Follows a packet through a chain of iptables.
+pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
+    let mut walk = Walk { chains, tested, left: MAX_RULES, outcome: Outcome::default() };
+    let decided = walk.chain(chain, 0, Matches::Yes);
+    let policy = || match chains.chain(chain)?.0? {
+        "DROP" => Some((Fate::Dropped, format!("policy DROP of {chain}"))),
+        policy => Some((Fate::Accepted, format!("policy {policy} of {chain}"))),
+    };
+    walk.outcome.fate = match decided {
+        End::Decided(fate, rule) => Some((fate, rule)),
+        End::Goes => policy(),
+    };
+    walk.outcome
+}
+
+enum End {
+    Decided(Fate, String),
+    Goes,
+}
+
+struct Walk<'a> {
+    chains: &'a dyn Chains,
+    tested: Tested<'a>,
+    left: u32,
+    outcome: Outcome,
+}
+
+impl Walk<'_> {
+    /// Follows the packet through a chain. `certain` is `Unknown` behind a rule that was not evaluated: nothing is decided then.
+    fn chain(&mut self, name: &str, depth: u32, certain: Matches) -> End {
+        let Some((_, rules)) = self.chains.chain(name) else { return End::Goes };
+        if depth >= MAX_DEPTH {
+            self.outcome.doubt(Fate::Dropped, format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
+            return End::Goes;
+        }
+        for rule in rules {
+            if self.left == 0 {
+                self.outcome.doubt(Fate::Dropped, format!("everything after {MAX_RULES} rules"));
+                return End::Goes;
+            }
+            self.left -= 1;
+            let spec = words(rule);
+            let is_match = matches(&spec, self.tested).and(certain);
+            if is_match == Matches::No {
+                continue;
+            }
+            let quoted = format!("-A {name} {rule}");
+            let (target, is_goto) = target(&spec);
+            let fate = match target {
+                "ACCEPT" => Fate::Accepted,
+                "DROP" | "REJECT" => Fate::Dropped,
+                "MASQUERADE" | "SNAT" => Fate::SourceTranslated,
+                "DNAT" | "REDIRECT" => Fate::DestinationTranslated,
+                "RETURN" if is_match == Matches::Yes => return End::Goes,
+                "MARK" | "CONNMARK" => {
+                    self.tested.may_have_mark = true;
+                    continue;
+                }
+                other => {
+                    let end = self.chain(other, depth + 1, is_match);
+                    match end {
+                        End::Decided(..) => return end,
+                        End::Goes if is_goto && is_match == Matches::Yes => return End::Goes,
+                        End::Goes => continue,
+                    }
+                }
+            };
+            match is_match {
+                Matches::Yes => return End::Decided(fate, quoted),
+                _ => self.outcome.doubt(fate, quoted),
+            }
+        }
+        End::Goes
+    }
+}
+
+/// Returns the target of a rule, and whether it is a goto.
+fn target(spec: &[String]) -> (&str, bool) {
+    let at = spec.iter().position(|word| matches!(word.as_str(), "-j" | "-g" | "--jump" | "--goto"));
+    at.and_then(|at| Some((spec.get(at + 1)?.as_str(), spec[at].contains('g')))).unwrap_or(("", false))
+}
+
+/// Returns whether all tests of a rule match.
+pub fn matches(spec: &[String], tested: Tested<'_>) -> Matches {
+    let mut all = Matches::Yes;
+    let mut at = 0;
+    let mut negated = false;
+    while let Some(word) = spec.get(at) {
+        let value = spec.get(at + 1).map(String::as_str).unwrap_or_default();
+        at += 2;
+        let one = match word.as_str() {
+            "!" => {
+                negated = true;
+                at -= 1;
+                continue;
+            }
+            // The options behind the target belong to it.
+            "-j" | "-g" | "--jump" | "--goto" => break,
+            "-m" | "--comment" => Matches::Yes,
+            option => test(option, value, tested),
+        };
+        all = all.and(match (one, negated && !matches!(word.as_str(), "-m" | "--comment")) {
+            (Matches::Yes, true) => Matches::No,
+            (Matches::No, true) => Matches::Yes,
+            (one, _) => one,
+        });
+        negated = false;
+        if one == Matches::Unknown {
+            // An option that is not known may have no value or several ones.
+            at = next_option(spec, at - 1);
+        }
+    }
+    all
+}
+
+fn next_option(spec: &[String], from: usize) -> usize {
+    let is_option = |word: &String| word.starts_with('-') || word == "!";
+    spec.iter().skip(from).position(is_option).map_or(spec.len(), |more| from + more)
+}
+
+/// Evaluates one test.
+fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
+    let packet = tested.packet;
+    match option {
+        "-s" | "--source" => inside(value, packet.from),
+        "-d" | "--destination" => inside(value, packet.to),
+        "-i" => Matches::from(tested.input.is_some_and(|name| is_interface(value, name))),
+        "-o" => Matches::from(tested.output.is_some_and(|name| is_interface(value, name))),
+        "-p" => match packet.proto {
+            _ if value == "all" => Matches::Yes,
+            None => Matches::Unknown,
+            Some(Proto::Tcp) => Matches::from(value == "tcp" || value == "6"),
+            Some(Proto::Udp) => Matches::from(value == "udp" || value == "17"),
+            Some(Proto::Icmp) => Matches::from(matches!(value, "icmp" | "icmpv6" | "ipv6-icmp" | "1" | "58")),
+        },
+        "--dport" | "--dports" => packet.port.map_or(Matches::Unknown, |port| ports(value, port)),
+        "--ctstate" | "--state" => {
+            // The packet begins a connection, and no address of it was translated yet.
+            let mut states = value.split(',');
+            if states.clone().any(|state| matches!(state, "DNAT" | "SNAT")) {
+                Matches::Unknown
+            } else {
+                Matches::from(states.any(|state| state == "NEW"))
+            }
+        }
+        "--mark" if tested.may_have_mark => Matches::Unknown,
+        "--mark" => {
+            let number = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+            number(value.split('/').next().unwrap_or_default())
+                .map_or(Matches::Unknown, |mark| Matches::from(mark == 0))
+        }
+        _ => Matches::Unknown,
+    }
+}
+
+fn inside(value: &str, address: IpAddr) -> Matches {
+    let net = value.parse::<IpNet>().or_else(|_| value.parse::<IpAddr>().map(IpNet::from));
+    net.map_or(Matches::Unknown, |net| Matches::from(net.contains(&address)))
+}
+
+fn is_interface(value: &str, name: &str) -> bool {
+    match value.strip_suffix('+') {
+        Some(beginning) => name.starts_with(beginning),
+        None => value == name,
+    }
+}
+
+fn ports(value: &str, port: u16) -> Matches {
+    let one = |text: &str| {
+        let (first, last) = text.split_once(':').unwrap_or((text, text));
+        let number = |text: &str, none: u16| if text.is_empty() { Some(none) } else { text.parse().ok() };
+        Some((number(first, 0)?..=number(last, u16::MAX)?).contains(&port))
+    };
+    let all: Option<Vec<bool>> = value.split(',').map(one).collect();
+    all.map_or(Matches::Unknown, |all| Matches::from(all.contains(&true)))
+}

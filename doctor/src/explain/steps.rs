@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decides from the facts, without side effects, where a packet is lost.
+
+use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
+use super::{Report, State, Step, Verdict, route_steps};
+
+/// What to do about an entry that weft should have written.
+pub(super) const REWRITE: &str =
+    "a running agent writes it again: `systemctl status weft`; `weft plan` shows what it would write";
+
+/// Makes the explanation. `rules` contains what the firewall does with the packet of each way, and `probes` the results of packets that were sent.
+pub fn decide(facts: &Facts, rules: &[Vec<Step>], probes: Vec<Step>) -> Report {
+    let mut steps = Vec::new();
+    for (number, way) in facts.ways.iter().enumerate() {
+        let rules = rules.get(number).map(Vec::as_slice).unwrap_or_default();
+        let of_way = one_way(facts, way, rules, number == 0);
+        let is_answer = number > 0;
+        steps.extend(of_way.into_iter().map(|step| match is_answer {
+            true => Step { step: format!("answer: {}", step.step), ..step },
+            false => step,
+        }));
+    }
+    if !facts.ways.is_empty() {
+        steps.extend(reported(facts));
+    }
+    steps.extend(probes);
+    let (verdict, sentence, remedy) = end(facts, &steps);
+    Report {
+        from: facts.packet.from.to_string(),
+        from_is: describe(&facts.from, facts.packet.from),
+        to: facts.packet.to.to_string(),
+        to_is: describe(&facts.to, facts.packet.to),
+        steps,
+        verdict,
+        sentence,
+        remedy,
+    }
+}
+
+fn end(facts: &Facts, steps: &[Step]) -> (Verdict, String, Option<String>) {
+    if facts.ways.is_empty() {
+        let node = match (&facts.from, &facts.to) {
+            (Place::Peer(peer), _) | (_, Place::Peer(peer)) => format!("on the node {}", publics(peer)),
+            _ => "on the node of one of the two addresses".to_owned(),
+        };
+        let sentence = "cannot be decided here, because neither address belongs to this node".to_owned();
+        return (Verdict::Unknown, sentence, Some(format!("run weft explain {node}")));
+    }
+    if let Some(step) = steps.iter().find(|step| step.state == State::Broken) {
+        let because = step.because.clone().unwrap_or_else(|| step.is.clone());
+        return (Verdict::Broken, format!("broken here, because {because}"), step.remedy.clone());
+    }
+    if let Some(step) = steps.iter().find(|step| step.state == State::Doubt) {
+        let because = step.because.clone().unwrap_or_else(|| step.is.clone());
+        return (Verdict::Unknown, format!("cannot be decided here, because {because}"), step.remedy.clone());
+    }
+    (Verdict::Works, "works as far as this node can tell".to_owned(), None)
+}
+
+fn describe(place: &Place, address: std::net::IpAddr) -> String {
+    match place {
+        Place::Host => "this node".to_owned(),
+        Place::Pod => "pod of this node".to_owned(),
+        Place::Peer(peer) if peer.has_pod(address) => format!("pod of the node {}", publics(peer)),
+        Place::Peer(_) => "another node".to_owned(),
+        Place::Network => "inside the network of the pods, on no node that is known here".to_owned(),
+        Place::Outside => "outside of the network of the pods".to_owned(),
+    }
+}
+
+/// Returns the published addresses of a peer as text.
+pub(super) fn publics(peer: &Peer) -> String {
+    peer.public.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the steps of one way. The lease is a step of the first way only.
+fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let place = |address| if address == facts.packet.from { &facts.from } else { &facts.to };
+    let (from, to) = (place(way.packet.from), place(way.packet.to));
+    steps.extend(source(way, from));
+    if with_lease {
+        steps.extend(lease(facts));
+    }
+    steps.push(route_steps::route(facts, way, to));
+    if way.hop.route().is_some_and(|route| matches!(route.kind, RouteKind::Unicast | RouteKind::Local)) {
+        steps.extend(rules.iter().cloned());
+    }
+    steps.extend(route_steps::device(&way.hop));
+    steps.extend(route_steps::neighbour(facts, &way.hop));
+    if let (Some(tunnel), Some(device)) = (&way.tunnel, &way.hop.device) {
+        steps.extend(route_steps::tunnel(facts, way, (device, tunnel), to));
+    }
+    steps
+}
+
+fn source(way: &Way, from: &Place) -> Option<Step> {
+    let from_text = way.packet.from;
+    let Some(device) = &way.arrives else {
+        return match from {
+            Place::Host => Some(Step::ok("source", format!("this node sends from its address {from_text}"))),
+            Place::Pod => Some(no_device("source", from_text)),
+            _ => {
+                Some(Step::unknown("source", format!("no route leads back to {from_text}, so its device is not known")))
+            }
+        };
+    };
+    let step = Step::ok("source", format!("packets from {from_text} arrive on {}", device.name)).mtu(device.mtu);
+    Some(if is_usable(device) { step } else { down(step, device) })
+}
+
+/// The step at a pod of this node to which no route leads.
+pub(super) fn no_device(step: &str, pod: std::net::IpAddr) -> Step {
+    Step::ok(step, format!("no device of this node leads to {pod}")).broken(
+        format!("no device of this node leads to its pod {pod}: the bridge of the pods is down or was deleted"),
+        "ip link set cni0 up, or create the pod again; `weft doctor` shows whether the bridge has an old subnet",
+    )
+}
+
+fn is_usable(device: &Device) -> bool {
+    // A device without a carrier is a bridge without ports, or a cable that is not connected. Tunnels always have one.
+    device.up && (device.carrier || device.kind != DeviceKind::Ethernet)
+}
+
+/// The step at a device that carries no packets.
+pub(super) fn down(step: Step, device: &Device) -> Step {
+    let name = &device.name;
+    if device.up {
+        step.broken(format!("{name} has no carrier"), format!("connect the other end of {name}, or set it up"))
+    } else {
+        step.broken(format!("{name} is down"), format!("ip link set {name} up"))
+    }
+}
+
+/// The lease of the address that does not belong to this node.
+fn lease(facts: &Facts) -> Option<Step> {
+    let (remote, place) = match (&facts.from, &facts.to) {
+        (from, to) if from.is_here() && !to.is_here() => (facts.packet.to, to),
+        (from, to) if to.is_here() && !from.is_here() => (facts.packet.from, from),
+        _ => return None,
+    };
+    match (place, &facts.agent) {
+        (Place::Peer(peer), _) => Some(lease_of(peer, remote)),
+        (Place::Network, Agent::Silent(why)) => {
+            Some(Step::unknown("lease", format!("not known, because the agent does not answer: {why}")))
+        }
+        (Place::Network, Agent::Answers(_)) => Some(Step::ok("lease", format!("no lease contains {remote}")).broken(
+            format!("no node has a lease for {remote}"),
+            "`weft lease ls` shows all leases; see whether the agent of that node runs, and whether the address is right",
+        )),
+        (Place::Outside, Agent::Silent(why)) => {
+            Some(Step::unknown("lease", format!("whether it is a peer is not known, because the agent does not answer: {why}")))
+        }
+        _ => None,
+    }
+}
+
+fn lease_of(peer: &Peer, remote: std::net::IpAddr) -> Step {
+    let subnets: Vec<String> = peer.subnets.iter().map(ToString::to_string).collect();
+    // A lease of the backend udp names no type.
+    let backend = if peer.backend.is_empty() { String::new() } else { format!(" ({})", peer.backend) };
+    let text = format!("{} belongs to {}{backend}, {}", subnets.join(", "), publics(peer), peer.state);
+    let step = Step::ok("lease", text);
+    let reason = peer.reason.clone().unwrap_or_else(|| "no reason is known".to_owned());
+    match peer.state.as_str() {
+        // The node itself is reached without entries of weft.
+        _ if !peer.has_pod(remote) => step,
+        "set-aside" => step.broken(
+            format!("the lease of {remote} is not believed: {reason}"),
+            "look for the reason in docs/operations.md; it is the lease of that node that must change",
+        ),
+        "failed" | "pending" => step.broken(
+            format!("entries for {remote} could not be written: {reason}"),
+            "look for the reason in docs/operations.md; `weft plan` shows the entries",
+        ),
+        _ => step,
+    }
+}
+
+/// What the probes of the running agent have found.
+fn reported(facts: &Facts) -> Option<Step> {
+    let both = [(&facts.to, facts.packet.to), (&facts.from, facts.packet.from)];
+    let peer = both.into_iter().find_map(|(place, address)| match place {
+        Place::Peer(peer) if peer.state == "unreachable" && peer.has_pod(address) => Some(peer),
+        _ => None,
+    })?;
+    let reason = peer.reason.clone().unwrap_or_else(|| "packets do not reach the peer".to_owned());
+    let step = Step::ok("agent's probes", reason.clone());
+    Some(step.broken(reason, "look for this text in docs/operations.md; `weft mesh` on both nodes tells the direction"))
+}
+
+/// Returns what the plan of the agent wants in place of an entry whose name contains one of these texts.
+pub(super) fn planned(facts: &Facts, entry: &str) -> Option<String> {
+    let Agent::Answers(agent) = &facts.agent else { return None };
+    let differs = |difference: &&Difference| difference.entry.starts_with(entry);
+    let difference = agent.differences.as_ref()?.iter().find(differs)?;
+    Some(difference.should_be.clone().unwrap_or_else(|| "no such entry".to_owned()))
+}

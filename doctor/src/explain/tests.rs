@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The decisions, from facts that no kernel is needed for.
+
+use std::collections::BTreeMap;
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::facts::{
+    Agent, AgentFacts, Device, DeviceKind, Difference, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place, Proto,
+    Read, Route, RouteKind, Tunnel, Way,
+};
+use super::rules::{Chains, Tested, follow};
+use super::{Report, State, Step, Verdict, decide};
+use crate::node::SubnetFile;
+
+const MAC: Mac = Mac([0xee, 0, 0, 0, 0, 2]);
+
+fn device(index: u32, name: &str, kind: DeviceKind, mtu: u32) -> Device {
+    Device { index, name: name.to_owned(), kind, mtu, up: true, carrier: true, of_weft: false }
+}
+
+fn vxlan() -> Device {
+    let kind = DeviceKind::Vxlan { vni: 1, port: 8472 };
+    Device { of_weft: true, ..device(3, "flannel.1", kind, 1450) }
+}
+
+fn packet() -> Packet {
+    Packet { from: "10.5.1.2".parse().unwrap(), to: "10.5.2.2".parse().unwrap(), proto: None, port: None }
+}
+
+fn route(prefix: &str, via: Option<&str>, device: u32, protocol: u8) -> Route {
+    Route {
+        prefix: Some(prefix.parse().unwrap()),
+        protocol,
+        table: u32::from(libc::RT_TABLE_MAIN),
+        gateway: via.map(|via| via.parse().unwrap()),
+        device,
+        ..Route::default()
+    }
+}
+
+fn neighbour(state: u16) -> Option<Read<Neighbour>> {
+    Some(Read::Found(Neighbour { mac: Some(MAC), state }))
+}
+
+/// A pod of this node sends to a pod of a peer over vxlan, and everything is in order.
+fn healthy() -> Facts {
+    let peer = Peer {
+        subnets: vec!["10.5.2.0/24".parse().unwrap()],
+        public: vec!["192.168.0.2".parse().unwrap()],
+        backend: "vxlan".to_owned(),
+        state: "programmed".to_owned(),
+        ..Peer::default()
+    };
+    let outer = Hop {
+        lookup: Lookup::Route(route("192.168.0.0/24", None, 2, 2)),
+        device: Some(device(2, "eth0", DeviceKind::Ethernet, 1500)),
+        nexthop: Some("192.168.0.2".parse().unwrap()),
+        neighbour: neighbour(libc::NUD_REACHABLE),
+    };
+    let hop = Hop {
+        lookup: Lookup::Route(route("10.5.2.0/24", Some("10.5.2.0"), 3, 90)),
+        device: Some(vxlan()),
+        nexthop: Some("10.5.2.0".parse().unwrap()),
+        neighbour: neighbour(libc::NUD_PERMANENT),
+    };
+    let remote = "192.168.0.2".parse().unwrap();
+    let tunnel = Tunnel { fdb: Some(Read::Found(remote)), remote: Some(remote), outer: Some(outer) };
+    let way = Way {
+        packet: packet(),
+        arrives: Some(device(4, "cni0", DeviceKind::Ethernet, 1450)),
+        hop,
+        tunnel: Some(tunnel),
+        route_of_weft: None,
+    };
+    let agent = AgentFacts { backend: "vxlan".to_owned(), peers: vec![peer.clone()], differences: Some(Vec::new()) };
+    Facts {
+        packet: packet(),
+        from: Place::Pod,
+        to: Place::Peer(peer),
+        subnet_file: SubnetFile::Missing,
+        agent: Agent::Answers(agent),
+        ways: vec![way],
+        down: Vec::new(),
+        forwarding: Some(true),
+    }
+}
+
+/// Returns the explanation of a healthy node after this fault.
+fn explain(fault: impl FnOnce(&mut Facts)) -> Report {
+    let mut facts = healthy();
+    fault(&mut facts);
+    decide(&facts, &[], Vec::new())
+}
+
+fn broken(because: &str, fault: impl FnOnce(&mut Facts)) -> Report {
+    let report = explain(fault);
+    assert_eq!(report.verdict, Verdict::Broken, "{report:#?}");
+    assert!(report.sentence.starts_with("broken here, because ") && report.sentence.contains(because), "{report:#?}");
+    assert!(report.remedy.is_some(), "{report:#?}");
+    report
+}
+
+fn outer(facts: &mut Facts) -> &mut Hop {
+    facts.ways[0].tunnel.as_mut().unwrap().outer.as_mut().unwrap()
+}
+
+#[test]
+fn a_healthy_way_has_every_step_and_its_text_is_for_people() {
+    let report = explain(|_| {});
+    assert_eq!(report.verdict, Verdict::Works);
+    let names: Vec<&str> = report.steps.iter().map(|step| step.step.as_str()).collect();
+    assert_eq!(
+        names,
+        ["source", "lease", "route", "neighbour", "fdb", "tunnel", "underlay route", "underlay neighbour"]
+    );
+    assert!(report.steps.iter().all(|step| step.state == State::Ok), "{report:#?}");
+    let text = report.render();
+    assert!(text.starts_with("10.5.1.2 (pod of this node) -> 10.5.2.2 (pod of the node 192.168.0.2)\n"), "{text}");
+    assert!(text.contains("10.5.2.0/24 via 10.5.2.0 dev flannel.1 proto 90 (MTU 1450)\n"), "{text}");
+    assert!(text.ends_with("\nworks as far as this node can tell\n"), "{text}");
+}
+
+#[test]
+fn entries_that_are_missing_or_wrong_are_named_with_what_the_plan_wants() {
+    let difference =
+        |entry: &str, should_be: &str| Difference { entry: entry.to_owned(), should_be: Some(should_be.to_owned()) };
+    let report = broken("flannel.1 has no neighbour entry for 10.5.2.0", |facts| {
+        facts.ways[0].hop.neighbour = Some(Read::Missing);
+        let Agent::Answers(agent) = &mut facts.agent else { unreachable!() };
+        agent.differences = Some(vec![difference("neigh 10.5.2.0 dev flannel.1", "lladdr ee:00:00:00:00:02")]);
+    });
+    let step = report.steps.iter().find(|step| step.state == State::Broken).unwrap();
+    assert_eq!(step.should_be.as_deref(), Some("lladdr ee:00:00:00:00:02"));
+    broken("flannel.1 has no FDB entry for ee:00:00:00:00:02", |facts| {
+        let tunnel = facts.ways[0].tunnel.as_mut().unwrap();
+        (tunnel.fdb, tunnel.remote, tunnel.outer) = (Some(Read::Missing), None, None);
+    });
+    broken("sends the packet to 192.168.0.9, and the lease names 192.168.0.2", |facts| {
+        facts.ways[0].tunnel.as_mut().unwrap().fdb = Some(Read::Found("192.168.0.9".parse().unwrap()));
+    });
+    broken("the lease of 10.5.2.2 is not believed: it overlaps", |facts| {
+        let Place::Peer(peer) = &mut facts.to else { unreachable!() };
+        (peer.state, peer.reason) = ("set-aside".to_owned(), Some("it overlaps".to_owned()));
+    });
+    broken("no node has a lease for 10.5.2.2", |facts| facts.to = Place::Network);
+}
+
+#[test]
+fn a_route_that_is_missing_refused_or_of_another_program_is_named() {
+    let foreign = || route("10.5.2.0/25", Some("192.168.0.9"), 2, libc::RTPROT_STATIC);
+    let report = broken("is used instead of the route of weft for 10.5.2.0/24", |facts| {
+        let hop = &mut facts.ways[0].hop;
+        hop.lookup = Lookup::Route(foreign());
+        hop.device = Some(device(2, "eth0", DeviceKind::Ethernet, 1500));
+        facts.ways[0].tunnel = None;
+        facts.ways[0].route_of_weft = Some(route("10.5.2.0/24", Some("10.5.2.0"), 3, 90));
+    });
+    assert!(report.remedy.unwrap().ends_with("ip route del 10.5.2.0/25 via 192.168.0.9 dev eth0 proto static"));
+    broken("there is no route of weft to 10.5.2.2", |facts| {
+        facts.ways[0].hop.lookup = Lookup::Route(route("0.0.0.0/0", Some("192.168.0.1"), 2, libc::RTPROT_BOOT));
+        facts.ways[0].tunnel = None;
+    });
+    let refuse = |facts: &mut Facts, errno| {
+        facts.ways[0].hop = Hop { lookup: Lookup::Refused(errno), device: None, nexthop: None, neighbour: None };
+        facts.ways[0].tunnel = None;
+    };
+    broken("the kernel has no route to 10.5.2.2", |facts| refuse(facts, Errno::ENETUNREACH));
+    broken("net.ipv4.ip_forward is 0", |facts| {
+        facts.forwarding = Some(false);
+        refuse(facts, Errno::EHOSTUNREACH);
+    });
+    broken("its reverse path filter", |facts| refuse(facts, Errno::EXDEV));
+    broken("flannel.1 is down", |facts| {
+        facts.down = vec![Device { up: false, ..vxlan() }];
+        refuse(facts, Errno::ENETUNREACH);
+    });
+    broken("because weft has no route to it", |facts| {
+        let kind = RouteKind::Refuses(libc::RTN_UNREACHABLE);
+        facts.ways[0].hop.lookup = Lookup::Route(Route { kind, ..route("10.5.0.0/16", None, 0, 90) });
+        facts.ways[0].tunnel = None;
+    });
+}
+
+#[test]
+fn with_a_backend_that_writes_no_routes_those_of_others_are_right() {
+    let report = explain(|facts| {
+        let hop = &mut facts.ways[0].hop;
+        hop.lookup = Lookup::Route(route("10.5.0.0/16", Some("192.168.0.1"), 2, libc::RTPROT_STATIC));
+        hop.device = Some(device(2, "eth0", DeviceKind::Ethernet, 1500));
+        facts.ways[0].tunnel = None;
+        let Agent::Answers(agent) = &mut facts.agent else { unreachable!() };
+        agent.backend = "alloc".to_owned();
+    });
+    assert_eq!(report.verdict, Verdict::Works, "{report:#?}");
+}
+
+#[test]
+fn the_underlay_must_lead_out_of_the_tunnel_and_take_packets_of_full_size() {
+    broken("this node has no route to 192.168.0.2", |facts| outer(facts).lookup = Lookup::Refused(Errno::ENETUNREACH));
+    broken("leads back into flannel.1", |facts| outer(facts).device = Some(vxlan()));
+    broken("192.168.0.2 does not answer on eth0", |facts| outer(facts).neighbour = neighbour(libc::NUD_FAILED));
+    for (mtu, verdict) in [(1500, Verdict::Works), (1499, Verdict::Broken)] {
+        let of_device = explain(|facts| outer(facts).device.as_mut().unwrap().mtu = mtu);
+        // The kernel has learned it from an ICMP message.
+        let of_route = explain(|facts| {
+            let Lookup::Route(route) = &mut outer(facts).lookup else { unreachable!() };
+            route.mtu = Some(mtu);
+        });
+        assert_eq!((of_device.verdict, of_route.verdict), (verdict, verdict), "{mtu}");
+    }
+}
+
+#[test]
+fn each_kind_of_tunnel_needs_room_for_its_own_bytes() {
+    for (kind, mtu, needed) in [
+        (DeviceKind::Ipip, 1480, 1500),
+        (DeviceKind::WireGuard, 1420, 1480),
+        (DeviceKind::Tun, 1472, 1500),
+        (DeviceKind::Vxlan { vni: 1, port: 8472 }, 1450, 1500),
+    ] {
+        let with = |underlay| {
+            explain(|facts| {
+                let hop = &mut facts.ways[0].hop;
+                hop.neighbour = hop.neighbour.take().filter(|_| matches!(kind, DeviceKind::Vxlan { .. }));
+                hop.device = Some(Device { mtu, kind: kind.clone(), ..vxlan() });
+                outer(facts).device.as_mut().unwrap().mtu = underlay;
+            })
+        };
+        assert_eq!(with(needed).verdict, Verdict::Works, "{kind:?}");
+        let report = with(needed - 1);
+        assert_eq!(report.verdict, Verdict::Broken, "{kind:?}");
+        assert!(report.sentence.contains(&format!("becomes one of {needed} bytes")), "{report:#?}");
+    }
+    let report = explain(|facts| {
+        facts.ways[0].hop.device.as_mut().unwrap().kind = DeviceKind::WireGuard;
+        facts.ways[0].tunnel = Some(Tunnel { fdb: None, remote: None, outer: None });
+    });
+    let tunnel = report.steps.iter().find(|step| step.step == "tunnel").unwrap();
+    assert_eq!(tunnel.state, State::Unknown, "without the agent, the other end is not known: {report:#?}");
+}
+
+#[test]
+fn without_an_agent_the_kernel_alone_decides_and_what_is_missing_is_said() {
+    let silent = |facts: &mut Facts| {
+        facts.agent = Agent::Silent("no agent answers on /run/flannel/weft.sock".to_owned());
+        facts.to = Place::Network;
+    };
+    let report = explain(silent);
+    assert_eq!(report.verdict, Verdict::Works, "{report:#?}");
+    let lease = &report.steps[1];
+    assert!(lease.state == State::Unknown && lease.is.contains("weft.sock"), "{lease:?}");
+    broken("no FDB entry", |facts| {
+        silent(facts);
+        facts.ways[0].tunnel.as_mut().unwrap().fdb = Some(Read::Missing);
+    });
+    let report = explain(|facts| facts.ways.clear());
+    assert_eq!(report.verdict, Verdict::Unknown);
+    assert_eq!(report.remedy.as_deref(), Some("run weft explain on the node 192.168.0.2"));
+}
+
+#[test]
+fn what_the_probes_of_the_agent_found_counts_after_everything_that_the_kernel_shows() {
+    let unreachable = |facts: &mut Facts| {
+        let Place::Peer(peer) = &mut facts.to else { unreachable!() };
+        (peer.state, peer.reason) = ("unreachable".to_owned(), Some("a firewall drops UDP port 8472".to_owned()));
+    };
+    broken("a firewall drops UDP port 8472", unreachable);
+    // The node itself may be reached all the same: the fault is in the tunnel.
+    let to_the_node = explain(|facts| {
+        unreachable(facts);
+        facts.packet.to = "192.168.0.2".parse().unwrap();
+        let way = &mut facts.ways[0];
+        way.packet = facts.packet;
+        way.hop = way.tunnel.take().unwrap().outer.unwrap();
+    });
+    assert_eq!(to_the_node.verdict, Verdict::Works, "{to_the_node:#?}");
+    broken("eth0", |facts| {
+        unreachable(facts);
+        outer(facts).neighbour = neighbour(libc::NUD_FAILED);
+    });
+}
+
+/// Chains of iptables: a name, a policy, and rules.
+struct Fake(BTreeMap<&'static str, (Option<&'static str>, Vec<String>)>);
+
+impl Chains for Fake {
+    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
+        self.0.get(name).map(|(policy, rules)| (*policy, &rules[..]))
+    }
+}
+
+/// Returns what FORWARD does with a packet to a TCP port.
+fn forward(policy: &'static str, rules: &[&str]) -> Step {
+    let mut chains: BTreeMap<&'static str, (Option<&'static str>, Vec<String>)> = BTreeMap::new();
+    chains.insert("FORWARD", (Some(policy), Vec::new()));
+    for rule in rules {
+        let (chain, rule) = rule.split_once(": ").unwrap_or(("FORWARD", rule));
+        let name = if chain == "FORWARD" { "FORWARD" } else { "X" };
+        chains.entry(name).or_default().1.push(rule.to_owned());
+    }
+    let packet = Packet { proto: Some(Proto::Tcp), port: Some(80), ..packet() };
+    let tested = Tested { packet: &packet, input: Some("cni0"), output: Some("flannel.1"), may_have_mark: false };
+    follow(&Fake(chains), "FORWARD", tested).step("FORWARD", "remedy")
+}
+
+#[test]
+fn rules_of_iptables_are_followed_as_far_as_they_can_be_evaluated() {
+    for (state, policy, rules, quoted) in [
+        (State::Ok, "ACCEPT", &[][..], "policy ACCEPT"),
+        (State::Broken, "DROP", &[], "policy DROP of FORWARD"),
+        (State::Ok, "DROP", &["-s 10.5.0.0/16 -j ACCEPT"], "-A FORWARD -s 10.5.0.0/16 -j ACCEPT"),
+        (State::Ok, "DROP", &["-i cni+ -o flannel.1 -j ACCEPT"], "-i cni+"),
+        (State::Broken, "DROP", &["! -s 10.5.0.0/16 -j ACCEPT", "-i eth0 -j ACCEPT"], "policy DROP"),
+        (State::Broken, "ACCEPT", &["-j X", "X: -p tcp -m tcp --dport 80 -j REJECT --reject-with x"], "-A X -p tcp"),
+        (State::Ok, "ACCEPT", &["-p tcp -m multiport --dports 81,90:99 -j DROP", "-p udp -j DROP"], "policy"),
+        (State::Ok, "ACCEPT", &["-j X", "X: -j RETURN", "X: -j DROP"], "policy ACCEPT"),
+        (State::Broken, "DROP", &["-g X", "-j ACCEPT", "X: -s 10.9.0.0/16 -j ACCEPT"], "policy DROP"),
+        (State::Broken, "DROP", &["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"], "policy DROP"),
+        (State::Ok, "ACCEPT", &["-m conntrack --ctstate INVALID -j DROP"], "policy ACCEPT"),
+        (State::Ok, "ACCEPT", &["-m comment --comment \"-j DROP all\" -j LOG"], "policy ACCEPT"),
+        (State::Unknown, "ACCEPT", &["-m set --match-set bad src -j DROP"], "not evaluated: -A FORWARD -m set"),
+        (State::Doubt, "DROP", &["-m set --match-set good src -j ACCEPT"], "not evaluated: -A FORWARD -m set"),
+        (State::Broken, "DROP", &["-m mark --mark 0x1/0x1 -j ACCEPT"], "policy DROP"),
+        (
+            State::Doubt,
+            "DROP",
+            &["-j MARK --set-xmark 0x1/0x1", "-m mark --mark 0x1/0x1 -j ACCEPT"],
+            "not evaluated: -A FORWARD -m mark",
+        ),
+        (State::Doubt, "DROP", &["-m mark ! --mark 0x1 -m set --match-set a src -j X", "X: -j ACCEPT"], "-A X"),
+    ] {
+        let step = forward(policy, rules);
+        assert_eq!(step.state, state, "{rules:?}: {step:?}");
+        assert!(step.is.contains(quoted), "{rules:?}: {step:?}");
+    }
+}
+
+#[test]
+fn chains_that_jump_to_themselves_and_very_long_ones_end() {
+    assert_eq!(forward("ACCEPT", &["-j X", "X: -j X", "X: -j X"]).state, State::Unknown);
+    let many = vec!["-s 10.9.0.0/16 -j DROP"; 200_001];
+    let step = forward("ACCEPT", &many);
+    assert!(step.state == State::Unknown && step.is.contains("everything after 200000 rules"), "{step:?}");
+}

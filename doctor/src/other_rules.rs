@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads rules of other programs, with the programs that list them. Nothing is changed: `iptables-legacy-save` would create a table
+//! that does not exist, so it is called only if the kernel has that table.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ipnet::IpNet;
+use weft_netlink::socket::Netlink;
+
+use super::explain::facts::Packet;
+use super::explain::nft;
+use super::explain::nft::read::{BaseChain, Hook, KernelTable};
+use super::explain::rules::{Fate, Tested};
+use super::node::BRIDGE;
+
+/// Where the kernel lists the tables of iptables-legacy, for IPv4 and IPv6.
+const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// The rules of one flavour and one family of iptables.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct SavedRules {
+    /// The program that changes them, such as `iptables-nft`.
+    pub program: String,
+    /// Table nat, as the program prints it.
+    pub nat: String,
+    /// Table filter, as the program prints it.
+    pub filter: String,
+}
+
+/// A rule of nftables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NftRule {
+    /// Family, table and name of the base chain that leads to it.
+    pub chain: String,
+    /// The rule as text, with its handle.
+    pub rule: String,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct RuleFacts {
+    /// The rules of iptables, for each flavour and family that could be read.
+    pub iptables: Vec<SavedRules>,
+    /// What `nft list ruleset` prints; `None` if there is no such program.
+    pub nft: Option<String>,
+    /// The rules of nftables that replace the source address of packets to pods of other nodes.
+    pub nft_masquerades: Vec<NftRule>,
+    /// kube-proxy with its process ID, if it runs in this network namespace.
+    pub kube_proxy: Option<String>,
+    /// True if kube-proxy carries services by IPVS.
+    pub ipvs: bool,
+    /// What could not be read.
+    pub unreadable: Option<String>,
+}
+
+/// Reads the rules. `links` contains the names of all links, `subnets` those of this node, and `to_peers` a destination for each link by which
+/// packets to pods of other nodes leave.
+pub fn read<'a>(
+    links: impl IntoIterator<Item = &'a str>,
+    subnets: &[IpNet],
+    to_peers: &[(String, IpNet)],
+) -> RuleFacts {
+    let mut facts = RuleFacts {
+        kube_proxy: kube_proxy(),
+        ipvs: links.into_iter().any(|name| name == "kube-ipvs0"),
+        ..RuleFacts::default()
+    };
+    for (family, legacy_tables) in ["iptables", "ip6tables"].into_iter().zip(LEGACY_TABLES) {
+        let legacy = fs::read_to_string(legacy_tables).unwrap_or_default();
+        for (program, tables) in [(format!("{family}-nft"), None), (format!("{family}-legacy"), Some(legacy.as_str()))]
+        {
+            let table = |name: &str| {
+                let exists = tables.is_none_or(|tables| tables.lines().any(|table| table == name));
+                if exists { run(&format!("{program}-save"), &["-t", name]) } else { Ok(Some(String::new())) }
+            };
+            match (table("nat"), table("filter")) {
+                (Ok(Some(nat)), Ok(Some(filter))) => facts.iptables.push(SavedRules { program, nat, filter }),
+                (Err(why), _) | (_, Err(why)) => facts.unreadable = Some(why),
+                (Ok(None), _) | (_, Ok(None)) => facts.unreadable = Some(format!("{program}-save is not installed")),
+            }
+        }
+    }
+    match run("nft", &["--stateless", "list", "ruleset"]) {
+        Ok(Some(text)) => facts.nft = Some(text),
+        Ok(None) => facts.unreadable = Some("nft is not installed".to_owned()),
+        Err(why) => facts.unreadable = Some(why),
+    }
+    match nft_masquerades(subnets, to_peers) {
+        Ok(rules) => facts.nft_masquerades = rules,
+        // A kernel without nftables has no such rules.
+        Err(error) if weft_netlink::socket::absent(&error) => {}
+        Err(error) => facts.unreadable = Some(format!("nftables cannot be read: {error}")),
+    }
+    facts
+}
+
+/// Follows a packet from a pod of this node to one of another node through the chains that translate source addresses. iptables-nft reads its
+/// tables itself.
+fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Result<Vec<NftRule>> {
+    let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
+    let mut found = Vec::new();
+    let chains = nft::read::base_chains(&mut netlink, Hook::Postrouting)?;
+    let of_iptables = |chain: &BaseChain| chain.family != "inet" && chain.table == "nat";
+    for chain in chains.iter().filter(|chain| chain.is_nat && !of_iptables(chain)) {
+        for (link, dst) in to_peers {
+            let of_family = |subnet: &&IpNet| subnet.addr().is_ipv4() == dst.addr().is_ipv4();
+            let is_of_other_family = chain.family == if dst.addr().is_ipv4() { "ip6" } else { "ip" };
+            let Some(own) = subnets.iter().find(of_family).filter(|_| !is_of_other_family) else { continue };
+            let (Some(from), Some(to)) = (own.trunc().hosts().last(), dst.hosts().last()) else { continue };
+            let packet = Packet { from, to, proto: None, port: None };
+            let tested =
+                Tested { packet: &packet, input: Some(BRIDGE), output: Some(link.as_str()), may_have_mark: false };
+            let mut table = KernelTable::new(&mut netlink, chain.number, &chain.table);
+            if let Some((Fate::SourceTranslated, rule)) = nft::walk::follow(&mut table, &chain.name, tested)?.fate {
+                let chain = format!("{} {} {}", chain.family, chain.table, chain.name);
+                found.push(NftRule { chain, rule });
+            }
+        }
+    }
+    found.dedup();
+    Ok(found)
+}
+
+/// Returns what a program prints, or `None` if it is not installed.
+fn run(program: &str, args: &[&str]) -> Result<Option<String>, String> {
+    let output = match Command::new(program).args(args).stdin(Stdio::null()).output() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        output => output.map_err(|error| format!("{program}: {error}"))?,
+    };
+    if !output.status.success() {
+        let first = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+        return Err(format!("{program}: {}: {first}", output.status));
+    }
+    Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+fn kube_proxy() -> Option<String> {
+    let own = fs::read_link("/proc/thread-self/ns/net").ok()?;
+    let is_kube_proxy = |process: &Path| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "kube-proxy")
+            && fs::read_link(process.join("ns/net")).is_ok_and(|netns| netns == own)
+    };
+    let number = |process: &Path| process.file_name()?.to_str()?.parse::<u32>().ok();
+    let mut processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
+    processes.find_map(|process| {
+        number(&process).filter(|_| is_kube_proxy(&process)).map(|pid| format!("kube-proxy (pid {pid})"))
+    })
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decides which rules of other programs keep packets from pods, without side effects.
+
+use super::chains::{PodPacket, masquerading_rule};
+use super::node::NodeFacts;
+use super::node_findings::{NodeFinding, env, finding};
+use super::other_rules::{NftRule, SavedRules};
+
+/// A rule of another program that hides the addresses of pods from other nodes.
+pub(super) fn masquerade(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let Some(env) = env(facts) else { return Vec::new() };
+    let routed = facts.ways.reverse_path.iter().map(|path| path.link.as_str());
+    let devices = facts.ways.vxlan.iter().filter(|device| device.ours).map(|device| device.name.as_str());
+    let mut links: Vec<&str> = routed.chain(devices).collect();
+    links.sort_unstable();
+    links.dedup();
+    let mut findings = Vec::new();
+    for saved in &facts.rules.iptables {
+        let is_v6 = saved.program.starts_with("ip6");
+        for subnet in env.subnets.iter().map(|subnet| subnet.trunc()) {
+            let to = env.networks.iter().map(|network| network.trunc()).find(|to| to.addr().is_ipv6() == is_v6);
+            let Some(to) = to.filter(|_| subnet.addr().is_ipv6() == is_v6) else { continue };
+            let packet = PodPacket { from: subnet, to, links: &links };
+            findings.extend(masquerading_rule(&saved.nat, &packet).map(|rule| second_masquerade(saved, rule)));
+        }
+    }
+    findings.extend(facts.rules.nft_masquerades.iter().map(second_masquerade_of_nft));
+    findings
+}
+
+fn second_masquerade_of_nft(found: &NftRule) -> NodeFinding {
+    let NftRule { chain, rule } = found;
+    let evidence = format!(
+        "the rule `{rule}`, to which the chain {chain} of nftables leads, replaces the source address of packets to pods of other nodes: \
+         network policies and logs there see this node instead of the pod"
+    );
+    let remedy = format!(
+        "`nft -a list chain {chain}` shows the way to it; `nft delete rule` with its handle, and switch it off in the program that writes it \
+         (a VPN, a script)"
+    );
+    finding(evidence, remedy)
+}
+
+fn second_masquerade(saved: &SavedRules, rule: &str) -> NodeFinding {
+    let program = &saved.program;
+    let evidence = format!(
+        "the rule `{rule}` of {program} replaces the source address of packets to pods of other nodes: network policies and \
+         logs there see this node instead of the pod"
+    );
+    let deletion = rule.replacen("-A ", "-D ", 1);
+    let remedy = format!(
+        "`{program} -t nat {deletion}`, and switch it off in the program that writes it (`ipMasq` of the CNI plugin, a VPN, a script)"
+    );
+    finding(evidence, remedy)
+}
+
+/// kube-proxy runs, and its rules are gone.
+pub(super) fn services(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let rules = &facts.rules;
+    let (Some(process), Some(nft), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return Vec::new() };
+    let in_iptables = |saved: &SavedRules| {
+        let jumps = |line: &str| line.starts_with("-A PREROUTING ") && line.ends_with("-j KUBE-SERVICES");
+        saved.nat.lines().any(jumps)
+    };
+    let in_nft = nft.lines().any(|line| line.starts_with("table ") && line.ends_with(" kube-proxy {"));
+    if in_nft || rules.unreadable.is_some() || rules.iptables.iter().any(in_iptables) {
+        return Vec::new();
+    }
+    let evidence = format!(
+        "{process} runs, and its rules are gone: nothing in PREROUTING leads to KUBE-SERVICES, and nftables has no table kube-proxy"
+    );
+    let remedy = "restart kube-proxy, which writes its rules again; then find what flushes them (`iptables -F` of a script, a \
+                  firewall that starts later)";
+    vec![finding(evidence, remedy.to_owned())]
+}
+
+/// A firewall of the distribution that drops tunnel packets.
+pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let port = facts.port;
+    let mut findings = Vec::new();
+    if facts.rules.iptables.iter().any(|saved| ufw_drops(saved, port)) {
+        let evidence = format!("ufw is active, and none of its rules accepts UDP port {port} from other nodes");
+        findings.push(finding(
+            evidence,
+            format!("ufw allow proto udp from NODES to any port {port}, where NODES is the network of the nodes"),
+        ));
+    }
+    if facts.rules.nft.as_deref().is_some_and(|nft| firewalld_drops(nft, port)) {
+        let evidence = format!("firewalld is active, and none of its zones accepts UDP port {port}");
+        let remedy = format!("firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload");
+        findings.push(finding(evidence, remedy));
+    }
+    findings
+}
+
+/// Returns true if ufw certainly accepts no packets to this port. A rule for some source and all ports may be meant for the nodes.
+fn ufw_drops(saved: &SavedRules, port: u16) -> bool {
+    let drops = saved.filter.lines().any(|line| line.starts_with(":INPUT DROP "));
+    let port = port.to_string();
+    let accepts = |line: &str| {
+        let mut words = line.split([' ', ',']);
+        let all_ports = !line.contains("port");
+        line.starts_with("-A ufw-user-input ")
+            && line.ends_with("-j ACCEPT")
+            && (all_ports || words.any(|word| word == port))
+    };
+    let is_active = saved.filter.lines().any(|line| line.starts_with("-A INPUT ") && line.contains("-j ufw-"));
+    is_active && drops && !saved.filter.lines().any(accepts)
+}
+
+/// Returns true if firewalld certainly accepts no packets to this port. What the zone `trusted` accepts has no port.
+fn firewalld_drops(ruleset: &str, port: u16) -> bool {
+    let table = ruleset.split("\ntable ").map(|table| table.strip_prefix("table ").unwrap_or(table));
+    let port = port.to_string();
+    let mut tables = table.filter(|table| table.starts_with("inet firewalld ") && table.contains("hook input"));
+    tables.any(|table| {
+        let has_port = |line: &str| {
+            line.contains("dport") && line.split(|char: char| !char.is_ascii_digit()).any(|word| word == port)
+        };
+        let has_range = |line: &str| line.contains("udp dport") && line.contains('-');
+        !table.contains("filter_IN_trusted") && !table.lines().any(|line| has_port(line) || has_range(line))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::node::SubnetFile;
+    use super::super::ways::ReversePath;
+    use super::*;
+    use weft_subnet::env::SubnetEnv;
+
+    fn facts() -> NodeFacts {
+        let text = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+        let mut facts = NodeFacts {
+            subnet_file: SubnetFile::Good(SubnetEnv::parse(text).unwrap()),
+            port: 8472,
+            ..NodeFacts::default()
+        };
+        facts.ways.reverse_path = vec![ReversePath { link: "flannel.1".to_owned(), value: 0 }];
+        facts.rules.nft = Some("table ip other {\n}\n".to_owned());
+        facts
+    }
+
+    fn iptables(program: &str, nat: &str, filter: &str) -> SavedRules {
+        SavedRules { program: program.to_owned(), nat: nat.to_owned(), filter: filter.to_owned() }
+    }
+
+    #[test]
+    fn a_second_masquerade_is_quoted_with_the_command_that_removes_it() {
+        let mut facts = facts();
+        let rule = "-A POSTROUTING -o flannel.1 -j MASQUERADE";
+        facts.rules.iptables = vec![iptables("iptables-nft", rule, ""), iptables("ip6tables-nft", rule, "")];
+        let findings = masquerade(&facts);
+        assert_eq!(findings.len(), 1, "this node has no IPv6 subnet: {findings:?}");
+        assert!(findings[0].evidence.contains(rule), "{findings:?}");
+        assert!(findings[0].remedy.contains("iptables-nft -t nat -D POSTROUTING -o flannel.1 -j MASQUERADE"));
+    }
+
+    #[test]
+    fn services_without_rules_are_found_only_if_everything_was_read() {
+        let mut facts = facts();
+        facts.rules.iptables = vec![iptables("iptables-nft", "*nat\n", "")];
+        assert_eq!(services(&facts), [], "no kube-proxy");
+        facts.rules.kube_proxy = Some("kube-proxy (pid 7)".to_owned());
+        assert_eq!(services(&facts).len(), 1);
+        for change in [
+            (|facts: &mut NodeFacts| facts.rules.ipvs = true) as fn(&mut NodeFacts),
+            |facts| facts.rules.unreadable = Some("nft: no".to_owned()),
+            |facts| facts.rules.nft = Some("table ip kube-proxy {\n}\n".to_owned()),
+            |facts| facts.rules.nft = None,
+            |facts| {
+                let jump = "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
+                facts.rules.iptables[0].nat = jump.to_owned();
+            },
+        ] {
+            let mut facts = facts.clone();
+            change(&mut facts);
+            assert_eq!(services(&facts), []);
+        }
+    }
+
+    #[test]
+    fn ufw_and_firewalld_are_found_only_if_they_certainly_accept_no_tunnel_packets() {
+        let ufw =
+            ":INPUT DROP [0:0]\n-A INPUT -j ufw-before-input\n-A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT\n";
+        for (more, found) in [
+            ("", true),
+            ("-A ufw-user-input -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+            ("-A ufw-user-input -p udp -m multiport --dports 51820,8472 -j ACCEPT\n", false),
+            ("-A ufw-user-input -s 192.168.0.0/16 -j ACCEPT\n", false),
+        ] {
+            let mut facts = facts();
+            facts.rules.iptables = vec![iptables("iptables-nft", "", &format!("{ufw}{more}"))];
+            assert_eq!(firewall(&facts).len(), usize::from(found), "{more}");
+        }
+        for (rule, found) in [
+            ("tcp dport 22 accept", true),
+            ("udp dport 8472 ct state { new, untracked } accept", false),
+            ("udp dport 8000-9000 accept", false),
+            ("jump filter_IN_trusted", false),
+        ] {
+            let mut facts = facts();
+            let table = format!(
+                "table ip a {{\n}}\ntable inet firewalld {{\n\tchain i {{\n\t\ttype filter hook input priority 10;\n\t\t{rule}\n\t}}\n}}\n"
+            );
+            facts.rules.nft = Some(table);
+            assert_eq!(firewall(&facts).len(), usize::from(found), "{rule}");
+        }
+    }
+}

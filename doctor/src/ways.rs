@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads what concerns packets between nodes: devices, addresses and routes, the programs that manage links, and counters.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use ipnet::IpNet;
+use nix::libc;
+use weft_cni::rtnl::{Addr, Link, Route, Vxlan};
+use weft_cni::veth::ALIAS;
+
+use super::explain::facts::{Lookup, Packet, RouteKind};
+use super::explain::kernel::Kernel;
+use super::node::BRIDGE;
+
+/// The first word of the alias of every device that weft makes.
+const MARK: &str = "weft ";
+
+/// A vxlan device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VxlanDevice {
+    /// Its name.
+    pub name: String,
+    /// What tells it from other vxlan devices.
+    pub vxlan: Vxlan,
+    /// True if weft or flannel made it.
+    pub ours: bool,
+}
+
+/// A route of the main table, or the network of an address, over a link that is not for pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherRoute {
+    /// The destination.
+    pub dst: IpNet,
+    /// Name of the link.
+    pub link: String,
+    /// True if the next hop is another host.
+    pub has_gateway: bool,
+    /// What wrote the route, as /etc/iproute2/rt_protos names it.
+    pub protocol: u8,
+}
+
+/// Routes of weft that packets do not take, because a policy rule asks another table first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bypass {
+    /// The table that decides instead, as `ip rule` names it.
+    pub table: u32,
+    /// Name of the link by which the packets leave, or `None` if they are refused.
+    pub link: Option<String>,
+    /// The destination of the first of these routes.
+    pub example: IpNet,
+    /// Number of these routes.
+    pub count: usize,
+}
+
+/// The rp_filter of a link over which routes lead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReversePath {
+    /// Name of the link.
+    pub link: String,
+    /// The larger one of the values of the link and of `all`, which is the one that counts.
+    pub value: u64,
+}
+
+/// Packets of a protocol that were received with a wrong checksum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChecksumErrors {
+    /// The protocol, as /proc/net/snmp names it.
+    pub protocol: &'static str,
+    /// Number of packets with a wrong checksum.
+    pub wrong: u64,
+    /// Number of packets.
+    pub received: u64,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone)]
+pub struct WayFacts {
+    /// The vxlan devices.
+    pub vxlan: Vec<VxlanDevice>,
+    /// The routes that neither weft wrote nor lead to pods of this node.
+    pub other_routes: Vec<OtherRoute>,
+    /// For each link over which routes of weft lead, and for each family, the destination of one of them.
+    pub to_peers: Vec<(String, IpNet)>,
+    /// The routes of weft that packets do not take.
+    pub bypasses: Vec<Bypass>,
+    /// The rp_filter of the links over which weft's routes lead.
+    pub reverse_path: Vec<ReversePath>,
+    /// The links of weft that a program manages, each with the name of the program.
+    pub managed: Vec<(String, &'static str)>,
+    /// Packets with a wrong checksum, for each protocol.
+    pub checksums: Vec<ChecksumErrors>,
+}
+
+/// The protocol of weft's routes.
+const WEFT: u8 = 90;
+
+/// Returns the facts about these links, addresses and routes, and about what /run and /proc contain.
+///
+/// # Errors
+/// The kernel does not answer what it does with packets to peers.
+pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> io::Result<WayFacts> {
+    let mut facts = WayFacts { vxlan: vxlan_devices(links), ..WayFacts::default() };
+    let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
+    let link_of = |index: u32| by_index.get(&index).copied();
+    for route in routes {
+        let (Some(dst), Some(link)) = (destination(route), link_of(route.index)) else { continue };
+        if route.protocol == WEFT {
+            add_path(&mut facts.reverse_path, &link.name, dst);
+            add_way(&mut facts.to_peers, &link.name, dst);
+        } else if !is_for_pods(link) {
+            let has_gateway = route.gateway.is_some();
+            facts.other_routes.push(OtherRoute { dst, link: link.name.clone(), has_gateway, protocol: route.protocol });
+        }
+    }
+    for addr in addrs.iter().filter(|addr| addr.global) {
+        let Some(link) = link_of(addr.index).filter(|link| !is_for_pods(link)) else { continue };
+        let Ok(dst) = IpNet::new(addr.addr, addr.len).map(|net| net.trunc()) else { continue };
+        let known = facts.other_routes.iter().any(|route| route.dst == dst && route.link == link.name);
+        if !known {
+            let (link, protocol) = (link.name.clone(), libc::RTPROT_KERNEL);
+            facts.other_routes.push(OtherRoute { dst, link, has_gateway: false, protocol });
+        }
+    }
+    let of_weft = routes.iter().filter(|route| route.protocol == WEFT && route.index != 0).filter_map(destination);
+    facts.bypasses = bypasses(of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
+    facts.managed = managed(links, Path::new("/run"));
+    facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
+    Ok(facts)
+}
+
+/// Asks the kernel for each of weft's routes whether a packet of this host to the first address of its destination takes it.
+fn bypasses(of_weft: impl Iterator<Item = IpNet>, name: impl Fn(u32) -> Option<String>) -> io::Result<Vec<Bypass>> {
+    let mut kernel = Kernel::open()?;
+    let mut found: Vec<Bypass> = Vec::new();
+    for dst in of_weft {
+        let any: IpAddr =
+            if dst.addr().is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let Some(to) = dst.hosts().next() else { continue };
+        let Lookup::Route(taken) = kernel.route(&Packet { from: any, to, proto: None, port: None }, None) else {
+            continue;
+        };
+        if taken.of_weft() || [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table) {
+            continue;
+        }
+        let link = name(taken.device).filter(|_| taken.kind == RouteKind::Unicast);
+        match found.iter_mut().find(|bypass| bypass.table == taken.table && bypass.link == link) {
+            Some(bypass) => bypass.count += 1,
+            None => found.push(Bypass { table: taken.table, link, example: dst, count: 1 }),
+        }
+    }
+    Ok(found)
+}
+
+/// Returns true for a device that weft or flannel made.
+fn is_ours(link: &Link) -> bool {
+    link.alias.starts_with(MARK) || link.name.starts_with("flannel")
+}
+
+/// Returns true for a link on the way to pods, of this node or of others.
+fn is_for_pods(link: &Link) -> bool {
+    is_ours(link) || link.name == BRIDGE || link.alias.split(' ').next() == Some(ALIAS)
+}
+
+fn vxlan_devices(links: &[Link]) -> Vec<VxlanDevice> {
+    let device = |link: &Link| Some(VxlanDevice { name: link.name.clone(), vxlan: link.vxlan?, ours: is_ours(link) });
+    links.iter().filter_map(device).collect()
+}
+
+/// Returns the destination of a route, unless it is a default route.
+fn destination(route: &Route) -> Option<IpNet> {
+    IpNet::new(route.dst?, route.len).ok()
+}
+
+/// Adds the link of a route to an IPv4 destination, if it is a new one.
+fn add_path(all: &mut Vec<ReversePath>, link: &str, dst: IpNet) {
+    if dst.addr().is_ipv4() && all.iter().all(|path| path.link != link) {
+        let one = |name: &str| super::node::sysctl(&format!("ipv4/conf/{name}/rp_filter")).unwrap_or_default();
+        all.push(ReversePath { link: link.to_owned(), value: one("all").max(one(link)) });
+    }
+}
+
+/// Adds a route, if it is the first one over its link and of its family.
+fn add_way(all: &mut Vec<(String, IpNet)>, link: &str, dst: IpNet) {
+    if all.iter().all(|(name, known)| name != link || known.addr().is_ipv4() != dst.addr().is_ipv4()) {
+        all.push((link.to_owned(), dst));
+    }
+}
+
+/// Returns the links of weft that NetworkManager or systemd-networkd manages. Each of the two has a file for every link that it
+/// knows, whose name is the index of the link.
+fn managed(links: &[Link], run: &Path) -> Vec<(String, &'static str)> {
+    let mut found = Vec::new();
+    for link in links.iter().filter(|link| is_ours(link) || link.name == BRIDGE) {
+        let has_line = |dir: &str, wanted: &dyn Fn(&str) -> bool| {
+            let text = fs::read_to_string(run.join(dir).join(link.index.to_string())).unwrap_or_default();
+            text.lines().any(wanted)
+        };
+        if has_line("NetworkManager/devices", &|line| line == "managed=true") {
+            found.push((link.name.clone(), "NetworkManager"));
+        }
+        let is_managed = |line: &str| {
+            line.strip_prefix("ADMIN_STATE=")
+                .is_some_and(|state| !["unmanaged", "pending", "initialized", "linger"].contains(&state))
+        };
+        if has_line("systemd/netif/links", &is_managed) {
+            found.push((link.name.clone(), "systemd-networkd"));
+        }
+    }
+    found
+}
+
+/// Reads the counters of /proc/net/snmp: for each protocol a line with names, and one with values.
+fn checksums(text: &str) -> Vec<ChecksumErrors> {
+    let counter = |protocol: &str, name: &str| {
+        let mut lines = text.lines().filter(|line| line.split(':').next() == Some(protocol));
+        let (names, values) = (lines.next()?, lines.next()?);
+        let at = names.split_whitespace().position(|word| word == name)?;
+        values.split_whitespace().nth(at)?.parse::<u64>().ok()
+    };
+    let one = |(protocol, received): (&'static str, &str)| {
+        let (wrong, received) = (counter(protocol, "InCsumErrors")?, counter(protocol, received)?);
+        Some(ChecksumErrors { protocol, wrong, received })
+    };
+    [("Icmp", "InMsgs"), ("Tcp", "InSegs"), ("Udp", "InDatagrams")].into_iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_a_program_manages_are_read_from_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = |index: u32, name: &str| Link { index, name: name.to_owned(), ..Link::default() };
+        let links = [link(2, "eth0"), link(7, "flannel.1"), link(8, "cni0"), link(9, "flannel-wg")];
+        for (path, text) in [
+            ("NetworkManager/devices/2", "[device]\nmanaged=true\n"),
+            ("NetworkManager/devices/7", "[device]\nconnection-uuid=1\nmanaged=true\n"),
+            ("NetworkManager/devices/8", "[device]\nmanaged=false\n"),
+            ("systemd/netif/links/7", "# This is private data.\nADMIN_STATE=unmanaged\n"),
+            ("systemd/netif/links/9", "ADMIN_STATE=configured\nOPER_STATE=routable\n"),
+        ] {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let wanted = [("flannel.1".to_owned(), "NetworkManager"), ("flannel-wg".to_owned(), "systemd-networkd")];
+        assert_eq!(managed(&links, dir.path()), wanted);
+    }
+
+    #[test]
+    fn counters_of_wrong_checksums_are_read_for_each_protocol() {
+        let text = "Ip: Forwarding InReceives\nIp: 1 9\nIcmp: InMsgs InErrors InCsumErrors\nIcmp: 100 20 7\n\
+                    Tcp: InSegs InCsumErrors\nTcp: 5 0\nUdp: InDatagrams\nUdp: 3\n";
+        let wanted = [
+            ChecksumErrors { protocol: "Icmp", wrong: 7, received: 100 },
+            ChecksumErrors { protocol: "Tcp", wrong: 0, received: 5 },
+        ];
+        assert_eq!(checksums(text), wanted, "an old kernel has no counter for udp");
+        assert_eq!(checksums(""), []);
+    }
+}

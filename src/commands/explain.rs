@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft explain`: follows one packet through this node. The crate `weft-doctor` reads the kernel and decides; the agent, the rules of the firewalls
+//! and the probes are asked here.
+
+mod probes;
+mod rules;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, Peer, Place};
+use weft_doctor::explain::{self, Step, Verdict};
+
+use super::Answer;
+use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
+use crate::log::text::printable;
+use crate::observe::plan::Operation;
+use crate::observe::{socket, status};
+
+/// Explains what this node does with a packet. The exit code is 0 if it passes, [`BROKEN`] if it is lost, and [`UNDECIDED`] otherwise.
+///
+/// # Errors
+/// The kernel's links cannot be read.
+pub async fn run(task: &ExplainTask) -> anyhow::Result<Answer> {
+    let agent = ask_agent(task, &task.packet).await;
+    let read = |packet, agent| explain::read(packet, &task.subnet_file, agent).context("read the kernel's links");
+    let mut facts = read(task.packet, agent)?;
+    let service = service(&facts).await;
+    if let Some((_, Some((to, port)))) = &service {
+        let packet = Packet { to: *to, port: port.or(task.packet.port), ..task.packet };
+        facts = read(packet, ask_agent(task, &packet).await)?;
+    }
+    let mut rules = Vec::new();
+    for way in &facts.ways {
+        rules.push(rules::of(way, &task.subnet_file).await);
+    }
+    let probes = if task.probe { probes::send(&facts).await } else { Vec::new() };
+    let mut report = explain::decide(&facts, &rules, probes.clone());
+    // For its plan the agent reads the whole kernel, so it is asked only if something is wrong.
+    if report.verdict == Verdict::Broken
+        && let Agent::Answers(agent) = &mut facts.agent
+    {
+        agent.differences = differences(task).await;
+        report = explain::decide(&facts, &rules, probes);
+    }
+    report.steps.splice(0..0, service.map(|(step, _)| step));
+    let text = if task.json { serde_json::to_string_pretty(&report)? + "\n" } else { printable(&report.render()) };
+    let code = match report.verdict {
+        Verdict::Works => ExitCode::SUCCESS,
+        Verdict::Broken => ExitCode::from(BROKEN),
+        Verdict::Unknown => ExitCode::from(UNDECIDED),
+    };
+    Ok(Answer { text, code })
+}
+
+/// Looks for a rule that translates the destination, if that is not the address of a pod or a node.
+async fn service(facts: &Facts) -> Option<(Step, Option<rules::Endpoint>)> {
+    match (&facts.to, facts.ways.first()) {
+        (Place::Outside | Place::Network, Some(way)) => rules::service(way).await,
+        _ => None,
+    }
+}
+
+/// Asks the agent for its peers. An agent that does not answer must not keep the packet from being explained.
+async fn ask_agent(task: &ExplainTask, packet: &Packet) -> Agent {
+    let place = task.socket.display();
+    if !socket::answers(&task.socket) {
+        return Agent::Silent(format!("no agent answers on {place}"));
+    }
+    let status = match socket::ask_status(&task.socket).await {
+        Ok(status) => status,
+        Err(error) => return Agent::Silent(format!("{error:#}")),
+    };
+    let peers = status.peers.iter().filter_map(|row| peer(row, packet)).collect();
+    Agent::Answers(AgentFacts { backend: status.backend, peers, differences: None })
+}
+
+/// Asks the agent what its next pass would write. Before it has a lease there is no plan.
+async fn differences(task: &ExplainTask) -> Option<Vec<Difference>> {
+    let plan = socket::ask_plan(&task.socket).await.ok()?;
+    let difference = |operation: Operation| Difference { entry: operation.entry, should_be: operation.after };
+    Some(plan.operations.into_iter().map(difference).collect())
+}
+
+/// Returns the lease of a peer if one of the two addresses belongs to it.
+fn peer(row: &status::Peer, packet: &Packet) -> Option<Peer> {
+    let parts = |text: &str| text.split([',', ' ']).map(str::to_owned).collect::<Vec<_>>();
+    let peer = Peer {
+        subnets: parts(&row.subnet).iter().filter_map(|part| part.parse().ok()).collect(),
+        public: parts(&row.public).iter().filter_map(|part| part.parse().ok()).collect(),
+        backend: row.backend.clone(),
+        state: row.state.word().to_owned(),
+        reason: row.reason.clone(),
+        endpoint: row.sessions.iter().find_map(|session| {
+            let address: SocketAddr = session.endpoint.as_ref()?.parse().ok()?;
+            Some(address.ip())
+        }),
+    };
+    let is_its = |address| peer.has_pod(address) || peer.public.contains(&address);
+    (is_its(packet.from) || is_its(packet.to)).then_some(peer)
+}

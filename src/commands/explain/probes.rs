@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft explain --probe`: sends echo requests to the other node, and says where they are lost.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use weft_doctor::explain::Step;
+use weft_doctor::explain::facts::{Facts, Place, Way};
+
+use crate::probe::echo::{Echo, EchoError};
+
+/// How long an answer is waited for.
+const WAIT: Duration = Duration::from_secs(1);
+/// How often a request is sent before it counts as lost.
+const TRIES: usize = 2;
+/// The size in bytes of a small packet, which is that of ping.
+const SMALL: u16 = 84;
+/// The name of the steps.
+const NAME: &str = "probe";
+
+/// Sends the requests for the last way, which leads to the other address. If neither address belongs to this node, nothing is sent.
+pub async fn send(facts: &Facts) -> Vec<Step> {
+    let Some(way) = facts.ways.last() else { return Vec::new() };
+    let place = if way.packet.to == facts.packet.to { &facts.to } else { &facts.from };
+    let asked = answering(way, place);
+    match ask(way, asked).await {
+        Ok(steps) => steps,
+        Err(error) => vec![Step::unknown(NAME, error.to_string())],
+    }
+}
+
+/// Returns the address that answers for the other node. Its pod may not answer echo requests.
+fn answering(way: &Way, place: &Place) -> IpAddr {
+    let to = way.packet.to;
+    match place {
+        // The device of a tunnel has the first address of its subnet.
+        Place::Peer(peer) if peer.has_pod(to) && way.tunnel.is_some() => {
+            peer.subnet(to.is_ipv4()).map_or(to, ipnet::IpNet::network)
+        }
+        Place::Peer(peer) if peer.has_pod(to) => way.hop.nexthop.unwrap_or(to),
+        Place::Network => way.hop.nexthop.unwrap_or(to),
+        _ => to,
+    }
+}
+
+async fn ask(way: &Way, asked: IpAddr) -> Result<Vec<Step>, EchoError> {
+    let remote = way.tunnel.as_ref().and_then(|tunnel| tunnel.remote);
+    let mtu = way.hop.device.as_ref().and_then(|device| u16::try_from(device.mtu).ok());
+    let Some(small) = echo(asked, SMALL).await? else {
+        let lost = Step::ok(NAME, format!("{asked} does not answer a packet of {SMALL} bytes"));
+        let Some(remote) = remote else {
+            return Ok(vec![lost.broken(
+                format!("{asked} does not answer"),
+                "see whether that machine runs, and whether a firewall drops ICMP",
+            )]);
+        };
+        let step = match echo(remote, SMALL).await? {
+            Some(_) => lost.broken(
+                format!("{remote} answers outside of the tunnel, and {asked} does not inside of it"),
+                "a firewall between the nodes drops the packets of the tunnel, or the other node lacks the entries for this one: \
+                 run weft explain there",
+            ),
+            None => lost.broken(
+                format!("neither {asked} in the tunnel nor {remote} outside of it answers"),
+                "the underlay does not carry packets to that node, or it drops ICMP",
+            ),
+        };
+        return Ok(vec![step]);
+    };
+    let mut steps = vec![Step::ok(NAME, format!("{asked} answers a packet of {SMALL} bytes after {small:?}"))];
+    if let Some(mtu) = mtu.filter(|mtu| *mtu > SMALL) {
+        steps.push(match echo(asked, mtu).await? {
+            Some(time) => Step::ok(NAME, format!("{asked} answers a packet of {mtu} bytes after {time:?}")),
+            None => Step::ok(NAME, format!("{asked} does not answer a packet of {mtu} bytes")).broken(
+                format!("packets of {mtu} bytes to {asked} are lost, and small ones arrive"),
+                "the path between the nodes has a smaller MTU: `weft mesh` measures it; lower the MTU of the uplinks to it",
+            ),
+        });
+    }
+    Ok(steps)
+}
+
+/// Sends a request, and once more if it is lost. Returns the round trip.
+async fn echo(to: IpAddr, size: u16) -> Result<Option<Duration>, EchoError> {
+    for _ in 0..TRIES {
+        let answer = Echo { to, size, wait: WAIT, listen: None }.send().await?;
+        if answer.round_trip.is_some() {
+            return Ok(answer.round_trip);
+        }
+    }
+    Ok(None)
+}

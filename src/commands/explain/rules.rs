@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads the rules of iptables and of nftables, and lets them judge a packet.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use weft_doctor::explain::Step;
+use weft_doctor::explain::facts::Way;
+use weft_doctor::explain::nft;
+use weft_doctor::explain::nft::read::{BaseChain, Hook, KernelTable};
+use weft_doctor::explain::rules::{Chains, Fate, Outcome, Tested, follow};
+use weft_subnet::cidr::Family;
+
+use crate::firewall::error::ProgramError;
+use crate::firewall::iptables::{self, Flavour, Saved};
+use crate::firewall::nft::connection;
+use crate::firewall::nft::tables::Table as Listed;
+use crate::instance::Instance;
+
+/// A table of iptables.
+struct Table<'a>(&'a Saved, &'static str);
+
+impl Chains for Table<'_> {
+    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
+        let chain = self.0.table(self.1)?.get(name)?;
+        Some((chain.policy.as_deref(), &chain.rules))
+    }
+}
+
+/// Returns what all firewalls of this node do with the packet of a way.
+pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
+    let mut has_read_iptables_nft = false;
+    for flavour in iptables::installed() {
+        match iptables::save(flavour, family).await {
+            Ok(saved) => {
+                has_read_iptables_nft |= flavour != Flavour::Legacy;
+                steps.extend(of_iptables(way, &saved, &flavour.to_string()));
+            }
+            Err(ProgramError::Missing { .. }) => {}
+            Err(error) => steps.push(Step::unknown("rules", format!("{flavour}: {error}"))),
+        }
+    }
+    match of_nftables(way, family, (&Instance::new(subnet_file), has_read_iptables_nft)) {
+        Ok(found) => steps.extend(found),
+        Err(error) if connection::is_unsupported(&error) => {}
+        Err(error) => steps.push(Step::unknown("rules", format!("nftables cannot be read: {error}"))),
+    }
+    if steps.is_empty() {
+        steps.push(Step::ok("rules", "no rule of a firewall concerns the packet"));
+    }
+    steps
+}
+
+/// The hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
+fn hook(way: &Way) -> &'static str {
+    match (&way.arrives, &way.hop.device) {
+        (None, _) => "OUTPUT",
+        (Some(_), Some(_)) => "FORWARD",
+        (Some(_), None) => "INPUT",
+    }
+}
+
+fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
+    let tested = Tested::of(way);
+    let mut steps = Vec::new();
+    if saved.table("filter").is_some() {
+        let chain = hook(way);
+        let remedy = format!("look at `{program} -S {chain}`; let the packets of pods pass, or remove the rule");
+        steps.push(follow(&Table(saved, "filter"), chain, tested).step(&format!("{program} {chain}"), &remedy));
+    }
+    if saved.table("nat").is_some() && way.hop.device.is_some() {
+        steps.push(follow(&Table(saved, "nat"), "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
+    }
+    steps
+}
+
+/// An address that the destination of a packet is translated to, and the port if that changes, too.
+pub type Endpoint = (IpAddr, Option<u16>);
+
+/// Returns the first address that the destination of a packet is translated to, with the rule as a step. Without such an address, the step says what
+/// is not known about it.
+pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
+    let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
+    let chain = if way.arrives.is_some() { "PREROUTING" } else { "OUTPUT" };
+    let mut has_read_iptables_nft = false;
+    for flavour in iptables::installed() {
+        let Ok(saved) = iptables::save(flavour, family).await else { continue };
+        has_read_iptables_nft |= flavour != Flavour::Legacy;
+        let outcome = follow(&Table(&saved, "nat"), chain, Tested::of(way));
+        if let Some(found) = translated(outcome, &format!("{flavour} nat {chain}"), way.packet.to) {
+            return Some(found);
+        }
+    }
+    let hook = if way.arrives.is_some() { Hook::Prerouting } else { Hook::Output };
+    let mut found = None;
+    let walked = each_chain(&[hook], way, family, has_read_iptables_nft, |chain, _, outcome| {
+        if chain.is_nat && found.is_none() {
+            found = translated(outcome, &name_of(chain), way.packet.to);
+        }
+    });
+    match walked {
+        Err(error) if !connection::is_unsupported(&error) => {
+            found.or_else(|| Some((Step::unknown("service", format!("nftables cannot be read: {error}")), None)))
+        }
+        _ => found,
+    }
+}
+
+/// Returns the step of a service, and the translated address if it is known, if a chain translates the destination.
+fn translated(outcome: Outcome, place: &str, to: IpAddr) -> Option<(Step, Option<Endpoint>)> {
+    let mut all = [outcome.fate, outcome.not_evaluated].into_iter().flatten();
+    let (_, rule) = all.find(|(fate, _)| *fate == Fate::DestinationTranslated)?;
+    let target = destination(&rule);
+    let becomes = target.map_or_else(|| "another address".to_owned(), |(address, _)| address.to_string());
+    let text = format!("{place}: {to} becomes {becomes}, one of its endpoints: {rule}");
+    let step = if target.is_some() { Step::ok("service", text) } else { Step::unknown("service", text) };
+    Some((step, target))
+}
+
+/// Returns the address and port of a rule that translates the destination, of iptables (`--to-destination 10.5.2.3:53`) or of nftables
+/// (`dnat to 10.5.2.3:53`).
+fn destination(rule: &str) -> Option<Endpoint> {
+    let (_, rest) = rule.split_once("--to-destination ").or_else(|| rule.split_once("dnat to "))?;
+    let value = rest.split([' ', '-']).next()?;
+    let with_port = value.parse::<std::net::SocketAddr>().map(|at| (at.ip(), Some(at.port())));
+    with_port.ok().or_else(|| Some((value.trim_matches(['[', ']']).parse().ok()?, None)))
+}
+
+/// Follows the packet through the base chains of these hooks that concern its family, and hands each to `visit`. Tables that iptables-nft made
+/// are left out if its program has read them.
+fn each_chain(
+    hooks: &[Hook],
+    way: &Way,
+    family: Family,
+    has_read_iptables_nft: bool,
+    mut visit: impl FnMut(&BaseChain, Hook, Outcome),
+) -> std::io::Result<()> {
+    let mut netlink = connection::open()?;
+    for hook in hooks {
+        for chain in nft::read::base_chains(&mut netlink, *hook)? {
+            let is_of_other_family = chain.family == if family == Family::V4 { "ip6" } else { "ip" };
+            let table = Listed { family: chain.number, name: chain.table.clone() };
+            if is_of_other_family || (has_read_iptables_nft && table.is_of_iptables(family)) {
+                continue;
+            }
+            // Before the routing decision it is not known by which device the packet leaves.
+            let output = Tested::of(way).output.filter(|_| *hook != Hook::Prerouting);
+            let tested = Tested { output, ..Tested::of(way) };
+            let mut table = KernelTable::new(&mut netlink, chain.number, &chain.table);
+            let outcome = nft::walk::follow(&mut table, &chain.name, tested)?;
+            visit(&chain, *hook, outcome);
+        }
+    }
+    Ok(())
+}
+
+fn name_of(chain: &BaseChain) -> String {
+    format!("nft chain {} {} {}", chain.family, chain.table, chain.name)
+}
+
+/// Evaluates the chains of nftables that the packet passes.
+fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&Instance, bool)) -> std::io::Result<Vec<Step>> {
+    let (decisive, hooks) = match hook(way) {
+        "FORWARD" => (Hook::Forward, &[Hook::Prerouting, Hook::Forward, Hook::Postrouting][..]),
+        "INPUT" => (Hook::Input, &[Hook::Prerouting, Hook::Input][..]),
+        _ => (Hook::Output, &[Hook::Output, Hook::Postrouting][..]),
+    };
+    let mut steps = Vec::new();
+    each_chain(hooks, way, family, has_iptables, |chain, hook, mut outcome| {
+        let name = name_of(chain);
+        if chain.is_nat {
+            let is_source = |decided: &Option<(Fate, String)>| {
+                decided.as_ref().is_some_and(|(fate, _)| *fate == Fate::SourceTranslated)
+            };
+            let translates = is_source(&outcome.fate) || is_source(&outcome.not_evaluated);
+            if hook == Hook::Postrouting && (chain.table == instance.name || translates) {
+                steps.push(outcome.nat_step(&name));
+            }
+            return;
+        }
+        // Chains of other hooks than the one where filters usually are deserve a line only if they decide something.
+        if hook != decisive && outcome.fate.is_none() && outcome.not_evaluated.is_none() && !chain.drops {
+            return;
+        }
+        outcome.fate = outcome.fate.or_else(|| {
+            let policy = if chain.drops { (Fate::Dropped, "drop") } else { (Fate::Accepted, "accept") };
+            Some((policy.0, format!("policy {}", policy.1)))
+        });
+        let path = format!("{} {} {}", chain.family, chain.table, chain.name);
+        let remedy = format!("look at `nft -a list chain {path}`; let the packets of pods pass there");
+        steps.push(outcome.step(&name, &remedy));
+    })?;
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::destination;
+
+    #[test]
+    fn the_target_of_a_dnat_rule_is_read_with_and_without_a_port() {
+        let of = |target: &str| destination(&format!("-A KUBE-SEP-X -p udp -j DNAT --to-destination {target}"));
+        assert_eq!(of("10.5.2.3:53"), Some(("10.5.2.3".parse().unwrap(), Some(53))));
+        assert_eq!(of("[fd00::3]:53"), Some(("fd00::3".parse().unwrap(), Some(53))));
+        assert_eq!(of("10.5.2.3 --random"), Some(("10.5.2.3".parse().unwrap(), None)));
+        assert_eq!(of("somewhere"), None);
+        assert_eq!(destination("dnat to 10.5.2.3:53 (handle 4)"), Some(("10.5.2.3".parse().unwrap(), Some(53))));
+    }
+}

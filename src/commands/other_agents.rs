@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agents that run in our network namespace. `weft cleanup` and `weft release` must not work beside the agent whose entries or lease
+//! they remove.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::cli;
+use crate::observe::socket;
+use crate::running::{AgentProcess, agent_processes};
+
+/// An agent that runs in our network namespace, and its subnet file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    /// The command and the process id, for people.
+    pub what: String,
+    /// Its subnet file; `None` when its command line cannot be understood.
+    pub subnet_file: Option<PathBuf>,
+    /// Its working directory, which a relative path of a subnet file starts from.
+    dir: PathBuf,
+}
+
+impl Running {
+    /// False when the agent certainly has another subnet file, so that nothing that it wrote is ours.
+    pub fn may_have(&self, subnet_file: &Path) -> bool {
+        let Some(its) = &self.subnet_file else { return true };
+        let ours = std::path::absolute(subnet_file);
+        its == subnet_file || ours.is_ok_and(|ours| self.dir.join(its) == ours)
+    }
+}
+
+/// Returns all agents in our network namespace, except this process.
+fn running_agents() -> io::Result<Vec<Running>> {
+    let running = |agent: AgentProcess| Running {
+        what: agent.to_string(),
+        subnet_file: subnet_file_of(&agent.cmdline, &agent.environ),
+        dir: agent.dir,
+    };
+    Ok(agent_processes()?.into_iter().map(running).collect())
+}
+
+/// The subnet file of an agent with this command line and environment, both as /proc shows them.
+fn subnet_file_of(cmdline: &[u8], environ: &[u8]) -> Option<PathBuf> {
+    let words = cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|b| *b == 0);
+    let words = words.map(|word| OsStr::from_bytes(word).to_owned());
+    let environ = String::from_utf8_lossy(environ);
+    let env = |name: &str| {
+        let mut values = environ.split('\0').filter_map(|variable| variable.strip_prefix(name)?.strip_prefix('='));
+        values.next().map(str::to_owned)
+    };
+    match cli::parse_from(words, env) {
+        Ok(cli::Task::Agent(task)) => Some(task.options.subnet_file),
+        _ => None,
+    }
+}
+
+/// Returns the agents of other subnet files that run.
+///
+/// # Errors
+/// The agent of this subnet file runs. `why` says what it would do.
+pub fn other_agents(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Running>> {
+    if socket::answers(socket) {
+        anyhow::bail!("an agent answers on {}: stop it first, {why}", socket.display());
+    }
+    let agents = running_agents().context("look for running agents")?;
+    if let Some(agent) = agents.iter().find(|agent| agent.may_have(subnet_file)) {
+        anyhow::bail!("{} runs with the subnet file {}: stop it first, {why}", agent.what, subnet_file.display());
+    }
+    Ok(agents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_known_by_its_subnet_file() {
+        let usual = "/run/flannel/subnet.env";
+        for (cmdline, environ, wanted) in [
+            ("weft agent", "", Some(usual)),
+            ("/usr/bin/weft agent --subnet-file=/run/flannel/b.env -v=1", "", Some("/run/flannel/b.env")),
+            ("/opt/bin/flanneld -subnet-file /run/b.env --ip-masq", "PATH=/bin", Some("/run/b.env")),
+            ("weft agent", "PATH=/bin FLANNELD_SUBNET_FILE=/run/c.env", Some("/run/c.env")),
+            ("weft agent --flag-of-another-version", "", None),
+        ] {
+            let zeros = |text: &str| format!("{text}\0").replace(' ', "\0").into_bytes();
+            let file = subnet_file_of(&zeros(cmdline), &zeros(environ));
+            assert_eq!(file.as_deref(), wanted.map(Path::new), "{cmdline} {environ}");
+            let agent = Running { what: "weft (pid 7)".to_owned(), subnet_file: file, dir: "/run".into() };
+            assert_eq!(agent.may_have(Path::new(usual)), wanted.is_none_or(|wanted| wanted == usual), "{cmdline}");
+        }
+        let relative = Running { what: String::new(), subnet_file: Some("b.env".into()), dir: "/run".into() };
+        assert!(relative.may_have(Path::new("/run/b.env")) && !relative.may_have(Path::new("/run/c.env")));
+    }
+}

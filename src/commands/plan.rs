@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft plan`: shows what the agent would write.
+
+use std::process::ExitCode;
+
+use super::Answer;
+use crate::cli;
+use crate::cli::questions::Question;
+use crate::observe::{plan, socket};
+
+/// Asks the agent what its next full pass would write. The exit code says whether there is anything to write.
+///
+/// # Errors
+/// No agent answers.
+pub async fn run(question: &Question) -> anyhow::Result<Answer> {
+    let answer = socket::ask_plan(&question.socket).await?;
+    let text = if question.json { serde_json::to_string_pretty(&answer)? + "\n" } else { plan::render(&answer) };
+    let code = if answer.operations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::DIFFERENCE) };
+    Ok(Answer { text, code })
+}

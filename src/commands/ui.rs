@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft ui`: shows the mesh, the address space, the nodes and the history of this node as a page in a browser.
+//!
+//! It listens on 127.0.0.1 alone, reads, and never writes. The agent's socket is for root, so the page is not for every user of the host:
+//! its address contains a random word. A page of another site cannot read it either, because the Host header must name this host.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::Instant;
+
+use crate::cli::questions::UiTask;
+use crate::commands::mesh::ask;
+use crate::observe::history::Query;
+use crate::observe::mesh::Mesh;
+use crate::observe::mesh::cluster::{Cluster, Known};
+use crate::observe::mesh::row::Row;
+use crate::observe::mesh::svg;
+use crate::observe::socket;
+use crate::observe::status::now_ms;
+
+/// The files of the page: name, type and content.
+const FILES: [(&str, &str, &str); 3] = [
+    ("", "text/html; charset=utf-8", include_str!("ui/page.html")),
+    ("page.js", "text/javascript; charset=utf-8", include_str!("ui/page.js")),
+    ("page.css", "text/css; charset=utf-8", include_str!("ui/page.css")),
+];
+/// What a browser may do with an answer. The page needs nothing from elsewhere, and nothing may show it in a frame.
+const HEADERS: [(&str, &str); 6] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cache-control", "no-store"),
+];
+/// All nodes are asked at most once in this time, however many pages are open.
+const LIFETIME: Duration = Duration::from_secs(5);
+/// Time limit for receiving a request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit for a request and its answer. All nodes may be asked for it.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Maximum number of clients that are answered at once.
+const MAX_CLIENTS: usize = 16;
+/// The page shows the history of this time.
+const HISTORY: Duration = Duration::from_hours(24);
+/// Maximum number of records that it shows.
+const MAX_RECORDS: usize = 500;
+
+/// Serves the page until the process ends.
+///
+/// # Errors
+/// The port is in use, or standard output cannot be written.
+pub async fn run(task: UiTask) -> anyhow::Result<ExitCode> {
+    let listener = if task.listen_stdin {
+        let listener = std::net::TcpListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener).context("standard input is no listening socket")?
+    } else {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, task.port));
+        TcpListener::bind(address).await.with_context(|| format!("listen on {address}: choose another --port"))?
+    };
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| anyhow!("make the address of the page: {error}"))?;
+    let token = random.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    let mut out = io::stdout();
+    writeln!(out, "http://{}/{token}/", listener.local_addr()?).and_then(|()| out.flush())?;
+    eprintln!("weft: open this address in a browser of this host; Ctrl-C ends the page");
+    serve(listener, Arc::new(Ui::new(task.socket, task.peer_port, token))).await
+}
+
+async fn serve(listener: TcpListener, ui: Arc<Ui>) -> anyhow::Result<ExitCode> {
+    let room = Arc::new(Semaphore::new(MAX_CLIENTS));
+    loop {
+        let permit = room.clone().acquire_owned().await?;
+        let Ok((stream, _)) = listener.accept().await else {
+            // The usual reason is that there are no file descriptors left.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let ui = ui.clone();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(LIMIT, client(stream, &ui)).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn client(stream: TcpStream, ui: &Ui) {
+    let service =
+        service_fn(|request: Request<Incoming>| async move { Ok::<_, Infallible>(ui.answer(&request).await) });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_LIMIT)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    // A browser that closes its connection is no error.
+    let _ = connection.await;
+}
+
+/// Where the page gets what it shows.
+struct Ui {
+    socket: PathBuf,
+    peer_port: Option<u16>,
+    token: String,
+    mesh: Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl Ui {
+    fn new(socket: PathBuf, peer_port: Option<u16>, token: String) -> Ui {
+        Ui { socket, peer_port, token, mesh: Mutex::default() }
+    }
+
+    async fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        if !request.headers().get(HOST).and_then(|host| host.to_str().ok()).is_some_and(is_this_host) {
+            return text(StatusCode::FORBIDDEN, "the Host header must be localhost or 127.0.0.1\n");
+        }
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "this page only reads: use GET\n");
+        }
+        let path = request.uri().path();
+        let Some(name) = path.strip_prefix('/').and_then(|path| path.strip_prefix(&*self.token)?.strip_prefix('/'))
+        else {
+            return text(StatusCode::NOT_FOUND, "weft ui has printed the address of the page\n");
+        };
+        if let Some((_, kind, content)) = FILES.iter().find(|(file, ..)| *file == name) {
+            return reply(StatusCode::OK, kind, Bytes::from_static(content.as_bytes()));
+        }
+        let json = match name {
+            "mesh.json" => self.mesh().await,
+            "status.json" => self.status().await,
+            "history.json" => self.history().await,
+            _ => return text(StatusCode::NOT_FOUND, "there is no such file\n"),
+        };
+        match json {
+            Ok(json) => reply(StatusCode::OK, "application/json", json),
+            Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error:#}\n")),
+        }
+    }
+
+    async fn mesh(&self) -> anyhow::Result<Bytes> {
+        // Others wait here while all nodes are asked, and then get the same answer.
+        let mut cached = self.mesh.lock().await;
+        if let Some((_, json)) = cached.as_ref().filter(|(made, _)| made.elapsed() < LIFETIME) {
+            return Ok(json.clone());
+        }
+        let status = socket::ask_status(&self.socket).await?;
+        let public = status.public.join(",");
+        let (port, own) = (self.peer_port.or(status.health_port), Row::of(status.clone()));
+        let peers = Known::peers_of(&Mesh::of(status));
+        let (cluster, notice) = match port {
+            Some(port) => (ask::cluster(own, peers, public, port).await, ""),
+            None => (
+                ask::own_row(own, peers, public),
+                "the agent of this node has no --healthz-port: only its own row is known",
+            ),
+        };
+        let json = compact(&cluster, notice)?;
+        *cached = Some((Instant::now(), json.clone()));
+        Ok(json)
+    }
+
+    async fn status(&self) -> anyhow::Result<Bytes> {
+        Ok(serde_json::to_vec(&socket::ask_status(&self.socket).await?)?.into())
+    }
+
+    async fn history(&self) -> anyhow::Result<Bytes> {
+        let since_ms = now_ms().saturating_sub(u64::try_from(HISTORY.as_millis()).unwrap_or(u64::MAX));
+        let records = socket::ask_history(&self.socket, Query { since_ms, after: 0 }).await?;
+        let newest = records.get(records.len().saturating_sub(MAX_RECORDS)..).unwrap_or_default();
+        Ok(serde_json::to_vec(newest)?.into())
+    }
+}
+
+/// Returns the mesh as JSON for the page. Each way is five numbers, because there may be a million: the place of the node that receives,
+/// the class of the way ([`svg::class`]), the loss, the round trip in microseconds and the path MTU. -1: unknown.
+fn compact(cluster: &Cluster, notice: &str) -> anyhow::Result<Bytes> {
+    let nodes = cluster.nodes.iter().map(|node| {
+        let numbers = node.ways.iter().flat_map(|(to, way)| {
+            let or_unknown = |number: Option<i64>| number.unwrap_or(-1);
+            [
+                i64::from(*to),
+                i64::try_from(svg::class(Some(way))).unwrap_or(-1),
+                or_unknown(way.loss.map(i64::from)),
+                or_unknown(way.rtt_us.map(i64::from)),
+                or_unknown(way.mtu.map(i64::from)),
+            ]
+        });
+        let mut value = serde_json::to_value(node)?;
+        value["ways"] = numbers.collect::<Vec<i64>>().into();
+        value["reasons"] = serde_json::to_value(&node.reasons)?;
+        serde_json::value::to_raw_value(&value)
+    });
+    let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
+    let value = serde_json::json!({ "at_ms": now_ms(), "notice": notice, "classes": svg::meanings() });
+    let head = serde_json::to_string(&value)?;
+    let nodes = serde_json::to_string(&nodes)?;
+    Ok(format!("{},\"nodes\":{nodes}}}", head.trim_end_matches('}')).into())
+}
+
+/// Returns true if a Host header names this host, with any port: `ssh -L` may lead another port here. A name that belongs to somebody
+/// else may lead here, too, and its pages must not read this one (DNS rebinding).
+fn is_this_host(host: &str) -> bool {
+    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let name = name.map_or(host, |(name, _)| name);
+    ["localhost", "127.0.0.1", "[::1]"].iter().any(|ours| name.eq_ignore_ascii_case(ours))
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    reply(status, "text/plain; charset=utf-8", body.into())
+}
+
+fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    for (name, value) in HEADERS {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ui() -> Ui {
+        Ui::new("/nonexistent/weft.sock".into(), None, "abc".to_owned())
+    }
+
+    async fn status_of(method: &str, host: &str, path: &str) -> u16 {
+        let request = Request::builder().method(method).uri(path).header(HOST, host).body(()).unwrap();
+        ui().answer(&request).await.status().as_u16()
+    }
+
+    #[test]
+    fn the_files_are_small_and_name_no_other_site() {
+        assert!(FILES.iter().map(|(_, _, content)| content.len()).sum::<usize>() <= 150 * 1024);
+        assert!(FILES.iter().all(|(_, _, content)| !content.contains("://") && !content.contains("innerHTML")));
+    }
+
+    #[tokio::test]
+    async fn names_of_others_methods_that_write_and_addresses_without_the_word_are_refused() {
+        for host in ["127.0.0.1:8471", "localhost:9", "LOCALHOST", "[::1]:8471"] {
+            assert_eq!(status_of("GET", host, "/abc/").await, 200, "{host}");
+        }
+        for host in
+            ["evil.example", "evil.example:8471", "127.0.0.1.evil.example:8471", "", "localhost:8471@evil", "10.0.0.1"]
+        {
+            assert_eq!(status_of("GET", host, "/abc/").await, 403, "{host}");
+        }
+        for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+            assert_eq!(status_of(method, "localhost", "/abc/status.json").await, 405, "{method}");
+        }
+        for path in ["/", "/abc", "/abd/", "/abcd/", "//abc/", "/abc/../abc/", "/abc/x", "/x/abc/"] {
+            assert_eq!(status_of("GET", "localhost", path).await, 404, "{path}");
+        }
+        assert_eq!(status_of("GET", "localhost", "/abc/status.json").await, 502, "no agent answers");
+        let without = Request::get("/abc/").body(()).unwrap();
+        assert_eq!(ui().answer(&without).await.status(), 403);
+    }
+
+    #[tokio::test]
+    async fn every_answer_forbids_scripts_from_elsewhere() {
+        let request = Request::get("/abc/").header(HOST, "localhost").body(()).unwrap();
+        let answer = ui().answer(&request).await;
+        let policy = answer.headers()["content-security-policy"].to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{policy}");
+    }
+}

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page of `weft ui`. It reads three files of JSON and draws them. All texts come from other nodes, so they only ever become text.
+'use strict';
+
+const $ = (id) => document.getElementById(id);
+const root = document.documentElement;
+const VIEWS = ['mesh', 'space', 'nodes', 'history'];
+const UNKNOWN = 8;
+// The classes of ways in the order of their urgency.
+const URGENCY = [0, 1, 2, 3, 6, 8, 7, 4, 5];
+const SPACE = [['free', '--c7'], ['own', '--own'], ['taken', '--c1'], ['held', '--c4'], ['conflicting', '--c5'], ['not reached', '--c6']];
+
+let mesh = null, status = null, records = [];
+let order = [];          // places of the nodes, as they are shown
+let classes = null;      // one byte for each pair
+let view = 'mesh';
+let selected = -1;
+
+window.addEventListener('error', (event) => { root.dataset.error = event.message; });
+window.addEventListener('unhandledrejection', (event) => { root.dataset.error = String(event.reason); });
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function colour(name) {
+  return getComputedStyle(root).getPropertyValue(name).trim();
+}
+
+function bytes(name) {
+  const hex = colour(name).slice(1);
+  return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+}
+
+function label(node) {
+  return node.name ? `${node.name} ${node.subnet}` : node.subnet;
+}
+
+// A map of cells that can be moved and zoomed. Drawing is one copy of a picture, however many cells there are.
+class CellMap {
+  constructor(canvas, columns, rows, describe, enter) {
+    Object.assign(this, { canvas, columns, rows, describe, enter, x: 0, y: 0, zoom: 1, cursor: null });
+    this.picture = document.createElement('canvas');
+    this.context = canvas.getContext('2d');
+    canvas.addEventListener('wheel', (event) => {
+      event.preventDefault();
+      this.scale(event.deltaY < 0 ? 1.25 : 0.8, event.offsetX, event.offsetY);
+    }, { passive: false });
+    canvas.addEventListener('pointerdown', (event) => { this.drag = [event.offsetX, event.offsetY, false]; canvas.setPointerCapture(event.pointerId); });
+    canvas.addEventListener('pointermove', (event) => this.pointer(event));
+    canvas.addEventListener('pointerup', (event) => {
+      const moved = this.drag && this.drag[2];
+      this.drag = null;
+      if (!moved) { this.point(event); canvas.focus(); }
+    });
+    canvas.addEventListener('dblclick', () => this.enter && this.cursor && this.enter(...this.cursor));
+    canvas.addEventListener('keydown', (event) => this.key(event));
+    new ResizeObserver(() => this.fit()).observe(canvas.parentElement);
+  }
+
+  // Takes one colour for each cell.
+  fill(columns, rows, colourOf) {
+    const changed = columns !== this.columns || rows !== this.rows;
+    Object.assign(this, { columns, rows });
+    this.picture.width = Math.max(columns, 1);
+    this.picture.height = Math.max(rows, 1);
+    const context = this.picture.getContext('2d');
+    const image = context.createImageData(this.picture.width, this.picture.height);
+    for (let cell = 0, at = 0; cell < columns * rows; cell += 1, at += 4) {
+      const rgb = colourOf(cell);
+      if (!rgb) continue;
+      image.data[at] = rgb[0]; image.data[at + 1] = rgb[1]; image.data[at + 2] = rgb[2]; image.data[at + 3] = 255;
+    }
+    context.putImageData(image, 0, 0);
+    if (changed || !this.zoom || !this.least) this.fit(); else this.paint();
+  }
+
+  fit() {
+    const { clientWidth: width, clientHeight: height } = this.canvas.parentElement;
+    if (!width || !this.columns) return;
+    const dense = window.devicePixelRatio || 1;
+    this.canvas.width = width * dense;
+    this.canvas.height = height * dense;
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    this.least = Math.min(width / this.columns, height / this.rows);
+    this.zoom = Math.min(this.least, 40);
+    this.x = this.y = 0;
+    this.paint();
+  }
+
+  scale(factor, x, y) {
+    const zoom = Math.min(Math.max(this.zoom * factor, Math.min(this.least, 40)), 64);
+    this.x = (this.x + x) * zoom / this.zoom - x;
+    this.y = (this.y + y) * zoom / this.zoom - y;
+    this.zoom = zoom;
+    this.draw();
+  }
+
+  draw() {
+    if (this.waits) return;
+    this.waits = true;
+    requestAnimationFrame(() => { this.waits = false; this.paint(); });
+  }
+
+  paint() {
+    const { canvas, context, zoom } = this;
+    const dense = window.devicePixelRatio || 1;
+    const [width, height] = [canvas.width / dense, canvas.height / dense];
+    this.x = Math.max(0, Math.min(this.x, this.columns * zoom - width));
+    this.y = Math.max(0, Math.min(this.y, this.rows * zoom - height));
+    context.setTransform(dense, 0, 0, dense, 0, 0);
+    context.clearRect(0, 0, width, height);
+    context.imageSmoothingEnabled = zoom < 1;
+    context.drawImage(this.picture, -this.x, -this.y, this.columns * zoom, this.rows * zoom);
+    if (zoom >= 8) this.grid(width, height);
+    if (this.cursor) {
+      context.strokeStyle = colour('--fg');
+      context.lineWidth = 2;
+      context.strokeRect(this.cursor[0] * zoom - this.x, this.cursor[1] * zoom - this.y, zoom, zoom);
+    }
+  }
+
+  grid(width, height) {
+    const { context, zoom } = this;
+    context.strokeStyle = colour('--bg');
+    context.lineWidth = 1;
+    context.beginPath();
+    for (let x = -this.x % zoom; x <= Math.min(width, this.columns * zoom); x += zoom) { context.moveTo(x, 0); context.lineTo(x, height); }
+    for (let y = -this.y % zoom; y <= Math.min(height, this.rows * zoom); y += zoom) { context.moveTo(0, y); context.lineTo(width, y); }
+    context.stroke();
+  }
+
+  pointer(event) {
+    if (!this.drag) return this.point(event);
+    const [x, y, moved] = this.drag;
+    const far = moved || Math.hypot(event.offsetX - x, event.offsetY - y) > 4;
+    if (!far) return;
+    this.x += x - event.offsetX;
+    this.y += y - event.offsetY;
+    this.drag = [event.offsetX, event.offsetY, true];
+    this.draw();
+  }
+
+  point(event) {
+    this.move(Math.floor((event.offsetX + this.x) / this.zoom), Math.floor((event.offsetY + this.y) / this.zoom));
+  }
+
+  move(x, y) {
+    if (x < 0 || y < 0 || x >= this.columns || y >= this.rows) return;
+    this.cursor = [x, y];
+    this.describe(x, y);
+    this.draw();
+  }
+
+  key(event) {
+    const [x, y] = this.cursor || [0, 0];
+    const step = event.shiftKey ? 10 : 1;
+    const moves = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step] };
+    const by = moves[event.key];
+    if (by) {
+      this.move(Math.min(Math.max(x + by[0], 0), this.columns - 1), Math.min(Math.max(y + by[1], 0), this.rows - 1));
+      this.show();
+    } else if (event.key === '+' || event.key === '=') this.scale(1.25, x * this.zoom - this.x, y * this.zoom - this.y);
+    else if (event.key === '-') this.scale(0.8, x * this.zoom - this.x, y * this.zoom - this.y);
+    else if (event.key === 'Enter' && this.cursor && this.enter) this.enter(x, y);
+    else return;
+    event.preventDefault();
+  }
+
+  // Moves the map so that the cursor is on it.
+  show() {
+    const [x, y] = [this.cursor[0] * this.zoom, this.cursor[1] * this.zoom];
+    const { clientWidth: width, clientHeight: height } = this.canvas.parentElement;
+    if (x < this.x) this.x = x;
+    if (y < this.y) this.y = y;
+    if (x + this.zoom > this.x + width) this.x = x + this.zoom - width;
+    if (y + this.zoom > this.y + height) this.y = y + this.zoom - height;
+    this.draw();
+  }
+}
+
+const meshMap = new CellMap($('mesh-map'), 0, 0, describeWay, (x, y) => openNode(order[y]));
+const spaceMap = new CellMap($('space-map'), 0, 0, describeSubnet);
+
+// ---- The mesh
+
+function spread() {
+  const count = mesh.nodes.length;
+  classes = new Uint8Array(count * count).fill(UNKNOWN);
+  mesh.nodes.forEach((node, from) => {
+    node.places = new Map();
+    for (let at = 0; at < node.ways.length; at += 5) {
+      classes[from * count + node.ways[at]] = node.ways[at + 1];
+      node.places.set(node.ways[at], at);
+    }
+  });
+}
+
+function drawMesh() {
+  const begin = performance.now();
+  const count = mesh.nodes.length;
+  order = mesh.nodes.map((_, place) => place);
+  if ($('worst').checked) {
+    const bad = new Float64Array(count);
+    for (let from = 0; from < count; from += 1) {
+      for (let to = 0; to < count; to += 1) {
+        if (from === to) continue;
+        const urgency = URGENCY.indexOf(classes[from * count + to]);
+        const weight = urgency >= 7 ? 1000 * (urgency - 6) : urgency;
+        bad[from] += weight; bad[to] += weight;
+      }
+    }
+    order.sort((a, b) => bad[b] - bad[a] || a - b);
+  }
+  const palette = mesh.classes.map((_, number) => bytes(`--c${number}`));
+  meshMap.fill(count, count, (cell) => {
+    const [from, to] = [order[Math.floor(cell / count)], order[cell % count]];
+    return from === to ? null : palette[classes[from * count + to]];
+  });
+  const counts = new Array(mesh.classes.length).fill(0);
+  classes.forEach((number, cell) => { if (cell % (count + 1) !== 0) counts[number] += 1; });
+  const answered = mesh.nodes.filter((node) => !node.error).length;
+  $('mesh-sum').textContent = `${count} nodes, ${answered} answered; ${counts[5]} broken ways, ${counts[4]} lose packets`;
+  legend($('mesh-legend'), mesh.classes.map((meaning, number) => [`${meaning} (${counts[number]})`, `--c${number}`]));
+  root.dataset.broken = counts[5];
+  root.dataset.nodes = count;
+  root.dataset.paint = Math.round(performance.now() - begin);
+}
+
+function legend(place, entries) {
+  place.replaceChildren(...entries.map(([text, name]) => {
+    const entry = element('span', text);
+    const mark = element('i');
+    mark.style.background = `var(${name})`;
+    entry.prepend(mark);
+    return entry;
+  }));
+}
+
+function wayText(from, to) {
+  const [sender, receiver] = [mesh.nodes[from], mesh.nodes[to]];
+  const at = sender.places.get(to);
+  const number = classes[from * mesh.nodes.length + to];
+  let text = `${label(sender)} to ${label(receiver)}: ${mesh.classes[number]}`;
+  if (at !== undefined) {
+    const [loss, trip, mtu] = sender.ways.slice(at + 2, at + 5);
+    if (loss >= 0) text += `; loss ${loss} %`;
+    if (trip >= 0) text += `; round trip ${(trip / 1000).toFixed(2)} ms`;
+    if (mtu >= 0) text += `; path MTU ${mtu}`;
+  }
+  const reason = sender.reasons[to] || sender.error;
+  return reason ? `${text}\n${reason}` : text;
+}
+
+function describeWay(x, y) {
+  const [from, to] = [order[y], order[x]];
+  $('mesh-cell').textContent = from === to ? label(mesh.nodes[from]) : wayText(from, to);
+}
+
+// ---- The address space
+
+// Returns the first and the last address of a prefix and the number of bits of an address.
+function range(prefix) {
+  const [text, length] = prefix.split('/');
+  let [bits, value] = [32, 0n];
+  if (text.includes(':')) {
+    bits = 128;
+    const [head, tail] = text.split('::');
+    const groups = (part) => (part ? part.split(':') : []);
+    const [before, after] = [groups(head), groups(tail)];
+    const middle = text.includes('::') ? new Array(8 - before.length - after.length).fill('0') : [];
+    for (const group of [...before, ...middle, ...after]) value = (value << 16n) | BigInt(parseInt(group, 16));
+  } else {
+    for (const byte of text.split('.')) value = (value << 8n) | BigInt(Number(byte));
+  }
+  const size = 1n << BigInt(bits - Number(length));
+  const first = value / size * size;
+  return { bits, first, last: first + size - 1n, length: Number(length) };
+}
+
+let space = null;
+
+function stateOf(peer) {
+  if (peer.state === 'held') return 3;
+  if (peer.state === 'set-aside' || (peer.state === 'programmed' && peer.reason)) return 4;
+  return peer.state === 'programmed' ? 2 : 5;
+}
+
+function spread_space() {
+  const network = status.network.split(',').map((text) => text.trim()).find((text) => /^[0-9a-f.:]+\/\d+$/i.test(text));
+  if (!network || !status.subnet) return null;
+  const net = range(network);
+  const own = status.subnet.split(',').map(range).find((one) => one.bits === net.bits);
+  if (!own) return null;
+  // At most 65,536 cells. In a larger network a cell stands for several subnets.
+  const depth = Math.min(Math.max(own.length - net.length, 0), 16);
+  const size = (net.last - net.first + 1n) >> BigInt(depth);
+  const count = 1 << depth;
+  const columns = 1 << Math.ceil(depth / 2);
+  const made = { net, size, count, columns, state: new Uint8Array(count), who: new Map(), counts: new Array(SPACE.length).fill(0) };
+  const put = (subnets, state, text) => {
+    for (const one of subnets.split(',').filter((part) => /^[0-9a-f.:]+\/\d+$/i.test(part)).map(range)) {
+      if (one.bits !== net.bits || one.last < net.first || one.first > net.last) continue;
+      made.counts[state] += 1;
+      const begin = one.first < net.first ? 0 : Number((one.first - net.first) / size);
+      const end = one.last > net.last ? count - 1 : Number((one.last - net.first) / size);
+      for (let cell = begin; cell <= end; cell += 1) {
+        made.state[cell] = Math.max(made.state[cell], state);
+        if (!made.who.has(cell)) made.who.set(cell, []);
+        if (made.who.get(cell).length < 4) made.who.get(cell).push(text);
+      }
+    }
+  };
+  put(status.subnet, 1, `${status.subnet}: this node`);
+  for (const peer of status.peers) {
+    put(peer.subnet, stateOf(peer), `${peer.subnet} (${peer.public}): ${peer.state}${peer.reason ? `; ${peer.reason}` : ''}`);
+  }
+  return made;
+}
+
+function drawSpace() {
+  space = spread_space();
+  if (!space) {
+    $('space-sum').textContent = 'The node has no lease yet.';
+    return;
+  }
+  const palette = SPACE.map(([, name]) => bytes(name));
+  spaceMap.fill(space.columns, Math.ceil(space.count / space.columns), (cell) => palette[space.state[cell]]);
+  const free = space.state.filter((state) => state === 0).length;
+  $('space-sum').textContent = `Network ${status.network}; ${free} of ${space.count} cells are free`;
+  legend($('space-legend'), SPACE.map(([text, name], state) => [state ? `${text} (${space.counts[state]})` : text, name]));
+  root.dataset.taken = space.counts.slice(1).reduce((sum, one) => sum + one, 0);
+}
+
+function addressText(value, bits) {
+  if (bits === 32) return [24n, 16n, 8n, 0n].map((shift) => (value >> shift) & 255n).join('.');
+  const groups = [];
+  for (let shift = 112n; shift >= 0n; shift -= 16n) groups.push(((value >> shift) & 0xffffn).toString(16));
+  return groups.join(':');
+}
+
+function describeSubnet(x, y) {
+  const cell = y * space.columns + x;
+  const first = space.net.first + BigInt(cell) * space.size;
+  const length = space.net.bits - (space.size.toString(2).length - 1);
+  const who = space.who.get(cell);
+  $('space-cell').textContent = who ? who.join('\n') : `${addressText(first, space.net.bits)}/${length}: free`;
+}
+
+// ---- The nodes
+
+function faults(node) {
+  let bad = 0;
+  for (let at = 0; at < node.ways.length; at += 5) bad += node.ways[at + 1] === 5 ? 1 : 0;
+  return bad;
+}
+
+function stateText(node) {
+  if (node.error) return 'no answer';
+  return node.ready ? 'ready' : 'not ready';
+}
+
+function drawNodes() {
+  const wanted = $('filter').value.toLowerCase();
+  const shown = mesh.nodes.map((node, place) => [node, place]).filter(([node]) =>
+    !wanted || [node.name, node.subnet, node.public, stateText(node), node.error, ...node.problems].join(' ').toLowerCase().includes(wanted));
+  $('rows').replaceChildren(...shown.map(([node, place]) => {
+    const row = element('tr');
+    const bad = faults(node);
+    row.tabIndex = 0;
+    row.dataset.place = place;
+    row.className = `${node.error || !node.ready ? 'bad' : ''} ${bad ? 'broken' : ''}`;
+    row.setAttribute('aria-selected', String(place === selected));
+    const problem = node.error || node.problems[0] || '';
+    const ways = node.error ? '' : `${node.known}${bad ? `, ${bad} broken` : ''}`;
+    for (const text of [node.name, node.subnet, node.public, stateText(node), ways, problem]) row.append(element('td', text));
+    return row;
+  }));
+  $('nodes-sum').textContent = `${shown.length} of ${mesh.nodes.length} nodes`;
+}
+
+function openNode(place) {
+  selected = place;
+  show('nodes');
+  const node = mesh.nodes[place];
+  const parts = [element('h2', label(node)), element('p', `${node.public}; ${node.backend} ${node.version}; MTU ${node.mtu}; ${stateText(node)}`)];
+  if (node.error) parts.push(element('p', node.error));
+  if (node.problems.length) parts.push(element('h2', 'Problems'), list(node.problems));
+  const count = mesh.nodes.length;
+  const ways = [];
+  for (let other = 0; other < count; other += 1) {
+    if (other === place) continue;
+    for (const [from, to] of [[place, other], [other, place]]) {
+      const urgency = URGENCY.indexOf(classes[from * count + to]);
+      if (urgency >= 7 || classes[from * count + to] === 6) ways.push([urgency, wayText(from, to)]);
+    }
+  }
+  ways.sort((a, b) => b[0] - a[0]);
+  if (ways.length) parts.push(element('h2', `Ways with a fault (${ways.length})`), list(ways.slice(0, 50).map(([, text]) => text)));
+  $('details').replaceChildren(...parts);
+  for (const row of $('rows').children) row.setAttribute('aria-selected', String(Number(row.dataset.place) === place));
+}
+
+function list(texts) {
+  const made = element('ul');
+  made.append(...texts.map((text) => element('li', text)));
+  return made;
+}
+
+// ---- The history
+
+function drawHistory() {
+  $('records').replaceChildren(...records.slice().reverse().map((record) => {
+    const took = record.took_us ? ` in ${(record.took_us / 1000).toFixed(1)} ms` : '';
+    const refused = record.failed ? `, ${record.failed} refused` : '';
+    const lines = [`${new Date(record.at_ms).toISOString()}  ${record.cause}: ${record.event}; ${record.done} written${refused}${took}`];
+    for (const change of record.changes || []) {
+      lines.push(`    ${change.entry}: ${change.before ?? 'none'} -> ${change.after ?? 'none'}${change.by ? ` (${change.by})` : ''}${change.error ? ` refused: ${change.error}` : ''}`);
+    }
+    for (const [kind, number] of Object.entries(record.counts || {})) lines.push(`    ${number} ${kind}`);
+    return element('li', lines.join('\n'));
+  }));
+}
+
+// ---- The frame
+
+function show(name) {
+  view = name;
+  for (const other of VIEWS) {
+    $(other).hidden = other !== name;
+    document.querySelector(`[data-view="${other}"]`).setAttribute('aria-selected', String(other === name));
+  }
+  window.history.replaceState(null, '', `#${name}`);
+  if (mesh) draw();
+}
+
+function draw() {
+  if (view === 'mesh') drawMesh();
+  if (view === 'space' && status) drawSpace();
+  if (view === 'nodes') drawNodes();
+  if (view === 'history') drawHistory();
+}
+
+async function read(name) {
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+}
+
+let loading = false;
+
+async function load() {
+  if (loading) return;
+  loading = true;
+  try {
+    [mesh, status, records] = await Promise.all(['mesh.json', 'status.json', 'history.json'].map(read));
+    $('notice').textContent = mesh.notice;
+    spread();
+    $('title').textContent = `weft ${status.version}: ${status.node} ${status.subnet}`;
+    document.title = `weft: ${status.node}`;
+    $('age').textContent = `as of ${new Date(mesh.at_ms).toLocaleTimeString()}`;
+    draw();
+    root.dataset.loaded = 'yes';
+  } catch (error) {
+    $('notice').textContent = `${error.message || error} What is shown may be old.`;
+  } finally {
+    $('notice').hidden = !$('notice').textContent;
+    loading = false;
+  }
+}
+
+function theme() {
+  const dark = root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+  root.dataset.theme = dark ? 'light' : 'dark';
+  if (mesh) draw();
+}
+
+document.querySelectorAll('[data-view]').forEach((tab) => tab.addEventListener('click', () => show(tab.dataset.view)));
+$('reload').addEventListener('click', load);
+$('theme').addEventListener('click', theme);
+$('worst').addEventListener('change', drawMesh);
+$('filter').addEventListener('input', drawNodes);
+$('rows').addEventListener('click', (event) => { const row = event.target.closest('tr'); if (row) openNode(Number(row.dataset.place)); });
+$('rows').addEventListener('keydown', (event) => { if (event.key === 'Enter') openNode(Number(event.target.dataset.place)); });
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => mesh && draw());
+document.addEventListener('keydown', (event) => {
+  if (event.ctrlKey || event.altKey || event.metaKey) return;
+  if (event.target.id === 'filter') { if (event.key === 'Escape') event.target.blur(); return; }
+  if (VIEWS['1234'.indexOf(event.key)]) show(VIEWS['1234'.indexOf(event.key)]);
+  else if (event.key === 'r') load();
+  else if (event.key === 'd') theme();
+  else if (event.key === 'w') { $('worst').checked = !$('worst').checked; if (view === 'mesh') drawMesh(); }
+  else if (event.key === '/') { show('nodes'); $('filter').focus(); event.preventDefault(); }
+});
+
+show(VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : 'mesh');
+load();
+setInterval(() => { if (!document.hidden) load(); }, 10000);

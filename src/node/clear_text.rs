@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of clear text after net-conf has changed the backend to one that encrypts (docs/adr/020-live-change.md).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use weft_subnet::cache::ClearText;
+use weft_subnet::lease::Lease;
+use weft_subnet::outside::wall_clock;
+use weft_subnet::text::Shown;
+
+use super::Node;
+use crate::kernel::Kernel;
+
+/// Packets to peers that have not followed may go out in clear text for this many grace times (`--change-grace`), so for ten minutes by
+/// default. The reasons are in docs/adr/020-live-change.md.
+const CLEAR_TEXT_GRACES: u32 = 10;
+/// Number of nodes that are named in a problem.
+pub(super) const MAX_NAMED: usize = 5;
+
+/// Since when our lease names a backend that encrypts, while an earlier one that does not is still in use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClearTextTime {
+    /// When our lease changed, or when the agent was started if that was later.
+    since: Instant,
+    /// The time from the change to the start of the agent.
+    before: Duration,
+}
+
+impl ClearTextTime {
+    /// The time begins now.
+    pub(super) fn begin(now: Instant) -> ClearTextTime {
+        ClearTextTime { since: now, before: Duration::ZERO }
+    }
+
+    /// Continues the time that an earlier run has saved. The clock of the machine may be wrong, and so may the file. A change in the future
+    /// counts as one that happens now.
+    pub(super) fn resume(saved: &ClearText, now: Instant) -> ClearTextTime {
+        ClearTextTime { since: now, before: wall_clock().saturating_sub(Duration::from_secs(saved.since)) }
+    }
+
+    /// Returns when our lease changed, in seconds since 1970.
+    fn wall(self, now: Instant) -> u64 {
+        wall_clock().saturating_sub(now - self.since).saturating_sub(self.before).as_secs()
+    }
+}
+
+impl<K: Kernel> Node<K> {
+    /// Our lease names another backend since this moment. `had_clear_text`: an earlier backend did not encrypt before that, although the
+    /// backend of our lease did.
+    pub(super) fn clear_text_after_change(&mut self, had_clear_text: bool, now: Instant) {
+        // Whoever changes an option of the backend does not begin the time anew.
+        if !had_clear_text || !self.plan.has_clear_text() {
+            self.change.clear_text = self.plan.has_clear_text().then(|| ClearTextTime::begin(now));
+        }
+    }
+
+    /// Returns when packets must not go out in clear text any more. Returns `None` if they may for ever, or if no earlier backend is in use.
+    /// Net-conf may forbid at any time what it allowed until then. Then no beginning is known, and the end is `now`.
+    pub(super) fn clear_text_end(&self, now: Instant) -> Option<Instant> {
+        if !self.plan.has_clear_text() {
+            return None;
+        }
+        let limit = self.context.options.change_grace * CLEAR_TEXT_GRACES;
+        Some(self.change.clear_text.map_or(now, |time| time.since + limit.saturating_sub(time.before)))
+    }
+
+    /// Removes the earlier backends that do not encrypt, if their time is over.
+    pub(super) fn end_clear_text(&mut self, now: Instant) {
+        if self.clear_text_end(now).is_none_or(|end| now < end) {
+            return;
+        }
+        self.change.clear_text = None;
+        self.plan.end_clear_text();
+        let (peers, _) = self.plan.refused_clear_text(0);
+        let backend = &self.plan.network().backend_type;
+        tracing::warn!(backend, peers, "the time for clear text is over: nodes that have not followed are set aside");
+        self.update_own_lease();
+        self.save_later();
+        self.schedule.next_audit = now;
+    }
+
+    /// Returns what is saved, so that a restart does not begin the time anew.
+    pub(super) fn saved_clear_text(&self, now: Instant) -> Option<ClearText> {
+        let time = self.change.clear_text.filter(|_| self.plan.has_clear_text())?;
+        let leases = self.plan.waiting_in_clear_text().map(ToString::to_string).collect();
+        Some(ClearText { since: time.wall(now), leases })
+    }
+
+    /// Returns what a problem says about an earlier backend that nodes still need, if packets to them go out in clear text.
+    pub(super) fn clear_text_remark(&self, is_refused: bool) -> String {
+        let now = Instant::now();
+        let Some(end) = self.clear_text_end(now).filter(|_| is_refused) else { return String::new() };
+        let minutes = end.saturating_duration_since(now).as_secs().div_ceil(60);
+        format!(". Packets to them are NOT ENCRYPTED, and they are set aside in {minutes} min")
+    }
+
+    /// Names the nodes that are not reached because packets to them would not be encrypted.
+    pub(super) fn refused_warning(&self) -> Option<String> {
+        let (count, first) = self.plan.refused_clear_text(MAX_NAMED);
+        let now = &self.plan.network().backend_type;
+        (count > 0).then(|| {
+            format!(
+                "{count} nodes are set aside, because their leases do not name {now} and packets to them would not be encrypted: {}. \
+                 Replace flannel there by weft, or restart it and delete its earlier device (ip link del), or look why weft there does not \
+                 follow net-conf; or set Backend.AllowPlaintext in net-conf for the time of a migration",
+                names(&first, count)
+            )
+        })
+    }
+}
+
+/// Names the first of `count` leases with their nodes, for a problem.
+pub(super) fn names(first: &[&Lease], count: usize) -> String {
+    let shown: Vec<String> =
+        first.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner())).collect();
+    let more = if count > shown.len() { ", ..." } else { "" };
+    format!("{}{more}", shown.join(", "))
+}

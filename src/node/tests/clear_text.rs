@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A change to a backend that encrypts: how long packets may go in clear text to nodes that do not follow, and what is shown meanwhile.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use weft_backends::state::{Key, Name, Route, Value};
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cache::ClearText;
+use weft_subnet::lease::{Lease, Record};
+use weft_subnet::outside::wall_clock;
+use weft_subnet::source::Event;
+
+use super::{TestNode, VXLAN, acquire, lease, local};
+use crate::node::change::Change;
+use crate::node::clear_text::ClearTextTime;
+use crate::observe::status::PeerState;
+use crate::options::{OnLostLease, RuleOptions};
+use crate::plan::Beside;
+use crate::saved::{SavedFile, Saver};
+
+const WIREGUARD: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#;
+const ALLOWED: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard","AllowPlaintext":true}}"#;
+const GRACE: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A lease as flannel writes it with vxlan: type, VNI and VtepMAC, and nothing else.
+fn of_flannel(number: u8) -> Lease {
+    let wire = format!(
+        r#"{{"PublicIP":"192.168.0.{number}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{{"VNI":1,"VtepMAC":"02:00:00:00:00:0{number}"}}}}"#
+    );
+    let attrs = Attrs::from_wire(wire.as_bytes()).unwrap();
+    Lease { attrs, ..lease(&format!("10.5.{number}.0-24"), "192.168.0.9") }
+}
+
+fn record(lease: Lease) -> Record {
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+/// A node with vxlan and a peer of flannel, with files for its WireGuard key and for saved peers.
+async fn with_flannel() -> TestNode {
+    let mut test = TestNode::of_vxlan(of_flannel(1), OnLostLease::Hold);
+    let dir = test.file.parent().unwrap().to_owned();
+    test.node.context.secrets =
+        acquire::SecretFiles::new(Some(&dir.join("state"))).with_wireguard_keys(&dir.join("wgkey"), &test.file);
+    test.node.context.options.change_grace = GRACE;
+    let records = vec![record(of_flannel(1)), record(of_flannel(2))];
+    test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+    test
+}
+
+impl TestNode {
+    /// Our lease names wireguard, the store has accepted it, and peers had the time to learn of it.
+    async fn changes_to(&mut self, conf: &str) {
+        let before = self.store.retakes.borrow().len();
+        self.node.store_changed(vec![Event::Config(conf.to_owned())]).await;
+        self.node.tick().await;
+        assert!(self.asked(before + 1).await, "{:?}", self.node.net_conf.not_applied);
+        self.answer().await;
+        for passed in [0, 6] {
+            self.node.continue_change(Instant::now() + Duration::from_secs(passed));
+            self.node.tick().await;
+        }
+        assert!(!self.node.plan.sends_earlier());
+    }
+
+    /// Returns true if packets to the subnet with this number go over flannel.1 in the kernel.
+    fn goes_in_clear_text(&self, number: u8) -> bool {
+        let key = Key::Route(format!("10.5.{number}.0/24").parse().unwrap(), 0);
+        let seen = self.kernel.entries().get(&key).map(|seen| seen.value.clone());
+        matches!(seen, Some(Value::Route(Route::Unicast { dev, .. })) if dev.text() == "flannel.1")
+    }
+
+    fn problems(&mut self) -> String {
+        self.node.status().problems.join("\n")
+    }
+}
+
+#[tokio::test]
+async fn a_node_of_flannel_is_reached_in_clear_text_for_ten_grace_times_and_named() {
+    local(async {
+        let mut test = with_flannel().await;
+        test.changes_to(WIREGUARD).await;
+        assert!(test.goes_in_clear_text(2));
+        let row = test.node.status().peers.remove(0);
+        assert_eq!((row.not_encrypted, row.state), (true, PeerState::Programmed));
+        let problems = test.problems();
+        for words in ["1 nodes still need the earlier vxlan: 10.5.2.0-24 (192.168.0.2). Packets to them are NOT ENCRYPTED, and they \
+                       are set aside in 10 min", "replace flannel by weft"] {
+            assert!(problems.contains(words), "{problems}");
+        }
+        // A lease that somebody writes now is not reached that way.
+        test.node.store_changed(vec![Event::Changes(vec![Ok(record(of_flannel(3)))])]).await;
+        assert!(!test.goes_in_clear_text(3));
+        assert!(test.problems().contains("1 nodes are set aside, because"), "{}", test.problems());
+        // The end is a reason to wake up, and nothing happens before it.
+        let end = test.node.clear_text_end(Instant::now()).unwrap();
+        assert!(test.node.next_step_of_change().is_some_and(|next| next <= end));
+        test.node.continue_change(end - Duration::from_secs(1));
+        test.node.tick().await;
+        assert!(test.goes_in_clear_text(2));
+        test.node.continue_change(end);
+        assert_eq!(test.node.schedule.next_audit, end, "a full pass follows at once");
+        test.node.full_pass(crate::pass::Cause::Audit).await;
+        let link = Key::Link(Name::new("flannel.1").unwrap());
+        assert!(!test.goes_in_clear_text(2) && !test.kernel.entries().contains_key(&link));
+        let (status, problems) = (test.node.status(), test.problems());
+        assert!(status.peers.iter().all(|peer| !peer.not_encrypted && peer.state == PeerState::SetAside));
+        for words in ["2 nodes are set aside", "10.5.2.0-24 (192.168.0.2)", "Replace flannel there by weft", "Backend.AllowPlaintext"] {
+            assert!(problems.contains(words), "{words}: {problems}");
+        }
+        assert_eq!((test.node.plan.is_changing(), test.node.clear_text_end(end)), (false, None));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_allow_plaintext_clear_text_does_not_end_and_is_shown() {
+    local(async {
+        let mut test = with_flannel().await;
+        test.changes_to(ALLOWED).await;
+        test.node.continue_change(Instant::now() + 2 * LIMIT);
+        test.node.tick().await;
+        assert!(test.goes_in_clear_text(2) && test.node.status().peers[0].not_encrypted);
+        // Net-conf forbids it now, and nothing says since when it was allowed.
+        test.node.store_changed(vec![Event::Config(WIREGUARD.to_owned())]).await;
+        test.node.tick().await;
+        assert!(!test.goes_in_clear_text(2));
+        assert_eq!((test.node.plan.is_changing(), test.node.next_step_of_change()), (false, None));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_beginning_and_the_leases_are_saved_at_once() {
+    local(async {
+        let mut test = with_flannel().await;
+        let dir = test.file.parent().unwrap().join("state");
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = || SavedFile::new(Some(&dir), &test.file, Some("script".into()));
+        let (saved_file, reader) = (file(), file().unwrap());
+        test.node.context.saver = Saver::new(saved_file);
+        test.node.lease_renewed(None);
+        test.node.tick().await;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while reader.read_head().is_none() {
+            assert!(Instant::now() < deadline, "nothing is saved");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The last write was a moment ago, so the next one would wait for half a minute.
+        let begin = wall_clock().as_secs();
+        test.changes_to(WIREGUARD).await;
+        let saved = loop {
+            test.node.tick().await;
+            if let Some(saved) = reader.read_head().and_then(|head| head.clear_text) {
+                break saved;
+            }
+            assert!(Instant::now() < deadline, "the change is not saved");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        assert_eq!(saved.leases, ["10.5.2.0-24"]);
+        assert!((begin.saturating_sub(1)..=wall_clock().as_secs()).contains(&saved.since), "{saved:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_with_the_time_that_was_saved() {
+    local(async {
+        let (now, wall) = (Instant::now(), wall_clock().as_secs());
+        // Seconds since the change as the file says it, and how much of the time is left.
+        for (since, left) in [(wall - 200, 400), (wall - 600, 0), (0, 0), (wall + 3600, 600), (u64::MAX, 600)] {
+            let saved = ClearText { since, leases: vec!["10.5.2.0-24".into()] };
+            let mut test = TestNode::restarted(&saved, GRACE);
+            test.node.change = Change::at_start(None, Some(ClearTextTime::resume(&saved, now)));
+            let end = test.node.clear_text_end(now).unwrap();
+            let left = Duration::from_secs(left);
+            assert!(end <= now + left && end + Duration::from_secs(60) >= now + left, "{since}: {:?}", end - now);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_restart_whose_time_is_over_sends_nothing_in_clear_text() {
+    local(async {
+        let saved = ClearText { since: wall_clock().as_secs() - 601, leases: vec!["10.5.2.0-24".into()] };
+        let mut test = TestNode::restarted(&saved, GRACE);
+        let records = vec![record(of_flannel(2))];
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        test.node.tick().await;
+        assert!(!test.goes_in_clear_text(2) && !test.node.plan.is_changing());
+        let recent = ClearText { since: wall_clock().as_secs(), ..saved };
+        let mut test = TestNode::restarted(&recent, GRACE);
+        test.node
+            .start(vec![Event::Snapshot { records: vec![record(of_flannel(2)), record(of_flannel(3))], reset: false }])
+            .await;
+        assert!(test.goes_in_clear_text(2) && !test.goes_in_clear_text(3));
+    })
+    .await;
+}
+
+impl TestNode {
+    /// A node with wireguard, and with vxlan as its earlier backend, that an earlier run left with this.
+    fn restarted(saved: &ClearText, grace: Duration) -> TestNode {
+        let own = lease("10.5.1.0-24", "192.168.0.1");
+        let mut test = TestNode::altered((WIREGUARD, own), OnLostLease::Hold, RuleOptions::default(), |started| {
+            let (network, backend) = acquire::parse(VXLAN).unwrap();
+            let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
+            let identities = weft_backends::vxlan::VtepMac::both(mac, mac);
+            let host = weft_backends::host::Host { identities, ..started.host.clone() };
+            started.earlier = vec![Beside::new((VXLAN.to_owned(), network), backend, host)];
+            started.clear_text = Some(saved.clone());
+        });
+        test.node.context.options.change_grace = grace;
+        test
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A change to a backend that encrypts: to which leases packets may still go in clear text.
+
+use weft_backends::state::Route;
+use weft_backends::wireguard::key::{KeyPair, Secret};
+
+use super::wireguard::with_key;
+use super::*;
+
+const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+
+/// Our lease names wireguard with these options from now on, and the backend before it becomes an earlier one.
+fn change_to_wireguard(plan: &mut Plan, options: &str) {
+    prepare_wireguard(plan, options);
+    plan.switch_to_next(VXLAN.to_owned()).unwrap();
+}
+
+/// Makes wireguard with these options the next backend.
+pub(super) fn prepare_wireguard(plan: &mut Plan, options: &str) {
+    let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"wireguard"{options}}}}}"#);
+    let network = Network::parse(&text).unwrap();
+    let backend = make(&network).unwrap();
+    let identities = KeyPair::of(Secret::new([1; 32])).both();
+    let host = Host { identities, ..plan.host().clone() };
+    plan.prepare(Beside::new((text, network), backend, host));
+}
+
+/// The numbers of the subnets that have a route over flannel.1, which is longer than that of the WireGuard device.
+fn in_clear_text(plan: &Plan) -> Vec<u8> {
+    let over_vxlan = |third: &u8| {
+        let key = Key::Route(format!("10.5.{third}.0/24").parse().unwrap(), 0);
+        let route = plan.desired(&key);
+        matches!(route, Some(Value::Route(Route::Unicast { dev, .. })) if dev.text() == "flannel.1")
+    };
+    (2..10).filter(over_vxlan).collect()
+}
+
+fn id(third: u8) -> Id {
+    format!("10.5.{third}.0-24").into()
+}
+
+/// The lease of a node that has followed, and that is reached by its earlier backend, too.
+fn followed(third: u8) -> Record {
+    let mut record = with_key(third, third, third);
+    let attrs = &mut record.lease.as_mut().unwrap().attrs;
+    *attrs = attrs.clone().with_other_ways(&[lease(third, 1).attrs]);
+    record
+}
+
+fn refused(plan: &Plan, third: u8) -> bool {
+    plan.skipped(&id(third)).is_some_and(|reason| reason.contains("this network is encrypted"))
+}
+
+#[test]
+fn only_peers_that_were_reached_before_the_change_are_reached_in_clear_text() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    plan.put(record(3, 1));
+    change_to_wireguard(&mut plan, "");
+    plan.send_current();
+    assert_eq!(in_clear_text(&plan), [2, 3]);
+    // Somebody publishes a lease of the earlier type, so that packets to its subnet go out in clear text.
+    plan.put(record(4, 1));
+    assert_eq!((in_clear_text(&plan), refused(&plan, 4)), (vec![2, 3], true));
+    // One node follows. Then somebody writes its old lease again.
+    plan.put(with_key(3, 3, 3));
+    assert_eq!(in_clear_text(&plan), [2]);
+    plan.put(record(3, 1));
+    assert_eq!((in_clear_text(&plan), refused(&plan, 3)), (vec![2], true));
+    // A lease that was removed and comes back is a new one.
+    plan.remove(&id(2));
+    plan.put(record(2, 1));
+    assert_eq!((in_clear_text(&plan), refused(&plan, 2)), (vec![], true));
+}
+
+#[test]
+fn a_peer_that_has_followed_is_reached_the_earlier_way_until_peers_know_our_lease() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    plan.put(record(3, 1));
+    change_to_wireguard(&mut plan, "");
+    // A node that joins at this moment was never reached in clear text.
+    for third in 2..5 {
+        plan.put(followed(third));
+    }
+    assert_eq!((in_clear_text(&plan), plan.clear_text_count()), (vec![2, 3], 2));
+    plan.put(record(3, 1));
+    assert_eq!((in_clear_text(&plan), refused(&plan, 3)), (vec![2], true), "it was changed back");
+    plan.send_current();
+    assert_eq!((in_clear_text(&plan), plan.clear_text_count()), (vec![], 0));
+    assert!(plan.skipped(&id(2)).is_none() && plan.skipped(&id(4)).is_none());
+}
+
+#[test]
+fn the_end_of_clear_text_removes_the_earlier_device_and_sets_its_peers_aside() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    plan.put(record(3, 1));
+    change_to_wireguard(&mut plan, "");
+    plan.send_current();
+    plan.put(with_key(3, 3, 3));
+    assert!(plan.has_clear_text() && plan.is_in_clear_text(&id(2)) && !plan.is_in_clear_text(&id(3)));
+    assert_eq!((plan.users(1, 5).1, plan.waiting_in_clear_text().count()), (1, 1));
+    plan.end_clear_text();
+    assert_eq!((plan.has_clear_text(), plan.is_changing(), plan.clear_text_count()), (false, false, 0));
+    assert!(refused(&plan, 2) && plan.skipped(&id(3)).is_none());
+    let (count, first) = plan.refused_clear_text(5);
+    assert_eq!((count, first[0].id.clone()), (1, id(2)));
+    assert_eq!(plan.devices().map(|name| name.to_string()).collect::<Vec<_>>(), ["flannel-wg"]);
+    plan.put(with_key(2, 2, 2));
+    assert_eq!(plan.refused_clear_text(5).0, 0, "it has followed");
+}
+
+#[test]
+fn net_conf_may_allow_clear_text_and_forbid_it_again() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    change_to_wireguard(&mut plan, r#","AllowPlaintext":true"#);
+    plan.send_current();
+    plan.put(record(4, 1));
+    assert_eq!((in_clear_text(&plan), plan.has_clear_text(), plan.clear_text_count()), (vec![2, 4], false, 2));
+    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#).unwrap();
+    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(network, backend, host, own);
+    assert_eq!((in_clear_text(&plan), plan.has_clear_text(), plan.clear_text_count()), (vec![], true, 0));
+    assert_eq!(plan.refused_clear_text(1).0, 2);
+}
+
+#[test]
+fn other_options_of_the_backend_that_encrypts_allow_nothing_anew() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    plan.put(record(3, 1));
+    change_to_wireguard(&mut plan, "");
+    plan.send_current();
+    plan.put(with_key(3, 3, 3));
+    plan.put(record(3, 1));
+    plan.put(record(4, 1));
+    change_to_wireguard(&mut plan, r#","ListenPort":51999"#);
+    plan.send_current();
+    assert_eq!(in_clear_text(&plan), [2]);
+}
+
+#[test]
+fn after_a_restart_only_the_saved_leases_are_reached_in_clear_text() {
+    let network = Network::parse(VXLAN).unwrap();
+    let Plan { host, .. } = plan();
+    let earlier = Beside::new((VXLAN.to_owned(), network.clone()), make(&network).unwrap(), host);
+    let mut plan =
+        super::wireguard::wireguard("").with_earlier(vec![earlier]).with_clear_text([id(2), id(3)].into_iter());
+    for third in 2..5 {
+        plan.put(record(third, 1));
+    }
+    assert_eq!((in_clear_text(&plan), refused(&plan, 4)), (vec![2, 3], true));
+}
+
+/// The agent itself carries the packets of this backend, and decides from whom it takes them.
+#[test]
+fn the_tunnel_of_an_earlier_backend_has_no_peer_that_joined_after_the_change() {
+    let udp = |third: u8| {
+        let attrs = Attrs { backend_type: String::new(), backend_data: None, ..lease(third, 1).attrs };
+        Record { id: id(third), lease: Ok(Lease { attrs, ..lease(third, 1) }) }
+    };
+    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#).unwrap();
+    let mut plan = plan();
+    let (host, own) = (plan.host().clone(), plan.own().clone());
+    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    plan.put(udp(2));
+    change_to_wireguard(&mut plan, "");
+    plan.send_current();
+    plan.put(udp(4));
+    assert_eq!((plan.tunnel_peers().count(), refused(&plan, 4), refused(&plan, 2)), (1, true, false));
+    plan.end_clear_text();
+    assert_eq!((plan.tunnel(), refused(&plan, 2)), (None, true));
+}

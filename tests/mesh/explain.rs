@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft explain` names where a packet is lost. The agent is stopped or killed before each fault, so that it repairs nothing.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use weft_lab::netns::checked;
+use weft_lab::node::Node;
+use weft_lab::{BackendKind, Lab, LabOptions};
+
+use crate::exe::weft_exe;
+use crate::{on_this_thread, options};
+
+const WORKS: &str = "works as far as this node can tell";
+
+/// The result of `weft explain`.
+struct Explained {
+    code: Option<i32>,
+    answer: Value,
+}
+
+impl Explained {
+    /// Checks the end: the exit code, and a part of the sentence.
+    fn ends(&self, code: i32, part: &str) -> Result<()> {
+        let sentence = self.answer["sentence"].as_str().unwrap_or_default();
+        ensure!(self.code == Some(code) && sentence.contains(part), "not {code}, {part}: {:#}", self.answer);
+        ensure!(code != 2 || self.answer["remedy"].is_string(), "a remedy: {:#}", self.answer);
+        Ok(())
+    }
+
+    /// Returns what a step has shown.
+    fn step(&self, name: &str) -> Result<&Value> {
+        let steps = self.answer["steps"].as_array().context("steps")?;
+        let found = steps.iter().find(|step| step["step"] == name);
+        found.with_context(|| format!("no step {name}: {:#}", self.answer))
+    }
+}
+
+async fn explain(node: &Node, from: IpAddr, to: IpAddr, flags: &[&str]) -> Result<Explained> {
+    let mut command = node.ns.command(weft_exe());
+    command.arg("explain").arg(from.to_string()).arg(to.to_string()).args(["-o", "json"]).args(flags);
+    command.arg("--subnet-file").arg(node.subnet_file());
+    let output = command.output().await?;
+    let error = || format!("{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    let answer = serde_json::from_slice(&output.stdout).with_context(error)?;
+    Ok(Explained { code: output.status.code(), answer })
+}
+
+/// A lab of two nodes. The first one is the one that is asked.
+struct Pair {
+    lab: Lab,
+    from: IpAddr,
+    to: IpAddr,
+}
+
+impl Pair {
+    async fn start(backend: BackendKind) -> Result<Pair> {
+        let lab = Lab::start(&LabOptions { nodes: 2, backend, ..options() }).await?;
+        lab.reach_all().await?;
+        let (from, to) = (lab.nodes[0].pods[0].addrs[0], lab.nodes[1].pods[0].addrs[0]);
+        Ok(Pair { lab, from, to })
+    }
+
+    /// The same, and the agent of the first node is killed. What it wrote stays.
+    async fn without_agent(backend: BackendKind) -> Result<Pair> {
+        let mut pair = Pair::start(backend).await?;
+        pair.lab.nodes[0].stop(Signal::SIGKILL).await?;
+        Ok(pair)
+    }
+
+    fn node(&self) -> &Node {
+        &self.lab.nodes[0]
+    }
+
+    async fn ip(&self, words: &str) -> Result<String> {
+        self.node().ns.ip(words).await
+    }
+
+    async fn explain(&self, flags: &[&str]) -> Result<Explained> {
+        explain(self.node(), self.from, self.to, flags).await
+    }
+
+    /// Returns the subnet of the other node and its first address, which the device has.
+    async fn other_subnet(&self) -> Result<(String, String)> {
+        let routes = self.ip("route show").await?;
+        let net = routes.lines().find(|line| line.contains("proto 90")).and_then(|line| line.split(' ').next());
+        let net = net.context("a route of weft")?.to_owned();
+        let first = net.split('/').next().unwrap_or_default().to_owned();
+        Ok((net, first))
+    }
+}
+
+#[test]
+fn a_healthy_pair_works_over_vxlan_and_every_step_is_shown_in_both_directions() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::Vxlan).await?;
+        let there = pair.explain(&[]).await?;
+        there.ends(0, WORKS)?;
+        for (step, part) in [
+            ("source", "arrive on cni0"),
+            ("lease", "belongs to 192.168.77.12 (vxlan)"),
+            ("route", "dev flannel.1 proto 90"),
+            ("neighbour", "permanent"),
+            ("fdb", "192.168.77.12"),
+            ("tunnel", "VNI 1, UDP port 8472, to 192.168.77.12"),
+            ("underlay route", "dev eth0"),
+        ] {
+            let found = there.step(step)?;
+            ensure!(found["state"] == "ok" && found["is"].as_str().unwrap_or_default().contains(part), "{found}");
+        }
+        ensure!(there.step("route")?["mtu"] == 1450 && there.step("underlay route")?["mtu"] == 1500);
+        let back = explain(pair.node(), pair.to, pair.from, &[]).await?;
+        back.ends(0, WORKS)?;
+        ensure!(back.step("source")?["is"].as_str().unwrap_or_default().contains("flannel.1"), "{:#}", back.answer);
+        back.step("answer: fdb")?;
+        let probed = pair.explain(&["--probe"]).await?;
+        probed.ends(0, WORKS)?;
+        ensure!(probed.step("probe")?["state"] == "ok");
+        let mut c = pair.node().ns.command(weft_exe());
+        c.arg("explain")
+            .arg(pair.from.to_string())
+            .arg(pair.to.to_string())
+            .arg("--probe")
+            .arg("--subnet-file")
+            .arg(pair.node().subnet_file());
+        let local = explain(pair.node(), pair.node().uplink[0], pair.to, &[]).await?;
+        local.ends(0, WORKS)?;
+        let elsewhere = explain(pair.node(), pair.to, "192.0.2.1".parse()?, &[]).await?;
+        elsewhere.ends(1, "neither address belongs to this node")
+    });
+}
+
+#[test]
+fn a_healthy_pair_works_over_host_gw_with_and_without_an_agent() {
+    on_this_thread(async {
+        let mut pair = Pair::start(BackendKind::HostGw).await?;
+        let with = pair.explain(&[]).await?;
+        with.ends(0, WORKS)?;
+        ensure!(with.step("route")?["is"].as_str().unwrap_or_default().contains("via 192.168.77.12 dev eth0"));
+        pair.lab.nodes[0].stop(Signal::SIGKILL).await?;
+        let without = pair.explain(&[]).await?;
+        without.ends(0, WORKS)?;
+        let lease = without.step("lease")?;
+        ensure!(
+            lease["state"] == "unknown" && lease["is"].as_str().unwrap_or_default().contains("no agent"),
+            "{lease}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_healthy_pair_works_over_udp_and_over_ipv6() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::Udp).await?;
+        let there = pair.explain(&["--probe"]).await?;
+        there.ends(0, WORKS)?;
+        ensure!(there.step("tunnel")?["is"] == "flannel0: UDP by the agent, to 192.168.77.12", "{:#}", there.answer);
+        ensure!(there.step("underlay route")?["mtu"] == 1500);
+        Ok(())
+    });
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { nodes: 2, only_ipv6: true, ..options() }).await?;
+        lab.reach_all().await?;
+        let (from, to) = (lab.nodes[0].pods[0].addrs[0], lab.nodes[1].pods[0].addrs[0]);
+        let there = explain(&lab.nodes[0], from, to, &["--probe"]).await?;
+        there.ends(0, WORKS)?;
+        ensure!(there.step("fdb")?["is"].as_str().unwrap_or_default().contains("fd77::"), "{:#}", there.answer);
+        let back = explain(&lab.nodes[0], to, from, &[]).await?;
+        back.ends(0, WORKS)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_fdb_entry_that_is_missing_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let entries = pair.node().ns.bridge("fdb show dev flannel.1").await?;
+        let mac = entries.lines().find(|line| line.contains("192.168.77.12")).and_then(|line| line.split(' ').next());
+        let mac = mac.context("an entry")?;
+        pair.node().ns.bridge(&format!("fdb del {mac} dev flannel.1")).await?;
+        pair.explain(&[]).await?.ends(2, &format!("flannel.1 has no FDB entry for {mac}"))
+    });
+}
+
+#[test]
+fn a_neighbour_that_is_missing_is_named_while_the_agent_is_stopped() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::Vxlan).await?;
+        pair.node().signal(Signal::SIGSTOP)?;
+        let (_, first) = pair.other_subnet().await?;
+        pair.ip(&format!("neigh del {first} dev flannel.1")).await?;
+        let explained = pair.explain(&[]).await?;
+        pair.node().signal(Signal::SIGCONT)?;
+        explained.ends(2, &format!("flannel.1 has no neighbour entry for {first}"))?;
+        let lease = explained.step("lease")?["is"].as_str().unwrap_or_default().to_owned();
+        ensure!(lease.contains("did not answer within"), "{lease}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_neighbour_that_is_missing_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (_, first) = pair.other_subnet().await?;
+        pair.ip(&format!("neigh del {first} dev flannel.1")).await?;
+        pair.explain(&[]).await?.ends(2, &format!("flannel.1 has no neighbour entry for {first}"))
+    });
+}
+
+#[test]
+fn a_longer_route_of_another_program_is_named_with_the_command_that_removes_it() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::Vxlan).await?;
+        let (net, first) = pair.other_subnet().await?;
+        // The agent does not remove it: it is not in the place of one of its own.
+        pair.ip(&format!("route add {first}/25 via 192.168.77.99 dev eth0 proto static")).await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, &format!("is used instead of the route of weft for {net}"))?;
+        let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
+        let (_, command) = remedy.split_once("then ip ").context("a command")?;
+        pair.ip(command).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+#[test]
+fn a_device_that_is_down_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        pair.ip("link set flannel.1 down").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "flannel.1 is down")?;
+        ensure!(explained.answer["remedy"] == "ip link set flannel.1 up");
+        pair.ip("link set cni0 down").await?;
+        pair.explain(&[]).await?.ends(2, "no device of this node leads to its pod")?;
+        let back = explain(pair.node(), pair.to, pair.from, &[]).await?;
+        back.ends(2, "no device of this node leads to its pod")
+    });
+}
+
+#[test]
+fn a_policy_and_a_rule_that_drop_forwarded_packets_are_quoted() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let run = async |words: &str| {
+            checked(pair.node().ns.command("iptables-nft").args(["-w", "20"]).args(words.split(' '))).await
+        };
+        run("-P FORWARD DROP").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "iptables-nft FORWARD drops the packet: policy DROP of FORWARD")?;
+        // A rule before it accepts the packets, and one before that drops a port.
+        run(&format!("-A FORWARD -s {} -j ACCEPT", pair.from)).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        run("-I FORWARD -p tcp --dport 7099 -j DROP").await?;
+        pair.explain(&["--port", "7099"]).await?.ends(2, "-A FORWARD -p tcp -m tcp --dport 7099 -j DROP")?;
+        pair.explain(&["--port", "80"]).await?.ends(0, WORKS)?;
+        pair.explain(&["--port", "7099", "--proto", "udp"]).await?.ends(0, WORKS)?;
+        // What is not evaluated is quoted, and not taken for an accept.
+        run("-F FORWARD").await?;
+        run("-A FORWARD -m length --length 0:100 -j ACCEPT").await?;
+        pair.explain(&[]).await?.ends(1, "which is not evaluated: -A FORWARD -m length --length 0:100 -j ACCEPT")
+    });
+}
+
+#[test]
+fn a_chain_of_nftables_that_drops_forwarded_packets_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let chain = "add table inet fw; add chain inet fw way { type filter hook forward priority 0; policy drop; }";
+        checked(pair.node().ns.command("nft").arg(chain)).await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "nft chain inet fw way drops the packet: policy drop")?;
+        let accept = format!("add rule inet fw way ip saddr {} accept", pair.from);
+        checked(pair.node().ns.command("nft").arg(accept)).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+/// What explain says of rules is compared with what the kernel does with real packets.
+#[test]
+fn jumps_sets_and_maps_of_nftables_are_followed_as_the_kernel_does() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (from, to, node) = (pair.from, pair.to, pair.node());
+        let pod = &node.pods[0].ns;
+        let filter = "type filter hook forward priority 0; policy accept;";
+        let sets = "set three { type ipv4_addr; flags interval; elements = { 10.244.0.0/16 } }; \
+                    set one { type ipv4_addr; elements = { 203.0.113.1 } }; \
+                    map pairs { type ipv4_addr . ifname : verdict; }";
+        let cases: [(&str, bool); 14] = [
+            ("ip daddr @three drop", false),
+            ("ip daddr != @three drop", true),
+            ("ip daddr @one drop", true),
+            ("jump other; drop", true),
+            ("goto other; drop", true),
+            ("jump returns; drop", false),
+            ("ct state vmap { established : accept, new : jump other }; drop", true),
+            ("ct state vmap { established : accept, invalid : drop }; drop", false),
+            ("ct state established,related accept; iifname { lo, cni0 } oifname \"flannel.*\" accept; drop", true),
+            ("iifname . oifname { lo . eth0, cni0 . eth0 } drop", true),
+            ("ip saddr . ip daddr vmap { FROM . TO : goto refuses }", false),
+            ("meta l4proto { tcp, udp } drop", true),
+            ("meta l4proto 1-17 ip saddr FROM reject", false),
+            ("ip saddr 10.244.0.0-10.244.255.255 ip protocol icmp counter drop", false),
+        ];
+        for (rules, passes) in cases {
+            let rules = rules.replace("FROM", &from.to_string()).replace("TO", &to.to_string());
+            let text = format!(
+                "table inet fw {{ {sets}; chain other {{ accept; }}; chain returns {{ return; }}; chain refuses {{ reject; }}; \
+                 chain way {{ {filter} {rules}; }}; }}"
+            );
+            checked(node.ns.command("nft").arg(&text)).await?;
+            let ping = pod.command("ping").args(["-c", "1", "-W", "1", &to.to_string()]).output().await?;
+            ensure!(ping.status.success() == passes, "the kernel with {rules}");
+            let explained = pair.explain(&["--proto", "icmp"]).await?;
+            let wanted = if passes { (0, WORKS) } else { (2, "nft chain inet fw way drops the packet: ") };
+            explained.ends(wanted.0, wanted.1).with_context(|| rules.clone())?;
+            checked(node.ns.command("nft").arg("delete table inet fw")).await?;
+        }
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+#[test]
+fn chains_of_nftables_at_every_hook_are_read() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (from, to, node) = (pair.from, pair.to, pair.node());
+        // Before and behind the routing decision, where filters are rare.
+        for hook in ["prerouting", "postrouting"] {
+            let text = format!(
+                "table ip early {{ chain {hook} {{ type filter hook {hook} priority -200; ip daddr {to} drop; }}; }}"
+            );
+            checked(node.ns.command("nft").arg(&text)).await?;
+            pair.explain(&[])
+                .await?
+                .ends(2, &format!("nft chain ip early {hook} drops the packet: ip daddr {to} drop"))?;
+            checked(node.ns.command("nft").arg("delete table ip early")).await?;
+        }
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        // A packet for this host, and one of this host.
+        let own: IpAddr = "192.168.77.11".parse()?;
+        for (hook, from, to) in [("input", from, own), ("output", own, to)] {
+            explain(node, from, to, &[]).await?.ends(0, WORKS)?;
+            let text = format!(
+                "table ip host {{ chain {hook} {{ type filter hook {hook} priority 0; ip daddr {to} drop; }}; }}"
+            );
+            checked(node.ns.command("nft").arg(&text)).await?;
+            let explained = explain(node, from, to, &[]).await?;
+            explained.ends(2, &format!("nft chain ip host {hook} drops the packet: ip daddr {to} drop"))?;
+            checked(node.ns.command("nft").arg("delete table ip host")).await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_underlay_with_a_smaller_mtu_is_named_with_the_size_that_is_needed() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        pair.ip("link set eth0 mtu 1400").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "a packet of 1450 bytes becomes one of 1500 bytes in the tunnel")?;
+        ensure!(explained.step("underlay route")?["should_be"] == "an MTU of at least 1500");
+        pair.ip("link set eth0 mtu 1500").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+#[test]
+fn packets_that_vanish_on_the_way_are_found_by_a_probe() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let other = &pair.lab.nodes[1].ns;
+        let chain = "add table inet test; add chain inet test in { type filter hook input priority -300; }; \
+                     add rule inet test in udp dport 8472 drop";
+        checked(other.command("nft").arg(chain)).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        pair.explain(&["--probe"]).await?.ends(2, "192.168.77.12 answers outside of the tunnel")
+    });
+}
+
+#[test]
+fn a_node_that_does_not_forward_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        pair.node().ns.sysctl(&["ipv4/ip_forward=0"])?;
+        pair.explain(&[]).await?.ends(2, "this node does not forward packets: net.ipv4.ip_forward is 0")
+    });
+}
+
+#[test]
+fn a_service_is_followed_to_an_endpoint_and_a_packet_to_the_outside_is_masqueraded() {
+    on_this_thread(async {
+        let flags = vec!["--ip-masq".to_owned(), "--firewall=nft".to_owned()];
+        let lab = Lab::start(&LabOptions { nodes: 2, agent_flags: flags, ..options() }).await?;
+        lab.reach_all().await?;
+        let (node, from, to) = (&lab.nodes[0], lab.nodes[0].pods[0].addrs[0], lab.nodes[1].pods[0].addrs[0]);
+        let outside = explain(node, from, "198.51.100.1".parse()?, &[]).await?;
+        ensure!(format!("{:#}", outside.answer).contains("the source address is translated: "), "{:#}", outside.answer);
+        let service: IpAddr = "10.96.0.10".parse()?;
+        let rules = [
+            "-N KUBE-SERVICES".to_owned(),
+            "-N KUBE-SVC-A".to_owned(),
+            "-A PREROUTING -j KUBE-SERVICES".to_owned(),
+            format!("-A KUBE-SERVICES -d {service}/32 -p tcp --dport 80 -j KUBE-SVC-A"),
+            format!("-A KUBE-SVC-A -p tcp -j DNAT --to-destination {to}:8080"),
+        ];
+        for rule in &rules {
+            let words = ["-w", "20", "-t", "nat"].into_iter().chain(rule.split(' '));
+            checked(node.ns.command("iptables-nft").args(words)).await?;
+        }
+        let explained = explain(node, from, service, &["--port", "80"]).await?;
+        explained.ends(0, WORKS)?;
+        let step = explained.step("service")?["is"].as_str().unwrap_or_default();
+        ensure!(step.contains(&format!("-A KUBE-SVC-A -p tcp -j DNAT --to-destination {to}:8080")), "{step}");
+        ensure!(explained.answer["to"] == to.to_string(), "{:#}", explained.answer);
+        explained.step("fdb").map(drop)?;
+        // The shape of the rules of kube-proxy with nftables.
+        let service: IpAddr = "10.96.0.11".parse()?;
+        let rules = format!(
+            "table ip kube-proxy {{
+                 map service-ips {{ type ipv4_addr . inet_proto . inet_service : verdict; elements = {{ {service} . tcp . 80 : goto service }}; }}
+                 chain endpoint {{ meta l4proto tcp dnat to {to}:8080; }}
+                 chain service {{ ip saddr != 10.244.0.0/16 meta mark set 0x4000; numgen random mod 1 vmap {{ 0 : goto endpoint }}; }}
+                 chain services {{ ip daddr . meta l4proto . th dport vmap @service-ips; }}
+                 chain nat-prerouting {{ type nat hook prerouting priority dstnat; jump services; }}
+             }}"
+        );
+        checked(node.ns.command("nft").arg(&rules)).await?;
+        let explained = explain(node, from, service, &["--port", "80"]).await?;
+        explained.ends(0, WORKS)?;
+        let step = explained.step("service")?["is"].as_str().unwrap_or_default();
+        ensure!(step.contains(&format!("dnat to {to}:8080")), "{step}");
+        ensure!(explained.answer["to"] == to.to_string(), "{:#}", explained.answer);
+        // Another port is none of a service.
+        let explained = explain(node, from, service, &["--port", "81"]).await?;
+        ensure!(explained.step("service").is_err(), "{:#}", explained.answer);
+        Ok(())
+    });
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Misfortunes of one node: what other programs and the kernel do there.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use weft_lab::netns::checked;
+use weft_lab::node::Node;
+use weft_lab::{Lab, LabOptions};
+
+use crate::{doctor, gone, named, on_this_thread, options};
+
+/// Runs a program in the namespace of a node.
+async fn run(node: &Node, line: &str) -> Result<String> {
+    let mut words = line.split_whitespace();
+    let program = words.next().context("a program")?;
+    checked(node.ns.command(program).args(words)).await
+}
+
+/// 6, 7, 10, 11, 26: one after the other on a node that is sound before and afterwards.
+#[test]
+fn rules_routes_and_settings_of_other_programs() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { nodes: 3, router: true, direct_routing: true, ..options() }).await?;
+        let node = &lab.nodes[0];
+        for check in ["network", "rp-filter", "bridge-subnet", "br-netfilter", "device", "managed"] {
+            ensure!(doctor(node, &["--only", check]).await?.is_empty(), "{check} before");
+        }
+        // A VPN or a routing daemon.
+        run(node, "ip route add 10.244.128.0/17 via 192.168.77.1 dev eth0 proto static").await?;
+        named(node, "network", &["10.244.128.0/17", "eth0", "protocol static", "ip route del 10.244.128.0/17"]).await?;
+        run(node, "ip route del 10.244.128.0/17").await?;
+        gone(node, "network").await?;
+        // A VPN with a policy rule: its table is asked first, however wide its routes are.
+        run(node, "ip route add 10.0.0.0/8 via 192.168.77.1 dev eth0 table 52").await?;
+        run(node, "ip rule add pref 5270 lookup 52").await?;
+        named(node, "network", &["table 52", "2 of the subnets of peers", "over eth0", "ip route show table 52"])
+            .await?;
+        run(node, "ip rule del pref 5270").await?;
+        gone(node, "network").await?;
+        // The first peer is reached over eth0, and the second one over flannel.1.
+        node.ns.sysctl(&["ipv4/conf/all/rp_filter=1"])?;
+        named(node, "rp-filter", &["rp_filter of eth0 is strict", "net/ipv4/conf/eth0/rp_filter=2"]).await?;
+        node.ns.sysctl(&["ipv4/conf/all/rp_filter=2"])?;
+        gone(node, "rp-filter").await?;
+        node.ns.sysctl(&["bridge/bridge-nf-call-iptables=0"])?;
+        named(node, "br-netfilter", &["cni0", "modprobe br_netfilter"]).await?;
+        node.ns.sysctl(&["bridge/bridge-nf-call-iptables=1"])?;
+        gone(node, "br-netfilter").await?;
+        run(node, "ip addr flush dev cni0").await?;
+        run(node, "ip addr add 10.99.1.1/24 dev cni0").await?;
+        named(node, "bridge-subnet", &["10.99.1.1", "ip link del cni0"]).await?;
+        let chain = "add chain inet strict forward { type filter hook forward priority 0; policy drop; }";
+        for text in ["add table inet strict", chain] {
+            checked(node.ns.command("nft").arg(text)).await?;
+        }
+        named(node, "agent", &["chain forward of table inet strict drops forwarded packets of pods", "run: nft "])
+            .await?;
+        run(node, "nft delete table inet strict").await?;
+        gone(node, "agent").await
+    });
+}
+
+/// 6: Docker sets the policy of FORWARD. Nothing has to be named, because the agent lets pods through.
+#[test]
+fn a_policy_of_forward_as_docker_sets_it_is_healed() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        for node in &lab.nodes {
+            run(node, "iptables -P FORWARD DROP").await?;
+        }
+        lab.reach_all().await?;
+        for node in &lab.nodes {
+            gone(node, "agent").await?;
+        }
+        Ok(())
+    });
+}
+
+/// 8: a real systemd-networkd with a configuration that matches every link.
+#[test]
+fn systemd_networkd_manages_the_device() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        // The lab has a mount namespace of its own, so nothing of this reaches the machine.
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "weft-test", "/run/systemd"]).status()?;
+        ensure!(mounted.success(), "mount /run/systemd");
+        fs::create_dir_all("/run/systemd/network")?;
+        fs::write(
+            "/run/systemd/network/10-all.network",
+            "[Match]\nName=flannel.1\n[Network]\nLinkLocalAddressing=no\n",
+        )?;
+        let node = &lab.nodes[0];
+        gone(node, "managed").await?;
+        // Where /sys is read-only, as in a container, networkd does not wait for udev.
+        let mut networkd = node.ns.command("sh");
+        networkd.args(["-ec", "mount -o remount,ro /sys; exec /lib/systemd/systemd-networkd"]);
+        let mut networkd = networkd.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        named(node, "managed", &["systemd-networkd manages flannel.1", "Unmanaged=yes"]).await?;
+        networkd.kill().await?;
+        Ok(())
+    });
+}
+
+/// 9: the kernel does not let two devices receive one VNI on one port.
+#[test]
+fn another_vxlan_device_with_the_same_vni_and_port() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&options()).await?;
+        run(&lab.nodes[0], "ip link add vx0 up type vxlan id 1 dstport 8472").await?;
+        named(&lab.nodes[0], "device", &["vx0", "VNI 1 on UDP port 8472", "ip link del vx0"]).await?;
+        for node in &mut lab.nodes {
+            node.start()?;
+        }
+        named(&lab.nodes[0], "device", &["vx0", "ip link del vx0"]).await?;
+        named(&lab.nodes[0], "agent", &["flannel.1"]).await?;
+        run(&lab.nodes[0], "ip link del vx0").await?;
+        lab.nodes[0].ready().await?;
+        gone(&lab.nodes[0], "device").await
+    });
+}
+
+/// 22: the agent cannot replace the file.
+#[test]
+fn subnet_env_cannot_be_written() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        let file = node.subnet_file();
+        fs::remove_file(&file)?;
+        fs::create_dir_all(file.join("occupied"))?;
+        let path = file.display().to_string();
+        named(node, "subnet-file", &[&path, "cannot be used", "remove the file"]).await?;
+        named(node, "agent", &[&path]).await
+    });
+}
+
+/// 23: a hardening script switched IPv6 off for links that are made later.
+#[test]
+fn ipv6_is_disabled_on_a_dual_stack_node() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { ipv6: true, ..options() }).await?;
+        let node = &lab.nodes[0];
+        gone(node, "ipv6").await?;
+        node.ns.sysctl(&["ipv6/conf/default/disable_ipv6=1"])?;
+        named(node, "ipv6", &["net.ipv6.conf.default.disable_ipv6", "sysctl -w"]).await?;
+        node.ns.sysctl(&["ipv6/conf/default/disable_ipv6=0", "ipv6/conf/cni0/disable_ipv6=1"])?;
+        named(node, "ipv6", &["net.ipv6.conf.cni0.disable_ipv6=0"]).await
+    });
+}
+
+/// 12, 13: a VPN masquerades what leaves by the tunnel, and a script flushed the rules of kube-proxy.
+#[test]
+fn pods_are_hidden_and_services_are_flushed() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        for check in ["masquerade", "services", "firewall"] {
+            gone(node, check).await?;
+        }
+        for program in ["iptables-nft", "iptables-legacy"] {
+            run(node, &format!("{program} -t nat -A POSTROUTING -o flannel.1 -j MASQUERADE")).await?;
+            let remedy = format!("{program} -t nat -D POSTROUTING -o flannel.1 -j MASQUERADE");
+            named(node, "masquerade", &["-A POSTROUTING -o flannel.1 -j MASQUERADE", &remedy]).await?;
+            run(node, &remedy).await?;
+            gone(node, "masquerade").await?;
+        }
+        let table = "table ip vpn { chain hide { masquerade; }; chain out { type nat hook postrouting priority srcnat; \
+                     oifname { \"flannel.1\", \"tun0\" } jump hide; }; }";
+        checked(node.ns.command("nft").arg(table)).await?;
+        named(node, "masquerade", &["the chain ip vpn out of nftables", "nft -a list chain ip vpn out"]).await?;
+        run(node, "nft delete table ip vpn").await?;
+        gone(node, "masquerade").await?;
+        let program = lab.dir().join("kube-proxy");
+        fs::copy("/bin/sleep", &program)?;
+        let mut process = node.ns.command(&program).arg("600").spawn()?;
+        run(node, "iptables-nft -t nat -N KUBE-SERVICES").await?;
+        run(node, "iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES").await?;
+        gone(node, "services").await?;
+        run(node, "iptables-nft -t nat -F").await?;
+        named(node, "services", &["kube-proxy (pid ", "KUBE-SERVICES", "restart kube-proxy"]).await?;
+        process.kill().await?;
+        gone(node, "services").await
+    });
+}

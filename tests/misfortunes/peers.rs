@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Misfortunes between nodes: packets that vanish, addresses that are wrong.
+
+use anyhow::ensure;
+use nix::sys::signal::Signal;
+use weft_lab::netns::checked;
+use weft_lab::{Lab, LabOptions};
+
+use crate::{named, on_this_thread, options};
+
+/// 1, 2, 5: three peers of one node, each with a way that is broken in another manner.
+#[test]
+fn packets_vanish_between_nodes() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&LabOptions { nodes: 4, ..options() }).await?;
+        lab.nodes[3].ns.ip("address add 192.168.99.14/32 dev eth0").await?;
+        lab.nodes[3].set_flag("--public-ip=192.168.99.14");
+        // The end of the uplink in the fabric drops what is larger, as a switch does.
+        lab.fabric.ip("link set n3 mtu 1400").await?;
+        let rule = "add rule inet test in ip saddr 192.168.77.11 udp dport 8472 drop";
+        let chain = "add chain inet test in { type filter hook input priority -300; }";
+        for text in ["add table inet test", chain, rule] {
+            checked(lab.nodes[1].ns.command("nft").arg(text)).await?;
+        }
+        for node in &mut lab.nodes {
+            node.start()?;
+        }
+        for node in &mut lab.nodes {
+            node.ready().await?;
+        }
+        let node = &lab.nodes[0];
+        named(node, "agent", &["192.168.77.12", "UDP port 8472 from this node to 192.168.77.12"]).await?;
+        named(node, "agent", &["only 1404 bytes", "set the MTU of the uplink eth0 to 1404"]).await?;
+        named(node, "agent", &["192.168.99.14 is the address of a wrong interface"]).await
+    });
+}
+
+/// 3: an address was copied to a second node.
+#[test]
+fn two_nodes_publish_one_address() {
+    on_this_thread(async {
+        let mut lab = Lab::start(&options()).await?;
+        lab.nodes[1].set_flag("--public-ip=192.168.77.11");
+        lab.nodes[1].stop(Signal::SIGTERM).await?;
+        lab.nodes[1].start()?;
+        for node in &lab.nodes {
+            named(node, "agent", &["two nodes publish 192.168.77.11"]).await?;
+        }
+        Ok(())
+    });
+}
+
+/// 3, at the first start of the second node: nothing but the address says whose lease it is, so it is taken over.
+#[test]
+fn a_first_start_with_the_address_of_another_node() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&options()).await?;
+        lab.nodes[0].start()?;
+        lab.nodes[0].ready().await?;
+        lab.nodes[1].set_flag("--public-ip=192.168.77.11");
+        lab.nodes[1].start()?;
+        lab.nodes[1].ready().await?;
+        let warning = "the lease of an address that is not on this host is taken over";
+        let log = lab.nodes[1].log_tail(100);
+        ensure!(log.contains(warning) && log.contains("192.168.77.11"), "{log}");
+        ensure!(!lab.nodes[0].log_tail(100).contains(warning), "the first node has its own address");
+        Ok(())
+    });
+}
+
+/// 4: the image of a machine was copied after weft had run on it.
+#[test]
+fn two_nodes_have_one_vtep_mac() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&options()).await?;
+        lab.nodes[0].start()?;
+        lab.nodes[0].ready().await?;
+        let link = lab.nodes[0].ns.ip("link show flannel.1").await?;
+        let mac = link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap_or_default();
+        let vxlan = "type vxlan id 1 local 192.168.77.12 dev eth0 dstport 8472 nolearning";
+        lab.nodes[1].ns.ip(&format!("link add flannel.1 address {mac} {vxlan}")).await?;
+        let mark = format!("weft {}", lab.nodes[1].subnet_file().display());
+        checked(lab.nodes[1].ns.command("ip").args(["link", "set", "flannel.1", "alias", &mark])).await?;
+        lab.nodes[1].start()?;
+        for node in &lab.nodes {
+            named(node, "agent", &["two nodes have one VtepMAC"]).await?;
+        }
+        Ok(())
+    });
+}
+
+/// 16: a network card of the first node computes wrong checksums. The rule changes the bytes of packets that leave.
+#[test]
+fn checksums_are_wrong() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let chain = "add chain netdev test out { type filter hook egress device eth0 priority 0; }";
+        // Behind the headers of UDP and vxlan, the protocol of the inner IP header is at byte 39, and the checksum of the ICMP message at byte 52.
+        let rule = "add rule netdev test out udp dport 8472 @th,312,8 1 @th,416,16 set 0x1234";
+        for text in ["add table netdev test", chain, rule] {
+            checked(lab.nodes[0].ns.command("nft").arg(text)).await?;
+        }
+        let target = lab.nodes[1].ns.ip("-o -4 address show dev flannel.1").await?;
+        let target = target.split_whitespace().nth(3).unwrap_or_default().trim_end_matches("/32").to_owned();
+        // No packet is answered, so the exit code is not 0.
+        lab.nodes[0].ns.command("ping").args(["-q", "-c", "20", "-i", "0.05", "-W", "1", &target]).output().await?;
+        named(&lab.nodes[1], "checksum", &["ICMP", "wrong checksum", "ethtool -K flannel.1 tx-checksum-ip-generic off"])
+            .await
+    });
+}
