@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Debian package: the same input gives the same bytes, lintian has no complaint, and the package is installed, upgraded under traffic,
-//! removed and purged in a Debian with systemd, which runs in a container. Needs root, and what `make test-deb` prepares.
+//! removed and purged in a Debian with systemd, which runs in a container. There, the commands of docs/install.md work as they stand. Needs
+//! root, and what `make test-deb` prepares.
 //!
 //! `WEFT_BIN` and `WEFT_CNI` name other binaries than those of this build, such as static ones.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
@@ -12,6 +13,7 @@ mod exe;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 /// The checks of tests/deb/scenario.sh that must have been made, beside others.
 const CHECKS: [&str; 6] = [
@@ -75,8 +77,8 @@ fn lintian_has_no_complaint() {
     ok(&mut lintian);
 }
 
-/// Returns a Debian with systemd, which is made once and never changed.
-fn debian() -> PathBuf {
+/// A Debian with systemd, which is made once and never changed. Two tests want it at the same time.
+static DEBIAN: LazyLock<PathBuf> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debian-bookworm");
     if !root.is_dir() {
         let aside = tempfile::Builder::new().prefix("debian-").tempdir_in(root.parent().unwrap()).unwrap();
@@ -86,17 +88,11 @@ fn debian() -> PathBuf {
         fs::rename(aside.keep(), &root).unwrap();
     }
     root
-}
+});
 
-#[test]
-fn install_upgrade_under_traffic_remove_and_purge() {
-    let dir = tempfile::tempdir().unwrap();
-    let packages = dir.path().join("packages");
-    let out = dir.path().join("out");
-    fs::create_dir(&packages).unwrap();
-    fs::create_dir(&out).unwrap();
-    package(&packages, "old.deb", "1");
-    package(&packages, "new.deb", "2");
+/// Boots a Debian with systemd, in which this script of tests/deb runs with these files, and returns what it wrote.
+fn boot(script: &str, packages: &Path, more: &[String]) -> String {
+    let out = tempfile::tempdir().unwrap();
     let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
     let scenario = tree().join("tests/deb");
     let mut container = Command::new("timeout");
@@ -111,17 +107,67 @@ fn install_upgrade_under_traffic_remove_and_purge() {
             "--private-network",
         ])
         .args(["--volatile=overlay", "--console=pipe", "--capability=CAP_NET_ADMIN"])
-        .arg(format!("--machine=weft-deb-{}", std::process::id()))
-        .arg(format!("--directory={}", debian().display()))
-        .args([bind(&packages, "/packages"), bind(&scenario.join("scenario.sh"), "/scenario.sh")])
+        .arg(format!("--machine=weft-deb-{}-{}", std::process::id(), script.trim_end_matches(".sh")))
+        .arg(format!("--directory={}", DEBIAN.display()))
+        .args([bind(packages, "/packages"), bind(&scenario.join(script), "/scenario.sh")])
         .arg(bind(&scenario.join("scenario.service"), "/run/systemd/system/scenario.service"))
-        .arg(format!("--bind={}:/out", out.display()))
+        .arg(format!("--bind={}:/out", out.path().display()))
+        .args(more)
         .args(["--boot", "--", "--unit=scenario.service"]);
     let output = container.output().expect("run systemd-nspawn (make test-deb)");
     let console = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    let log = fs::read_to_string(out.join("log")).unwrap_or_else(|error| panic!("no result: {error}\n{console}"));
+    let log =
+        fs::read_to_string(out.path().join("log")).unwrap_or_else(|error| panic!("no result: {error}\n{console}"));
     assert_eq!(log.lines().last(), Some("END"), "{log}");
+    log
+}
+
+#[test]
+fn install_upgrade_under_traffic_remove_and_purge() {
+    let packages = tempfile::tempdir().unwrap();
+    package(packages.path(), "old.deb", "1");
+    package(packages.path(), "new.deb", "2");
+    let log = boot("scenario.sh", packages.path(), &[]);
     for check in CHECKS {
+        assert!(log.contains(&format!("PASS {check}\n")), "'{check}' was never checked:\n{log}");
+    }
+}
+
+/// Returns the commands of a section of docs/install.md.
+fn commands(section: &str) -> Vec<String> {
+    let page = fs::read_to_string(tree().join("docs/install.md")).unwrap();
+    let (_, section) = page.split_once(&format!("\n## {section}\n")).expect("the section is there");
+    let lines = section.lines().take_while(|line| !line.starts_with("## "));
+    lines.filter_map(|line| line.strip_prefix("    ")).map(str::to_owned).collect()
+}
+
+/// The page is pasted as it stands, but for what builds the programs in this tree.
+#[test]
+fn the_commands_of_install_md_install_a_release() {
+    let dir = tempfile::tempdir().unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    package(dir.path(), &format!("weft_{version}-1_amd64.deb"), "1");
+    fs::rename(
+        dir.path().join(exe::weft_exe().file_name().unwrap()),
+        dir.path().join(format!("weft-{version}-linux-amd64")),
+    )
+    .unwrap();
+    let transform = format!("--transform=s,^,weft-{version}/,");
+    let archive = dir.path().join(format!("weft-{version}-deploy.tar.gz"));
+    ok(Command::new("tar")
+        .current_dir(tree())
+        .args(["--create", "--gzip", &transform, "--file"])
+        .arg(archive)
+        .arg("deploy"));
+    ok(Command::new("sh").current_dir(dir.path()).args(["-c", "sha256sum -- weft* >SHA256SUMS"]));
+    for (file, section) in [("debian.sh", "Debian, with etcd"), ("linux.sh", "Any Linux, with systemd")] {
+        let lines: Vec<String> = commands(section).into_iter().filter(|line| !line.contains(" target/")).collect();
+        assert!(lines.len() >= 4, "{section}: {lines:?}");
+        fs::write(dir.path().join(file), lines.join("\n") + "\n").unwrap();
+    }
+    let etcd = ["etcd", "etcdctl"].map(|name| format!("--bind-ro=/usr/bin/{name}:/usr/local/bin/{name}"));
+    let log = boot("paste.sh", dir.path(), &etcd);
+    for check in ["the commands for Debian", "the commands for any Linux", "the node has its lease again"] {
         assert!(log.contains(&format!("PASS {check}\n")), "'{check}' was never checked:\n{log}");
     }
 }
