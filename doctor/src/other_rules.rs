@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ipnet::IpNet;
+use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 
 use super::explain::facts::Packet;
 use super::explain::nft;
-use super::explain::nft::read::{BaseChain, Hook, KernelTable};
 use super::explain::rules::{Fate, Tested};
 use super::node::BRIDGE;
 
@@ -102,21 +102,19 @@ pub fn read<'a>(
 fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Result<Vec<NftRule>> {
     let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
     let mut found = Vec::new();
-    let chains = nft::read::base_chains(&mut netlink, Hook::Postrouting)?;
+    let chains = base_chains(&mut netlink, Hook::Postrouting)?;
     let of_iptables = |chain: &BaseChain| chain.family != "inet" && chain.table == "nat";
     for chain in chains.iter().filter(|chain| chain.is_nat && !of_iptables(chain)) {
         for (link, dst) in to_peers {
             let of_family = |subnet: &&IpNet| subnet.addr().is_ipv4() == dst.addr().is_ipv4();
-            let is_of_other_family = chain.family == if dst.addr().is_ipv4() { "ip6" } else { "ip" };
-            let Some(own) = subnets.iter().find(of_family).filter(|_| !is_of_other_family) else { continue };
+            let sees = chain.sees(dst.addr().is_ipv4());
+            let Some(own) = subnets.iter().find(of_family).filter(|_| sees) else { continue };
             let (Some(from), Some(to)) = (own.trunc().hosts().last(), dst.hosts().last()) else { continue };
             let packet = Packet { from, to, proto: None, port: None };
             let tested =
                 Tested { packet: &packet, input: Some(BRIDGE), output: Some(link.as_str()), may_have_mark: false };
-            let mut table = KernelTable::new(&mut netlink, chain.number, &chain.table);
-            if let Some((Fate::SourceTranslated, rule)) = nft::walk::follow(&mut table, &chain.name, tested)?.fate {
-                let chain = format!("{} {} {}", chain.family, chain.table, chain.name);
-                found.push(NftRule { chain, rule });
+            if let Some((Fate::SourceTranslated, rule)) = nft::follow(&mut netlink, chain, tested)?.fate {
+                found.push(NftRule { chain: chain.path(), rule });
             }
         }
     }

@@ -171,6 +171,16 @@ pub fn attrs_after(payload: &[u8], fixed: usize) -> impl Iterator<Item = (u16, &
     attrs(payload.get(align(fixed)..).unwrap_or_default())
 }
 
+/// Returns the value of the first attribute of this type.
+pub fn attr(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attrs(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+}
+
+/// Returns the value of the first attribute of this type after a fixed header of `fixed` bytes.
+pub fn attr_after(payload: &[u8], fixed: usize, wanted: u16) -> Option<&[u8]> {
+    attr(payload.get(align(fixed)..).unwrap_or_default(), wanted)
+}
+
 /// Returns the byte at an offset, or 0 past the end.
 pub fn u8_at(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or(0)
@@ -197,6 +207,14 @@ pub fn ip(bytes: &[u8]) -> Option<IpAddr> {
         return Some(IpAddr::V4(Ipv4Addr::from(v4)));
     }
     <[u8; 16]>::try_from(bytes).ok().map(|v6| IpAddr::V6(Ipv6Addr::from(v6)))
+}
+
+/// Returns the four or sixteen bytes of an address.
+pub fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
 }
 
 /// Parses a string up to its terminating zero. Text that is not UTF-8 yields an empty string.

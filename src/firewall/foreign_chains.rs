@@ -5,13 +5,14 @@ use std::io;
 
 use nix::errno::Errno;
 use weft_backends::masq::FamilyRules;
+use weft_netlink::nftables::BaseChain;
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 
 use super::forward_chain::Ending;
 use super::iptables_forward;
 use super::nft::accept::{self, Accept};
-use super::nft::table::{self, ForwardChain};
+use super::nft::table;
 use crate::instance::Instance;
 
 /// The table of firewalld.
@@ -50,7 +51,7 @@ impl DroppingChain {
 /// A chain could not be read.
 pub fn dropping(
     netlink: &mut Netlink,
-    chains: &[ForwardChain],
+    chains: &[BaseChain],
     rules: &FamilyRules,
     instance: &Instance,
 ) -> io::Result<Vec<DroppingChain>> {
@@ -58,11 +59,7 @@ pub fn dropping(
     let comment = iptables_forward::comment(instance);
     let mut found = Vec::new();
     for chain in chains {
-        let is_of_other_family = match rules.family {
-            Family::V4 => chain.family == "ip6",
-            Family::V6 => chain.family == "ip",
-        };
-        if is_of_other_family || chain.table == instance.name {
+        if !chain.sees(rules.family == Family::V4) || chain.table == instance.name {
             continue;
         }
         let present = match table::rules_of(netlink, chain.number, &chain.table, &chain.name) {

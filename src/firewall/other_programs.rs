@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use weft_backends::masq::{FamilyRules, Rules, Test};
+use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
@@ -19,7 +20,7 @@ use super::forward_chain::Ending;
 use super::iptables::{self, Flavour, Iptables, Saved, render};
 use super::iptables_forward;
 use super::nft::generation::{Cached, generation};
-use super::nft::table::{self, ForwardChain};
+use super::nft::table;
 use super::nft::tables::{Table, tables};
 use super::nft::{self, Nft, connection};
 use super::reconciler::Others;
@@ -106,7 +107,7 @@ impl OtherPrograms {
         // drops packets matters.
         let is_needed = rules.families.iter().any(|part| !part.forward.is_empty());
         let present = table::head(netlink, Family::V4, &self.instance.name);
-        let chains = present.and_then(|_| if is_needed { table::forward_chains(netlink) } else { Ok(Vec::new()) });
+        let chains = present.and_then(|_| if is_needed { base_chains(netlink, Hook::Forward) } else { Ok(Vec::new()) });
         let chains = match chains {
             Ok(chains) => chains,
             Err(error) => return unread(error),
@@ -212,7 +213,7 @@ async fn remove_rules_of_flannel() -> Vec<Warning> {
 fn settle_family(
     netlink: &mut Netlink,
     (family, part): (Family, Option<&FamilyRules>),
-    chains: &[ForwardChain],
+    chains: &[BaseChain],
     (mode, instance): (Mode, &Instance),
 ) -> io::Result<Vec<Warning>> {
     // In the other mode a chain of our own, written by iptables, accepts the packets.

@@ -9,11 +9,12 @@ use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::foreign_chains::{self, DroppingChain};
 use weft::firewall::iptables_forward;
 use weft::firewall::nft::batch::{Batch, NewRule};
-use weft::firewall::nft::table::{Table, forward_chains, number, rules_of};
+use weft::firewall::nft::table::{Table, number, rules_of};
 use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
 use weft::kernel::socket::Netlink;
 use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
+use weft_netlink::nftables::{Hook, base_chains};
 use weft_subnet::cidr::{Family, Subnets};
 
 use crate::patience::PATIENCE;
@@ -315,7 +316,7 @@ fn a_comparison_does_not_read_the_rules_of_other_programs() {
 }
 
 fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<DroppingChain>> {
-    let chains = forward_chains(netlink)?;
+    let chains = base_chains(netlink, Hook::Forward)?;
     foreign_chains::dropping(netlink, &chains, rules, &instance())
 }
 

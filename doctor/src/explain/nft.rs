@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the rules of nftables do with a packet: [`read`] asks the kernel for chains, rules and sets, [`instruction`] decodes them, and [`walk`]
+//! What the rules of nftables do with a packet: [`read`] asks the kernel for rules and sets, [`instruction`] decodes them, and [`walk`]
 //! follows the packet as the kernel does (`nft_do_chain` in net/netfilter/nf_tables_core.c).
 //!
 //! A rule is a list of small instructions that load parts of the packet into registers and test them. What the kernel knows and this program does
 //! not (the state of a rate limit, a random number) is unknown in a register, and a rule that tests it is followed in both cases.
 
 mod instruction;
-pub mod read;
+mod read;
 mod set;
 #[cfg(test)]
 mod tests;
 mod text;
-pub mod walk;
+mod walk;
+
+pub use read::follow;

@@ -7,8 +7,8 @@ use std::path::Path;
 use weft_doctor::explain::Step;
 use weft_doctor::explain::facts::Way;
 use weft_doctor::explain::nft;
-use weft_doctor::explain::nft::read::{BaseChain, Hook, KernelTable};
 use weft_doctor::explain::rules::{Chains, Fate, Outcome, Tested, follow};
+use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
@@ -54,11 +54,22 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
 }
 
 /// The hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
-fn hook(way: &Way) -> &'static str {
+fn hook(way: &Way) -> Hook {
     match (&way.arrives, &way.hop.device) {
-        (None, _) => "OUTPUT",
-        (Some(_), Some(_)) => "FORWARD",
-        (Some(_), None) => "INPUT",
+        (None, _) => Hook::Output,
+        (Some(_), Some(_)) => Hook::Forward,
+        (Some(_), None) => Hook::Input,
+    }
+}
+
+/// The chain of iptables for a hook.
+fn builtin_chain(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Prerouting => "PREROUTING",
+        Hook::Input => "INPUT",
+        Hook::Forward => "FORWARD",
+        Hook::Output => "OUTPUT",
+        Hook::Postrouting => "POSTROUTING",
     }
 }
 
@@ -66,7 +77,7 @@ fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
     let tested = Tested::of(way);
     let mut steps = Vec::new();
     if saved.table("filter").is_some() {
-        let chain = hook(way);
+        let chain = builtin_chain(hook(way));
         let remedy = format!("look at `{program} -S {chain}`; let the packets of pods pass, or remove the rule");
         steps.push(follow(&Table(saved, "filter"), chain, tested).step(&format!("{program} {chain}"), &remedy));
     }
@@ -83,7 +94,8 @@ pub type Endpoint = (IpAddr, Option<u16>);
 /// is not known about it.
 pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
     let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
-    let chain = if way.arrives.is_some() { "PREROUTING" } else { "OUTPUT" };
+    let hook = if way.arrives.is_some() { Hook::Prerouting } else { Hook::Output };
+    let chain = builtin_chain(hook);
     let mut has_read_iptables_nft = false;
     for flavour in iptables::installed() {
         let Ok(saved) = iptables::save(flavour, family).await else { continue };
@@ -93,7 +105,6 @@ pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
             return Some(found);
         }
     }
-    let hook = if way.arrives.is_some() { Hook::Prerouting } else { Hook::Output };
     let mut found = None;
     let walked = each_chain(&[hook], way, family, has_read_iptables_nft, |chain, _, outcome| {
         if chain.is_nat && found.is_none() {
@@ -139,17 +150,15 @@ fn each_chain(
 ) -> std::io::Result<()> {
     let mut netlink = connection::open()?;
     for hook in hooks {
-        for chain in nft::read::base_chains(&mut netlink, *hook)? {
-            let is_of_other_family = chain.family == if family == Family::V4 { "ip6" } else { "ip" };
+        for chain in base_chains(&mut netlink, *hook)? {
             let table = Listed { family: chain.number, name: chain.table.clone() };
-            if is_of_other_family || (has_read_iptables_nft && table.is_of_iptables(family)) {
+            if !chain.sees(family == Family::V4) || (has_read_iptables_nft && table.is_of_iptables(family)) {
                 continue;
             }
             // Before the routing decision it is not known by which device the packet leaves.
             let output = Tested::of(way).output.filter(|_| *hook != Hook::Prerouting);
             let tested = Tested { output, ..Tested::of(way) };
-            let mut table = KernelTable::new(&mut netlink, chain.number, &chain.table);
-            let outcome = nft::walk::follow(&mut table, &chain.name, tested)?;
+            let outcome = nft::follow(&mut netlink, &chain, tested)?;
             visit(&chain, *hook, outcome);
         }
     }
@@ -157,14 +166,14 @@ fn each_chain(
 }
 
 fn name_of(chain: &BaseChain) -> String {
-    format!("nft chain {} {} {}", chain.family, chain.table, chain.name)
+    format!("nft chain {}", chain.path())
 }
 
 /// Evaluates the chains of nftables that the packet passes.
 fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&Instance, bool)) -> std::io::Result<Vec<Step>> {
     let (decisive, hooks) = match hook(way) {
-        "FORWARD" => (Hook::Forward, &[Hook::Prerouting, Hook::Forward, Hook::Postrouting][..]),
-        "INPUT" => (Hook::Input, &[Hook::Prerouting, Hook::Input][..]),
+        Hook::Forward => (Hook::Forward, &[Hook::Prerouting, Hook::Forward, Hook::Postrouting][..]),
+        Hook::Input => (Hook::Input, &[Hook::Prerouting, Hook::Input][..]),
         _ => (Hook::Output, &[Hook::Output, Hook::Postrouting][..]),
     };
     let mut steps = Vec::new();
@@ -188,8 +197,7 @@ fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&Instance, 
             let policy = if chain.drops { (Fate::Dropped, "drop") } else { (Fate::Accepted, "accept") };
             Some((policy.0, format!("policy {}", policy.1)))
         });
-        let path = format!("{} {} {}", chain.family, chain.table, chain.name);
-        let remedy = format!("look at `nft -a list chain {path}`; let the packets of pods pass there");
+        let remedy = format!("look at `nft -a list chain {}`; let the packets of pods pass there", chain.path());
         steps.push(outcome.step(&name, &remedy));
     })?;
     Ok(steps)

@@ -7,17 +7,14 @@ use std::net::IpAddr;
 
 use weft_subnet::cidr::Family;
 
-use super::expr::{DATA_VALUE, Expr, be32};
-use super::table::{
-    DELSETELEM, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, Position, REQUEST, SUBSYS, Set, TABLE_NAME, Table,
-    nfgen,
+use super::expr::{Expr, be32};
+use super::table::{Position, REQUEST, Set, Table, nfgen};
+use weft_netlink::nftables::{
+    DATA_VALUE, DELCHAIN, DELRULE, DELSETELEM, DELTABLE, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, TABLE_NAME,
 };
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_netlink::wire::Writer;
 
-const DELTABLE: u16 = SUBSYS | 2;
-const DELCHAIN: u16 = SUBSYS | 5;
-const DELRULE: u16 = SUBSYS | 8;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const ACK: u16 = 0x4;
@@ -83,7 +80,7 @@ impl<'a> Batch<'a> {
                 w.attr_str(TABLE_NAME, name);
                 w.attr_str(3, chain.name);
                 w.nest(4, |w| {
-                    be32(w, 1, hook);
+                    be32(w, 1, hook as u32);
                     be32(w, 2, priority.cast_unsigned());
                 });
                 be32(w, 5, 1);

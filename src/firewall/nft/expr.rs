@@ -10,23 +10,18 @@ use ipnet::IpNet;
 use weft_backends::masq::{Rule, Test, Verdict};
 use weft_subnet::cidr::{Family, family};
 
-use weft_netlink::wire::{Writer, attrs, text};
+use weft_netlink::nftables::{DATA_VALUE, DATA_VERDICT, be32_of};
+use weft_netlink::wire::{Writer, attr, attrs, octets, text};
 
 const LIST_ELEM: u16 = 1;
 const EXPR_NAME: u16 = 1;
 const EXPR_DATA: u16 = 2;
-/// NFTA_DATA_VALUE.
-pub const DATA_VALUE: u16 = 1;
-const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 /// The only register that our rules use. It has sixteen bytes.
 const REG_1: u32 = 1;
 const META_MARK: u32 = 3;
 const META_L4PROTO: u32 = 16;
-const META_INPUT_NAME: u32 = 6;
-const META_OUTPUT_NAME: u32 = 7;
 const META_FAMILY: u32 = 15;
-const CT_STATE: u32 = 0;
 /// NF_NAT_RANGE_PROTO_RANDOM_FULLY.
 const RANDOM_FULLY: u32 = 1 << 4;
 const NF_DROP: i32 = 0;
@@ -51,12 +46,6 @@ pub enum Expr {
     L4Proto,
     /// Loads the family of the packet (`NFPROTO_*`). Rules in a table of both families test it first.
     Family,
-    /// Loads the name of the device by which the packet arrived, in 16 bytes that end with zeros.
-    InputName,
-    /// Loads the name of the device by which the packet leaves, in the same form.
-    OutputName,
-    /// Loads the state of the connection as bits, in host byte order.
-    ConnectionState,
     /// Loads part of the packet.
     Payload {
         /// Where the offset starts.
@@ -165,22 +154,9 @@ fn inside(all: &mut Vec<Expr>, net: IpNet, load: fn(Family) -> Expr, equal: bool
     all.push(Expr::Cmp { equal, data: octets(net.network()) });
 }
 
-/// Returns the bytes of an address.
-pub fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    }
-}
-
 /// Writes a big-endian number.
 pub fn be32(w: &mut Writer, kind: u16, value: u32) {
     w.attr(kind, &value.to_be_bytes());
-}
-
-/// Reads a big-endian number. 0 when the value has another length.
-pub fn be32_of(value: &[u8]) -> u32 {
-    value.try_into().map_or(0, u32::from_be_bytes)
 }
 
 impl Expr {
@@ -191,9 +167,6 @@ impl Expr {
             Expr::Mark => numbers(w, &[(1, one), (2, META_MARK)]),
             Expr::L4Proto => numbers(w, &[(1, one), (2, META_L4PROTO)]),
             Expr::Family => numbers(w, &[(1, one), (2, META_FAMILY)]),
-            Expr::InputName => numbers(w, &[(1, one), (2, META_INPUT_NAME)]),
-            Expr::OutputName => numbers(w, &[(1, one), (2, META_OUTPUT_NAME)]),
-            Expr::ConnectionState => numbers(w, &[(1, one), (2, CT_STATE)]),
             Expr::Payload { base, offset, len } => {
                 let base = if *base == Base::Network { 1 } else { 2 };
                 numbers(w, &[(1, one), (2, base), (3, *offset), (4, *len)]);
@@ -232,15 +205,14 @@ impl Expr {
     }
 
     fn decode(element: &[u8]) -> Expr {
-        let name = attrs(element).find(|(kind, _)| *kind == EXPR_NAME).map_or("", |(_, name)| text(name));
-        let data = attrs(element).find(|(kind, _)| *kind == EXPR_DATA).map_or(&[][..], |(_, data)| data);
+        let name = attr(element, EXPR_NAME).map_or("", text);
+        let data = attr(element, EXPR_DATA).unwrap_or_default();
         known(name, data).unwrap_or_else(|| Expr::Other(name.to_owned()))
     }
 
     fn name(&self) -> &str {
         match self {
-            Expr::Mark | Expr::L4Proto | Expr::Family | Expr::InputName | Expr::OutputName => "meta",
-            Expr::ConnectionState => "ct",
+            Expr::Mark | Expr::L4Proto | Expr::Family => "meta",
             Expr::Payload { .. } => "payload",
             Expr::Mask(_) => "bitwise",
             Expr::Cmp { .. } => "cmp",
@@ -255,12 +227,9 @@ impl Expr {
 
 /// Returns the expression, if it is one of those that we write.
 fn known(name: &str, data: &[u8]) -> Option<Expr> {
-    let get = |kind: u16| attrs(data).find(|(k, _)| *k == kind).map(|(_, value)| value);
+    let get = |kind: u16| attr(data, kind);
     let number = |kind: u16| get(kind).map(be32_of);
-    let value = |kind: u16| {
-        let (_, value) = attrs(get(kind)?).find(|(k, _)| *k == DATA_VALUE)?;
-        Some(value.to_vec())
-    };
+    let value = |kind: u16| attr(get(kind)?, DATA_VALUE).map(<[u8]>::to_vec);
     // The kernel reports the first register of four bytes as the register of sixteen bytes that begins there.
     let first = |kind: u16| number(kind) == Some(REG_1);
     Some(match name {
@@ -268,11 +237,8 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
             META_MARK => Expr::Mark,
             META_L4PROTO => Expr::L4Proto,
             META_FAMILY => Expr::Family,
-            META_INPUT_NAME => Expr::InputName,
-            META_OUTPUT_NAME => Expr::OutputName,
             _ => return None,
         },
-        "ct" if first(1) && number(2) == Some(CT_STATE) => Expr::ConnectionState,
         "payload" if first(1) => {
             let base = match number(2)? {
                 1 => Base::Network,
@@ -296,9 +262,7 @@ fn known(name: &str, data: &[u8]) -> Option<Expr> {
         // A target of iptables has a name of its own.
         "target" => Expr::Other(text(get(1)?).to_owned()),
         "immediate" if number(1) == Some(0) => {
-            let (_, verdict) = attrs(get(2)?).find(|(kind, _)| *kind == DATA_VERDICT)?;
-            let (_, code) = attrs(verdict).find(|(kind, _)| *kind == VERDICT_CODE)?;
-            match be32_of(code).cast_signed() {
+            match be32_of(attr(attr(get(2)?, DATA_VERDICT)?, VERDICT_CODE)?).cast_signed() {
                 NF_ACCEPT => Expr::Accept,
                 NF_DROP => Expr::Drop,
                 NFT_RETURN => Expr::Return,
@@ -351,9 +315,6 @@ mod tests {
             Expr::Mark,
             Expr::L4Proto,
             Expr::Family,
-            Expr::InputName,
-            Expr::OutputName,
-            Expr::ConnectionState,
             destination(Family::V6),
             dport(8472)[0].clone(),
             Expr::Mask(vec![255, 255, 0, 0]),
@@ -386,8 +347,10 @@ mod tests {
         });
         element(&mut w, "immediate", |w| verdict(w, -3));
         element(&mut w, "cmp", |w| numbers(w, &[(1, 2), (2, 0)]));
+        // The name of the device by which the packet arrived.
+        element(&mut w, "meta", |w| numbers(w, &[(1, 1), (2, 6)]));
         let names: Vec<Expr> =
-            ["masq", "bitwise", "immediate", "cmp"].map(|name| Expr::Other(name.to_owned())).to_vec();
+            ["masq", "bitwise", "immediate", "cmp", "meta"].map(|name| Expr::Other(name.to_owned())).to_vec();
         assert_eq!(Expr::list(w.bytes()), names);
     }
 }

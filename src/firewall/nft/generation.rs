@@ -5,13 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::expr::be32_of;
-use super::table::{NFGEN, REQUEST, SUBSYS};
+use super::table::REQUEST;
+use weft_netlink::nftables::{GETGEN, NEWGEN, NFGENMSG, be32_of};
 use weft_netlink::socket::Netlink;
-use weft_netlink::wire::{attrs_after, messages};
+use weft_netlink::wire::{attr_after, messages};
 
-const NEWGEN: u16 = SUBSYS | 15;
-const GETGEN: u16 = SUBSYS | 16;
 /// NFTA_GEN_ID.
 const ID: u16 = 1;
 
@@ -21,9 +19,9 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// Returns the current generation. `None`: the kernel does not say, and nothing can be cached.
 pub fn generation(netlink: &mut Netlink) -> Option<u32> {
-    let data = netlink.request(|w| w.begin(GETGEN, REQUEST, &[0; NFGEN])).ok()?.ok()?;
+    let data = netlink.request(|w| w.begin(GETGEN, REQUEST, &[0; NFGENMSG])).ok()?.ok()?;
     let m = messages(&data).find(|m| m.kind == NEWGEN)?;
-    attrs_after(m.payload, NFGEN).find(|(kind, _)| *kind == ID).map(|(_, value)| be32_of(value))
+    attr_after(m.payload, NFGENMSG, ID).map(be32_of)
 }
 
 /// A value that was read at one generation.

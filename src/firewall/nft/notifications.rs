@@ -11,10 +11,9 @@ use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::unix::AsyncFd;
 
 use crate::async_socket::wait_on;
+use weft_netlink::nftables::{NFGENMSG, TABLE_NAME};
 use weft_netlink::socket::force_buffer;
-use weft_netlink::wire::{Message, attrs_after, messages, text};
-
-use super::table::TABLE_NAME;
+use weft_netlink::wire::{Message, attr_after, messages, text};
 
 /// NFNLGRP_NFTABLES.
 const GROUP: u32 = 7;
@@ -73,5 +72,5 @@ impl Notifications {
 
 /// Returns true for a message about a table of this name.
 pub fn is_about(message: &Message<'_>, table: &str) -> bool {
-    attrs_after(message.payload, 4).any(|(kind, value)| kind == TABLE_NAME && text(value) == table)
+    attr_after(message.payload, NFGENMSG, TABLE_NAME).is_some_and(|name| text(name) == table)
 }

@@ -9,29 +9,15 @@ use nix::errno::Errno;
 use weft_backends::masq::{FamilyRules, Rule, Test};
 use weft_subnet::cidr::Family;
 
-use super::expr::{self, DATA_VALUE, Expr, NODES, be32_of};
+use super::expr::{self, Expr, NODES};
+use weft_netlink::nftables::{
+    DATA_VALUE, DELSETELEM, GETCHAIN, GETRULE, GETSETELEM, GETTABLE, Hook, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM,
+    NEWTABLE, NFGENMSG, TABLE_NAME, be32_of, handle_of,
+};
 use weft_netlink::socket::Netlink;
-use weft_netlink::wire::{self, Writer, attrs, attrs_after, messages, text};
-
-pub(super) const SUBSYS: u16 = 10 << 8;
-pub(super) const NEWTABLE: u16 = SUBSYS;
-pub(super) const GETTABLE: u16 = SUBSYS | 1;
-pub(super) const NEWCHAIN: u16 = SUBSYS | 3;
-const GETCHAIN: u16 = SUBSYS | 4;
-pub(super) const NEWRULE: u16 = SUBSYS | 6;
-const GETRULE: u16 = SUBSYS | 7;
-pub(super) const NEWSETELEM: u16 = SUBSYS | 12;
-const GETSETELEM: u16 = SUBSYS | 13;
-pub(super) const DELSETELEM: u16 = SUBSYS | 14;
-pub(super) const NEWSET: u16 = SUBSYS | 9;
+use weft_netlink::wire::{self, Writer, attr, attr_after, attrs, attrs_after, messages, text};
 
 pub(super) const REQUEST: u16 = 0x1;
-
-/// Length of `struct nfgenmsg`.
-pub(super) const NFGEN: usize = 4;
-
-/// The attribute that names the table, the same in every kind of message.
-pub const TABLE_NAME: u16 = 1;
 
 /// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,16 +47,16 @@ pub struct Chain {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     pub(super) kind: &'static str,
-    pub(super) hook: u32,
+    pub(super) hook: Hook,
     pub(super) priority: i32,
 }
 
 /// After routing, where source addresses are translated.
-pub const SOURCE_NAT: Position = Position { kind: "nat", hook: 4, priority: 100 };
+pub const SOURCE_NAT: Position = Position { kind: "nat", hook: Hook::Postrouting, priority: 100 };
 /// Forwarded packets.
-pub const FORWARD: Position = Position { kind: "filter", hook: 2, priority: 0 };
+pub const FORWARD: Position = Position { kind: "filter", hook: Hook::Forward, priority: 0 };
 /// Packets to this host, before the rules of other programs.
-pub const INPUT: Position = Position { kind: "filter", hook: 1, priority: -300 };
+pub const INPUT: Position = Position { kind: "filter", hook: Hook::Input, priority: -300 };
 
 /// A set of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,15 +134,8 @@ fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table
 pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Option<(u32, usize)>> {
     let Some(data) = get(netlink, GETTABLE, family, |w| w.attr_str(TABLE_NAME, name))? else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWTABLE) else { return Ok(None) };
-    let (mut flags, mut objects) = (0, 0);
-    for (kind, value) in attrs_after(m.payload, NFGEN) {
-        match kind {
-            2 => flags = be32_of(value),
-            3 => objects = be32_of(value) as usize,
-            _ => {}
-        }
-    }
-    Ok(Some((flags, objects)))
+    let number = |kind: u16| attr_after(m.payload, NFGENMSG, kind).map_or(0, be32_of);
+    Ok(Some((number(2), number(3) as usize)))
 }
 
 /// Returns the rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or
@@ -181,25 +160,12 @@ fn is_in_position(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Re
     })?;
     let Some(data) = data else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWCHAIN) else { return Ok(None) };
-    let (mut kind, mut policy, mut hook, mut priority) = ("", None, None, 0);
-    for (attr, value) in attrs_after(m.payload, NFGEN) {
-        match attr {
-            4 => {
-                for (attr, value) in attrs(value) {
-                    match attr {
-                        1 => hook = Some(be32_of(value)),
-                        2 => priority = be32_of(value).cast_signed(),
-                        _ => {}
-                    }
-                }
-            }
-            5 => policy = Some(be32_of(value)),
-            7 => kind = text(value),
-            _ => {}
-        }
-    }
+    let get = |kind: u16| attr_after(m.payload, NFGENMSG, kind);
+    let position = get(4).unwrap_or_default();
+    let (hook, priority) = (attr(position, 1).map(be32_of), attr(position, 2).map_or(0, be32_of).cast_signed());
+    let (policy, kind) = (get(5).map(be32_of), get(7).map_or("", text));
     let wanted = chain.position;
-    Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook), wanted.priority)))
+    Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook as u32), wanted.priority)))
 }
 
 /// A rule that was read from the kernel.
@@ -226,7 +192,7 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
     })?;
     let rule = |m: wire::Message<'_>| {
         let mut rule = ReadRule { exprs: Vec::new(), comment: String::new(), handle: 0 };
-        for (kind, value) in attrs_after(m.payload, NFGEN) {
+        for (kind, value) in attrs_after(m.payload, NFGENMSG) {
             match kind {
                 3 => rule.handle = handle_of(value),
                 4 => rule.exprs = Expr::list(value),
@@ -239,44 +205,6 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
     Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(rule).collect())
 }
 
-/// A base chain of forwarded packets.
-#[derive(Debug)]
-pub struct ForwardChain {
-    /// `ip`, `ip6` or `inet`.
-    pub family: &'static str,
-    /// The family as the kernel numbers it.
-    pub number: u8,
-    /// The name of its table.
-    pub table: String,
-    /// Its name.
-    pub name: String,
-    /// Its policy is drop.
-    pub drops: bool,
-}
-
-/// All base chains of forwarded packets. The kernel visits every chain of the namespace for this.
-///
-/// # Errors
-/// The chains could not be listed.
-pub fn forward_chains(netlink: &mut Netlink) -> io::Result<Vec<ForwardChain>> {
-    let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGEN]))?;
-    let chain = |m: wire::Message<'_>| {
-        let number = *m.payload.first()?;
-        let family = match number {
-            1 => "inet",
-            2 => "ip",
-            10 => "ip6",
-            _ => return None,
-        };
-        let get = |kind: u16| attrs_after(m.payload, NFGEN).find(|(k, _)| *k == kind).map(|(_, value)| value);
-        let (_, hook) = attrs(get(4)?).find(|(kind, _)| *kind == 1)?;
-        let (table, name) = (text(get(TABLE_NAME)?).to_owned(), text(get(3)?).to_owned());
-        let drops = get(5).is_some_and(|policy| be32_of(policy) == 0);
-        (be32_of(hook) == FORWARD.hook).then_some(ForwardChain { family, number, table, name, drops })
-    };
-    Ok(messages(&data).filter(|m| m.kind == NEWCHAIN).filter_map(chain).collect())
-}
-
 /// Whether there is such a chain, and its policy is drop.
 ///
 /// # Errors
@@ -286,8 +214,7 @@ pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) ->
         w.attr_str(TABLE_NAME, table);
         w.attr_str(3, chain);
     })?;
-    let policy =
-        |m: wire::Message<'_>| attrs_after(m.payload, NFGEN).any(|(kind, value)| kind == 5 && be32_of(value) == 0);
+    let policy = |m: wire::Message<'_>| attr_after(m.payload, NFGENMSG, 5).is_some_and(|value| be32_of(value) == 0);
     Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
 }
 
@@ -319,9 +246,8 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
 
 /// Returns the addresses in a message about elements.
 pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
-    let lists = attrs_after(payload, NFGEN).filter(|(kind, _)| *kind == 3);
-    let inner = |bytes, wanted: u16| attrs(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
-    lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(inner(inner(e, 1)?, DATA_VALUE)?)).collect()
+    let lists = attrs_after(payload, NFGENMSG).filter(|(kind, _)| *kind == 3);
+    lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(attr(attr(e, 1)?, DATA_VALUE)?)).collect()
 }
 
 /// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
@@ -332,7 +258,7 @@ pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool
         DELSETELEM => false,
         _ => return None,
     };
-    let named = attrs_after(message.payload, NFGEN).any(|(kind, value)| kind == 2 && text(value) == set);
+    let named = attr_after(message.payload, NFGENMSG, 2).is_some_and(|name| text(name) == set);
     named.then(|| (added, element_addresses(message.payload)))
 }
 
@@ -360,21 +286,13 @@ fn get(
 }
 
 /// `struct nfgenmsg` of a family.
-pub(super) fn nfgen(family: Family) -> [u8; NFGEN] {
+pub(super) fn nfgen(family: Family) -> [u8; NFGENMSG] {
     [number(family), 0, 0, 0]
 }
 
 /// Returns a family as the kernel numbers it.
 pub fn number(family: Family) -> u8 {
     if family == Family::V4 { 2 } else { 10 }
-}
-
-/// Returns the handle of a rule, as the kernel writes it.
-fn handle_of(value: &[u8]) -> u64 {
-    match value.first_chunk::<8>() {
-        Some(bytes) => u64::from_be_bytes(*bytes),
-        None => u64::from(be32_of(value)),
-    }
 }
 
 /// Returns the comment in the user data of a rule: entries of type, length and value.

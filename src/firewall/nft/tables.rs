@@ -5,12 +5,13 @@ use std::io;
 
 use weft_subnet::cidr::Family;
 
-use super::table::{self, GETTABLE, NFGEN, TABLE_NAME};
+use super::table;
+use weft_netlink::nftables::{GETTABLE, NFGENMSG, TABLE_NAME};
 use weft_netlink::socket::Netlink;
-use weft_netlink::wire::{attrs_after, messages, text};
+use weft_netlink::wire::{attr_after, messages, text};
 
 /// `struct nfgenmsg` with AF_UNSPEC: all families.
-const ALL_FAMILIES: [u8; NFGEN] = [0; NFGEN];
+const ALL_FAMILIES: [u8; NFGENMSG] = [0; NFGENMSG];
 /// The tables that iptables-nft makes.
 const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
@@ -57,7 +58,7 @@ fn read() -> io::Result<Vec<Table>> {
 pub fn read_by(netlink: &mut Netlink) -> io::Result<Vec<Table>> {
     let data = netlink.dump(GETTABLE, |w, kind, flags| w.begin(kind, flags, &ALL_FAMILIES))?;
     let table = |payload: &[u8]| {
-        let (_, name) = attrs_after(payload, ALL_FAMILIES.len()).find(|(kind, _)| *kind == TABLE_NAME)?;
+        let name = attr_after(payload, NFGENMSG, TABLE_NAME)?;
         Some(Table { family: *payload.first()?, name: text(name).to_owned() })
     };
     Ok(messages(&data).filter_map(|m| table(m.payload)).collect())

@@ -3,15 +3,14 @@
 
 use std::cmp::Ordering;
 
-use weft_netlink::wire::{attrs, text};
+use weft_netlink::nftables::{DATA_VALUE, DATA_VERDICT, be32_of};
+use weft_netlink::wire::{attr, attrs, text};
 
 /// NFTA_LIST_ELEM, and the attributes of an instruction in the list.
 const ELEMENT: u16 = 1;
 const NAME: u16 = 1;
 const DATA: u16 = 2;
-/// NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE and NFTA_VERDICT_CHAIN.
-const VALUE: u16 = 1;
-const VERDICT: u16 = 2;
+/// NFTA_VERDICT_CODE and NFTA_VERDICT_CHAIN.
 const CODE: u16 = 1;
 const CHAIN: u16 = 2;
 /// The register of the verdict (NFT_REG_VERDICT).
@@ -155,11 +154,11 @@ struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
     fn get(&self, kind: u16) -> Option<&'a [u8]> {
-        attrs(self.0).find(|(found, _)| *found == kind).map(|(_, value)| value)
+        attr(self.0, kind)
     }
 
     fn number(&self, kind: u16) -> Option<u32> {
-        self.get(kind).map(number)
+        self.get(kind).map(be32_of)
     }
 
     /// Returns the place in the registers that an attribute names.
@@ -176,11 +175,6 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Reads a big-endian number. 0 if the value has another length.
-pub fn number(value: &[u8]) -> u32 {
-    value.try_into().map_or(0, u32::from_be_bytes)
-}
-
 /// Returns the place of a register in bytes: NFT_REG_1 to NFT_REG_4 have 16 bytes, NFT_REG32_00 (8) and those that follow have 4 bytes.
 fn place(register: u32) -> Option<usize> {
     match register {
@@ -192,13 +186,12 @@ fn place(register: u32) -> Option<usize> {
 
 /// Returns the bytes of a value in `NFTA_DATA_*`.
 pub fn value(data: &[u8]) -> Option<Vec<u8>> {
-    attrs(data).find(|(kind, _)| *kind == VALUE).map(|(_, value)| value.to_vec())
+    attr(data, DATA_VALUE).map(<[u8]>::to_vec)
 }
 
 /// Returns the verdict in `NFTA_DATA_*`.
 pub fn verdict(data: &[u8]) -> Option<Verdict> {
-    let (_, verdict) = attrs(data).find(|(kind, _)| *kind == VERDICT)?;
-    let verdict = Attributes(verdict);
+    let verdict = Attributes(attr(data, DATA_VERDICT)?);
     Some(match verdict.number(CODE)?.cast_signed() {
         0 => Verdict::Drop,
         1 => Verdict::Accept,

@@ -5,100 +5,33 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
+use weft_netlink::nftables::{
+    BaseChain, GETRULE, GETSET, GETSETELEM, NEWRULE, NEWSET, NEWSETELEM, NFGENMSG, TABLE_NAME, be32_of, handle_of,
+};
 use weft_netlink::socket::Netlink;
-use weft_netlink::wire::{Writer, attrs, attrs_after, messages, text};
+use weft_netlink::wire::{Writer, attr, attr_after, attrs, attrs_after, messages};
 
-use super::instruction::{self, Rule, number};
+use super::super::rules::{Outcome, Tested};
+use super::instruction::{self, Rule};
 use super::set::{Data, Element, Set};
-use super::walk::Table;
+use super::walk::{self, Table};
 
-/// Kinds of messages (linux/netfilter/nf_tables.h).
-const SUBSYSTEM: u16 = 10 << 8;
-const NEWCHAIN: u16 = SUBSYSTEM | 3;
-const GETCHAIN: u16 = SUBSYSTEM | 4;
-const NEWRULE: u16 = SUBSYSTEM | 6;
-const GETRULE: u16 = SUBSYSTEM | 7;
-const NEWSET: u16 = SUBSYSTEM | 9;
-const GETSET: u16 = SUBSYSTEM | 10;
-const NEWSETELEM: u16 = SUBSYSTEM | 12;
-const GETSETELEM: u16 = SUBSYSTEM | 13;
-/// Length of `struct nfgenmsg`.
-const NFGENMSG: usize = 4;
-/// The attribute that names the table, the same in every kind of message.
-const TABLE_NAME: u16 = 1;
 /// Flags of a set and of an element.
 const SET_INTERVAL: u32 = 1 << 2;
 const ELEMENT_INTERVAL_END: u32 = 1;
 
-/// A point in the kernel that packets pass (`enum nf_inet_hooks`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hook {
-    /// Before the routing decision.
-    Prerouting = 0,
-    /// Packets for this host.
-    Input = 1,
-    /// Forwarded packets.
-    Forward = 2,
-    /// Packets of this host.
-    Output = 3,
-    /// After the routing decision.
-    Postrouting = 4,
-}
-
-/// A base chain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseChain {
-    /// `ip`, `ip6` or `inet`.
-    pub family: &'static str,
-    /// The family as the kernel numbers it.
-    pub number: u8,
-    /// The name of its table.
-    pub table: String,
-    /// Its name.
-    pub name: String,
-    /// It translates addresses, and sees only the first packet of a connection.
-    pub is_nat: bool,
-    /// Chains with a smaller number come first.
-    pub priority: i32,
-    /// Its policy is drop.
-    pub drops: bool,
-}
-
-/// Returns the base chains of a hook, in the order in which packets pass them.
+/// Follows a packet through a base chain. Without a decision, the outcome has no fate, and the policy decides.
 ///
 /// # Errors
-/// The chains cannot be listed.
-pub fn base_chains(netlink: &mut Netlink, hook: Hook) -> io::Result<Vec<BaseChain>> {
-    let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGENMSG]))?;
-    let chain = |payload: &[u8]| {
-        let family_number = *payload.first()?;
-        let family = match family_number {
-            1 => "inet",
-            2 => "ip",
-            10 => "ip6",
-            _ => return None,
-        };
-        let get = |kind: u16| attrs_after(payload, NFGENMSG).find(|(found, _)| *found == kind).map(|(_, value)| value);
-        let position = get(4)?;
-        let of_hook = |kind: u16| attrs(position).find(|(found, _)| *found == kind).map(|(_, value)| number(value));
-        (of_hook(1)? == hook as u32).then(|| BaseChain {
-            family,
-            number: family_number,
-            table: get(TABLE_NAME).map(text).unwrap_or_default().to_owned(),
-            name: get(3).map(text).unwrap_or_default().to_owned(),
-            is_nat: get(7).map(text) == Some("nat"),
-            priority: of_hook(2).unwrap_or(0).cast_signed(),
-            drops: get(5).is_some_and(|policy| number(policy) == 0),
-        })
-    };
-    let chains = messages(&data).filter(|message| message.kind == NEWCHAIN);
-    let mut chains: Vec<BaseChain> = chains.filter_map(|message| chain(message.payload)).collect();
-    chains.sort_by_key(|chain| chain.priority);
-    Ok(chains)
+/// The table cannot be read.
+pub fn follow(netlink: &mut Netlink, chain: &BaseChain, tested: Tested<'_>) -> io::Result<Outcome> {
+    let name = &chain.table;
+    let mut table = KernelTable { netlink, family: chain.number, name, rules: HashMap::new(), sets: HashMap::new() };
+    walk::follow(&mut table, &chain.name, tested)
 }
 
 /// The chains and sets of one table. Each is read when the packet comes to it, and once.
-pub struct KernelTable<'a> {
+struct KernelTable<'a> {
     netlink: &'a mut Netlink,
     family: u8,
     name: &'a str,
@@ -106,12 +39,7 @@ pub struct KernelTable<'a> {
     sets: HashMap<String, Rc<Set>>,
 }
 
-impl<'a> KernelTable<'a> {
-    /// The table with this name, in a family as the kernel numbers it.
-    pub fn new(netlink: &'a mut Netlink, family: u8, name: &'a str) -> KernelTable<'a> {
-        KernelTable { netlink, family, name, rules: HashMap::new(), sets: HashMap::new() }
-    }
-
+impl KernelTable<'_> {
     /// Lists what belongs to an object of the table. `attribute` names the object.
     fn dump(&mut self, kind: u16, (attribute, object): (u16, &str)) -> io::Result<Vec<u8>> {
         self.netlink.dump(kind, |w, kind, flags| {
@@ -132,12 +60,10 @@ impl<'a> KernelTable<'a> {
         let Some(found) = messages(&data).find(|message| message.kind == NEWSET) else {
             return Ok((false, Vec::new()));
         };
-        let get = |kind: u16| attrs_after(found.payload, NFGENMSG).find(|(k, _)| *k == kind).map(|(_, value)| value);
-        let inner =
-            |bytes: &'_ [u8], kind: u16| attrs(bytes).find(|(k, _)| *k == kind).map(|(_, value)| value.to_vec());
-        let fields = get(9).and_then(|shape| inner(shape, 2)).unwrap_or_default();
-        let len = |(_, field): (u16, &[u8])| inner(field, 1).map(|len| number(&len) as usize);
-        Ok((get(3).is_some_and(|flags| number(flags) & SET_INTERVAL != 0), attrs(&fields).filter_map(len).collect()))
+        let get = |kind: u16| attr_after(found.payload, NFGENMSG, kind);
+        let fields = get(9).and_then(|shape| attr(shape, 2)).unwrap_or_default();
+        let len = |(_, field): (u16, &[u8])| attr(field, 1).map(|len| be32_of(len) as usize);
+        Ok((get(3).is_some_and(|flags| be32_of(flags) & SET_INTERVAL != 0), attrs(fields).filter_map(len).collect()))
     }
 }
 
@@ -151,7 +77,7 @@ impl Table for KernelTable<'_> {
             let mut rule = Rule::default();
             for (kind, value) in attrs_after(payload, NFGENMSG) {
                 match kind {
-                    3 => rule.handle = value.first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes)),
+                    3 => rule.handle = handle_of(value),
                     4 => rule.instructions = instruction::list(value),
                     _ => {}
                 }
@@ -180,7 +106,7 @@ impl Table for KernelTable<'_> {
 }
 
 fn element(bytes: &[u8]) -> Element {
-    let get = |kind: u16| attrs(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value);
+    let get = |kind: u16| attr(bytes, kind);
     let data = get(2).and_then(|data| {
         let verdict = instruction::verdict(data).map(Data::Verdict);
         verdict.or_else(|| instruction::value(data).map(Data::Value))
@@ -188,7 +114,7 @@ fn element(bytes: &[u8]) -> Element {
     Element {
         key: get(1).and_then(instruction::value),
         last: get(10).and_then(instruction::value),
-        is_end: get(3).is_some_and(|flags| number(flags) & ELEMENT_INTERVAL_END != 0),
+        is_end: get(3).is_some_and(|flags| be32_of(flags) & ELEMENT_INTERVAL_END != 0),
         data: data.unwrap_or(Data::Nothing),
     }
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules in words that are close to those of `nft list ruleset`. What has no word here stands in angle brackets.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
+use weft_netlink::wire;
 
 use super::super::facts::Packet;
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
@@ -93,7 +92,7 @@ fn word(instruction: &Instruction, registers: &Registers, packet: &Packet) -> Op
         Instruction::Nat { source, address, port } => {
             let kind = if *source { "snat" } else { "dnat" };
             let size = if packet.to.is_ipv4() { 4 } else { 16 };
-            let address = address.and_then(|at| registers.known(at, size)).and_then(|bytes| address_of(&bytes));
+            let address = address.and_then(|at| registers.known(at, size)).and_then(|bytes| wire::ip(&bytes));
             let port = port.and_then(|at| registers.known(at, 2)).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
             match (address, port) {
                 (Some(address), Some(port)) => format!("{kind} to {}", std::net::SocketAddr::new(address, port)),
@@ -146,7 +145,7 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
             let size = if matches!(offset, 8 | 24) { 16 } else { 4 };
             let mut bytes = data.to_vec();
             bytes.resize(size, 0);
-            let address = address_of(&bytes)?;
+            let address = wire::ip(&bytes)?;
             let bits = content.mask.map_or(u32::try_from(content.len * 8).ok()?, ones);
             let net = IpNet::new(address, u8::try_from(bits).ok()?).ok()?;
             if net.prefix_len() == net.max_prefix_len() { address.to_string() } else { net.to_string() }
@@ -175,11 +174,4 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
 
 fn ones(mask: &[u8]) -> u32 {
     mask.iter().map(|byte| byte.count_ones()).sum()
-}
-
-fn address_of(bytes: &[u8]) -> Option<IpAddr> {
-    match <[u8; 4]>::try_from(bytes) {
-        Ok(bytes) => Some(IpAddr::from(bytes)),
-        Err(_) => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?)),
-    }
 }

@@ -5,6 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use weft_netlink::wire::octets;
+
 use super::super::facts::{Packet, Proto};
 use super::super::rules::{Fate, Matches, Outcome, Tested};
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
@@ -233,13 +235,6 @@ fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<u8>> {
         // The packet begins a connection.
         Field::ConnectionState => Some(NEW.to_ne_bytes().to_vec()),
         Field::Transport(_) | Field::Other(_) => None,
-    }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
     }
 }
 
