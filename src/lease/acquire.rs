@@ -4,13 +4,12 @@
 
 mod found;
 mod resume;
+mod waiting;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::Duration;
 
-use tokio::time::Instant;
 use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
 use weft_backends::host::Host;
 use weft_backends::identity::{Identities, Secrets};
@@ -21,33 +20,24 @@ use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence, Proof};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::{BadNetwork, Network};
-use weft_subnet::retry::jitter;
-use weft_subnet::source::{Error, LeaseRequest, Source};
+use weft_subnet::source::{LeaseRequest, Source};
 use weft_subnet::text::sentence;
 
-use crate::extension::{FirstCommand, FirstError};
+use crate::extension::FirstCommand;
 use crate::files;
 use crate::firewall::guard;
 use crate::kernel::{Kernel, Machine, MachineError};
-use crate::log::{Reminder, chain};
-use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
-use crate::observe::health::Readiness;
-use crate::observe::node_condition::{ConditionReporter, Health};
-use crate::observe::systemd::Notify;
 use crate::options::UplinkChoice;
 use crate::pass;
 use crate::plan::{Beside, foreign_networks};
 use crate::subnet_file::{self, Author};
-use crate::uplink::{self, Before, Ground, PickError, Picked};
+use crate::uplink::{self, Before, Ground, Picked};
 
 use found::Kept;
 pub use found::SecretFiles;
 pub use resume::EarlierRun;
-
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The longest pause between two attempts while the store is away. After a power cut all nodes of a site start at once, so each pause is
-/// longer than the one before, and has a random part.
-const STORE_AGAIN: Duration = Duration::from_secs(4);
+use waiting::StartError;
+pub use waiting::Waiting;
 
 /// What a start found, and from which the node continues.
 pub struct Started {
@@ -99,96 +89,6 @@ pub struct StartContext<'a, K> {
     pub secrets: SecretFiles,
     /// Runs the command that a backend may have before there is a lease.
     pub first_command: FirstCommand,
-}
-
-/// Why an attempt to start did not lead to a lease.
-#[derive(Debug, thiserror::Error)]
-enum StartError {
-    /// The store failed, or refused a request.
-    #[error("{}{what}{}", if self.is_refused() { "the store refuses: " } else { "" }, chain(error))]
-    Store {
-        /// What was asked, as a prefix of the message.
-        what: &'static str,
-        error: Error,
-        /// The net-conf, if it was read before the store failed.
-        config: Option<String>,
-    },
-    #[error(transparent)]
-    NetConf(#[from] ConfError),
-    #[error(transparent)]
-    Machine(#[from] MachineError),
-    #[error("{}", chain(.0))]
-    Uplink(#[from] PickError),
-    #[error(transparent)]
-    Identity(#[from] Skip),
-    #[error(transparent)]
-    FirstCommand(#[from] FirstError),
-    #[error("own lease: it has another backend")]
-    OtherBackend,
-}
-
-impl StartError {
-    /// Returns a conversion for the errors of one call to the store.
-    fn store(what: &'static str, config: Option<&str>) -> impl FnOnce(Error) -> StartError {
-        let config = config.map(str::to_owned);
-        move |error| StartError::Store { what, error, config }
-    }
-
-    /// True if the store refused the request, and will go on doing so until somebody changes something.
-    fn is_refused(&self) -> bool {
-        matches!(self, StartError::Store { error: Error::Refused { .. }, .. })
-    }
-
-    /// True if the store cannot be reached. An unavailable store without a source answered itself: there is no pod CIDR yet, or there
-    /// are too many writers.
-    fn is_store_away(&self) -> bool {
-        matches!(self, StartError::Store { error: Error::Unavailable { source: Some(_), .. }, .. })
-    }
-}
-
-/// Reports what the start waits for: in the log, to systemd, in /readyz and `weft status`, and to the store unless the store is away.
-pub struct Waiting<'a> {
-    patience: Reminder,
-    notify: &'a mut Notify,
-    readiness: Readiness,
-    reports: (&'a ConditionReporter, &'a EventReporter),
-    /// The pause before the store is asked again.
-    pause: Duration,
-}
-
-impl Waiting<'_> {
-    /// Returns a state in which nothing is waited for yet.
-    pub fn new<'a>(
-        notify: &'a mut Notify,
-        readiness: Readiness,
-        reports: (&'a ConditionReporter, &'a EventReporter),
-    ) -> Waiting<'a> {
-        Waiting { patience: Reminder::default(), notify, readiness, reports, pause: LOOK_AGAIN }
-    }
-
-    async fn on(&mut self, error: StartError) {
-        let text = error.to_string();
-        // A store that refuses the lease may accept the report of the fault. It is asked as rarely as one that is away.
-        let (health, pause) = match error {
-            _ if error.is_store_away() => (Health::Unknown, self.pause),
-            _ if error.is_refused() || matches!(error, StartError::FirstCommand(_)) => {
-                (Health::Unwell(text.clone()), self.pause)
-            }
-            _ => (Health::Unwell(text.clone()), LOOK_AGAIN),
-        };
-        self.pause = (pause * 2).min(STORE_AGAIN);
-        let (condition, events) = self.reports;
-        let fault = matches!(health, Health::Unwell(_)).then(|| Fault { kind: FaultKind::NoLease, text: text.clone() });
-        events.set(fault.as_slice());
-        condition.set(health);
-        if self.patience.due(&text, Instant::now()) {
-            tracing::warn!("waiting: {text}");
-        }
-        self.notify.status(&format!("waiting: {text}"));
-        self.readiness.set([format!("waiting: {text}")]);
-        self.notify.ping();
-        tokio::time::sleep(jitter(pause)).await;
-    }
 }
 
 /// Waits for everything that a node needs, and acquires a lease. If the store is away, it continues with what was saved. It returns only

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
@@ -10,18 +11,22 @@ use weft_backends::host::Reach;
 use weft_backends::state::Name;
 use weft_subnet::cache::{self, Expiry, Head, Uplink};
 use weft_subnet::lease::Record;
-use weft_subnet::source::{Capabilities, Event, Local};
+use weft_subnet::source::{Capabilities, Error, Event, Local};
 
 use super::*;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Creator, LinkInfo, RouteInfo};
+use crate::observe::fault_events::EventReporter;
+use crate::observe::health::Readiness;
+use crate::observe::node_condition::ConditionReporter;
+use crate::observe::systemd::Notify;
 use crate::saved::SavedFile;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#;
 const STORE: &str = "memory";
 
 /// A store in memory. `None` if it is away.
-struct Memories(Option<RefCell<Vec<Lease>>>);
+pub(super) struct Memories(pub(super) Option<RefCell<Vec<Lease>>>);
 
 impl Memories {
     fn leases(&self) -> Result<&RefCell<Vec<Lease>>, Error> {
@@ -205,7 +210,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     }
 }
 
-async fn local(test: impl Future<Output = ()>) {
+pub(super) async fn local(test: impl Future<Output = ()>) {
     LocalSet::new().run_until(test).await;
 }
 
@@ -312,30 +317,6 @@ async fn the_other_ways_to_reach_this_node_stay_in_its_lease() {
         let others = vec![Attrs { backend_type: "host-gw".into(), ..lease(own(), "192.168.0.1").attrs }];
         let got = starts(Case { others, ..Case::default() }, machine()).await;
         assert_eq!(got, Some(format!("{KEPT}, also by host-gw")));
-    })
-    .await;
-}
-
-/// After a power cut, all nodes of a site wait for the store.
-#[tokio::test(start_paused = true)]
-async fn the_pause_between_two_attempts_grows_while_the_store_is_away() {
-    local(async {
-        let store: Rc<dyn Source> = Rc::new(Memories(None));
-        let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
-        let events = EventReporter::new(store.clone());
-        let mut notify = Notify::default();
-        let mut waiting = Waiting::new(&mut notify, Readiness::new(), (&condition, &events));
-        let mut pauses = Vec::new();
-        for _ in 0..5 {
-            pauses.push(waiting.pause);
-            let error = store.config().await.unwrap_err();
-            waiting.on(StartError::store("net-conf: ", None)(error)).await;
-        }
-        assert_eq!(pauses.iter().map(Duration::as_secs).collect::<Vec<_>>(), [1, 2, 4, 4, 4]);
-        // Whatever this machine itself lacks is checked each second, for it costs nobody else anything.
-        let begin = Instant::now();
-        waiting.on(StartError::OtherBackend).await;
-        assert!(begin.elapsed() <= LOOK_AGAIN * 2, "{:?}", begin.elapsed());
     })
     .await;
 }

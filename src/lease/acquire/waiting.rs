@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a start has no lease yet, and how this is reported.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use weft_backends::backend::Skip;
+use weft_subnet::retry::jitter;
+use weft_subnet::source::Error;
+
+use super::ConfError;
+use crate::extension::FirstError;
+use crate::kernel::MachineError;
+use crate::log::{Reminder, chain};
+use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
+use crate::observe::health::Readiness;
+use crate::observe::node_condition::{ConditionReporter, Health};
+use crate::observe::systemd::Notify;
+use crate::uplink::PickError;
+
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The longest pause between two attempts while the store is away. After a power cut all nodes of a site start at once, so each pause is
+/// longer than the one before, and has a random part.
+const STORE_AGAIN: Duration = Duration::from_secs(4);
+
+/// Why an attempt to start did not lead to a lease.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    /// The store failed, or refused a request.
+    #[error("{}{what}{}", if self.is_refused() { "the store refuses: " } else { "" }, chain(error))]
+    Store {
+        /// What was asked, as a prefix of the message.
+        what: &'static str,
+        error: Error,
+        /// The net-conf, if it was read before the store failed.
+        config: Option<String>,
+    },
+    #[error(transparent)]
+    NetConf(#[from] ConfError),
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    #[error("{}", chain(.0))]
+    Uplink(#[from] PickError),
+    #[error(transparent)]
+    Identity(#[from] Skip),
+    #[error(transparent)]
+    FirstCommand(#[from] FirstError),
+    #[error("own lease: it has another backend")]
+    OtherBackend,
+}
+
+impl StartError {
+    /// Returns a conversion for the errors of one call to the store.
+    pub(super) fn store(what: &'static str, config: Option<&str>) -> impl FnOnce(Error) -> StartError {
+        let config = config.map(str::to_owned);
+        move |error| StartError::Store { what, error, config }
+    }
+
+    /// True if the store refused the request, and will go on doing so until somebody changes something.
+    fn is_refused(&self) -> bool {
+        matches!(self, StartError::Store { error: Error::Refused { .. }, .. })
+    }
+
+    /// True if the store cannot be reached. An unavailable store without a source answered itself: there is no pod CIDR yet, or there
+    /// are too many writers.
+    pub(super) fn is_store_away(&self) -> bool {
+        matches!(self, StartError::Store { error: Error::Unavailable { source: Some(_), .. }, .. })
+    }
+}
+
+/// Reports what the start waits for: in the log, to systemd, in /readyz and `weft status`, and to the store unless the store is away.
+pub struct Waiting<'a> {
+    patience: Reminder,
+    notify: &'a mut Notify,
+    readiness: Readiness,
+    reports: (&'a ConditionReporter, &'a EventReporter),
+    /// The pause before the store is asked again.
+    pause: Duration,
+}
+
+impl Waiting<'_> {
+    /// Returns a state in which nothing is waited for yet.
+    pub fn new<'a>(
+        notify: &'a mut Notify,
+        readiness: Readiness,
+        reports: (&'a ConditionReporter, &'a EventReporter),
+    ) -> Waiting<'a> {
+        Waiting { patience: Reminder::default(), notify, readiness, reports, pause: LOOK_AGAIN }
+    }
+
+    pub(super) async fn on(&mut self, error: StartError) {
+        let text = error.to_string();
+        // A store that refuses the lease may accept the report of the fault. It is asked as rarely as one that is away.
+        let (health, pause) = match error {
+            _ if error.is_store_away() => (Health::Unknown, self.pause),
+            _ if error.is_refused() || matches!(error, StartError::FirstCommand(_)) => {
+                (Health::Unwell(text.clone()), self.pause)
+            }
+            _ => (Health::Unwell(text.clone()), LOOK_AGAIN),
+        };
+        self.pause = (pause * 2).min(STORE_AGAIN);
+        let (condition, events) = self.reports;
+        let fault = matches!(health, Health::Unwell(_)).then(|| Fault { kind: FaultKind::NoLease, text: text.clone() });
+        events.set(fault.as_slice());
+        condition.set(health);
+        if self.patience.due(&text, Instant::now()) {
+            tracing::warn!("waiting: {text}");
+        }
+        self.notify.status(&format!("waiting: {text}"));
+        self.readiness.set([format!("waiting: {text}")]);
+        self.notify.ping();
+        tokio::time::sleep(jitter(pause)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use weft_subnet::source::Source;
+
+    use super::super::tests::{Memories, local};
+    use super::*;
+
+    /// After a power cut, all nodes of a site wait for the store.
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_between_two_attempts_grows_while_the_store_is_away() {
+        local(async {
+            let store: Rc<dyn Source> = Rc::new(Memories(None));
+            let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
+            let events = EventReporter::new(store.clone());
+            let mut notify = Notify::default();
+            let mut waiting = Waiting::new(&mut notify, Readiness::new(), (&condition, &events));
+            let mut pauses = Vec::new();
+            for _ in 0..5 {
+                pauses.push(waiting.pause);
+                let error = store.config().await.unwrap_err();
+                waiting.on(StartError::store("net-conf: ", None)(error)).await;
+            }
+            assert_eq!(pauses.iter().map(Duration::as_secs).collect::<Vec<_>>(), [1, 2, 4, 4, 4]);
+            // Whatever this machine itself lacks is checked each second, for it costs nobody else anything.
+            let begin = Instant::now();
+            waiting.on(StartError::OtherBackend).await;
+            assert!(begin.elapsed() <= LOOK_AGAIN * 2, "{:?}", begin.elapsed());
+        })
+        .await;
+    }
+}
