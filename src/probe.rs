@@ -25,8 +25,8 @@ use samples::{Sample, Samples};
 const BURST_PAUSE: Duration = Duration::from_secs(1);
 /// Number of packets that are sent together.
 const MAX_BURST: u32 = 5;
-/// The shortest time between the turns of two peers. It is what five packets a second allow.
-const MIN_PAUSE: Duration = Duration::from_millis(200);
+/// The shortest time between the turns of two peers.
+const MIN_PAUSE: Duration = Duration::from_millis(BURST_PAUSE.as_millis() as u64 / MAX_BURST as u64);
 /// All peers are asked in this time, if the number of packets allows it.
 const ROUND: Duration = Duration::from_secs(30);
 /// The longest time between two peers.
@@ -98,8 +98,8 @@ pub struct Prober {
     /// The place at which the round goes on. It should begin at another place on each node.
     pub cursor: usize,
     next_peer: Instant,
-    /// When the last burst began, and how many packets it may still have.
-    burst: (Instant, u32),
+    /// When the last burst began, and how many packets it may still have. `None` before the first.
+    burst: Option<(Instant, u32)>,
     /// When any peer answered last, at any of its addresses.
     last_answer: Option<Instant>,
     /// True if the last packet was for a peer that is examined. Others must have their turn, too.
@@ -127,7 +127,7 @@ impl Prober {
             changed: VecDeque::new(),
             cursor: 0,
             next_peer: now + AFTER_CHANGE,
-            burst: (now, MAX_BURST),
+            burst: None,
             last_answer: None,
             examined_last: false,
             counts: Counts::default(),
@@ -153,22 +153,19 @@ impl Prober {
         let examined = self.examined.values().filter(|one| !one.is_open).map(|one| one.due);
         let changed = self.changed.front().map(|(at, _)| *at);
         let due = examined.chain(changed).chain([self.next_peer]).min().unwrap_or(self.next_peer);
-        let (began, left) = self.burst;
-        if left == MAX_BURST { due } else { due.max(began + BURST_PAUSE) }
+        self.burst.map_or(due, |(began, _)| due.max(began + BURST_PAUSE))
     }
 
     /// Returns true if a packet may be sent now.
     fn may_send(&self, now: Instant) -> bool {
-        let (began, left) = self.burst;
-        left == MAX_BURST || now >= began + BURST_PAUSE || (left > 0 && now == began)
+        self.burst.is_none_or(|(began, left)| now >= began + BURST_PAUSE || (left > 0 && now == began))
     }
 
     /// A packet is sent now.
     fn count_packet(&mut self, now: Instant) {
-        if self.burst.1 == MAX_BURST || now >= self.burst.0 + BURST_PAUSE {
-            self.burst = (now, MAX_BURST);
-        }
-        self.burst.1 -= 1;
+        let going_on = self.burst.filter(|(began, _)| now < *began + BURST_PAUSE);
+        let (began, left) = going_on.unwrap_or((now, MAX_BURST));
+        self.burst = Some((began, left.saturating_sub(1)));
     }
 
     /// Returns the packet for a peer that is examined, if one is due. `current` returns the target as it is now, or `None` if the peer is
