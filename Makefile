@@ -228,14 +228,15 @@ test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/f
 no-flannel:
 	@printf '\n==== skipped: no FLANNELD and no FLANNEL_CNI: the tests beside flannel count as ignored\n'
 
-.PHONY: test-vm test-vm-loss test-lab test-all
-test-vm: static ## run the agent on Debian's kernel, in virtual machines
+.PHONY: vm-programs test-vm test-vm-loss test-lab test-all
+vm-programs:
 	@$(STEP) 900 "programs of the virtual machines" cargo build --workspace --locked --example wg --example traffic
+
+test-vm: static vm-programs ## run the agent on Debian's kernel, in virtual machines
 	@$(STEP) 1800 "virtual machines" env WEFT_BIN=$(STATIC) cargo test --workspace --locked --test vm -- --skip loss::
 
 # An emulated processor sends 100 packets per second only while nothing else runs.
-test-vm-loss: static ## count lost packets over restarts and changes of the backend, in virtual machines
-	@$(STEP) 900 "programs of the virtual machines" cargo build --workspace --locked --example wg --example traffic
+test-vm-loss: static vm-programs ## count lost packets over restarts and changes of the backend, in virtual machines
 	@$(STEP) 2400 "lost packets in virtual machines" env WEFT_BIN=$(STATIC) \
 	  cargo test --workspace --locked --test vm -- loss:: --test-threads 1
 

@@ -110,6 +110,7 @@ fn boot(script: &str, packages: &Path, more: &[String]) -> String {
         .arg(format!("--machine=weft-deb-{}-{}", std::process::id(), script.trim_end_matches(".sh")))
         .arg(format!("--directory={}", DEBIAN.display()))
         .args([bind(packages, "/packages"), bind(&scenario.join(script), "/scenario.sh")])
+        .arg(bind(&scenario.join("lib.sh"), "/scenario-lib.sh"))
         .arg(bind(&scenario.join("scenario.service"), "/run/systemd/system/scenario.service"))
         .arg(format!("--bind={}:/out", out.path().display()))
         .args(more)

@@ -1,18 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the commands of docs/install.md for Debian and for any Linux with systemd, as they stand. It runs inside the container that
-# tests/deploy_deb.rs starts. /packages has the files of a release, and the commands as debian.sh and linux.sh; the result is in /out/log.
-set -u
-exec >/out/log 2>&1
-
-fail() { echo "FAIL $*"; systemctl status weft; journalctl -u weft --no-pager | tail -n 40; exit 1; }
-# check NAME COMMAND...
-check() {
-    local name=$1
-    shift
-    "$@" || fail "$name: $*"
-    echo "PASS $name"
-}
+# tests/deploy_deb.rs starts. /packages has the files of a release, and the commands as debian.sh and linux.sh.
+. /scenario-lib.sh
 
 # This machine is the one with etcd on the page.
 ip netns add router
@@ -24,12 +14,7 @@ ip route add default via 10.0.0.2
 client=http://10.0.0.1:2379 peer=http://127.0.0.1:2380
 etcd --data-dir /tmp/etcd --listen-client-urls $client --advertise-client-urls $client --listen-peer-urls $peer \
     --initial-advertise-peer-urls $peer --initial-cluster default=$peer >/tmp/etcd.log 2>&1 &
-ready() { etcdctl --endpoints $client get x >/dev/null 2>&1; }
-end=$((SECONDS + 60))
-until ready; do
-    [ $SECONDS -lt $end ] || { cat /tmp/etcd.log; fail "etcd does not answer"; }
-    sleep 0.2
-done
+within 60 "etcd answers" etcdctl --endpoints $client get x
 leases() { etcdctl --endpoints $client get --prefix --keys-only /coreos.com/network/subnets/ | grep -c 10.244.; }
 
 cp -r /packages /root/release

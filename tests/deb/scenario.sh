@@ -1,28 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The life of the Debian package on a machine with systemd: installation, configuration, upgrade under traffic, removal and purge. It runs
-# inside the container that tests/deploy_deb.rs starts. /packages has old.deb and new.deb; the result is in /out/log.
-set -u
-exec >/out/log 2>&1
+# inside the container that tests/deploy_deb.rs starts. /packages has old.deb and new.deb.
+. /scenario-lib.sh
 
-fail() { echo "FAIL $*"; systemctl status weft; journalctl -u weft --no-pager | tail -n 40; exit 1; }
-# check NAME COMMAND...
-check() {
-    local name=$1
-    shift
-    "$@" || fail "$name: $*"
-    echo "PASS $name"
-}
-# until SECONDS NAME COMMAND...: waits for a condition.
-within() {
-    local end=$((SECONDS + $1)) name=$2
-    shift 2
-    until "$@"; do
-        [ $SECONDS -lt $end ] || fail "$name, waited for: $*"
-        sleep 0.2
-    done
-    echo "PASS $name"
-}
 main_pid() { systemctl show --property MainPID --value weft; }
 runs_anew() { [ "$(main_pid)" != 0 ] && [ "$(main_pid)" != "$1" ] && systemctl --quiet is-active weft; }
 is() { [ "$(eval "$1")" = "$2" ]; }
