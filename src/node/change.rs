@@ -33,6 +33,8 @@ pub(super) struct Change {
     pub(super) wanted: Option<String>,
     /// A net-conf that cannot be applied before the change that is under way has ended.
     pub(super) postponed: Option<String>,
+    /// A net-conf whose backend got no identities on this node. It is tried again after the next full pass.
+    without_identities: Option<String>,
     /// The net-conf in the store at the start, if it names another backend than our lease.
     pub(super) at_start: Option<String>,
     /// A full pass has compared the devices of the next backend.
@@ -68,16 +70,20 @@ impl<K: Kernel> Node<K> {
         let identities = match self.identities_for(&*backend) {
             Ok(identities) => identities,
             Err(reason) => {
-                let text = format!(
-                    "net-conf: the backend {} cannot work on this node: {reason}. The node stays on {}",
+                let problem = format!(
+                    "net-conf: the backend {} cannot work on this node: {reason}. The node stays on {}, and tries again",
                     backend.kind(),
                     self.plan.network().backend_type
                 );
-                tracing::error!("{text}");
-                self.net_conf.not_applied = Some(text);
+                if self.net_conf.not_applied.as_ref() != Some(&problem) {
+                    tracing::error!("{problem}");
+                }
+                self.net_conf.not_applied = Some(problem);
+                self.change.without_identities = Some(text.to_owned());
                 return NetConfChange::Rejected;
             }
         };
+        self.net_conf.not_applied = None;
         let (before, next) = (self.plan.network().backend_type.clone(), backend.kind());
         tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
         let host = Host { identities, ..self.plan.host().clone() };
@@ -99,6 +105,7 @@ impl<K: Kernel> Node<K> {
     /// Gives the next backend up, because net-conf no longer names it. Returns true if there was one.
     pub(super) fn give_up_change(&mut self) -> bool {
         self.change.postponed = None;
+        self.change.without_identities = None;
         let had_one = self.change.wanted.take().is_some();
         if had_one {
             self.plan.give_up_next();
@@ -109,6 +116,12 @@ impl<K: Kernel> Node<K> {
     /// A full pass has ended.
     pub(super) fn pass_ended_in_change(&mut self) {
         self.change.is_compared = self.kernel_problem.is_none();
+        if self.change.is_compared
+            && let Some(text) = self.change.without_identities.take()
+            && self.apply_net_conf(&text) == NetConfChange::Applied
+        {
+            self.schedule.next_audit = Instant::now();
+        }
         self.continue_change(Instant::now());
     }
 

@@ -92,10 +92,10 @@ impl<K: Kernel> Node<K> {
             self.net_conf.not_applied = Some(refusal.to_string());
             return NetConfChange::Rejected;
         }
-        self.net_conf.not_applied = None;
         if !self.plan.is_understood_by(&*backend) {
             return self.begin_change(text, network, backend);
         }
+        self.net_conf.not_applied = None;
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
         text.clone_into(&mut self.net_conf.text);
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());

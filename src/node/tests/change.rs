@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another backend while the agent runs: what the node writes into the kernel and into its lease, and in which order.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -9,7 +10,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, VXLAN, lease, local, machine};
+use super::{CONFIG, Cause, TestNode, VXLAN, lease, local, machine};
 use crate::kernel::{Notice, Outcome, RouteInfo};
 use crate::options::OnLostLease;
 
@@ -248,6 +249,40 @@ async fn a_backend_that_cannot_work_here_is_reported_and_the_node_stays_on_the_o
         test.node.full_pass(crate::pass::Cause::Audit).await;
         assert!(test.asked(1).await);
         assert_eq!(test.node.net_conf.not_applied, None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_lease_does_not_name_the_next_backend_while_the_kernel_cannot_be_read() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.apply_net_conf(VXLAN);
+        test.kernel.break_dumps(Some(ErrorKind::Interrupted));
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((test.node.plan.network().backend_type.as_str(), test.has("flannel.1")), ("host-gw", false));
+        test.kernel.break_dumps(None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((test.node.plan.network().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
+    })
+    .await;
+}
+
+/// The next backend looks at the devices of this machine for its identity.
+#[tokio::test]
+async fn a_change_that_began_while_the_kernel_could_not_be_read_is_tried_again() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.kernel.break_dumps(Some(ErrorKind::Interrupted));
+        test.net_conf(VXLAN).await;
+        test.node.full_pass(Cause::Audit).await;
+        let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
+        assert!(problem.starts_with("net-conf: the backend vxlan cannot work on this node: "), "{problem}");
+        test.kernel.break_dumps(None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.node.net_conf.not_applied, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((test.node.plan.network().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
     })
     .await;
 }
