@@ -2,6 +2,7 @@
 //! The desired state of this node, kept up to date lease by lease. Leases and facts of the host go in, and changes of entries come out.
 //! There are no effects.
 
+mod beside;
 mod change;
 pub mod claims;
 mod clear_text;
@@ -15,6 +16,7 @@ mod peer;
 mod probes;
 mod tunnel;
 mod waiting;
+mod wide_routes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,8 +36,8 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
-pub use change::Beside;
-use change::Besides;
+pub use beside::Beside;
+use beside::Besides;
 use clear_text::ClearText;
 pub use devices::{DeviceProblem, MOST_DEVICES};
 use fence::Fence;

@@ -192,8 +192,13 @@ const WIREGUARD_KEYS: [&str; 5] = [
     "preshared n1 to n3",
     "no secret is shown",
 ];
-const WIREGUARD_DUAL: [&str; 4] =
-    ["separate n1 to n3 v6", "ipv4 n1 to n3 v6", "ipv6 n1 to n3", "data path outlives the agents"];
+const WIREGUARD_DUAL: [&str; 5] = [
+    "separate n1 to n3 v6",
+    "vxlan beside wireguard v6",
+    "ipv4 n1 to n3 v6",
+    "ipv6 n1 to n3",
+    "data path outlives the agents",
+];
 
 #[test]
 fn wireguard() {

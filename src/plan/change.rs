@@ -1,185 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The backends that stand beside that of our lease while net-conf changes the backend (docs/adr/020-live-change.md).
-//!
-//! The next backend has its devices before our lease names it. The earlier ones keep theirs while a peer may use them. Our lease names the
-//! earlier ones as other ways to reach us.
+//! A plan with several backends, while net-conf changes the backend (docs/adr/020-live-change.md).
 
-use std::collections::{BTreeSet, HashMap};
-
-use ipnet::IpNet;
 use weft_backends::backend::{Backend, Planned};
-use weft_backends::family::metric;
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::index::OWN;
 use weft_backends::link::Difference;
-use weft_backends::state::{Key, Name, Route, State, Value};
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::{Subnets, family};
+use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id, Lease};
-use weft_subnet::network::Network;
 
 use super::Plan;
-
-/// Contributor of the devices of the next backend. No id of a store begins with a slash.
-const NEXT: &str = "/next";
-/// Contributor of the devices of earlier backends.
-const EARLIER: &str = "/earlier";
-
-/// A backend beside that of our lease.
-pub struct Beside {
-    /// The net-conf that names it.
-    text: String,
-    network: Network,
-    backend: Box<dyn Backend>,
-    /// The facts of the host, with the identities of this backend.
-    host: Host,
-    /// Identifies it among the earlier ones.
-    number: u64,
-}
-
-impl Beside {
-    /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
-    pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> Beside {
-        Beside { text, network, backend, host, number: 0 }
-    }
-
-    /// Returns the type of its backend.
-    pub(super) fn kind(&self) -> &'static str {
-        self.backend.kind()
-    }
-
-    fn update_host(&mut self, host: &Host) {
-        let identities = std::mem::take(&mut self.host.identities);
-        self.host = Host { identities, ..host.clone() };
-    }
-
-    /// Returns true if the other backend reaches every node that this one reaches, so that this one is not needed beside it. Their
-    /// options may differ, for example in the MTU.
-    fn is_replaced_by(&self, other: &dyn Backend) -> bool {
-        self.backend.advertise(&self.host).is_ok_and(|attrs| other.understands(&attrs))
-    }
-}
-
-/// All backends beside that of our lease.
-#[derive(Default)]
-pub(super) struct Besides {
-    next: Option<Beside>,
-    /// The latest comes first.
-    earlier: Vec<Beside>,
-    /// Peers have not had the time yet to learn of the way that our lease names, so packets to them still go an earlier way.
-    sends_earlier: bool,
-    /// The earlier backends that each lease needs, by number.
-    needs: HashMap<Id, Vec<u64>>,
-    /// The leases that need each earlier backend. The status is made after every event, so it must not search for them.
-    users: HashMap<u64, BTreeSet<Id>>,
-    last_number: u64,
-}
-
-/// One of the backends of a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Which {
-    Current,
-    Earlier(usize),
-    Next,
-}
-
-impl Besides {
-    /// Returns true if there is no backend beside that of our lease.
-    pub(super) fn is_empty(&self) -> bool {
-        self.next.is_none() && self.earlier.is_empty()
-    }
-
-    /// A lease needs these earlier backends.
-    fn need(&mut self, id: &Id, mut numbers: Vec<u64>) {
-        self.forget(id);
-        numbers.sort_unstable();
-        numbers.dedup();
-        for number in &numbers {
-            self.users.entry(*number).or_default().insert(id.clone());
-        }
-        if !numbers.is_empty() {
-            self.needs.insert(id.clone(), numbers);
-        }
-    }
-
-    /// A lease needs no earlier backend.
-    pub(super) fn forget(&mut self, id: &Id) {
-        for number in self.needs.remove(id).unwrap_or_default() {
-            if let Some(users) = self.users.get_mut(&number) {
-                users.remove(id);
-            }
-        }
-    }
-
-    pub(super) fn forget_all(&mut self) {
-        self.needs.clear();
-        self.users.clear();
-    }
-
-    fn is_used(&self, number: u64) -> bool {
-        self.users.get(&number).is_some_and(|users| !users.is_empty())
-    }
-
-    pub(super) fn earlier(&self) -> impl Iterator<Item = &Beside> {
-        self.earlier.iter()
-    }
-
-    pub(super) fn retain_earlier(&mut self, keep: impl FnMut(&Beside) -> bool) {
-        self.earlier.retain(keep);
-    }
-
-    pub(super) fn update_host(&mut self, host: &Host) {
-        self.earlier.iter_mut().chain(&mut self.next).for_each(|beside| beside.update_host(host));
-    }
-
-    /// Iterates over the earlier backends that a lease needs.
-    pub(super) fn used(&self) -> impl Iterator<Item = (&dyn Backend, &Host)> {
-        self.earlier.iter().filter(|beside| self.is_used(beside.number)).map(|beside| (&*beside.backend, &beside.host))
-    }
-
-    /// Returns the first backend that makes no routes, if one does not.
-    pub(super) fn without_routes(&self) -> Option<&dyn Backend> {
-        let all = self.earlier.iter().chain(&self.next).map(|beside| &*beside.backend);
-        all.into_iter().find(|backend| !backend.makes_routes())
-    }
-
-    /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the latest.
-    pub(super) fn secrets(&self) -> Option<DeviceSecrets> {
-        self.next.iter().chain(&self.earlier).find_map(|beside| beside.backend.secrets(&beside.host))
-    }
-
-    /// Returns what our lease would say for each of the earlier backends that can work on this host.
-    pub(super) fn ways(&self, host: &Host) -> Vec<Attrs> {
-        let way = |beside: &Beside| {
-            let host = Host { identities: beside.host.identities.clone(), ..host.clone() };
-            beside.backend.advertise(&host).ok()
-        };
-        self.earlier.iter().filter_map(way).collect()
-    }
-
-    /// Returns the contributors of devices with their entries.
-    pub(super) fn devices(&self, own: &Lease) -> [(Id, State); 2] {
-        let devices = |beside: &Beside| beside.backend.device(&beside.host, own);
-        let mut earlier = State::new();
-        for (key, value) in self.earlier.iter().flat_map(devices) {
-            // The latest of several backends with one device counts.
-            if earlier.get(&key).is_none() {
-                earlier.insert(key, value);
-            }
-        }
-        [(NEXT.into(), self.next.as_ref().map(devices).unwrap_or_default()), (EARLIER.into(), earlier)]
-    }
-
-    /// The backends in the order in which they are preferred.
-    fn order(&self) -> Vec<Which> {
-        let mut order: Vec<Which> = (0..self.earlier.len()).map(Which::Earlier).collect();
-        order.insert(if self.sends_earlier { order.len() } else { 0 }, Which::Current);
-        order.extend(self.next.as_ref().map(|_| Which::Next));
-        order
-    }
-}
+use super::beside::{Beside, EARLIER, NEXT, Which};
+use super::wide_routes::{self, WideRoutes};
 
 /// What one lease leads to, and by which backend it is reached.
 pub(super) struct Reached {
@@ -219,7 +53,8 @@ impl Plan {
         if found.is_empty() {
             return None;
         }
-        let gateways = self.routes_to_gateways(found.iter().map(|(_, planned)| &planned.state));
+        let wide = self.wide_routes();
+        let gateways = wide.to_gateways(found.iter().map(|(_, planned)| &planned.state));
         let (which, mut planned) = found.remove(best);
         let reached_by = self.backend_of(which).and_then(|(backend, host)| backend.tunnel(host, &self.own));
         for (key, value) in found.into_iter().flat_map(|(_, planned)| planned.state) {
@@ -238,12 +73,7 @@ impl Plan {
                 }
             }
         }
-        for (net, dev) in self.routes_beside_another_wide_one(which, lease).into_iter().chain(gateways) {
-            let key = Key::Route(net, metric(family(&net)));
-            if planned.state.get(&key).is_none() {
-                planned.state.insert(key, Value::Route(Route::Device { dev }));
-            }
-        }
+        wide_routes::insert(&mut planned.state, wide.to_peer(which, lease).into_iter().chain(gateways));
         if let Which::Earlier(at) = which {
             needed.push(self.besides.earlier[at].number);
         }
@@ -252,41 +82,13 @@ impl Plan {
         Some(Reached { planned, kind })
     }
 
-    /// Returns the routes that this backend needs to a peer because another backend has one route for all of Network, too. The kernel has
-    /// only one such route, which leads to the device of one of them. A longer route to each peer does not depend on it.
-    fn routes_beside_another_wide_one(&self, which: Which, lease: &Lease) -> Vec<(IpNet, Name)> {
-        let others = self.besides.order().into_iter().filter(|other| *other != which);
-        let others: Vec<(IpNet, Name)> = others.flat_map(|other| self.wide_routes(other)).collect();
-        let ours = self.wide_routes(which).into_iter();
-        let contested = ours.filter(|(net, dev)| others.iter().any(|(other, via)| net == other && via != dev));
-        let to_peer = |(net, dev): (IpNet, Name)| Some((lease.subnets.of(family(&net))?, dev));
-        contested.filter_map(to_peer).collect()
-    }
-
-    /// Returns the routes to the IPv6 gateways of these entries, if a backend has one route for all of the IPv6 Network. Linux refuses a route
-    /// whose gateway is reached by another route over another device (`ip6_route_check_nh_onlink` in net/ipv6/route.c), also with `onlink`.
-    fn routes_to_gateways<'a>(&self, states: impl Iterator<Item = &'a State>) -> Vec<(IpNet, Name)> {
-        let wide = self.besides.order().into_iter().flat_map(|which| self.wide_routes(which));
-        let wide: Vec<(IpNet, Name)> = wide.filter(|(net, _)| net.addr().is_ipv6()).collect();
-        let gateway = |value: &Value| match value {
-            Value::Route(Route::Unicast { via, dev, .. }) => {
-                let is_covered = wide.iter().any(|(net, other)| net.contains(via) && other != dev);
-                is_covered.then(|| (IpNet::from(*via), *dev))
-            }
-            _ => None,
-        };
-        states.flat_map(|state| state.iter().filter_map(|(_, value)| gateway(value))).collect()
-    }
-
-    /// Returns the routes of a backend to all of Network, each with its device. Most backends have none.
-    fn wide_routes(&self, which: Which) -> Vec<(IpNet, Name)> {
-        let Some((backend, host)) = self.backend_of(which) else { return Vec::new() };
-        let devices = backend.device(host, &self.own);
-        let wide = devices.iter().filter_map(|(key, value)| match (key, value) {
-            (Key::Route(net, _), Value::Route(Route::Device { dev })) => Some((*net, *dev)),
-            _ => None,
+    /// Returns the routes of all backends to all of Network, while there are several backends.
+    fn wide_routes(&self) -> WideRoutes<Which> {
+        let devices = self.besides.order().into_iter().filter_map(|which| {
+            let (backend, host) = self.backend_of(which)?;
+            Some((which, backend.device(host, &self.own)))
         });
-        wide.collect()
+        WideRoutes::of(devices)
     }
 
     /// Iterates over all backends with the facts of the host for each, and true for the next one, which our lease does not name yet.

@@ -20,6 +20,19 @@ for n in n1 n2 n3; do
 done
 reach separate
 
+# --- a node with vxlan, while packets in clear text are allowed ---
+
+config "$(conf ",\"AllowPlaintext\":true")"
+other="/store/subnets/10.244.250.0-24&fd10:0:0:fa::-64.json"
+echo '{"PublicIP":"10.99.0.9","PublicIPv6":"fd99::9","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:09"},
+    "BackendV6Data":{"VNI":1,"VtepMAC":"02:00:00:00:06:09"}}' >/store/lease && mv /store/lease "$other"
+eventually "vxlan beside wireguard" 60 shows "via 10.244.250.0 dev flannel.1" ip -n n1 route get 10.244.250.2
+# Linux refuses the route to a subnet if its gateway is reached over another device, such as that with the route for all of Network.
+eventually "vxlan beside wireguard v6" 60 shows "via fd10:0:0:fa:: dev flannel-v6.1" ip -n n1 -6 route get fd10:0:0:fa::2
+rm "$other"
+config "$(conf "")"
+eventually "no vxlan beside wireguard" 60 sh -c "! /opt/bin/ip -n n1 link show flannel-v6.1"
+
 for mode in ipv4 ipv6; do
     config "$(conf ",\"Mode\":\"$mode\"")"
     for n in n1 n2 n3; do for m in n1 n2 n3; do

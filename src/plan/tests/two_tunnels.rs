@@ -44,37 +44,55 @@ fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
     assert_eq!(devices(&plan), ["flannel-wg", ""], "one route is enough again");
 }
 
-/// Linux accepts the route to the subnet of a peer only if its gateway is not reached over another device.
-#[test]
-fn an_ipv6_gateway_has_a_route_of_its_own_while_another_backend_has_the_route_to_network() {
-    let conf = |kind: &str| {
-        format!(
-            r#"{{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{{"Type":"{kind}"}}}}"#
-        )
-    };
-    let (vxlan, wireguard) = (Network::parse(&conf("vxlan")).unwrap(), Network::parse(&conf("wireguard")).unwrap());
+const BOTH: &str = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48""#;
+
+/// Returns a plan of a dual-stack network with this backend, which knows one peer with vxlan.
+fn dual_stack(backend: &str) -> Plan {
+    let network = Network::parse(&format!(r#"{{{BOTH},"Backend":{{{backend}}}}}"#)).unwrap();
     let mut plan = plan();
-    let mut host = plan.host().clone();
+    let mut host = with_key(plan.host());
     host.uplink.v6 = "fd77::1".parse().ok();
     let own =
         Lease { subnets: Subnets { v6: "fd00:5:0:1::/64".parse().ok(), ..plan.own().subnets }, ..plan.own().clone() };
-    plan.rebase(vxlan.clone(), make(&vxlan).unwrap(), host, own);
+    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
     let mut peer = lease(2, 1);
     peer.subnets.v6 = "fd00:5:0:2::/64".parse().ok();
     peer.attrs.public_ipv6 = "fd77::2".parse().ok();
     peer.attrs.backend_v6_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:06:02"}"#.into());
     plan.put(Record { id: peer.id.clone(), lease: Ok(peer) });
-    let device = |plan: &Plan, net: &str| match plan.desired(&Key::Route(net.parse().unwrap(), 1024)) {
-        Some(Value::Route(Route::Device { dev } | Route::Unicast { dev, .. })) => dev.to_string(),
-        _ => String::new(),
-    };
-    let (subnet, gateway) = ("fd00:5:0:2::/64", "fd00:5:0:2::/128");
-    assert_eq!((device(&plan, subnet).as_str(), device(&plan, gateway).as_str()), ("flannel-v6.1", ""));
+    plan
+}
+
+fn with_key(host: &Host) -> Host {
     let identities =
         weft_backends::wireguard::key::KeyPair::of(weft_backends::wireguard::key::Secret::new([1; 32])).both();
-    let host = Host { identities, ..plan.host().clone() };
-    plan.prepare(Beside::new((conf("wireguard"), wireguard.clone()), make(&wireguard).unwrap(), host));
-    assert_eq!((device(&plan, subnet).as_str(), device(&plan, gateway).as_str()), ("flannel-v6.1", "flannel-v6.1"));
+    Host { identities, ..host.clone() }
+}
+
+/// Returns the devices of the routes to the subnet of the peer and to its gateway. Empty if there is none.
+fn devices_v6(plan: &Plan) -> [String; 2] {
+    ["fd00:5:0:2::/64", "fd00:5:0:2::/128"].map(|net| match plan.desired(&Key::Route(net.parse().unwrap(), 1024)) {
+        Some(Value::Route(Route::Device { dev } | Route::Unicast { dev, .. })) => dev.to_string(),
+        _ => String::new(),
+    })
+}
+
+/// Linux accepts the route to the subnet of a peer only if its gateway is not reached over another device.
+#[test]
+fn an_ipv6_gateway_has_a_route_of_its_own_while_another_backend_has_the_route_to_network() {
+    let mut plan = dual_stack(r#""Type":"vxlan""#);
+    assert_eq!(devices_v6(&plan), ["flannel-v6.1", ""]);
+    let text = format!(r#"{{{BOTH},"Backend":{{"Type":"wireguard"}}}}"#);
+    let wireguard = Network::parse(&text).unwrap();
+    let host = with_key(plan.host());
+    plan.prepare(Beside::new((text, wireguard.clone()), make(&wireguard).unwrap(), host));
+    assert_eq!(devices_v6(&plan), ["flannel-v6.1", "flannel-v6.1"]);
     plan.give_up_next();
-    assert_eq!(device(&plan, gateway), "");
+    assert_eq!(devices_v6(&plan), ["flannel-v6.1", ""]);
+}
+
+#[test]
+fn a_peer_with_another_type_than_wireguard_is_reached_over_ipv6_too() {
+    let plan = dual_stack(r#""Type":"wireguard","AllowPlaintext":true"#);
+    assert_eq!(devices_v6(&plan), ["flannel-v6.1", "flannel-v6.1"]);
 }

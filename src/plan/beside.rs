@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The backends that stand beside that of our lease while net-conf changes the backend (docs/adr/020-live-change.md).
+//!
+//! The next backend has its devices before our lease names it. The earlier ones keep theirs while a peer may use them. Our lease names the
+//! earlier ones as other ways to reach us.
+
+use std::collections::{BTreeSet, HashMap};
+
+use weft_backends::backend::Backend;
+use weft_backends::host::Host;
+use weft_backends::state::State;
+use weft_backends::wireguard::key::DeviceSecrets;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::lease::{Id, Lease};
+use weft_subnet::network::Network;
+
+/// Contributor of the devices of the next backend. No id of a store begins with a slash.
+pub(super) const NEXT: &str = "/next";
+/// Contributor of the devices of earlier backends.
+pub(super) const EARLIER: &str = "/earlier";
+
+/// A backend beside that of our lease.
+pub struct Beside {
+    /// The net-conf that names it.
+    pub(super) text: String,
+    pub(super) network: Network,
+    pub(super) backend: Box<dyn Backend>,
+    /// The facts of the host, with the identities of this backend.
+    pub(super) host: Host,
+    /// Identifies it among the earlier ones.
+    pub(super) number: u64,
+}
+
+impl Beside {
+    /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
+    pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> Beside {
+        Beside { text, network, backend, host, number: 0 }
+    }
+
+    /// Returns the type of its backend.
+    pub(super) fn kind(&self) -> &'static str {
+        self.backend.kind()
+    }
+
+    fn update_host(&mut self, host: &Host) {
+        let identities = std::mem::take(&mut self.host.identities);
+        self.host = Host { identities, ..host.clone() };
+    }
+
+    /// Returns true if the other backend reaches every node that this one reaches, so that this one is not needed beside it. Their
+    /// options may differ, for example in the MTU.
+    pub(super) fn is_replaced_by(&self, other: &dyn Backend) -> bool {
+        self.backend.advertise(&self.host).is_ok_and(|attrs| other.understands(&attrs))
+    }
+}
+
+/// All backends beside that of our lease.
+#[derive(Default)]
+pub(super) struct Besides {
+    pub(super) next: Option<Beside>,
+    /// The latest comes first.
+    pub(super) earlier: Vec<Beside>,
+    /// Peers have not had the time yet to learn of the way that our lease names, so packets to them still go an earlier way.
+    pub(super) sends_earlier: bool,
+    /// The earlier backends that each lease needs, by number.
+    needs: HashMap<Id, Vec<u64>>,
+    /// The leases that need each earlier backend. The status is made after every event, so it must not search for them.
+    pub(super) users: HashMap<u64, BTreeSet<Id>>,
+    pub(super) last_number: u64,
+}
+
+/// One of the backends of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    Current,
+    Earlier(usize),
+    Next,
+}
+
+impl Besides {
+    /// Returns true if there is no backend beside that of our lease.
+    pub(super) fn is_empty(&self) -> bool {
+        self.next.is_none() && self.earlier.is_empty()
+    }
+
+    /// A lease needs these earlier backends.
+    pub(super) fn need(&mut self, id: &Id, mut numbers: Vec<u64>) {
+        self.forget(id);
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in &numbers {
+            self.users.entry(*number).or_default().insert(id.clone());
+        }
+        if !numbers.is_empty() {
+            self.needs.insert(id.clone(), numbers);
+        }
+    }
+
+    /// A lease needs no earlier backend.
+    pub(super) fn forget(&mut self, id: &Id) {
+        for number in self.needs.remove(id).unwrap_or_default() {
+            if let Some(users) = self.users.get_mut(&number) {
+                users.remove(id);
+            }
+        }
+    }
+
+    pub(super) fn forget_all(&mut self) {
+        self.needs.clear();
+        self.users.clear();
+    }
+
+    pub(super) fn is_used(&self, number: u64) -> bool {
+        self.users.get(&number).is_some_and(|users| !users.is_empty())
+    }
+
+    pub(super) fn earlier(&self) -> impl Iterator<Item = &Beside> {
+        self.earlier.iter()
+    }
+
+    pub(super) fn retain_earlier(&mut self, keep: impl FnMut(&Beside) -> bool) {
+        self.earlier.retain(keep);
+    }
+
+    pub(super) fn update_host(&mut self, host: &Host) {
+        self.earlier.iter_mut().chain(&mut self.next).for_each(|beside| beside.update_host(host));
+    }
+
+    /// Iterates over the earlier backends that a lease needs.
+    pub(super) fn used(&self) -> impl Iterator<Item = (&dyn Backend, &Host)> {
+        self.earlier.iter().filter(|beside| self.is_used(beside.number)).map(|beside| (&*beside.backend, &beside.host))
+    }
+
+    /// Returns the first backend that makes no routes, if one does not.
+    pub(super) fn without_routes(&self) -> Option<&dyn Backend> {
+        let all = self.earlier.iter().chain(&self.next).map(|beside| &*beside.backend);
+        all.into_iter().find(|backend| !backend.makes_routes())
+    }
+
+    /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the latest.
+    pub(super) fn secrets(&self) -> Option<DeviceSecrets> {
+        self.next.iter().chain(&self.earlier).find_map(|beside| beside.backend.secrets(&beside.host))
+    }
+
+    /// Returns what our lease would say for each of the earlier backends that can work on this host.
+    pub(super) fn ways(&self, host: &Host) -> Vec<Attrs> {
+        let way = |beside: &Beside| {
+            let host = Host { identities: beside.host.identities.clone(), ..host.clone() };
+            beside.backend.advertise(&host).ok()
+        };
+        self.earlier.iter().filter_map(way).collect()
+    }
+
+    /// Returns the contributors of devices with their entries.
+    pub(super) fn devices(&self, own: &Lease) -> [(Id, State); 2] {
+        let devices = |beside: &Beside| beside.backend.device(&beside.host, own);
+        let mut earlier = State::new();
+        for (key, value) in self.earlier.iter().flat_map(devices) {
+            // The latest of several backends with one device counts.
+            if earlier.get(&key).is_none() {
+                earlier.insert(key, value);
+            }
+        }
+        [(NEXT.into(), self.next.as_ref().map(devices).unwrap_or_default()), (EARLIER.into(), earlier)]
+    }
+
+    /// The backends in the order in which they are preferred.
+    pub(super) fn order(&self) -> Vec<Which> {
+        let mut order: Vec<Which> = (0..self.earlier.len()).map(Which::Earlier).collect();
+        order.insert(if self.sends_earlier { order.len() } else { 0 }, Which::Current);
+        order.extend(self.next.as_ref().map(|_| Which::Next));
+        order
+    }
+}
