@@ -49,6 +49,7 @@ mod peers;
 mod plan;
 mod rate_limit;
 mod rules;
+mod saved;
 mod subnet_file;
 mod uplink;
 mod wireguard;

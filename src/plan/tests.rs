@@ -11,6 +11,7 @@ use weft_subnet::connected::Connected;
 use super::*;
 
 mod clear_text;
+mod devices;
 mod no_routes;
 mod two_tunnels;
 pub(crate) mod wireguard;

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The devices that a plan needs, and what guards them.
+
+use weft_backends::host::Reach;
+
+use super::*;
+
+#[test]
+fn of_two_earlier_backends_with_one_device_the_later_one_decides_how_it_is_made() {
+    let earlier = |mtu: u32| {
+        let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan","MTU":{mtu}}}}}"#);
+        let network = Network::parse(&text).unwrap();
+        Beside::new((text, network.clone()), make(&network).unwrap(), plan().host)
+    };
+    // The latest comes first.
+    let plan = plan_of("host-gw").with_earlier(vec![earlier(1400), earlier(1300)]);
+    match plan.desired(&Key::Link(Name::new("flannel.1").unwrap())) {
+        Some(Value::Link(link)) => assert_eq!(link.mtu, 1350, "1400 without the overhead of vxlan"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A peer that does not say where its packets come from is reached when a route of the host appears.
+#[test]
+fn the_tunnel_guard_drops_nothing_after_a_route_of_the_host_makes_a_silent_peer_reachable() {
+    let mut plan = plan().with_tunnel_guard(true);
+    let mut silent = lease(2, 1);
+    silent.attrs.backend_type = "host-gw".into();
+    silent.attrs.backend_data = None;
+    plan.put(Record { id: silent.id.clone(), lease: Ok(silent) });
+    let guards = |plan: &Plan| plan.desired(&Key::Guard(Family::V4)).is_some();
+    assert!(guards(&plan), "the peer is not reached, so it sends nothing");
+    let link = Reach::Link(Name::new("eth0").unwrap());
+    let routes = OnLink::new([("192.168.0.0/24".parse().unwrap(), 0, link)]);
+    let host = Host { routes, ..plan.host().clone() };
+    let changed = plan.update_host_networks(&host).unwrap();
+    assert!(!guards(&plan), "{changed:?}");
+}
