@@ -28,6 +28,9 @@ const TOP: [&str; 15] = [
     "docs", "tools", ".cargo",
 ];
 
+/// The pages that quote messages and say what to do about them.
+const PAGES_OF_MESSAGES: [&str; 2] = ["docs/messages.md", "docs/operations.md"];
+
 /// Returns the words of code that name a file or directory of the repository.
 fn paths(page: &Page) -> Vec<String> {
     let mut found = Vec::new();
@@ -140,22 +143,22 @@ fn every_promise_of_compat_md_has_a_row() {
 }
 
 #[test]
-fn every_message_that_operations_md_quotes_is_said_somewhere() {
+fn every_message_that_is_quoted_is_said_somewhere() {
     let source = Source::read();
     messages::control(&source);
-    let messages = Page::read("docs/operations.md").messages();
+    let messages: Vec<String> = PAGES_OF_MESSAGES.iter().flat_map(|page| Page::read(page).messages()).collect();
     let said = messages.iter().map(|message| (message, source.missing(message)));
     let wrong: Vec<_> = said.filter(|(_, missing)| !missing.is_empty()).collect();
-    assert!(wrong.is_empty(), "docs/operations.md quotes messages that do not exist: {wrong:#?}");
+    assert!(wrong.is_empty(), "{PAGES_OF_MESSAGES:?} quote messages that do not exist: {wrong:#?}");
     assert!(messages.len() > 200, "only {} messages were found", messages.len());
 }
 
 #[test]
-fn every_message_that_is_logged_has_a_row_in_operations_md() {
-    let page = Page::read("docs/operations.md").text().to_owned();
+fn every_message_that_is_logged_has_a_row() {
+    let page: String = PAGES_OF_MESSAGES.iter().map(|page| Page::read(page).text().to_owned()).collect();
     let logged = messages::logged(&Source::read());
     let lost: Vec<&String> = logged.iter().filter(|message| !messages::has_row(&page, message)).collect();
-    assert!(lost.is_empty(), "docs/operations.md does not say what to do about these messages: {lost:#?}");
+    assert!(lost.is_empty(), "{PAGES_OF_MESSAGES:?} do not say what to do about these messages: {lost:#?}");
     assert!(logged.len() > 50, "only {} messages are logged: are they still found?", logged.len());
     assert!(!messages::has_row(&page, "the device turned blue"), "what is missing is found");
 }

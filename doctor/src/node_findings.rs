@@ -139,7 +139,7 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
         AgentAnswer::Problems(problems) => {
-            let remedy = "look for this text in docs/operations.md; `weft status` shows the whole state";
+            let remedy = "look for this text in docs/messages.md; `weft status` shows the whole state";
             let one = |problem: &String| finding(format!("the agent reports: {problem}"), remedy.to_owned());
             problems.iter().map(one).collect()
         }

@@ -167,11 +167,11 @@ fn lease_of(peer: &Peer, remote: std::net::IpAddr) -> Step {
         _ if !peer.has_pod(remote) => step,
         "set-aside" => step.broken(
             format!("the lease of {remote} is not believed: {reason}"),
-            "look for the reason in docs/operations.md; it is the lease of that node that must change",
+            "look for the reason in docs/messages.md; it is the lease of that node that must change",
         ),
         "failed" | "pending" => step.broken(
             format!("entries for {remote} could not be written: {reason}"),
-            "look for the reason in docs/operations.md; `weft plan` shows the entries",
+            "look for the reason in docs/messages.md; `weft plan` shows the entries",
         ),
         _ => step,
     }
@@ -186,7 +186,7 @@ fn reported(facts: &Facts) -> Option<Step> {
     })?;
     let reason = peer.reason.clone().unwrap_or_else(|| "packets do not reach the peer".to_owned());
     let step = Step::ok("agent's probes", reason.clone());
-    Some(step.broken(reason, "look for this text in docs/operations.md; `weft mesh` on both nodes tells the direction"))
+    Some(step.broken(reason, "look for this text in docs/messages.md; `weft mesh` on both nodes tells the direction"))
 }
 
 /// Returns what the plan of the agent wants in place of an entry whose name contains one of these texts.
