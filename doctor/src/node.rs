@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -231,7 +231,8 @@ fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
 }
 
 /// Returns the programs that have a UDP socket on this port in our namespace. The kernel's own sockets, such as those of vxlan
-/// devices, belong to no process.
+/// devices, belong to no process. A socket that several processes share, such as a program and its workers, counts for the one with the
+/// lowest number.
 fn port_users(port: u16) -> io::Result<Vec<String>> {
     let mut inodes = BTreeSet::new();
     for file in ["udp", "udp6"] {
@@ -242,20 +243,24 @@ fn port_users(port: u16) -> io::Result<Vec<String>> {
     if inodes.is_empty() {
         return Ok(Vec::new());
     }
-    let mut users = BTreeSet::new();
-    // `self` and `thread-self` would name the same processes again.
-    let is_process = |name: &str| name.parse::<u32>().is_ok();
-    for process in fs::read_dir("/proc")?.flatten().filter(|entry| is_process(&entry.file_name().to_string_lossy())) {
+    let mut owners: BTreeMap<String, u32> = BTreeMap::new();
+    for process in fs::read_dir("/proc")?.flatten() {
+        // `self` and `thread-self` would name the same processes again.
+        let Ok(pid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
         // A process may end meanwhile.
         for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(fd.path()) else { continue };
-            if inodes.contains(&*target.to_string_lossy()) {
-                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                users.insert(format!("{} (pid {})", name.trim(), process.file_name().to_string_lossy()));
+            if let Some(socket) = inodes.get(&*target.to_string_lossy()) {
+                owners.entry(socket.clone()).and_modify(|owner| *owner = pid.min(*owner)).or_insert(pid);
             }
         }
     }
-    Ok(users.into_iter().collect())
+    let pids: BTreeSet<u32> = owners.into_values().collect();
+    let named = |pid: u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        format!("{} (pid {pid})", name.trim())
+    };
+    Ok(pids.into_iter().map(named).collect())
 }
 
 /// Returns how /proc/PID/fd shows the socket of a line of /proc/net/udp, if the socket is bound to this port.

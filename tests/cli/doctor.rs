@@ -2,6 +2,7 @@
 //! `weft doctor` without an agent, with an agent, and with an agent that gives no proper answer.
 
 use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 
 use serde_json::{Value, json};
@@ -40,7 +41,10 @@ fn before_the_first_start_a_sound_node_has_no_findings_and_nothing_is_written() 
 fn a_finding_has_evidence_and_remedy_and_the_exit_code_is_2() {
     in_namespace(|| {
         let place = Place::new();
-        let _other = UdpSocket::bind("0.0.0.0:8472").unwrap();
+        let other = UdpSocket::bind("0.0.0.0:8472").unwrap();
+        // A worker of this program has the same socket. It is no second finding.
+        let shared = OwnedFd::from(other.try_clone().unwrap());
+        let mut worker = Command::new("sleep").arg("60").stdin(shared).spawn().unwrap();
         let (code, answer) = doctor_json(&place, &["--only", "port"]);
         assert_eq!(code, Some(2), "{answer}");
         assert_eq!(answer["findings"].as_array().unwrap().len(), 1, "{answer}");
@@ -58,6 +62,8 @@ fn a_finding_has_evidence_and_remedy_and_the_exit_code_is_2() {
         assert_eq!(lines[2], "1 finding");
         assert_eq!(doctor(&place, &["--port", "8473"]).0, Some(0), "the socket is on another port");
         assert_eq!(doctor(&place, &["--only", "mtu,subnet-file"]).0, Some(0), "the check is not chosen");
+        worker.kill().unwrap();
+        worker.wait().unwrap();
     });
 }
 
