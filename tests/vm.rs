@@ -215,6 +215,14 @@ fn wireguard_dual_stack() {
     run("wireguard-dual.sh", "yes", &WIREGUARD_DUAL);
 }
 
+const WIREGUARD_IPV6: [&str; 4] =
+    ["n1 has no IPv4 subnet", "only n1 to n3 v6", "the device outlives kill -9", "again n2 to n1 v6"];
+
+#[test]
+fn wireguard_without_ipv4() {
+    run("wireguard-ipv6.sh", "yes", &WIREGUARD_IPV6);
+}
+
 const WIREGUARD_NAT: [&str; 4] =
     ["three leases", "pods n1 to n2", "pods n2 to n3", "each node has its own lease after it was installed again"];
 
