@@ -10,6 +10,8 @@
 
 #[path = "kube_mesh/away.rs"]
 mod away;
+#[path = "kube_mesh/change.rs"]
+mod change;
 #[path = "kube_mesh/condition.rs"]
 mod condition;
 #[path = "kube_mesh/events.rs"]
