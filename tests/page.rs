@@ -98,7 +98,8 @@ fn every_view_shows_a_real_cluster() {
         };
         wait_for("four broken ways", LIMIT, broken).await?;
         let mut ui = n1.ns.command(weft_exe());
-        let mut ui = ui.args(["ui", "--port=0", &socket]).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let instance = format!("--subnet-file={}", n1.subnet_file().display());
+        let mut ui = ui.args(["ui", "--port=0", &instance]).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let mut url = String::new();
         BufReader::new(ui.stdout.take().context("stdout")?).read_line(&mut url).await?;
         for view in VIEWS {
@@ -113,6 +114,22 @@ fn every_view_shows_a_real_cluster() {
             };
             ensure!(wanted, "{view}: {dom}");
             picture(browser(), dir.path(), &url, view).await?;
+        }
+        // A link may name the packet. n1 has a rule against the second one.
+        checked(
+            n1.ns
+                .command("nft")
+                .arg("add table inet test; add chain inet test forwarded { type filter hook forward priority 0; }"),
+        )
+        .await?;
+        let (from, n2, n3) = (n1.pods[0].addrs[0], lab.nodes[1].pods[0].addrs[0], lab.nodes[2].pods[0].addrs[0]);
+        checked(n1.ns.command("nft").arg(format!("add rule inet test forwarded ip daddr {n3} drop"))).await?;
+        for (to, verdict, words) in [(n2, "works", "flannel.1"), (n3, "broken", &*format!("ip daddr {n3} drop"))] {
+            let url = format!("{}#explain/{from}/{to}", url.trim());
+            let browser = || n1.ns.command("chromium").into_std();
+            let dom = open(browser(), dir.path(), &url).await?;
+            ensure!(data(&dom, "verdict") == Some(verdict) && dom.contains(words), "{to}: {dom}");
+            picture(browser(), dir.path(), &url, &format!("explain-{verdict}")).await?;
         }
         Ok(())
     });

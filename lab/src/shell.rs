@@ -93,16 +93,16 @@ pub fn ui(port: u16) -> Result<ExitCode> {
     weft_in_first(&["ui", "--listen-stdin"], OwnedFd::from(listener).into())
 }
 
-/// Runs `weft` with these words and the socket of the first node in the namespace of that node.
+/// Runs `weft` with these words and the subnet file of the first node in the namespace of that node.
 fn weft_in_first(words: &[&str], input: Stdio) -> Result<ExitCode> {
     let labs = running()?;
     let Some(lab) = labs.iter().find(|lab| has(lab.pid, FIRST)) else {
         bail!("no lab is running: start one with `weft lab --keep`");
     };
     let weft = std::env::current_exe().context("find this program's own file")?;
-    let socket = lab.dir.join(FIRST).join("weft.sock");
+    let subnet_file = lab.dir.join(FIRST).join("subnet.env");
     let mut command = Command::new(weft);
-    run_in(lab, FIRST, command.args(words).arg(format!("--socket={}", socket.display())).stdin(input))
+    run_in(lab, FIRST, command.args(words).arg(format!("--subnet-file={}", subnet_file.display())).stdin(input))
 }
 
 /// Runs a program in a namespace of a lab.

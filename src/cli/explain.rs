@@ -55,30 +55,48 @@ pub(super) struct ExplainFlags {
     output: String,
 }
 
+/// Why these addresses, port and protocol describe no packet.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPacket {
+    /// One address is of IPv4, the other of IPv6.
+    #[error("{0} and {1} are of different families: give two IPv4 or two IPv6 addresses")]
+    Families(IpAddr, IpAddr),
+    /// An address that no machine has.
+    #[error("{0} is not the address of one machine: give the address of a pod, a node or a service")]
+    NoMachine(IpAddr),
+    /// A port of ICMP.
+    #[error("--port needs --proto tcp or udp: ICMP has no ports")]
+    NoPorts,
+}
+
+/// Returns the packet from one address to another. With a port alone, the protocol is TCP.
+///
+/// # Errors
+/// There is no such packet.
+pub fn packet((from, to): (IpAddr, IpAddr), proto: Option<Proto>, port: Option<u16>) -> Result<Packet, NoPacket> {
+    if from.is_ipv4() != to.is_ipv4() {
+        return Err(NoPacket::Families(from, to));
+    }
+    if let Some(address) = [from, to].into_iter().find(|ip| ip.is_unspecified() || ip.is_multicast()) {
+        return Err(NoPacket::NoMachine(address));
+    }
+    if proto == Some(Proto::Icmp) && port.is_some() {
+        return Err(NoPacket::NoPorts);
+    }
+    Ok(Packet { from, to, proto: proto.or(port.map(|_| Proto::Tcp)), port })
+}
+
 impl ExplainFlags {
     /// Returns the task that these flags describe.
     pub(super) fn task(self) -> Result<ExplainTask, Exit> {
-        let usage = |text: String| Err(Exit::new(USAGE, text));
-        if self.from.is_ipv4() != self.to.is_ipv4() {
-            return usage(format!(
-                "{} and {} are of different families: give two IPv4 or two IPv6 addresses",
-                self.from, self.to
-            ));
-        }
-        if let Some(address) = [self.from, self.to].into_iter().find(|ip| ip.is_unspecified() || ip.is_multicast()) {
-            return usage(format!(
-                "{address} is not the address of one machine: give the address of a pod, a node or a service"
-            ));
-        }
-        let proto = match (self.proto.as_deref(), self.port) {
-            (Some("icmp"), Some(_)) => return usage("--port needs --proto tcp or udp: ICMP has no ports".to_owned()),
-            (Some("icmp"), None) => Some(Proto::Icmp),
-            (Some("udp"), _) => Some(Proto::Udp),
-            (Some(_), _) | (None, Some(_)) => Some(Proto::Tcp),
-            (None, None) => None,
-        };
+        let proto = self.proto.map(|name| match name.as_str() {
+            "icmp" => Proto::Icmp,
+            "udp" => Proto::Udp,
+            _ => Proto::Tcp,
+        });
         Ok(ExplainTask {
-            packet: Packet { from: self.from, to: self.to, proto, port: self.port },
+            packet: packet((self.from, self.to), proto, self.port)
+                .map_err(|error| Exit::new(USAGE, error.to_string()))?,
             socket: self.instance.socket(),
             subnet_file: self.instance.subnet_file,
             probe: self.probe,

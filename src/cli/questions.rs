@@ -110,6 +110,8 @@ pub(super) struct MeshFlags {
 pub struct UiTask {
     /// The socket of the agent.
     pub socket: PathBuf,
+    /// The subnet file of the agent.
+    pub subnet_file: PathBuf,
     /// The port of the page.
     pub port: u16,
     /// The health port of the other nodes. `None`: that of this node.
@@ -137,7 +139,8 @@ pub(super) struct UiFlags {
 impl From<UiFlags> for UiTask {
     fn from(flags: UiFlags) -> UiTask {
         let socket = flags.instance.socket();
-        UiTask { socket, port: flags.port, peer_port: flags.peer_port, listen_stdin: flags.listen_stdin }
+        let subnet_file = flags.instance.subnet_file;
+        UiTask { socket, subnet_file, port: flags.port, peer_port: flags.peer_port, listen_stdin: flags.listen_stdin }
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, Peer, Place};
-use weft_doctor::explain::{self, Step, Verdict};
+use weft_doctor::explain::{self, Report, Step, Verdict};
 
 use super::Answer;
 use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
@@ -23,6 +23,21 @@ use crate::observe::{socket, status};
 /// # Errors
 /// The kernel's links cannot be read.
 pub async fn run(task: &ExplainTask) -> anyhow::Result<Answer> {
+    let report = report(task).await?;
+    let text = if task.json { serde_json::to_string_pretty(&report)? + "\n" } else { printable(&report.render()) };
+    let code = match report.verdict {
+        Verdict::Works => ExitCode::SUCCESS,
+        Verdict::Broken => ExitCode::from(BROKEN),
+        Verdict::Unknown => ExitCode::from(UNDECIDED),
+    };
+    Ok(Answer { text, code })
+}
+
+/// Explains what this node does with a packet.
+///
+/// # Errors
+/// The kernel's links cannot be read.
+pub async fn report(task: &ExplainTask) -> anyhow::Result<Report> {
     let agent = ask_agent(task, &task.packet).await;
     let read = |packet, agent| explain::read(packet, &task.subnet_file, agent).context("read the kernel's links");
     let mut facts = read(task.packet, agent)?;
@@ -45,13 +60,7 @@ pub async fn run(task: &ExplainTask) -> anyhow::Result<Answer> {
         report = explain::decide(&facts, &rules, probes);
     }
     report.steps.splice(0..0, service.map(|(step, _)| step));
-    let text = if task.json { serde_json::to_string_pretty(&report)? + "\n" } else { printable(&report.render()) };
-    let code = match report.verdict {
-        Verdict::Works => ExitCode::SUCCESS,
-        Verdict::Broken => ExitCode::from(BROKEN),
-        Verdict::Unknown => ExitCode::from(UNDECIDED),
-    };
-    Ok(Answer { text, code })
+    Ok(report)
 }
 
 /// Looks for a rule that translates the destination, if that is not the address of a pod or a node.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft ui`: shows the mesh, the address space, the nodes and the history of this node as a page in a browser.
+//! `weft ui`: shows the mesh, the address space, the nodes, the history of this node and what it does with a packet, as a page in a browser.
 //!
 //! It listens on 127.0.0.1 alone, reads, and never writes. The agent's socket is for root, so the page is not for every user of the host:
 //! its address contains a random word. A page of another site cannot read it either, because the Host header must name this host.
@@ -7,9 +7,8 @@
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +23,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
+use weft_doctor::explain::facts::Packet;
 
+use crate::cli::explain::{ExplainTask, packet};
 use crate::cli::questions::UiTask;
+use crate::commands::explain;
 use crate::commands::mesh::ask;
 use crate::observe::history::Query;
 use crate::observe::mesh::Mesh;
@@ -53,6 +55,8 @@ const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-resource-policy", "same-origin"),
     ("cache-control", "no-store"),
 ];
+/// The begin of a path that asks for an explanation.
+const EXPLAIN: &str = "explain/";
 /// All nodes are asked at most once in this time, however many pages are open.
 const LIFETIME: Duration = Duration::from_secs(5);
 /// Time limit for receiving a request.
@@ -88,7 +92,7 @@ pub async fn run(task: UiTask) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     writeln!(out, "http://{}/{token}/", listener.local_addr()?).and_then(|()| out.flush())?;
     eprintln!("weft: open this address in a browser of this host; Ctrl-C ends the page");
-    serve(listener, Arc::new(Ui::new(task.socket, task.peer_port, token))).await
+    serve(listener, Arc::new(Ui::new(task, token))).await
 }
 
 async fn serve(listener: TcpListener, ui: Arc<Ui>) -> anyhow::Result<ExitCode> {
@@ -122,15 +126,16 @@ async fn client(stream: TcpStream, ui: &Ui) {
 
 /// Where the page gets what it shows.
 struct Ui {
-    socket: PathBuf,
-    peer_port: Option<u16>,
+    task: UiTask,
     token: String,
     mesh: Mutex<Option<(Instant, Bytes)>>,
+    /// One packet is explained at a time, because all rules of this node are read for it.
+    explaining: Mutex<()>,
 }
 
 impl Ui {
-    fn new(socket: PathBuf, peer_port: Option<u16>, token: String) -> Ui {
-        Ui { socket, peer_port, token, mesh: Mutex::default() }
+    fn new(task: UiTask, token: String) -> Ui {
+        Ui { task, token, mesh: Mutex::default(), explaining: Mutex::default() }
     }
 
     async fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
@@ -152,6 +157,10 @@ impl Ui {
             "mesh.json" => self.mesh().await,
             "status.json" => self.status().await,
             "history.json" => self.history().await,
+            name if name.starts_with(EXPLAIN) => match question(&name[EXPLAIN.len()..]) {
+                Ok(packet) => self.explain(packet).await,
+                Err(error) => return text(StatusCode::BAD_REQUEST, format!("{error:#}\n")),
+            },
             _ => return text(StatusCode::NOT_FOUND, "there is no such file\n"),
         };
         match json {
@@ -166,9 +175,9 @@ impl Ui {
         if let Some((_, json)) = cached.as_ref().filter(|(made, _)| made.elapsed() < LIFETIME) {
             return Ok(json.clone());
         }
-        let status = socket::ask_status(&self.socket).await?;
+        let status = socket::ask_status(&self.task.socket).await?;
         let public = status.public.join(",");
-        let (port, own) = (self.peer_port.or(status.health_port), Row::of(status.clone()));
+        let (port, own) = (self.task.peer_port.or(status.health_port), Row::of(status.clone()));
         let peers = Known::peers_of(&Mesh::of(status));
         let (cluster, notice) = match port {
             Some(port) => (ask::cluster(own, peers, public, port).await, ""),
@@ -183,12 +192,21 @@ impl Ui {
     }
 
     async fn status(&self) -> anyhow::Result<Bytes> {
-        Ok(serde_json::to_vec(&socket::ask_status(&self.socket).await?)?.into())
+        Ok(serde_json::to_vec(&socket::ask_status(&self.task.socket).await?)?.into())
+    }
+
+    /// Explains a packet as `weft explain` does on this node, without probes.
+    async fn explain(&self, packet: Packet) -> anyhow::Result<Bytes> {
+        let _one = self.explaining.lock().await;
+        let UiTask { socket, subnet_file, .. } = &self.task;
+        let (socket, subnet_file) = (socket.clone(), subnet_file.clone());
+        let report = explain::report(&ExplainTask { packet, subnet_file, socket, probe: false, json: true }).await?;
+        Ok(serde_json::to_vec(&report)?.into())
     }
 
     async fn history(&self) -> anyhow::Result<Bytes> {
         let since_ms = now_ms().saturating_sub(u64::try_from(HISTORY.as_millis()).unwrap_or(u64::MAX));
-        let records = socket::ask_history(&self.socket, Query { since_ms, after: 0 }).await?;
+        let records = socket::ask_history(&self.task.socket, Query { since_ms, after: 0 }).await?;
         let newest = records.get(records.len().saturating_sub(MAX_RECORDS)..).unwrap_or_default();
         Ok(serde_json::to_vec(newest)?.into())
     }
@@ -220,6 +238,18 @@ fn compact(cluster: &Cluster, notice: &str) -> anyhow::Result<Bytes> {
     Ok(format!("{},\"nodes\":{nodes}}}", head.trim_end_matches('}')).into())
 }
 
+/// Returns the packet that a path describes: `FROM/TO` or `FROM/TO/PORT`.
+fn question(path: &str) -> anyhow::Result<Packet> {
+    let mut parts = path.split('/');
+    let mut address = |name: &str| {
+        let text = parts.next().unwrap_or_default();
+        text.parse::<IpAddr>().map_err(|_| anyhow!("{name}: give the IP address of a pod, a node or a service"))
+    };
+    let addresses = (address("From")?, address("To")?);
+    let port = parts.next().map(|text| text.parse().map_err(|_| anyhow!("Port: give a number from 0 to 65535")));
+    Ok(packet(addresses, None, port.transpose()?)?)
+}
+
 /// Returns true if a Host header names this host, with any port: `ssh -L` may lead another port here. A name that belongs to somebody
 /// else may lead here, too, and its pages must not read this one (DNS rebinding).
 fn is_this_host(host: &str) -> bool {
@@ -248,7 +278,9 @@ mod tests {
     use super::*;
 
     fn ui() -> Ui {
-        Ui::new("/nonexistent/weft.sock".into(), None, "abc".to_owned())
+        let (socket, subnet_file) = ("/nonexistent/weft.sock".into(), "/nonexistent/subnet.env".into());
+        let task = UiTask { socket, subnet_file, port: 0, peer_port: None, listen_stdin: false };
+        Ui::new(task, "abc".to_owned())
     }
 
     async fn status_of(method: &str, host: &str, path: &str) -> u16 {
@@ -279,8 +311,31 @@ mod tests {
             assert_eq!(status_of("GET", "localhost", path).await, 404, "{path}");
         }
         assert_eq!(status_of("GET", "localhost", "/abc/status.json").await, 502, "no agent answers");
+        assert_eq!(status_of("GET", "evil.example", "/abc/explain/10.5.1.2/10.5.2.2").await, 403);
+        assert_eq!(status_of("POST", "localhost", "/abc/explain/10.5.1.2/10.5.2.2").await, 405);
         let without = Request::get("/abc/").body(()).unwrap();
         assert_eq!(ui().answer(&without).await.status(), 403);
+    }
+
+    #[tokio::test]
+    async fn a_question_that_describes_no_packet_is_refused_with_the_reason() {
+        assert_eq!(
+            question("fd00::2/fd00:1::2/53").unwrap(),
+            packet(("fd00::2".parse().unwrap(), "fd00:1::2".parse().unwrap()), None, Some(53)).unwrap()
+        );
+        for (path, words) in [
+            ("", "From: give the IP address"),
+            ("10.5.1.2", "To: give the IP address"),
+            ("10.5.1.2/web", "To: give the IP address"),
+            ("10.5.1.2/fd00::1", "different families"),
+            ("10.5.1.2/224.0.0.1", "224.0.0.1 is not the address of one machine"),
+            ("10.5.1.2/10.5.2.2/70000", "Port: give a number"),
+            ("10.5.1.2/10.5.2.2/", "Port: give a number"),
+        ] {
+            let error = question(path).unwrap_err().to_string();
+            assert!(error.contains(words), "{path}: {error}");
+            assert_eq!(status_of("GET", "localhost", &format!("/abc/explain/{path}")).await, 400, "{path}");
+        }
     }
 
     #[tokio::test]

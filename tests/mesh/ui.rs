@@ -30,7 +30,7 @@ fn the_page_shows_all_nodes_and_refuses_others() {
         let lab = Lab::start(&LabOptions { agent_flags: flags, ..options() }).await?;
         let n1 = &lab.nodes[0];
         let mut command = n1.ns.command(weft_exe());
-        command.args(["ui", "--port=0"]).arg(format!("--socket={}", n1.socket().display()));
+        command.args(["ui", "--port=0"]).arg(format!("--subnet-file={}", n1.subnet_file().display()));
         let mut ui = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let mut line = String::new();
         BufReader::new(ui.stdout.take().context("stdout")?).read_line(&mut line).await?;
@@ -60,6 +60,10 @@ fn the_page_shows_all_nodes_and_refuses_others() {
         ensure!(status["peers"].as_array().map(Vec::len) == Some(2), "{status}");
         let history = json("history.json").await?;
         ensure!(history.as_array().is_some_and(|records| !records.is_empty()), "{history}");
+        let (from, to) = (n1.pods[0].addrs[0], lab.nodes[1].pods[0].addrs[0]);
+        let report = json(&format!("explain/{from}/{to}/80")).await?;
+        ensure!(report["verdict"] == "works" && report["to"] == to.to_string(), "{report}");
+        ensure!(report["steps"].as_array().is_some_and(|steps| steps.len() > 5), "{report}");
         for (host, path, wanted) in [("evil.example", path.as_str(), " 403 "), ("localhost", "/mesh.json", " 404 ")] {
             let refused = get(&n1.ns, server, host, path).await?;
             ensure!(refused.starts_with("HTTP/1.1") && refused.contains(wanted), "{refused}");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page of `weft ui`. It reads three files of JSON and draws them. All texts come from other nodes, so they only ever become text.
+// The page of `weft ui`. It reads three files of JSON and draws them, and asks for the explanation of a packet. All texts come from other nodes, so they only ever become text.
 'use strict';
 
 const $ = (id) => document.getElementById(id);
 const root = document.documentElement;
-const VIEWS = ['mesh', 'space', 'nodes', 'history'];
+const VIEWS = ['mesh', 'space', 'nodes', 'history', 'explain'];
 const UNKNOWN = 8;
 // The classes of ways in the order of their urgency.
 const URGENCY = [0, 1, 2, 3, 6, 8, 7, 4, 5];
@@ -399,6 +399,15 @@ function openNode(place) {
       if (urgency >= 7 || classes[from * count + to] === 6) ways.push([urgency, wayText(from, to)]);
     }
   }
+  if (node.subnet !== status.subnet) {
+    const button = element('button', 'Explain a packet of this page\'s node to it');
+    button.addEventListener('click', () => {
+      [$('from').value, $('to').value, $('port').value] = [podOf(status.subnet), podOf(node.subnet), ''];
+      show('explain');
+      explain();
+    });
+    parts.push(button);
+  }
   ways.sort((a, b) => b[0] - a[0]);
   if (ways.length) parts.push(element('h2', `Ways with a fault (${ways.length})`), list(ways.slice(0, 50).map(([, text]) => text)));
   $('details').replaceChildren(...parts);
@@ -409,6 +418,43 @@ function list(texts) {
   const made = element('ul');
   made.append(...texts.map((text) => element('li', text)));
   return made;
+}
+
+// ---- The explanation of a packet
+
+// Returns the address of a possible pod: the second one of a subnet.
+function podOf(subnets) {
+  const { bits, first } = range(subnets.split(',')[0]);
+  return addressText(first + 2n, bits);
+}
+
+function drawExplain() {
+  const [from, to] = [$('from').value.trim() || 'FROM', $('to').value.trim() || 'TO'];
+  $('explain-where').textContent = `What ${status.node || 'this node'} does with the packet. On another node, run: weft explain ${from} ${to}`;
+}
+
+async function explain() {
+  const question = ['from', 'to', 'port'].map((id) => $(id).value.trim()).filter(Boolean);
+  window.history.replaceState(null, '', `#explain/${question.join('/')}`);
+  drawExplain();
+  $('steps').replaceChildren();
+  $('answer').className = 'cell';
+  $('answer').textContent = 'Reading the tables of the kernel ...';
+  try {
+    const report = await read(`explain/${question.map(encodeURI).join('/')}`);
+    $('steps').replaceChildren(...report.steps.map((step) => {
+      const lines = [`${step.state.padEnd(8)}${step.step}: ${step.is}`];
+      if (step.should_be) lines.push(`        should be: ${step.should_be}`);
+      if (step.mtu) lines.push(`        MTU ${step.mtu}`);
+      return element('li', lines.join('\n'), step.state);
+    }));
+    $('answer').className = `cell ${report.verdict}`;
+    $('answer').textContent = [`${report.from} (${report.from_is}) to ${report.to} (${report.to_is})`, report.sentence, report.remedy && `Remedy: ${report.remedy}`]
+      .filter(Boolean).join('\n');
+    root.dataset.verdict = report.verdict;
+  } catch (error) {
+    $('answer').textContent = error.message || String(error);
+  }
 }
 
 // ---- The history
@@ -434,7 +480,7 @@ function show(name) {
     $(other).hidden = other !== name;
     document.querySelector(`[data-view="${other}"]`).setAttribute('aria-selected', String(other === name));
   }
-  window.history.replaceState(null, '', `#${name}`);
+  if (!window.location.hash.startsWith(`#${name}`)) window.history.replaceState(null, '', `#${name}`);
   if (mesh) draw();
 }
 
@@ -443,6 +489,7 @@ function draw() {
   if (view === 'space' && status) drawSpace();
   if (view === 'nodes') drawNodes();
   if (view === 'history') drawHistory();
+  if (view === 'explain' && status) drawExplain();
 }
 
 async function read(name) {
@@ -489,14 +536,20 @@ $('rows').addEventListener('keydown', (event) => { if (event.key === 'Enter') op
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => mesh && draw());
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
-  if (event.target.id === 'filter') { if (event.key === 'Escape') event.target.blur(); return; }
-  if (VIEWS['1234'.indexOf(event.key)]) show(VIEWS['1234'.indexOf(event.key)]);
+  if (event.target.matches('input:not([type=checkbox])')) { if (event.key === 'Escape') event.target.blur(); return; }
+  if (VIEWS['12345'.indexOf(event.key)]) show(VIEWS['12345'.indexOf(event.key)]);
   else if (event.key === 'r') load();
   else if (event.key === 'd') theme();
   else if (event.key === 'w') { $('worst').checked = !$('worst').checked; if (view === 'mesh') drawMesh(); }
   else if (event.key === '/') { show('nodes'); $('filter').focus(); event.preventDefault(); }
 });
 
-show(VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : 'mesh');
-load();
+$('question').addEventListener('submit', (event) => { event.preventDefault(); explain(); });
+$('question').addEventListener('input', () => status && drawExplain());
+
+// The address of the page may name a view, and the packet to be explained.
+const [first, ...question] = location.hash.slice(1).split('/');
+show(VIEWS.includes(first) ? first : 'mesh');
+['from', 'to', 'port'].forEach((id, at) => { $(id).value = question[at] || ''; });
+load().then(() => { if (view === 'explain' && question.length > 1) explain(); });
 setInterval(() => { if (!document.hidden) load(); }, 10000);
