@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -39,6 +40,7 @@ fn metrics() -> String {
     metrics.peers(PeerState::Programmed, 1);
     metrics.probe(Some(Duration::from_millis(1)));
     metrics.unreachable(&[("tunnel", 0)], None);
+    metrics.tunnel(&Arc::default());
     metrics.render_classic(now)
 }
 
@@ -82,6 +84,32 @@ fn the_rules_and_the_dashboard_name_only_metrics_that_exist() {
             "{file} names {missing:?}, which the agent does not have"
         );
     }
+}
+
+/// Returns the queries of the dashboard, for all instances.
+fn queries() -> Vec<String> {
     let dashboard: serde_json::Value = serde_json::from_str(&fs::read_to_string(DASHBOARD).unwrap()).unwrap();
-    assert!(dashboard["panels"].as_array().unwrap().len() >= 8);
+    let targets = dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    targets.map(|target| target["expr"].as_str().unwrap().replace("$instance", ".*")).collect()
+}
+
+#[test]
+fn the_dashboard_shows_every_metric_and_prometheus_understands_its_queries() {
+    let metrics = metrics();
+    let families = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let text = queries().join("\n");
+    let missing: Vec<&str> = families.filter(|family| *family != "weft_build_info" && !text.contains(family)).collect();
+    assert!(missing.is_empty(), "the dashboard does not show {missing:?}");
+    let check = |queries: &[String]| {
+        let rule = |(number, query): (usize, &String)| serde_json::json!({ "record": format!("dashboard:query:{number}"), "expr": query });
+        // YAML contains JSON.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let rules: Vec<_> = queries.iter().enumerate().map(rule).collect();
+        fs::write(&file, serde_json::json!({ "groups": [{ "name": "dashboard", "rules": rules }] }).to_string())
+            .unwrap();
+        promtool(&["check", "rules", file.path().to_str().unwrap()], "")
+    };
+    let output = check(&queries());
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!check(&["sum by (rate(x[5m])".to_owned()]).status.success(), "a wrong query is found");
 }
