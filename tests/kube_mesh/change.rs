@@ -37,6 +37,8 @@ async fn walk(dual: bool) -> Result<()> {
     site.lab.nodes.iter_mut().for_each(|node| node.set_flag("--change-grace=3s"));
     site.start_agents()?;
     site.lab.settle().await?;
+    // The first packets between two nodes wait for neighbours, which may take seconds.
+    site.reach_all().await?;
     let options = LabOptions { ipv6: dual, ..LabOptions::default() };
     let steps: [(Value, Option<&str>); 3] =
         [(json!({ "Type": "host-gw" }), None), (vxlan(7), Some("flannel.7")), (vxlan(1), Some("flannel.1"))];
