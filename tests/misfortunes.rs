@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The book of misfortunes (docs/testing.md): what goes wrong on nodes in practice. Each test provokes some of them for real in a lab, and
-//! `weft doctor` must name the cause and the remedy. Needs root, iproute2, nftables, iptables, ping, etcd, openssl and systemd-networkd.
+//! `weft doctor` must name the cause and the remedy. Needs root, iproute2, nftables, iptables, ping, etcd, openssl,
+//! systemd-networkd and prometheus.
 
+#[path = "misfortunes/alerts.rs"]
+mod alerts;
 #[path = "common/exe.rs"]
 mod exe;
 #[path = "misfortunes/leases.rs"]

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The alert rules in a real Prometheus that scrapes a lab: none fires while the lab is healthy, and each fires when it is provoked. The
+//! waiting times of the rules are shortened, because nobody waits ten minutes for a test. promtool alone judges `WeftPeersNotEncrypted`, which needs
+//! WireGuard, `WeftConvergenceSlow`, which needs a store that is busy for minutes, and `WeftPeersFailed`, `WeftPeersPending` and `WeftOperationsFail`, which
+//! need a kernel that refuses entries (tests/deploy/monitoring.rs).
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::process::Child;
+use weft_lab::netns::checked;
+use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
+
+use crate::{LIMIT, on_this_thread, options};
+
+const RULES: &str = "deploy/prometheus/weft-rules.yml";
+/// What is shortened in the rules.
+const SHORTER: [(&str, &str); 5] = [
+    ("[10m]", "[20s]"),
+    ("weft_store_silence_seconds > 600", "weft_store_silence_seconds > 30"),
+    ("weft_lease_ttl_seconds < 3600", "weft_lease_ttl_seconds < 30"),
+    ("increase(weft_repairs_total[20s]) > 100", "increase(weft_repairs_total[20s]) > 3"),
+    ("weft_peers{state=\"held\"} > 0\n        for: 1m", "weft_peers{state=\"held\"} > 0\n        for: 1s"),
+];
+const SERVER: &str = "http://127.0.0.1:9090";
+
+/// A Prometheus in the namespace of the first node.
+struct Prometheus {
+    _dir: TempDir,
+    _process: Child,
+}
+
+/// Returns the rules of deploy/ with shorter times.
+fn rules() -> Result<String> {
+    let mut text = fs::read_to_string(RULES)?;
+    for minutes in ["5m", "10m", "15m"] {
+        text = text.replace(&format!("for: {minutes}\n"), "for: 1s\n");
+    }
+    for (long, short) in SHORTER {
+        ensure!(text.contains(long), "{RULES} does not contain {long:?} any more");
+        text = text.replace(long, short);
+    }
+    Ok(text)
+}
+
+fn write_config(dir: &Path, lab: &Lab) -> Result<()> {
+    fs::write(dir.join("rules.yml"), rules()?)?;
+    let mut targets = String::new();
+    for node in &lab.nodes {
+        write!(targets, "'{}:8081', ", node.uplink[0])?;
+    }
+    let config = format!(
+        "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\nrule_files: [rules.yml]\n\
+         scrape_configs: [{{ job_name: weft, static_configs: [{{ targets: [{targets}] }}] }}]\n"
+    );
+    Ok(fs::write(dir.join("prometheus.yml"), config)?)
+}
+
+impl Prometheus {
+    /// Starts it, and waits until it has scraped all nodes for a while.
+    async fn start(lab: &Lab) -> Result<Prometheus> {
+        let dir = tempfile::tempdir()?;
+        write_config(dir.path(), lab)?;
+        let mut command = lab.nodes[0].ns.command("prometheus");
+        command.arg(format!("--config.file={}", dir.path().join("prometheus.yml").display()));
+        command.arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()));
+        command.args(["--web.listen-address=127.0.0.1:9090", "--log.level=error"]).kill_on_drop(true);
+        let process = command.spawn().context("start prometheus (make test installs it)")?;
+        let is_scraped = async || {
+            let query = "count(sum_over_time(up{job=\"weft\"}[1m]) >= 10)";
+            let answer = query_of(lab, query).await.unwrap_or_default();
+            answer[0]["value"][1].as_str() == Some(lab.nodes.len().to_string().as_str())
+        };
+        wait_for("ten scrapes of every node", LIMIT, is_scraped).await?;
+        Ok(Prometheus { _dir: dir, _process: process })
+    }
+}
+
+async fn query_of(lab: &Lab, query: &str) -> Result<Value> {
+    let mut command = lab.nodes[0].ns.command("promtool");
+    let text = checked(command.args(["query", "instant", "-o", "json", SERVER, query])).await?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Returns the names of the alerts that fire.
+async fn firing(lab: &Lab) -> Result<BTreeSet<String>> {
+    let answer = query_of(lab, "ALERTS{alertstate=\"firing\"}").await?;
+    let name = |alert: &Value| alert["metric"]["alertname"].as_str().map(str::to_owned);
+    Ok(answer.as_array().into_iter().flatten().filter_map(name).collect())
+}
+
+/// Waits until these alerts fire together.
+async fn fire(lab: &Lab, alerts: &[&str]) -> Result<()> {
+    let all = async || firing(lab).await.is_ok_and(|names| alerts.iter().all(|alert| names.contains(*alert)));
+    if wait_for("the alerts to fire", LIMIT, all).await.is_err() {
+        bail!("{alerts:?} are expected, and these fire: {:?}", firing(lab).await?);
+    }
+    Ok(())
+}
+
+async fn none_fires(lab: &Lab) -> Result<()> {
+    let names = firing(lab).await?;
+    ensure!(names.is_empty(), "a healthy lab has alerts: {names:?}");
+    Ok(())
+}
+
+fn scraped(options: LabOptions, flags: &[&str]) -> LabOptions {
+    let agent_flags = ["--healthz-port=8081"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+    LabOptions { agent_flags, ..options }
+}
+
+#[test]
+fn alerts_about_packets_other_programs_and_an_agent_that_is_down() {
+    on_this_thread(async {
+        let mut lab = Lab::start(&scraped(options(), &[])).await?;
+        let _prometheus = Prometheus::start(&lab).await?;
+        none_fires(&lab).await?;
+        let route = format!("route del {}", lab.nodes[1].pod_net().await?.gateways[0].trunc());
+        let is_said = async || {
+            let _ = lab.nodes[0].ns.ip(&route).await;
+            firing(&lab).await.is_ok_and(|names| names.contains("WeftRepairsAllTheTime"))
+        };
+        wait_for("WeftRepairsAllTheTime to fire", LIMIT, is_said).await?;
+        for text in [
+            "add table inet test; add chain inet test in { type filter hook input priority -300; }",
+            "add rule inet test in udp dport 8472 drop",
+        ] {
+            checked(lab.nodes[1].ns.command("nft").arg(text)).await?;
+        }
+        fire(&lab, &["WeftPeersUnreachable"]).await?;
+        checked(lab.nodes[1].ns.command("nft").arg("flush chain inet test in")).await?;
+        let is_over = async || none_fires(&lab).await.is_ok();
+        wait_for("the alerts to end", LIMIT, is_over).await?;
+        lab.nodes[1].stop(Signal::SIGKILL).await?;
+        fire(&lab, &["WeftAgentDown"]).await
+    });
+}
+
+#[test]
+fn alerts_about_the_store() {
+    on_this_thread(async {
+        let options = LabOptions { store: StoreKind::Etcd, ..options() };
+        let mut lab = Lab::start(&scraped(options, &["--etcd-lease-ttl=60s"])).await?;
+        let _prometheus = Prometheus::start(&lab).await?;
+        none_fires(&lab).await?;
+        // Both leases vanish, and one node is not there to write its own again.
+        lab.nodes[1].stop(Signal::SIGKILL).await?;
+        lab.store.etcd()?.ctl(&["del", "--prefix", "/coreos.com/network/subnets"]).await?;
+        fire(&lab, &["WeftPeersHeld"]).await?;
+        lab.store.etcd()?.signal(Signal::SIGSTOP)?;
+        let fired = fire(&lab, &["WeftStoreSilent", "WeftLeaseExpires"]).await;
+        lab.store.etcd()?.signal(Signal::SIGCONT)?;
+        fired
+    });
+}
+
+#[test]
+fn alerts_about_the_traffic_rules() {
+    on_this_thread(async {
+        let options = LabOptions { backend: BackendKind::HostGw, ..options() };
+        let mut lab = Lab::start(&scraped(options, &[])).await?;
+        let _prometheus = Prometheus::start(&lab).await?;
+        none_fires(&lab).await?;
+        // n2 finds no program that writes its rules.
+        lab.nodes[1].stop(Signal::SIGTERM).await?;
+        lab.nodes[1].set_flag("--firewall=iptables");
+        lab.nodes[1].set_env("PATH", "/nonexistent");
+        lab.nodes[1].start()?;
+        fire(&lab, &["WeftRulesMissing"]).await
+    });
+}
