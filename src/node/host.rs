@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::host::Uplink;
+use weft_backends::state::Name;
 
 use super::Node;
 use crate::kernel::{Kernel, Machine, MachineError};
@@ -29,6 +30,8 @@ pub(super) struct UplinkState {
     logged: [Option<String>; 2],
     /// Why the facts of the host cannot be used.
     pub(super) problem: Option<String>,
+    /// Why the link of the uplink carries no packets, if it does not.
+    pub(super) link_problem: Option<String>,
 }
 
 impl UplinkState {
@@ -44,6 +47,16 @@ impl UplinkState {
 
     fn is_back(&mut self) {
         (self.gone_since, self.change_due) = (None, None);
+    }
+
+    /// Takes over the state of the link, and logs when it changes.
+    fn look_at_link(&mut self, machine: &Machine, uplink: Name) {
+        let before = std::mem::replace(&mut self.link_problem, link_problem(machine, uplink));
+        match &self.link_problem {
+            Some(problem) if before.as_ref() != Some(problem) => tracing::warn!("{problem}"),
+            None if before.is_some() => tracing::info!(%uplink, "the link of the uplink carries packets again"),
+            _ => {}
+        }
     }
 
     fn log_remarks(&mut self, remarks: [Option<String>; 2]) {
@@ -67,6 +80,16 @@ enum UplinkProblem {
     None(#[from] PickError),
 }
 
+/// Returns why a link carries no packets, if it does not. One that is gone altogether is another problem.
+fn link_problem(machine: &Machine, uplink: Name) -> Option<String> {
+    let link = machine.links.iter().find(|link| link.name == uplink)?;
+    if !link.up {
+        return Some(format!("uplink: {uplink} is down; run: ip link set {uplink} up"));
+    }
+    let remedy = "look at its cable, at the switch, or at the network of this virtual machine";
+    (!link.carrier).then(|| format!("uplink: {uplink} has no carrier: {remedy}"))
+}
+
 fn addresses(uplink: &Uplink) -> String {
     let ips = [uplink.v4.map(IpAddr::V4), uplink.v6.map(IpAddr::V6)];
     let ips: Vec<String> = ips.into_iter().flatten().map(|ip| ip.to_string()).collect();
@@ -84,6 +107,7 @@ impl<K: Kernel> Node<K> {
                 return false;
             }
         };
+        self.uplink.look_at_link(&machine, self.plan.host().uplink.name);
         let picked = match self.pick_uplink(&machine) {
             Ok(picked) => picked,
             Err(problem) => {

@@ -95,7 +95,8 @@ impl<K: Kernel> Node<K> {
 
     /// What is wrong although the node can be ready, the most urgent first.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut all: Vec<String> = self.device_warnings().collect();
+        let mut all: Vec<String> = self.uplink.link_problem.clone().into_iter().collect();
+        all.extend(self.device_warnings());
         if let PeerList::Saved(text) = &self.peers.list {
             all.push(text.clone());
         }

@@ -104,6 +104,20 @@ fn systemd_networkd_manages_the_device() {
     });
 }
 
+/// The kernel keeps what the agent wrote for vxlan when the uplink is down, so nothing but the link shows why no packet leaves.
+#[test]
+fn the_uplink_is_down() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        gone(node, "agent").await?;
+        run(node, "ip link set eth0 down").await?;
+        named(node, "agent", &["uplink: eth0 is down", "ip link set eth0 up"]).await?;
+        run(node, "ip link set eth0 up").await?;
+        gone(node, "agent").await
+    });
+}
+
 /// 9: the kernel does not let two devices receive one VNI on one port.
 #[test]
 fn another_vxlan_device_with_the_same_vni_and_port() {

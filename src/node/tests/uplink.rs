@@ -66,6 +66,31 @@ async fn an_uplink_that_is_gone_for_a_moment_is_kept() {
 }
 
 #[tokio::test]
+async fn a_link_that_carries_no_packets_is_named_until_it_does() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let mut machine = two_uplinks(&["192.168.0.1/24"]);
+        for (up, carrier, words) in [
+            (true, true, None),
+            (false, false, Some("uplink: eth0 is down; run: ip link set eth0 up")),
+            (true, false, Some("uplink: eth0 has no carrier: ")),
+            (true, true, None),
+        ] {
+            // Another link says nothing about the uplink.
+            (machine.links[1].up, machine.links[1].carrier) = (!up, !carrier);
+            (machine.links[0].up, machine.links[0].carrier) = (up, carrier);
+            test.kernel.set_machine(machine.clone());
+            test.node.full_pass(Cause::Kernel).await;
+            let warnings = test.node.warnings();
+            let named = warnings.iter().find(|text| text.starts_with("uplink: "));
+            assert_eq!(named.is_some(), words.is_some(), "{warnings:?}");
+            assert!(named.is_none_or(|text| text.starts_with(words.unwrap())), "{warnings:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn another_uplink_is_used_when_the_old_one_stays_away() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
