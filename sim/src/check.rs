@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The invariants. To add one that holds at every moment: a line in [`Watcher::step`]. To add one that holds at rest: a line in [`at_rest`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use weft_subnet::cidr::Subnets;
@@ -21,6 +21,10 @@ const COMPARE_EVERY: u64 = 5;
 pub struct Watcher {
     /// Since when two ready machines share a subnet.
     shared_since: BTreeMap<(usize, usize), u64>,
+    /// The start of its agent at which each machine was ready last.
+    ready_start: BTreeMap<usize, u64>,
+    /// Machines whose wall clock was wrong at some time. They cannot know when a lease ends.
+    wrong_clocks: BTreeSet<usize>,
 }
 
 impl Watcher {
@@ -30,8 +34,33 @@ impl Watcher {
         wrong.extend(cluster.machines.iter().filter_map(|machine| machine.diverted()));
         let ended = cluster.machines.iter().filter(|machine| machine.has_ended());
         wrong.extend(ended.map(|machine| format!("n{}: the agent ended by itself", machine.number)));
+        wrong.extend(self.ended_leases(cluster));
         if now.is_multiple_of(COMPARE_EVERY) {
             wrong.extend(self.shared_subnets(now, cluster));
+        }
+        wrong
+    }
+
+    /// Returns the machines whose agent was started without the store and is ready with a lease that has ended. An agent that runs when its lease ends
+    /// goes on, because its pods need their network.
+    fn ended_leases(&mut self, cluster: &Cluster) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for machine in &cluster.machines {
+            let number = machine.number;
+            if machine.clock.get() != 0 {
+                self.wrong_clocks.insert(number);
+            }
+            if !machine.is_ready() || self.ready_start.insert(number, machine.starts()) == Some(machine.starts()) {
+                continue;
+            }
+            let is_alone = machine.wire.disorder() != Disorder::None && !self.wrong_clocks.contains(&number);
+            let Some(subnets) = machine.pods().filter(|_| is_alone) else { continue };
+            let key = format!("{PREFIX}/subnets/{}", subnets.to_key());
+            if cluster.server.read(|etcd| etcd.has_ended(&key)) {
+                wrong.push(format!(
+                    "n{number} was started without the store and uses {subnets}, a lease that has ended"
+                ));
+            }
         }
         wrong
     }

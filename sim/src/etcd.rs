@@ -55,13 +55,15 @@ pub struct Etcd {
     history: Vec<(i64, Event)>,
     leases: BTreeMap<i64, Lease>,
     next_lease: i64,
+    /// Keys that were deleted because their lease had ended, and not written since.
+    ended: BTreeSet<Vec<u8>>,
 }
 
 impl Etcd {
     /// Returns an empty etcd.
     pub fn new(cluster: u64) -> Etcd {
-        let (keys, leases) = (BTreeMap::new(), BTreeMap::new());
-        Etcd { cluster, revision: 1, compacted: 0, keys, history: Vec::new(), leases, next_lease: 7_587_000 }
+        let (keys, leases, ended) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Etcd { cluster, revision: 1, compacted: 0, keys, history: Vec::new(), leases, next_lease: 7_587_000, ended }
     }
 
     /// Returns the header of an answer.
@@ -119,6 +121,11 @@ impl Etcd {
         self.leases.values_mut().for_each(|lease| lease.expires = now + lease.ttl);
     }
 
+    /// Returns true if this key was deleted because its lease had ended.
+    pub fn has_ended(&self, key: &str) -> bool {
+        self.ended.contains(key.as_bytes())
+    }
+
     /// Returns when the next lease expires.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.leases.values().map(|lease| lease.expires).min()
@@ -129,6 +136,7 @@ impl Etcd {
         let expired: Vec<i64> =
             self.leases.iter().filter(|(_, lease)| lease.expires <= now).map(|(id, _)| *id).collect();
         for id in expired {
+            self.ended.extend(self.leases.get(&id).into_iter().flat_map(|lease| lease.keys.clone()));
             let _ = self.revoke(id);
         }
     }
@@ -202,6 +210,7 @@ impl Etcd {
         }
         let (create_revision, version) = before.map_or((revision, 1), |kv| (kv.create_revision, kv.version + 1));
         let PutRequest { key, value, .. } = request;
+        self.ended.remove(&key);
         let kv = KeyValue { key: key.clone(), create_revision, mod_revision: revision, version, value, lease };
         self.history.push((revision, Event { r#type: 0, kv: Some(kv.clone()) }));
         self.keys.entry(key).or_default().push((revision, Some(kv)));

@@ -104,6 +104,8 @@ pub struct Machine {
     given_up: BTreeSet<Key>,
     site: Site,
     agent: Option<Agent>,
+    /// How often the agent was started.
+    starts: u64,
 }
 
 /// The uplink of every machine.
@@ -129,6 +131,7 @@ impl Machine {
             given_up: BTreeSet::new(),
             site,
             agent: None,
+            starts: 0,
         };
         fs::create_dir_all(machine.run_dir())?;
         fs::create_dir_all(machine.state_dir())?;
@@ -306,6 +309,7 @@ impl Machine {
         let inner = Box::pin(agent);
         let task = tokio::task::spawn_local(OnMachine { inner, gate: gate.clone(), clock, machine });
         self.agent = Some(Agent { task, requests, readiness, stop: Some(stop), gate });
+        self.starts += 1;
         Ok(())
     }
 
@@ -348,6 +352,11 @@ impl Machine {
     /// Returns true if the agent runs and says that it is ready.
     pub fn is_ready(&self) -> bool {
         self.agent.as_ref().is_some_and(|agent| agent.readiness.is_ready())
+    }
+
+    /// Returns how often the agent was started.
+    pub fn starts(&self) -> u64 {
+        self.starts
     }
 
     /// Returns why the agent is not ready.

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use weft_sim::event::Event;
+use weft_sim::event::{Event, Trouble};
 use weft_sim::run::Outcome;
 use weft_sim::scenario::{Scenario, Timed};
 use weft_subnet::old_defects::Defect;
@@ -44,13 +44,19 @@ fn a_seed_decides_everything() {
 fn defects_of_the_past_are_found() {
     let foreign = vec![Event::ForeignRoute(0, 7), Event::Terminate(0, 3)];
     let lan = vec![Event::LanLease(60)];
-    let table = [(Defect::ForeignRoutesRemoved, false, foreign), (Defect::LanLeasesBelieved, true, lan)];
+    // The lease ends while the agent is away, and the store is away when it comes back.
+    let ended = vec![Event::Kill(0, 300), Event::Wire(0, Trouble::Silence, 400)];
+    let table = [
+        (Defect::ForeignRoutesRemoved, false, foreign),
+        (Defect::LanLeasesBelieved, true, lan),
+        (Defect::EndedLeasesUsed, false, ended),
+    ];
     for (defect, lan_inside, events) in table {
         let events = events.into_iter().zip(1..).map(|(event, number)| Timed { at: 30 * number, event }).collect();
         let of_seed = Scenario::of_seed(1);
         let (machines, backend) = (3, "vxlan".to_owned());
         let good =
-            Scenario { machines, backend, lan_inside, seconds: 200, lease_ttl: 600, tight: false, events, ..of_seed };
+            Scenario { machines, backend, lan_inside, seconds: 400, lease_ttl: 120, tight: false, events, ..of_seed };
         let bad = Scenario { defect: Some(defect), ..good.clone() };
         assert_eq!(play(&good).wrong, [""; 0], "{defect:?} is switched off");
         assert!(!play(&bad).wrong.is_empty(), "{defect:?} must be found");

@@ -10,6 +10,8 @@ pub enum Defect {
     ForeignRoutesRemoved,
     /// A lease that covers the LAN of a node was believed.
     LanLeasesBelieved,
+    /// A start without the store used the saved lease although it had ended, and another node might have the subnet.
+    EndedLeasesUsed,
 }
 
 /// Returns true if this defect is switched on.

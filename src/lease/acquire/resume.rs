@@ -9,6 +9,7 @@ use weft_subnet::cache::{ClearText, Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
+use weft_subnet::old_defects::{Defect, is_back};
 use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
@@ -192,6 +193,7 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
         return Err(Unusable::Old(head.saved));
     }
     match head.expires {
+        _ if is_back(Defect::EndedLeasesUsed) => Ok(()),
         Expiry::At(end) if expires && end <= now + SLACK => Err(Unusable::Ended { own, end }),
         Expiry::Unknown if expires => Err(Unusable::NoEnd(own)),
         _ => Ok(()),
