@@ -14,7 +14,7 @@ use super::{Outcome, errno};
 /// Which message of an operation it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Removes a route that is in the way. It does not matter if the kernel refuses it.
+    /// Removes a route that is in the way, or adds or removes one that exists only for a moment. It does not matter if the kernel refuses it.
     Clear,
     /// Creates the nexthop.
     Nexthop,
@@ -44,7 +44,7 @@ pub(super) struct Batch<'a> {
     pub(super) taken: Vec<usize>,
     /// The operations whose place in the routing table is occupied by another route.
     pub(super) occupied: Vec<usize>,
-    /// Those of them whose route the kernel refuses as long as the other route is there. It cannot be replaced in one step.
+    /// Those of them whose route the kernel refuses because the other route leads to its gateway over another device.
     pub(super) blocked: HashSet<usize>,
     /// The keys of the routes that the kernel itself created, after they were read.
     pub(super) kernels: Option<HashSet<Key>>,

@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 use std::io;
 
+use ipnet::IpNet;
 use nix::libc;
 use weft_backends::diff::Op;
 use weft_backends::owner::KERNEL_PROTOCOL;
@@ -17,6 +18,9 @@ use super::linux::LinuxKernel;
 use super::socket::absent;
 use super::wire::messages;
 use super::{decode, errno};
+
+/// The metric of a route that exists only while another one is replaced. It is the least preferred one, so that no other route has it.
+const MOMENTARY: u32 = u32::MAX;
 
 impl LinuxKernel {
     /// Queues the messages that replace other routes by ours, except routes of the kernel.
@@ -46,16 +50,29 @@ impl LinuxKernel {
             let moved = batch.moves.binary_search_by_key(&i, |m| m.op).ok().and_then(|at| batch.moves[at].new);
             let exit = moved.map_or_else(|| self.exit(op, *route), |id| Ok(Exit::Nexthop(id)));
             match exit {
-                Ok(exit) => {
-                    if batch.blocked.contains(&i) {
-                        encode::route(&mut batch.writer, net, metric, Exit::Any, None);
-                        batch.push(&mut self.netlink, i, Step::Clear);
-                    }
-                    encode::route(&mut batch.writer, net, metric, exit, Some(self.options.protocol));
-                    batch.push(&mut self.netlink, i, Step::Replace);
-                }
+                Ok(exit) => self.queue_replacement(batch, i, (net, metric), exit),
                 Err(outcome) => batch.outcomes[i] = outcome,
             }
+        }
+    }
+
+    /// Queues one replacement. If the kernel refuses our route because the one in its place leads to the gateway over another device, the gateway
+    /// gets a route of its own for this moment.
+    fn queue_replacement(&mut self, batch: &mut Batch<'_>, i: usize, (net, metric): (IpNet, u32), exit: Exit) {
+        let protocol = self.options.protocol;
+        let gateway = match exit {
+            Exit::Gateway(via, index, _) if batch.blocked.contains(&i) => Some((IpNet::from(via), Exit::Device(index))),
+            _ => None,
+        };
+        if let Some((via, device)) = gateway {
+            encode::new_route(&mut batch.writer, via, MOMENTARY, device, protocol);
+            batch.push(&mut self.netlink, i, Step::Clear);
+        }
+        encode::route(&mut batch.writer, net, metric, exit, Some(protocol));
+        batch.push(&mut self.netlink, i, Step::Replace);
+        if let Some((via, device)) = gateway {
+            encode::delete_route_of(&mut batch.writer, via, MOMENTARY, device, protocol);
+            batch.push(&mut self.netlink, i, Step::Clear);
         }
     }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another route is in the place of ours. It is replaced in one step, unless the kernel created it for an address of this host.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
 use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Route, Value};
@@ -102,5 +105,43 @@ fn routes_of_other_programs_are_replaced_in_one_step() {
         }
         assert_eq!((ip("-4 route show proto static"), nexthops()), (String::new(), 300));
         assert_eq!(ip("-6 route show proto static"), "");
+    });
+}
+
+/// Linux refuses a route whose gateway is reached over another device. The route in its place, to the subnet of the gateway, has this effect.
+#[test]
+fn an_ipv6_route_that_leads_to_its_gateway_is_replaced_in_one_step() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(true)]);
+        ip("link add other type vxlan id 7 dev up0 dstport 8473");
+        ip("link set other up");
+        let to = |dev: &str| via("fd00:2::/64", "fd00:2::", dev);
+        put(&mut k, &[to("flannel-v6.1")]);
+        let mut monitor = Command::new("ip").args(["-6", "monitor", "route"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(monitor.stdout.take().unwrap()).lines().map(Result::unwrap);
+        // The monitor listens when it shows one of these.
+        let begun = std::thread::spawn(move || {
+            lines.find(|line| line.contains("fd00:99:")).unwrap();
+            lines
+        });
+        let mut number = 0;
+        while !begun.is_finished() {
+            number += 1;
+            ip(&format!("-6 route add fd00:99:{number}::/64 dev other"));
+        }
+        let mut lines = begun.join().unwrap();
+        put(&mut k, &[to("other")]);
+        ip("-6 route add fd00:98::/64 dev other");
+        let seen: Vec<String> = lines.by_ref().take_while(|line| !line.contains("fd00:98::/64")).collect();
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
+        assert!(seen.iter().any(|line| line.contains("fd00:2::/64 via fd00:2:: dev other")), "{seen:?}");
+        assert!(!seen.iter().any(|line| line.starts_with("Deleted fd00:2::/64")), "{seen:?}");
+        let left = ip("-6 route show");
+        assert!(
+            !left.lines().any(|line| line.starts_with("fd00:2:: ")),
+            "the route to the gateway is gone again: {left}"
+        );
     });
 }
