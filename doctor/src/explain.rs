@@ -106,7 +106,7 @@ pub enum Verdict {
 
 /// The explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct Explanation {
     /// The source address.
     pub from: String,
     /// What the source address is.

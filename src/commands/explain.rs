@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, Peer, Place};
-use weft_doctor::explain::{self, Report, Step, Verdict};
+use weft_doctor::explain::{self, Explanation, Step, Verdict};
 
 use super::Answer;
 use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
@@ -23,9 +23,10 @@ use crate::observe::{socket, status};
 /// # Errors
 /// The kernel's links cannot be read.
 pub async fn run(task: &ExplainTask) -> anyhow::Result<Answer> {
-    let report = report(task).await?;
-    let text = if task.json { serde_json::to_string_pretty(&report)? + "\n" } else { printable(&report.render()) };
-    let code = match report.verdict {
+    let explanation = explanation(task).await?;
+    let text =
+        if task.json { serde_json::to_string_pretty(&explanation)? + "\n" } else { printable(&explanation.render()) };
+    let code = match explanation.verdict {
         Verdict::Works => ExitCode::SUCCESS,
         Verdict::Broken => ExitCode::from(BROKEN),
         Verdict::Unknown => ExitCode::from(UNDECIDED),
@@ -37,7 +38,7 @@ pub async fn run(task: &ExplainTask) -> anyhow::Result<Answer> {
 ///
 /// # Errors
 /// The kernel's links cannot be read.
-pub async fn report(task: &ExplainTask) -> anyhow::Result<Report> {
+pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
     let agent = ask_agent(task, &task.packet).await;
     let read = |packet, agent| explain::read(packet, &task.subnet_file, agent).context("read the kernel's links");
     let mut facts = read(task.packet, agent)?;
@@ -51,16 +52,16 @@ pub async fn report(task: &ExplainTask) -> anyhow::Result<Report> {
         rules.push(rules::of(way, &task.subnet_file).await);
     }
     let probes = if task.probe { probes::send(&facts).await } else { Vec::new() };
-    let mut report = explain::decide(&facts, &rules, probes.clone());
+    let mut explanation = explain::decide(&facts, &rules, probes.clone());
     // For its plan the agent reads the whole kernel, so it is asked only if something is wrong.
-    if report.verdict == Verdict::Broken
+    if explanation.verdict == Verdict::Broken
         && let Agent::Answers(agent) = &mut facts.agent
     {
         agent.differences = differences(task).await;
-        report = explain::decide(&facts, &rules, probes);
+        explanation = explain::decide(&facts, &rules, probes);
     }
-    report.steps.splice(0..0, service.map(|(step, _)| step));
-    Ok(report)
+    explanation.steps.splice(0..0, service.map(|(step, _)| step));
+    Ok(explanation)
 }
 
 /// Looks for a rule that translates the destination, if that is not the address of a pod or a node.

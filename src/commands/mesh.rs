@@ -11,7 +11,7 @@ use anyhow::Context;
 use crate::cli;
 use crate::cli::questions::{MeshTask, Output};
 use crate::commands::Answer;
-use crate::observe::mesh::cluster::{self, Cluster, Known};
+use crate::observe::mesh::cluster::{self, Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
 use crate::observe::mesh::{self, Mesh, svg};
 use crate::observe::socket;
@@ -61,6 +61,6 @@ pub async fn of_status(status: Status, port: Option<u16>) -> anyhow::Result<Clus
     )?;
     let public = status.public.join(",");
     let own = Row::of(status.clone());
-    let peers = Known::peers_of(&Mesh::of(status));
+    let peers = KnownNode::peers_of(&Mesh::of(status));
     Ok(ask::cluster(own, peers, public, port).await)
 }

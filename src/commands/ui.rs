@@ -31,7 +31,7 @@ use crate::commands::explain;
 use crate::commands::mesh::ask;
 use crate::observe::history::Query;
 use crate::observe::mesh::Mesh;
-use crate::observe::mesh::cluster::{Cluster, Known};
+use crate::observe::mesh::cluster::{Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
 use crate::observe::mesh::svg;
 use crate::observe::socket;
@@ -178,7 +178,7 @@ impl Ui {
         let status = socket::ask_status(&self.task.socket).await?;
         let public = status.public.join(",");
         let (port, own) = (self.task.peer_port.or(status.health_port), Row::of(status.clone()));
-        let peers = Known::peers_of(&Mesh::of(status));
+        let peers = KnownNode::peers_of(&Mesh::of(status));
         let (cluster, notice) = match port {
             Some(port) => (ask::cluster(own, peers, public, port).await, ""),
             None => (
@@ -200,8 +200,9 @@ impl Ui {
         let _one = self.explaining.lock().await;
         let UiTask { socket, subnet_file, .. } = &self.task;
         let (socket, subnet_file) = (socket.clone(), subnet_file.clone());
-        let report = explain::report(&ExplainTask { packet, subnet_file, socket, probe: false, json: true }).await?;
-        Ok(serde_json::to_vec(&report)?.into())
+        let explanation =
+            explain::explanation(&ExplainTask { packet, subnet_file, socket, probe: false, json: true }).await?;
+        Ok(serde_json::to_vec(&explanation)?.into())
     }
 
     async fn history(&self) -> anyhow::Result<Bytes> {

@@ -18,7 +18,7 @@ use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
 use super::encode::{self, Exit};
 use super::fence::FenceTable;
 use super::guard::GuardTable;
-use super::nexthop::{self, Index, Shared};
+use super::nexthop::{self, Nexthops, Shared};
 use super::socket::{NLM_F_ACK, Netlink};
 use super::wire::Writer;
 use super::wireguard::WireGuard;
@@ -84,7 +84,7 @@ impl LinuxKernel {
         let mut netlink = Netlink::open()?;
         let mut ask = || netlink.dump(encode::RTM_GETNEXTHOP, |w, _, flags| encode::dump::nexthops(w, flags));
         let nexthops = options.nexthop_objects && nexthop::supported(ask().map(drop))?;
-        let index = Rc::new(RefCell::new(Index::new(options.instance)));
+        let index = Rc::new(RefCell::new(Nexthops::new(options.instance)));
         let (adopted, doubled, beside_kernels) = (false, HashMap::new(), HashSet::new());
         let (devices, known, made) = Default::default();
         let guard = GuardTable::new(&options.alias);

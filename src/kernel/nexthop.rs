@@ -30,11 +30,11 @@ pub fn supported(answer: io::Result<()>) -> io::Result<bool> {
 }
 
 /// The index as the writer and the monitor share it. Both are on one thread.
-pub type Shared = Rc<RefCell<Index>>;
+pub type Shared = Rc<RefCell<Nexthops>>;
 
 /// Which nexthop belongs to which route, and which FDB entries are known.
 #[derive(Debug)]
-pub struct Index {
+pub struct Nexthops {
     first: u32,
     next: u32,
     ids: HashMap<u32, Key>,
@@ -44,11 +44,11 @@ pub struct Index {
     pub fdb: HashSet<(u32, Mac)>,
 }
 
-impl Index {
+impl Nexthops {
     /// Returns an empty index for one instance of the agent.
-    pub fn new(instance: u8) -> Index {
+    pub fn new(instance: u8) -> Nexthops {
         let first = BASE + (u32::from(instance) << BITS);
-        Index {
+        Nexthops {
             first,
             next: 0,
             ids: HashMap::new(),
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn instances_have_different_ids_and_an_undone_bind_has_no_effect() {
-        let (mut a, mut b) = (Index::new(0), Index::new(255));
+        let (mut a, mut b) = (Nexthops::new(0), Nexthops::new(255));
         let (first, before) = a.bind(key(1)).unwrap();
         assert_eq!(before, None);
         assert!(a.in_range(first) && !b.in_range(first));
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_reserved_id_is_not_bound() {
-        let mut index = Index::new(3);
+        let mut index = Nexthops::new(3);
         index.reserve(index.first);
         assert_eq!(index.bind(key(1)).unwrap().0, index.first + 1);
         assert_eq!(index.orphans(&HashSet::new()), vec![index.first + 1]);

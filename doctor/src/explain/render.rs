@@ -3,9 +3,9 @@
 
 use std::fmt::Write;
 
-use super::{Report, State};
+use super::{Explanation, State};
 
-impl Report {
+impl Explanation {
     /// Formats the explanation for people.
     pub fn render(&self) -> String {
         let mut text = format!("{} ({}) -> {} ({})\n\n", self.from, self.from_is, self.to, self.to_is);

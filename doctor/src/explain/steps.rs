@@ -2,14 +2,14 @@
 //! Decides from the facts, without side effects, where a packet is lost.
 
 use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
-use super::{Report, State, Step, Verdict, route_steps};
+use super::{Explanation, State, Step, Verdict, route_steps};
 
 /// What to do about an entry that weft should have written.
 pub(super) const REWRITE: &str =
     "a running agent writes it again: `systemctl status weft`; `weft plan` shows what it would write";
 
 /// Makes the explanation. `rules` contains what the firewall does with the packet of each way, and `probes` the results of packets that were sent.
-pub fn decide(facts: &Facts, rules: &[Vec<Step>], probes: Vec<Step>) -> Report {
+pub fn decide(facts: &Facts, rules: &[Vec<Step>], probes: Vec<Step>) -> Explanation {
     let mut steps = Vec::new();
     for (number, way) in facts.ways.iter().enumerate() {
         let rules = rules.get(number).map(Vec::as_slice).unwrap_or_default();
@@ -25,7 +25,7 @@ pub fn decide(facts: &Facts, rules: &[Vec<Step>], probes: Vec<Step>) -> Report {
     }
     steps.extend(probes);
     let (verdict, sentence, remedy) = end(facts, &steps);
-    Report {
+    Explanation {
         from: facts.packet.from.to_string(),
         from_is: describe(&facts.from, facts.packet.from),
         to: facts.packet.to.to_string(),

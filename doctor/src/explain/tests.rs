@@ -11,7 +11,7 @@ use super::facts::{
     Read, Route, RouteKind, Tunnel, Way,
 };
 use super::rules::{Chains, Tested, follow};
-use super::{Report, State, Step, Verdict, decide};
+use super::{Explanation, State, Step, Verdict, decide};
 use crate::node::SubnetFile;
 
 const MAC: Mac = Mac([0xee, 0, 0, 0, 0, 2]);
@@ -88,13 +88,13 @@ fn healthy() -> Facts {
 }
 
 /// Returns the explanation of a healthy node after this fault.
-fn explain(fault: impl FnOnce(&mut Facts)) -> Report {
+fn explain(fault: impl FnOnce(&mut Facts)) -> Explanation {
     let mut facts = healthy();
     fault(&mut facts);
     decide(&facts, &[], Vec::new())
 }
 
-fn broken(because: &str, fault: impl FnOnce(&mut Facts)) -> Report {
+fn broken(because: &str, fault: impl FnOnce(&mut Facts)) -> Explanation {
     let report = explain(fault);
     assert_eq!(report.verdict, Verdict::Broken, "{report:#?}");
     assert!(report.sentence.starts_with("broken here, because ") && report.sentence.contains(because), "{report:#?}");

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::observe::mesh::cluster::{Cluster, Known};
+use crate::observe::mesh::cluster::{Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
 
 /// Number of nodes that are asked at once.
@@ -57,14 +57,14 @@ pub enum AskError {
 }
 
 /// Returns the mesh of our own node and its peers, after all of them were asked on this port. `own` is not asked.
-pub async fn cluster(own: Row, peers: Vec<Known>, own_public: String, port: u16) -> Cluster {
+pub async fn cluster(own: Row, peers: Vec<KnownNode>, own_public: String, port: u16) -> Cluster {
     let mut waiting = peers.clone().into_iter();
     let mut cluster = own_row(own, peers, own_public);
     let deadline = Instant::now() + TOTAL_LIMIT;
     let mut asked = JoinSet::new();
     loop {
         while asked.len() < AT_ONCE
-            && let Some(Known { subnet, public }) = waiting.next()
+            && let Some(KnownNode { subnet, public }) = waiting.next()
         {
             asked.spawn(async move {
                 let row = if Instant::now() < deadline { node(&public, port).await } else { Err(AskError::NoTime) };
@@ -80,9 +80,9 @@ pub async fn cluster(own: Row, peers: Vec<Known>, own_public: String, port: u16)
 }
 
 /// Returns the mesh of our own node and its peers, of which none was asked.
-pub fn own_row(own: Row, mut known: Vec<Known>, own_public: String) -> Cluster {
+pub fn own_row(own: Row, mut known: Vec<KnownNode>, own_public: String) -> Cluster {
     if !own.subnet.is_empty() {
-        known.push(Known { subnet: own.subnet.clone(), public: own_public });
+        known.push(KnownNode { subnet: own.subnet.clone(), public: own_public });
     }
     let mut cluster = Cluster::new(known);
     cluster.answered(vec![(own.subnet.clone(), Ok(own))]);
@@ -143,8 +143,8 @@ mod tests {
         port
     }
 
-    fn known(number: u8) -> Known {
-        Known { subnet: format!("10.5.{number}.0/24"), public: format!("127.0.0.{number}") }
+    fn known(number: u8) -> KnownNode {
+        KnownNode { subnet: format!("10.5.{number}.0/24"), public: format!("127.0.0.{number}") }
     }
 
     fn http(body: &str) -> Vec<u8> {
@@ -165,8 +165,8 @@ mod tests {
         server("127.0.0.7", port, b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec(), true).await;
         server("127.0.0.8", port, http(&serde_json::to_string(&row(3)).unwrap()), false).await;
         server("127.0.0.10", port, http(&"[".repeat(100_000)), false).await;
-        let mut peers: Vec<Known> = (2..=10).map(known).collect();
-        peers.push(Known { subnet: "10.5.11.0/24".into(), public: "nonsense".into() });
+        let mut peers: Vec<KnownNode> = (2..=10).map(known).collect();
+        peers.push(KnownNode { subnet: "10.5.11.0/24".into(), public: "nonsense".into() });
         let cluster = cluster(row(1), peers, "127.0.0.1".into(), port).await;
         let errors: Vec<String> = cluster.nodes.iter().map(|node| node.error.clone().unwrap_or_default()).collect();
         assert_eq!((errors[0].as_str(), errors[1].as_str()), ("", ""), "{errors:#?}");
@@ -189,7 +189,7 @@ mod tests {
     async fn a_bounded_number_of_nodes_is_asked_at_once() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let peers = (2..=200).map(|number| Known { public: "127.0.0.1".into(), ..known(number) }).collect();
+        let peers = (2..=200).map(|number| KnownNode { public: "127.0.0.1".into(), ..known(number) }).collect();
         let asking = tokio::spawn(cluster(row(1), peers, String::new(), port));
         let mut open = Vec::new();
         while open.len() < AT_ONCE {

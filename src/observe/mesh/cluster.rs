@@ -86,25 +86,25 @@ pub struct Pair<'a> {
 
 /// A node to be asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownNode {
     /// Its subnets.
     pub subnet: String,
     /// The addresses that its lease names, separated by commas.
     pub public: String,
 }
 
-impl Known {
+impl KnownNode {
     /// Returns the nodes that an agent knows, without its own one.
-    pub fn peers_of(mesh: &Mesh) -> Vec<Known> {
-        mesh.ways.iter().map(|way| Known { subnet: way.to.clone(), public: way.public.clone() }).collect()
+    pub fn peers_of(mesh: &Mesh) -> Vec<KnownNode> {
+        mesh.ways.iter().map(|way| KnownNode { subnet: way.to.clone(), public: way.public.clone() }).collect()
     }
 }
 
 impl Cluster {
     /// Creates the mesh of these nodes, of which none has answered yet. They are sorted by subnet.
-    pub fn new(mut known: Vec<Known>) -> Cluster {
+    pub fn new(mut known: Vec<KnownNode>) -> Cluster {
         known.sort_by_cached_key(|node| (order(&node.subnet), node.subnet.clone()));
-        let unanswered = |Known { subnet, public }| ClusterNode {
+        let unanswered = |KnownNode { subnet, public }| ClusterNode {
             subnet,
             public,
             error: Some("was not asked".to_owned()),
@@ -338,8 +338,8 @@ fn cells(way: &ClusterWay) -> [String; 3] {
 mod tests {
     use super::*;
 
-    fn known(number: u8) -> Known {
-        Known { subnet: format!("10.5.{number}.0/24"), public: format!("192.168.0.{number}") }
+    fn known(number: u8) -> KnownNode {
+        KnownNode { subnet: format!("10.5.{number}.0/24"), public: format!("192.168.0.{number}") }
     }
 
     fn way(number: u8, state: PeerState, loss: u8) -> RowWay {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     fn row(number: u8, ways: Vec<RowWay>) -> (String, Result<Row, String>) {
-        let Known { subnet, .. } = known(number);
+        let KnownNode { subnet, .. } = known(number);
         let row = Row { node: format!("n{number}"), subnet: subnet.clone(), known: ways.len(), ways, ..Row::default() };
         (subnet, Ok(row))
     }

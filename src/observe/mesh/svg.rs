@@ -166,12 +166,12 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::mesh::cluster::Known;
+    use crate::observe::mesh::cluster::KnownNode;
     use crate::observe::mesh::row::{Row, RowWay};
 
     fn cluster(count: u16, name: &str) -> Cluster {
         let subnet = |number: u16| format!("10.{}.{}.0/24", number / 250, number % 250);
-        let known = |number| Known { subnet: subnet(number), public: "192.168.0.1".into() };
+        let known = |number| KnownNode { subnet: subnet(number), public: "192.168.0.1".into() };
         let mut cluster = Cluster::new((0..count).map(known).collect());
         let way = |to| {
             let state = if to == 1 { PeerState::Unreachable } else { PeerState::Programmed };

@@ -61,8 +61,8 @@ fn member(ip: &IpNet) -> &'static str {
 /// then packets for one node would be sent to the other.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    subnets: Index,
-    publics: Index,
+    subnets: PrefixIndex,
+    publics: PrefixIndex,
 }
 
 impl Claims {
@@ -152,12 +152,12 @@ impl Claims {
 
 /// Prefixes of both families.
 #[derive(Debug, Default)]
-struct Index {
+struct PrefixIndex {
     v4: Prefixes<Ipv4Net>,
     v6: Prefixes<Ipv6Net>,
 }
 
-impl Index {
+impl PrefixIndex {
     fn insert(&mut self, nets: &Subnets, slot: Slot) {
         if let Some(v4) = nets.v4 {
             self.v4.insert(v4, slot);
