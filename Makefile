@@ -40,7 +40,7 @@ lab: static ## the same with the static binary, without installing anything; LAB
 test: prepare-test ## install what is missing, then every check and test
 	@$(MAKE) --no-print-directory -j1 prepare-kube prepare-conformance prepare-deb fmt
 	@STEPS_BESIDE=1 $(MAKE) --no-print-directory -j2 test-beside
-	@$(MAKE) --no-print-directory -j1 test-lab bench-shape test-vm-loss $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+	@$(MAKE) --no-print-directory -j1 test-without-kube test-lab bench-shape test-vm-loss $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
 
 .PHONY: test-beside
 test-beside: static check static-bare alone aarch64 test-build test-vm test-kube fuzz image test-clusters test-conformance test-deb
@@ -75,6 +75,10 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 	    cargo check --locked -p weft-subnet --no-default-features --features $$feature || exit 1; \
 	done
 	@$(STEP) 300 "weft without Kubernetes" cargo clippy --locked -p weft --no-default-features --all-targets -- -D warnings
+
+# Not beside another step: these tests start target/debug/weft, and a build of the whole workspace puts the agent with Kubernetes there.
+.PHONY: test-without-kube
+test-without-kube: ## test the agent without Kubernetes
 	@$(STEP) 600 "tests of weft without Kubernetes" \
 	  cargo test --locked -p weft --no-default-features --lib --bins --test cli --test deploy
 
