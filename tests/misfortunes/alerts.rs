@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The alert rules in a real Prometheus that scrapes a lab: none fires while the lab is healthy, and each fires when it is provoked. The
 //! waiting times of the rules are shortened, because nobody waits ten minutes for a test. promtool alone judges `WeftPeersNotEncrypted`, which needs
-//! WireGuard, `WeftConvergenceSlow`, which needs a store that is busy for minutes, and `WeftPeersFailed`, `WeftPeersPending` and `WeftOperationsFail`, which
-//! need a kernel that refuses entries (tests/deploy/monitoring.rs).
+//! WireGuard (tests/deploy/monitoring.rs).
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -36,21 +35,21 @@ struct Prometheus {
     _process: Child,
 }
 
-/// Returns the rules of deploy/ with shorter times.
-fn rules() -> Result<String> {
+/// Returns the rules of deploy/ with shorter times, and with these replacements.
+fn rules(more: &[(&str, &str)]) -> Result<String> {
     let mut text = fs::read_to_string(RULES)?;
     for minutes in ["5m", "10m", "15m"] {
         text = text.replace(&format!("for: {minutes}\n"), "for: 1s\n");
     }
-    for (long, short) in SHORTER {
+    for (long, short) in SHORTER.iter().chain(more) {
         ensure!(text.contains(long), "{RULES} does not contain {long:?} any more");
         text = text.replace(long, short);
     }
     Ok(text)
 }
 
-fn write_config(dir: &Path, lab: &Lab) -> Result<()> {
-    fs::write(dir.join("rules.yml"), rules()?)?;
+fn write_config(dir: &Path, lab: &Lab, more: &[(&str, &str)]) -> Result<()> {
+    fs::write(dir.join("rules.yml"), rules(more)?)?;
     let mut targets = String::new();
     for node in &lab.nodes {
         write!(targets, "'{}:8081', ", node.uplink[0])?;
@@ -65,8 +64,13 @@ fn write_config(dir: &Path, lab: &Lab) -> Result<()> {
 impl Prometheus {
     /// Starts it, and waits until it has scraped all nodes for a while.
     async fn start(lab: &Lab) -> Result<Prometheus> {
+        Prometheus::start_with(lab, &[]).await
+    }
+
+    /// The same with these replacements in the rules.
+    async fn start_with(lab: &Lab, more: &[(&str, &str)]) -> Result<Prometheus> {
         let dir = tempfile::tempdir()?;
-        write_config(dir.path(), lab)?;
+        write_config(dir.path(), lab, more)?;
         let mut command = lab.nodes[0].ns.command("prometheus");
         command.arg(format!("--config.file={}", dir.path().join("prometheus.yml").display()));
         command.arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()));
@@ -173,5 +177,46 @@ fn alerts_about_the_traffic_rules() {
         lab.nodes[1].set_env("PATH", "/nonexistent");
         lab.nodes[1].start()?;
         fire(&lab, &["WeftRulesMissing"]).await
+    });
+}
+
+#[test]
+fn alerts_about_entries_that_the_kernel_refuses() {
+    on_this_thread(async {
+        let lab = Lab::start(&scraped(LabOptions { ipv6: true, ..options() }, &[])).await?;
+        let _prometheus = Prometheus::start(&lab).await?;
+        none_fires(&lab).await?;
+        // A hardening script switches IPv6 off on the device. Linux removes its IPv6 routes, and refuses new ones.
+        lab.nodes[1].ns.sysctl(&["ipv6/conf/flannel-v6.1/disable_ipv6=1"])?;
+        fire(&lab, &["WeftPeersFailed", "WeftOperationsFail"]).await
+    });
+}
+
+#[test]
+fn alerts_about_entries_that_wait() {
+    on_this_thread(async {
+        let options = LabOptions { backend: BackendKind::HostGw, ..options() };
+        let lab = Lab::start(&scraped(options, &[])).await?;
+        let _prometheus = Prometheus::start(&lab).await?;
+        none_fires(&lab).await?;
+        // The switch port of n1 goes down. Prometheus runs on n1, so it still reads the metrics of n1.
+        lab.fabric.ip("link set n1 down").await?;
+        fire(&lab, &["WeftPeersPending"]).await
+    });
+}
+
+/// No node of a lab needs five seconds for a change, so here a change counts as slow after a ten-thousandth of a second.
+#[test]
+fn alert_about_changes_that_take_long() {
+    on_this_thread(async {
+        let options = LabOptions { backend: BackendKind::HostGw, store: StoreKind::Etcd, ..options() };
+        let mut lab = Lab::start(&scraped(options, &[])).await?;
+        let _prometheus = Prometheus::start_with(&lab, &[("[20s]))) > 5\n", "[20s]))) > 0.0001\n")]).await?;
+        wait_for("the first leases to be over", LIMIT, async || none_fires(&lab).await.is_ok()).await?;
+        let lease = r#"{"PublicIP":"192.168.77.99","BackendType":"host-gw"}"#;
+        lab.store.etcd()?.ctl(&["put", "/coreos.com/network/subnets/10.244.99.0-24", lease]).await?;
+        fire(&lab, &["WeftConvergenceSlow"]).await?;
+        let is_over = async || firing(&lab).await.is_ok_and(|names| !names.contains("WeftConvergenceSlow"));
+        wait_for("the alert to end", LIMIT, is_over).await
     });
 }
