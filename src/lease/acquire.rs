@@ -68,6 +68,27 @@ pub struct Started {
     pub clear_text: Option<ClearText>,
 }
 
+impl Started {
+    /// Returns a start with one backend, which knows no peers yet.
+    fn new((config, network, backend): NetConf, author: Author, leased: Leased) -> Started {
+        let Leased { host, own, uplink, chosen, .. } = leased;
+        Started {
+            network,
+            config,
+            backend,
+            host,
+            own,
+            author,
+            uplink,
+            chosen,
+            saved: None,
+            wanted: None,
+            earlier: Vec::new(),
+            clear_text: None,
+        }
+    }
+}
+
 /// A net-conf as text, and what it means.
 type NetConf = (String, Network, Box<dyn Backend>);
 
@@ -146,35 +167,21 @@ struct Leased {
 /// Adds the earlier backends that our lease named, and returns what the node continues from.
 fn started<K: Kernel>(
     place: &mut StartContext<'_, K>,
-    (config, network, backend): NetConf,
+    conf: NetConf,
     author: Author,
     leased: Leased,
 ) -> Result<Started, StartError> {
-    let Leased { host, own, was, uplink, chosen } = leased;
     let mut earlier = Vec::new();
-    for (text, then, old) in was.map(|was| place.memory.earlier(&network, &was)).unwrap_or_default() {
-        if old.advertise(&host).is_ok_and(|attrs| backend.understands(&attrs)) {
+    let was = leased.was.as_ref().map(|was| place.memory.earlier(&conf.1, was));
+    for (text, then, old) in was.unwrap_or_default() {
+        if old.advertise(&leased.host).is_ok_and(|attrs| conf.2.understands(&attrs)) {
             continue;
         }
         let machine = place.kernel.machine().map_err(MachineError)?;
         let identities = found::identities(&*old, &machine, Kept { secrets: &place.secrets, printed: None }, None)?;
-        earlier.push(Beside::new((text, then), old, Host { identities, ..host.clone() }));
+        earlier.push(Beside::new((text, then), old, Host { identities, ..leased.host.clone() }));
     }
-    let clear_text = place.memory.clear_text();
-    Ok(Started {
-        network,
-        config,
-        backend,
-        host,
-        own,
-        author,
-        uplink,
-        chosen,
-        saved: None,
-        wanted: None,
-        earlier,
-        clear_text,
-    })
+    Ok(Started { earlier, clear_text: place.memory.clear_text(), ..Started::new(conf, author, leased) })
 }
 
 /// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,

@@ -53,8 +53,6 @@ impl Plan {
         if found.is_empty() {
             return None;
         }
-        let wide = self.wide_routes();
-        let gateways = wide.to_gateways(found.iter().map(|(_, planned)| &planned.state));
         let (which, mut planned) = found.remove(best);
         let reached_by = self.backend_of(which).and_then(|(backend, host)| backend.tunnel(host, &self.own));
         for (key, value) in found.into_iter().flat_map(|(_, planned)| planned.state) {
@@ -73,7 +71,7 @@ impl Plan {
                 }
             }
         }
-        wide_routes::insert(&mut planned.state, wide.to_peer(which, lease).into_iter().chain(gateways));
+        wide_routes::insert(&mut planned.state, self.wide_routes().to_peer(which, lease));
         if let Which::Earlier(at) = which {
             needed.push(self.besides.earlier[at].number);
         }
@@ -83,7 +81,7 @@ impl Plan {
     }
 
     /// Returns the routes of all backends to all of Network, while there are several backends.
-    fn wide_routes(&self) -> WideRoutes<Which> {
+    fn wide_routes(&self) -> WideRoutes {
         let devices = self.besides.order().into_iter().filter_map(|which| {
             let (backend, host) = self.backend_of(which)?;
             Some((which, backend.device(host, &self.own)))

@@ -16,7 +16,6 @@ use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 
 use super::change::Reached;
-use super::wide_routes::{self, WideRoutes};
 use super::{Plan, clear_text};
 
 /// So many leases that share a public address with another one are said in the log; status names them all.
@@ -160,15 +159,8 @@ impl Plan {
             self.clear_text.refuse(&lease.id);
             return Err(reason.into());
         }
-        let is_served = self.backend.serves(kind);
-        let backend = if is_served { &*self.backend } else { self.others.of(kind, &self.network)? };
-        let mut planned = backend.plan(&self.host, &self.own, lease);
-        if !is_served {
-            let ours = self.backend.device(&self.host, &self.own);
-            let gateways = WideRoutes::of([((), ours)].into_iter()).to_gateways([&planned.state].into_iter());
-            wide_routes::insert(&mut planned.state, gateways);
-        }
-        Ok(Reached { planned, kind: backend.kind() })
+        let backend = if self.backend.serves(kind) { &*self.backend } else { self.others.of(kind, &self.network)? };
+        Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }
 
     /// The identities of this lease that belong to another one, which claims them at another address.

@@ -10,12 +10,14 @@ use weft_backends::state::{Key, Name, Route, State, Value};
 use weft_subnet::cidr::family;
 use weft_subnet::lease::Lease;
 
-/// The routes to all of Network, each with its backend and its device. Most backends have none.
-pub(super) struct WideRoutes<B>(Vec<(B, IpNet, Name)>);
+use super::beside::Which;
 
-impl<B: Copy + PartialEq> WideRoutes<B> {
+/// The routes to all of Network, each with its backend and its device. Most backends have none.
+pub(super) struct WideRoutes(Vec<(Which, IpNet, Name)>);
+
+impl WideRoutes {
     /// Returns the wide routes among the devices of each backend, with their entries.
-    pub(super) fn of(devices: impl Iterator<Item = (B, State)>) -> WideRoutes<B> {
+    pub(super) fn of(devices: impl Iterator<Item = (Which, State)>) -> WideRoutes {
         let wide = |(key, value): (&Key, &Value)| match (key, value) {
             (Key::Route(net, _), Value::Route(Route::Device { dev })) => Some((*net, *dev)),
             _ => None,
@@ -28,24 +30,11 @@ impl<B: Copy + PartialEq> WideRoutes<B> {
     }
 
     /// Returns the routes that this backend needs to a peer because another backend has a route to all of Network, too.
-    pub(super) fn to_peer(&self, backend: B, lease: &Lease) -> Vec<(IpNet, Name)> {
+    pub(super) fn to_peer(&self, backend: Which, lease: &Lease) -> Vec<(IpNet, Name)> {
         let (ours, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|(of, ..)| *of == backend);
         let contested =
             ours.into_iter().filter(|(_, net, dev)| others.iter().any(|(_, n, via)| n == net && via != dev));
         contested.filter_map(|(_, net, dev)| Some((lease.subnets.of(family(&net))?, dev))).collect()
-    }
-
-    /// Returns the routes to the IPv6 gateways of these entries, if a backend has one route for all of the IPv6 Network. Linux refuses a route
-    /// whose gateway is reached by another route over another device (`ip6_route_check_nh_onlink` in net/ipv6/route.c), also with `onlink`.
-    pub(super) fn to_gateways<'a>(&self, states: impl Iterator<Item = &'a State>) -> Vec<(IpNet, Name)> {
-        let gateway = |value: &Value| match value {
-            Value::Route(Route::Unicast { via, dev, .. }) if via.is_ipv6() => {
-                let is_covered = self.0.iter().any(|(_, net, other)| net.contains(via) && other != dev);
-                is_covered.then(|| (IpNet::from(*via), *dev))
-            }
-            _ => None,
-        };
-        states.flat_map(|state| state.iter().filter_map(|(_, value)| gateway(value))).collect()
     }
 }
 

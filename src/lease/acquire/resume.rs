@@ -13,7 +13,7 @@ use weft_subnet::old_defects::{Defect, is_back};
 use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
-use super::{ConfError, Kept, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
+use super::{ConfError, Kept, Leased, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, MachineError};
 use crate::log::chain;
@@ -226,20 +226,8 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
         (&*backend, &network),
         (Kept { secrets: &place.secrets, printed: place.first_command.printed() }, Some(&own)),
     )?;
-    Ok(Started {
-        network,
-        config,
-        backend,
-        host,
-        own,
-        author,
-        uplink: choice,
-        chosen,
-        saved: None,
-        wanted: None,
-        earlier: Vec::new(),
-        clear_text: None,
-    })
+    let leased = Leased { host, own, was: None, uplink: choice, chosen };
+    Ok(Started::new((config, network, backend), author, leased))
 }
 
 #[cfg(test)]
