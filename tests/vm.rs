@@ -231,12 +231,14 @@ fn wireguard_nat() {
     run("wireguard-nat.sh", "yes", &WIREGUARD_NAT);
 }
 
-const WIREGUARD_CHANGE: [&str; 8] = [
+const WIREGUARD_CHANGE: [&str; 10] = [
     "n1 marks the node that does not follow",
+    "the metric of the alert WeftPeersNotEncrypted counts it",
     "a new lease of the earlier type is set aside",
     "packets for its subnet do not leave in clear text",
     "the change loses no packet of n1",
     "clear text ends on n1",
+    "the metric counts no node again",
     "packets to the node that does not follow are not sent",
     "followed n1 to n3",
     "flannel's route goes",

@@ -30,7 +30,7 @@ v6=
 devices() { ip -n "$1" -o link show | sed -n 's/^[0-9]*: \(flannel[^:@]*\).*/\1/p' | sort | tr '\n' ' '; }
 has_devices() { [ "$(devices "$1")" = "$2" ]; } # has_devices NODE DEVICES
 followed() { # followed NODE TYPE: its lease names this type and no other
-    weft status --socket "/run/$1/weft.sock" -o json | tr -d ' \n' >/tmp/status && grep -q "\"backend\":\"$2\"" /tmp/status && ! grep -q other_ways /tmp/status
+    status_json "$1" | tr -d ' \n' >/tmp/status && grep -q "\"backend\":\"$2\"" /tmp/status && ! grep -q other_ways /tmp/status
 }
 
 # change NAME TYPE BACKEND DEVICES MTU

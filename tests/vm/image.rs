@@ -235,7 +235,8 @@ pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> Pa
     tree.put("modules/order", order.as_bytes(), 0o644);
     tree.put("env", env.as_bytes(), 0o644);
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm");
-    for (from, at, mode) in [("init", "init", 0o755), ("lib.sh", "lib.sh", 0o644), (scenario, "scenario.sh", 0o644)] {
+    let libraries = ["lib.sh", "flannel.sh"].map(|name| (name, name, 0o644));
+    for (from, at, mode) in [("init", "init", 0o755), (scenario, "scenario.sh", 0o644)].into_iter().chain(libraries) {
         tree.put(at, &fs::read(scripts.join(from)).unwrap_or_else(|e| panic!("{from}: {e}")), mode);
     }
     pack(&tree.0, &dir.join("initrd"))

@@ -68,7 +68,7 @@ spoof() { ip netns exec rt ping -q -c 3 -i 0.2 -W 1 -I "$(pod4 n2)" "$(pod4 n1)"
 # spoofed COUNT: so many of three arrive.
 spoofed() { heard=$(echoes n1); spoof; [ $(($(echoes n1) - heard)) = "$1" ]; }
 guard() { # guard NODE TEXT: what it says of its guard
-    weft status --socket "/run/$1/weft.sock" -o json | tr -d '\n' | grep -q "\"guard\": *\"$2"
+    status_json "$1" | tr -d '\n' | grep -q "\"guard\": *\"$2"
 }
 check "guard is off while n2 is silent" guard n1 "off: 1 of 2 leases"
 check "spoofed packets arrive without it" spoofed 3

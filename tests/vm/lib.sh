@@ -60,6 +60,11 @@ shows() {
 }
 
 empty() { [ -z "$("$@")" ]; }
+fails() { ! "$@"; }
+status() { weft status --socket "/run/$1/weft.sock"; } # status NODE
+status_json() { weft status --socket "/run/$1/weft.sock" -o json; } # status_json NODE
+no_link() { ! ip -n "$1" link show "$2"; } # no_link NODE DEVICE
+leaves_by() { shows "dev $3" ip -n "$1" route get "$2"; } # leaves_by NODE ADDRESS DEVICE
 
 # --- topology ---
 
@@ -208,7 +213,7 @@ restarts_quietly() {
 # How many echo requests a pod has heard.
 echoes() { ip netns exec "p${1#n}" sed -n 's/^Icmp: \([0-9].*\)/\1/p' /proc/net/snmp | cut -d' ' -f9; }
 
-ready() { weft status --socket "/run/$1/weft.sock" -o json | tr -d ' \n' | grep -q '"ready":true'; }
+ready() { status_json "$1" | tr -d ' \n' | grep -q '"ready":true'; }
 
 # --- traffic ---
 

@@ -1,43 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # A change from vxlan to wireguard with the real flanneld on n2, which does not follow, and weft on n1 and n3.
 . /lib.sh
+. /flannel.sh
 
-STORE=http://10.99.0.254:2379
-status() { weft status --socket "/run/$1/weft.sock"; } # status NODE
-no_link() { ! ip -n "$1" link show "$2"; } # no_link NODE DEVICE
-fails() { ! "$@"; }
-leaves_by() { shows "dev $3" ip -n "$1" route get "$2"; } # leaves_by NODE ADDRESS DEVICE
-flannel() { # flannel NODE
-    # The program, not the function: $! must be the agent.
-    WIREGUARD_KEY_FILE="/run/$1/wgkey" /opt/bin/ip netns exec "$1" flanneld --etcd-endpoints=$STORE --iface=eth0 \
-        --subnet-file="/run/$1/subnet.env" --iptables-forward-rules=false >>"/run/$1/log" 2>&1 &
-    echo $! >"/run/$1/pid"
-}
-weft_on() { # weft_on NODE. Clear text ends ten grace times after the change.
-    /opt/bin/ip netns exec "$1" weft agent --etcd-endpoints $STORE --iface eth0 --subnet-file "/run/$1/subnet.env" \
-        --socket "/run/$1/weft.sock" --state-dir "/run/$1/state" --change-grace=12s >>"/run/$1/log" 2>&1 &
-    echo $! >"/run/$1/pid"
-}
-net_conf() { # net_conf TYPE
-    ctl put /coreos.com/network/config "{\"Network\":\"10.244.0.0/16\",\"Backend\":{\"Type\":\"$1\"}}"
-}
+# Clear text ends ten grace times after the change.
+FLAGS="--change-grace=12s"
+conf() { echo "{\"Network\":\"10.244.0.0/16\",\"Backend\":{\"Type\":\"$1\"}}"; } # conf TYPE
 
-topology
-/opt/bin/ip netns exec rt etcd --data-dir /tmp/etcd --listen-client-urls $STORE --advertise-client-urls $STORE \
-    --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
-    --initial-cluster default=http://127.0.0.1:2380 >/tmp/etcd.log 2>&1 &
-ctl() { /opt/bin/ip netns exec rt etcdctl --endpoints $STORE "$@"; }
-eventually "etcd answers" 300 net_conf vxlan
-flannel n2
-eventually "n2 has its subnet" 300 grep -q ^FLANNEL_MTU= /run/n2/subnet.env
-for n in n1 n3; do
-    weft_on $n
-    eventually "$n has its subnet" 300 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
-done
-for n in n1 n2 n3; do pod $n; done
+cluster_with_flannel "$(conf vxlan)"
 reach vxlan
 
-net_conf wireguard || die "net-conf"
+net_conf "$(conf wireguard)" || die "net-conf"
 eventually "n1 sends to n3 by wireguard" 100 leaves_by n1 "$(pod4 n3)" flannel-wg
 eventually "n1 marks flannel's node" 30 shows "programmed, NOT ENCRYPTED|1 nodes still need the earlier vxlan: $(base n2)-24" status n1
 check "n1 still reaches flannel's node" pings n1 "$(pod4 n2)"

@@ -5,11 +5,8 @@
 
 # Clear text ends ten grace times after the change. This grace time leaves 1 s for the first handshake, and not more than 5 s as the default does.
 # If the handshakes of both nodes cross, the kernel keeps 128 packets until the next one, so only ten packets per second are sent here.
-FLAGS="--hold-removals=0s --change-grace=12s"
-status() { weft status --socket "/run/$1/weft.sock"; } # status NODE
-no_link() { ! ip -n "$1" link show "$2"; } # no_link NODE DEVICE
-fails() { ! "$@"; }
-leaves_by() { shows "dev $3" ip -n "$1" route get "$2"; } # leaves_by NODE ADDRESS DEVICE
+FLAGS="--hold-removals=0s --change-grace=12s --healthz-ip=127.0.0.1 --healthz-port=8081"
+metrics() { ip netns exec "$1" busybox wget -qO- http://127.0.0.1:8081/metrics; } # metrics NODE
 
 cluster '{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan"}}'
 reach vxlan
@@ -24,6 +21,7 @@ for pair in "n1 n2" "n2 n1"; do
     eventually "$1 sends to $2 by wireguard" 100 leaves_by "$1" "$(pod4 "$2")" flannel-wg
 done
 eventually "n1 marks the node that does not follow" 30 shows "vxlan programmed, NOT ENCRYPTED" status n1
+check "the metric of the alert WeftPeersNotEncrypted counts it" shows "weft_peers_not_encrypted 1" metrics n1
 check "n1 names it" shows "1 nodes still need the earlier vxlan: $(base n3)-24" status n1
 check "its pods are still reached" pings n1 "$(pod4 n3)"
 
@@ -38,6 +36,7 @@ wait $one; wait $other
 check "the change loses no packet of n1" shows "0% packet loss,|300 received," cat /tmp/ping12
 check "the change loses no packet of n2" shows "0% packet loss,|300 received," cat /tmp/ping21
 for n in n1 n2; do eventually "clear text ends on $n" 200 no_link $n flannel.1; done
+check "the metric counts no node again" shows "weft_peers_not_encrypted 0" metrics n1
 check "packets to the node that does not follow are not sent" fails pings n1 "$(pod4 n3)"
 check "n1 names it as set aside" shows "1 nodes are set aside,|$(base n3)-24" status n1
 check "n1 reaches n2" pings n1 "$(pod4 n2)"

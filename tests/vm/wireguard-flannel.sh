@@ -1,39 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # wireguard with the real flanneld on n2, and weft on n1 and n3. Then n2 changes to weft and back.
 . /lib.sh
+. /flannel.sh
 
 wg() { node=$1; shift; /opt/bin/ip netns exec "$node" /opt/bin/wg "$@"; } # wg NODE COMMAND...
-STORE=http://10.99.0.254:2379
-flannel() { # flannel NODE
-    # The program, not the function: $! must be the agent.
-    WIREGUARD_KEY_FILE="/run/$1/wgkey" /opt/bin/ip netns exec "$1" flanneld --etcd-endpoints=$STORE --iface=eth0 \
-        --subnet-file="/run/$1/subnet.env" --iptables-forward-rules=false >>"/run/$1/log" 2>&1 &
-    echo $! >"/run/$1/pid"
-}
-weft_on() { # weft_on NODE
-    /opt/bin/ip netns exec "$1" weft agent --etcd-endpoints $STORE --iface eth0 --subnet-file "/run/$1/subnet.env" \
-        --socket "/run/$1/weft.sock" --state-dir "/run/$1/state" >>"/run/$1/log" 2>&1 &
-    echo $! >"/run/$1/pid"
-}
 key() { wg "$1" show flannel-wg | sed -n 's/^device \([^ ]*\) .*/\1/p'; }
 
-topology
-/opt/bin/ip netns exec rt etcd --data-dir /tmp/etcd --listen-client-urls $STORE --advertise-client-urls $STORE \
-    --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 \
-    --initial-cluster default=http://127.0.0.1:2380 >/tmp/etcd.log 2>&1 &
-ctl() { /opt/bin/ip netns exec rt etcdctl --endpoints $STORE "$@"; }
-eventually "etcd answers" 300 ctl put /coreos.com/network/config \
-    '{"EnableIPv6":true,"Network":"10.244.0.0/16","IPv6Network":"fd10::/48","Backend":{"Type":"wireguard"}}'
-flannel n2
-eventually "n2 has its subnet" 300 grep -q ^FLANNEL_MTU= /run/n2/subnet.env
-for n in n1 n3; do
-    weft_on $n
-    eventually "$n has its subnet" 300 grep -q ^FLANNEL_MTU= "/run/$n/subnet.env"
-done
-for n in n1 n2 n3; do
-    pod $n
-    check "$n mtu" [ "$(value $n FLANNEL_MTU)" = 1420 ]
-done
+cluster_with_flannel '{"EnableIPv6":true,"Network":"10.244.0.0/16","IPv6Network":"fd10::/48","Backend":{"Type":"wireguard"}}'
+for n in n1 n2 n3; do check "$n mtu" [ "$(value $n FLANNEL_MTU)" = 1420 ]; done
 reach pods
 
 # The keys and blanks of both leases, without what differs.

@@ -62,10 +62,9 @@ done; done
 ip -n n1 link del flannel-wg || die "delete the device"
 eventually "n1 heals with it" 300 peer n1 n2 "keepalive 25|psk yes"
 reach preshared
-status() { weft status --socket "/run/$1/weft.sock" -o json; }
 check "status shows the sessions" sh -c 'weft status --socket /run/n1/weft.sock | grep -q "flannel-wg: last handshake .* ago, received"'
 for n in n1 n2 n3; do
-    status $n >/tmp/status
+    status_json $n >/tmp/status
     for secret in "$(cat /run/$n/wgkey)" "$PSK"; do
         [ ${#secret} = 44 ] || die "no secret to look for"
         ! grep -qF "$secret" /tmp/status "/run/$n/log" || die "a secret of $n is shown"

@@ -4,7 +4,6 @@
 . /lib.sh # DUAL=yes|no
 
 FLAGS="--change-grace=3s --hold-removals=0s"
-no_link() { ! ip -n "$1" link show "$2"; } # no_link NODE DEVICE
 conf() { # conf TYPE
     [ "$DUAL" = no ] || v6='"EnableIPv6":true,"IPv6Network":"fd10::/48",'
     echo "{$v6\"Network\":\"10.244.0.0/16\",\"Backend\":{\"Type\":\"$1\"}}"
