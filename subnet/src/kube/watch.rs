@@ -70,6 +70,7 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
         reset: false,
         last_word: None,
         check_history: false,
+        agreed: Duration::ZERO,
         failures: Failures::new(RETRY_MAX),
     };
     loop {
@@ -81,6 +82,8 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
                 continue;
             }
             End::Over if began.elapsed() >= SHORT => {
+                // The server was stopped, perhaps to restore etcd.
+                watch.check_history |= began.elapsed() < watch.agreed;
                 sleep(random_part(RESUME_WITHIN)).await;
                 continue;
             }
@@ -119,8 +122,10 @@ struct Watch<'a> {
     reset: bool,
     /// When [`Event::Answered`] was last sent.
     last_word: Option<Instant>,
-    /// A request failed: check that the server still has the history that we know.
+    /// A request failed, or the server ended a watch early: check that the server still has the history that we know.
     check_history: bool,
+    /// How long the present watch should last.
+    agreed: Duration,
     failures: Failures,
 }
 
@@ -160,6 +165,7 @@ impl Watch<'_> {
         }
         // Agents that started together end their watches at different times.
         let seconds = 300 + random() % 300;
+        self.agreed = Duration::from_secs(seconds);
         let watch = format!("/api/v1/nodes?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}");
         let path = match &self.version {
             Some(version) => format!("{watch}&resourceVersion={version}"),

@@ -124,11 +124,13 @@ async fn a_watch_goes_on_from_the_last_bookmark_or_event() {
         stream.bookmark(500).await;
         sleep(SHORT).await;
         drop(stream);
+        fake.history_check(500).await;
         let mut stream = fake.watch(Some(500)).await;
         // An update that does not concern the lease is not reported, but its version counts.
         stream.event("MODIFIED", &FakeNode::new(2, 600)).await;
         sleep(SHORT).await;
         drop(stream);
+        fake.history_check(600).await;
         let mut stream = fake.watch(Some(600)).await;
         assert_no_event(&mut events);
         stream.event("ADDED", &FakeNode::new(3, 601)).await;
@@ -242,6 +244,22 @@ async fn a_streaming_list_that_does_not_end_is_replaced_by_pages() {
             assert_eq!(events.recv().await, Some(Event::Answered));
         }
         assert_eq!(snapshot(&mut events, false).await, ["n3"]);
+    })
+    .await;
+}
+
+/// A server that is stopped in an orderly way ends its watches as if their time were over.
+#[tokio::test]
+async fn a_shorter_history_after_a_watch_that_ended_early_leads_to_a_new_list() {
+    let mut fake = Fake::start().await;
+    watching(&fake.store(), |mut events| async move {
+        let stream = fake.list(100, &[FakeNode::new(2, 5)]).await;
+        assert_eq!(snapshot(&mut events, false).await, ["n2"]);
+        sleep(SHORT).await;
+        drop(stream);
+        fake.history_check(7).await;
+        let _stream = fake.list(7, &[]).await;
+        assert_eq!(snapshot(&mut events, true).await, [""; 0]);
     })
     .await;
 }
