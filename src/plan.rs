@@ -9,7 +9,9 @@ mod clear_text;
 mod devices;
 mod extension;
 pub mod fence;
+mod guard;
 mod host_networks;
+mod mtu;
 pub(crate) mod node_addresses;
 mod other_backends;
 mod peer;
@@ -30,8 +32,6 @@ use weft_backends::index::{Changed, Index, OWN};
 use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::{Family, family};
-use weft_subnet::env::SubnetEnv;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
@@ -46,13 +46,9 @@ use other_backends::Others;
 pub use peer::Claimed;
 use waiting::Waiting;
 
-use crate::firewall::guard::{self, TunnelPeers};
+use crate::firewall::guard::{TunnelPeers, with_tunnel_addresses};
 use crate::log::leases::LeaseLog;
-use crate::options::Fences;
 use crate::plan::node_addresses::NodeAddresses;
-
-/// Contributor of the tunnel guard's chains. No id of a store begins with a slash.
-const GUARD: &str = "/guard";
 
 /// The desired state of one node.
 pub struct Plan {
@@ -140,32 +136,6 @@ impl Plan {
         self.plan_devices();
         self.peers.judge_for(self.us());
         self
-    }
-
-    /// Adds these fences. This must be called before the first [`Plan::put`].
-    pub fn with_fences(mut self, fences: Fences) -> Plan {
-        self.fence = Fence::new(fences, &*self.backend);
-        if let Some(left_out) = self.fence.left_out() {
-            tracing::warn!("{left_out}");
-        }
-        self.plan_fence();
-        self
-    }
-
-    /// Adds the tunnel guard if `guard` is true. This must be called before the first [`Plan::put`].
-    pub fn with_tunnel_guard(mut self, guard: bool) -> Plan {
-        self.guard = guard.then(TunnelPeers::default);
-        self
-    }
-
-    /// Returns the keys of the tunnel guard.
-    pub fn guard_keys(&self) -> impl Iterator<Item = Key> {
-        self.index.iter().map(|(key, _)| key).filter(|key| matches!(key, Key::Peer(_) | Key::Guard(_)))
-    }
-
-    /// Describes the tunnel guard. Returns `None` if the flags ask for none.
-    pub fn guard(&self) -> Option<String> {
-        self.guard.as_ref().map(TunnelPeers::to_string)
     }
 
     /// Describes what flags or net-conf ask for, but this node does not do.
@@ -316,7 +286,7 @@ impl Plan {
     /// The backend cannot work on this host.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let attrs = self.backend.advertise(host)?.with_other_ways(&self.besides.ways(host));
-        Ok(if self.guard.is_some() { guard::with_tunnel_addresses(attrs, host) } else { attrs })
+        Ok(if self.guard.is_some() { with_tunnel_addresses(attrs, host) } else { attrs })
     }
 
     /// True when weft makes the routes to the peers; else something else does, and a route that stands may be its.
@@ -336,24 +306,6 @@ impl Plan {
             networks: self.network.networks,
             own: self.own.subnets,
         }
-    }
-
-    /// Returns the smallest MTU of all families and backends in use, in bytes.
-    pub fn mtu(&self) -> u32 {
-        let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
-        let kinds: BTreeSet<&'static str> = self.foreign.values().copied().collect();
-        let others = kinds.into_iter().filter_map(|kind| self.others.made(kind));
-        let backends = std::iter::once(&*self.backend).chain(others).map(|backend| (backend, &self.host));
-        backends
-            .chain(self.besides.used())
-            .flat_map(|(backend, host)| families.iter().map(|family| backend.mtu(host, *family)))
-            .min()
-            .unwrap_or(self.host.uplink.mtu)
-    }
-
-    /// Returns the content of subnet.env. `ipmasq` is always false, because the plan does not know whether traffic rules are in place.
-    pub fn env(&self) -> SubnetEnv {
-        SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }
 
     /// Plans the leases that these changes made believed, and removes the entries of those that are believed no more.
@@ -402,14 +354,6 @@ impl Plan {
         let mut changed = self.plan_fence_exceptions(id, &Age::default(), None);
         changed.extend(self.unplan_peer(id, age));
         changed
-    }
-
-    /// Plans the chains of the tunnel guard, after devices or peers changed.
-    fn plan_guard(&mut self) -> Vec<Changed> {
-        let Some(guard) = &self.guard else { return Vec::new() };
-        let links = self.devices.iter().filter_map(|name| self.index.desired(&Key::Link(*name)));
-        let state = guard.chains(links);
-        self.index.set(&Id::from(GUARD), &Age::default(), state)
     }
 
     /// Plans this node's own devices and the fence.

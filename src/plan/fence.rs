@@ -135,6 +135,16 @@ impl Fence {
 }
 
 impl Plan {
+    /// Adds these fences. This must be called before the first [`Plan::put`].
+    pub fn with_fences(mut self, fences: Fences) -> Plan {
+        self.fence = Fence::new(fences, &*self.backend);
+        if let Some(left_out) = self.fence.left_out() {
+            tracing::warn!("{left_out}");
+        }
+        self.plan_fence();
+        self
+    }
+
     /// Plans the exceptions of a lease that came or changed. `None` says that the lease is gone.
     pub(super) fn plan_fence_exceptions(&mut self, id: &Id, age: &Age, attrs: Option<&Attrs>) -> Vec<Changed> {
         let addresses = attrs.map(|attrs| [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)]);

@@ -5,6 +5,7 @@
 
 mod acquire;
 mod client;
+mod fault;
 mod keys;
 mod own_key;
 mod renew;

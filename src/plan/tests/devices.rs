@@ -2,6 +2,7 @@
 //! The devices that a plan needs, and what guards them.
 
 use weft_backends::host::Reach;
+use weft_subnet::cidr::Family;
 
 use super::*;
 

@@ -3,8 +3,10 @@
 
 use weft_backends::backend::Planned;
 use weft_backends::state::{Route, State};
+use weft_subnet::cidr::Family;
 
 use super::*;
+use crate::options::Fences;
 use crate::pass::takeover::Takeover;
 use crate::subnet_file::Author;
 

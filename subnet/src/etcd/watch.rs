@@ -16,7 +16,8 @@ use crate::retry::{Failures, jitter};
 use crate::source::{Error, Event};
 
 use super::EtcdStore;
-use super::client::{ChosenEndpoint, Fault, MESSAGE_LIMIT, failure, kv, limited, message_too_large};
+use super::client::{ChosenEndpoint, MESSAGE_LIMIT, kv, limited};
+use super::fault::{Fault, failure, message_too_large};
 use super::keys::MAX_AGE;
 
 /// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open. In a

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+use tokio::task::LocalSet;
+use weft_backends::masq::{Masquerade, Policy, rules};
+use weft_subnet::cidr::Subnets;
+
+use super::*;
+use crate::firewall::fake::FakeCarrier;
+
+const RESYNC: Duration = Duration::from_secs(5);
+
+fn some(own: &str) -> Rules {
+    let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
+    let own = Subnets { v4: Some(own.parse().unwrap()), v6: None };
+    rules(&networks, &own, &Policy { masquerade: Some(Masquerade::default()), forward: true })
+}
+
+/// Runs the reconciler with a fake carrier. The clock moves only when all tasks wait.
+async fn with(test: impl AsyncFnOnce(FakeCarrier, &mut Handle)) {
+    tokio::time::pause();
+    let (mut handle, mut port) = Handle::new();
+    let fake = FakeCarrier::default();
+    let carrier = Box::new(fake.clone());
+    let local = LocalSet::new();
+    local.spawn_local(async move { run(carrier, Box::new(NoOthers), &mut port, RESYNC).await });
+    local.run_until(test(fake, &mut handle)).await;
+}
+
+#[tokio::test]
+async fn rules_are_written_once_and_the_same_state_is_not_sent_again() {
+    with(async |fake, handle| {
+        tokio::time::sleep(RESYNC * 3).await;
+        assert_eq!(fake.reads(), 0, "nothing is wanted yet");
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        handle.state.changed().await.unwrap();
+        assert_eq!(handle.state.borrow_and_update().in_place, Some(some("10.5.1.0/24")));
+        tokio::time::sleep(RESYNC * 21 / 2).await;
+        assert!(!handle.state.has_changed().unwrap(), "the same state is not sent again");
+        assert_eq!((fake.writes(), fake.reads()), (1, 11));
+        handle.wanted.send_replace(Some(some("10.5.2.0/24")));
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.writes, state.restored), (Some(some("10.5.2.0/24")), 2, 0));
+        handle.wanted.send_replace(Some(Rules::default()));
+        handle.state.changed().await.unwrap();
+        let reads = fake.reads();
+        tokio::time::sleep(RESYNC * 10).await;
+        assert_eq!(fake.reads(), reads, "where no rules are wanted, none are read");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
+    with(async |fake, handle| {
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        handle.state.changed().await.unwrap();
+        let mut last = Duration::ZERO;
+        for n in 1..=30 {
+            let start = tokio::time::Instant::now();
+            fake.flush();
+            while fake.rules().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            last = start.elapsed();
+            assert!(n > RESTORED_A_MINUTE || last <= Duration::from_millis(2), "{n}: {last:?}");
+        }
+        assert!(last > RESYNC / 2, "{last:?}");
+        assert_eq!(handle.state.borrow().restored, 30);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_error_is_in_the_state_until_it_ends() {
+    with(async |fake, handle| {
+        fake.fail_writes(Some("no"));
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: no")));
+        fake.fail_writes(None);
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
+    })
+    .await;
+}
+
+/// A dump fails, or a program waits too long for a lock. Rules that were in place count as in place for a while.
+#[tokio::test]
+async fn rules_that_cannot_be_read_count_as_in_place_for_a_while() {
+    with(async |fake, handle| {
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        handle.state.changed().await.unwrap();
+        fake.fail_reads(Some("busy"));
+        handle.state.changed().await.unwrap();
+        let unread = tokio::time::Instant::now();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
+        assert_eq!(
+            state.warnings,
+            ["rules: they were in place when they were read last, and cannot be read now: run fake: busy"]
+        );
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
+        assert!(unread.elapsed() >= UNREAD && unread.elapsed() < UNREAD + RESYNC * 2, "{:?}", unread.elapsed());
+        fake.fail_reads(None);
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error, state.warnings.len()), (Some(some("10.5.1.0/24")), None, 0));
+    })
+    .await;
+}
+
+/// Rules that were never seen in place cannot count as in place.
+#[tokio::test]
+async fn rules_that_were_never_read_are_an_error_at_once() {
+    with(async |fake, handle| {
+        fake.fail_reads(Some("busy"));
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
+    })
+    .await;
+}
+
+/// What other programs left and could not be removed is removed later, even when no rules are wanted.
+#[tokio::test]
+async fn warnings_are_checked_again_even_without_rules() {
+    struct Busy(u32);
+    impl Others for Busy {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+            self.0 = self.0.saturating_sub(1);
+            let left = if self.0 > 0 { vec!["rules of the other mode are still there".to_owned()] } else { Vec::new() };
+            Box::pin(async { left })
+        }
+    }
+    tokio::time::pause();
+    let (mut handle, mut port) = Handle::new();
+    let local = LocalSet::new();
+    let fake = FakeCarrier::default();
+    let carrier = Box::new(fake.clone());
+    local.spawn_local(async move { run(carrier, Box::new(Busy(3)), &mut port, RESYNC).await });
+    local
+        .run_until(async {
+            handle.wanted.send_replace(Some(Rules::default()));
+            handle.state.wait_for(|state| !state.warnings.is_empty()).await.unwrap();
+            handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
+            let reads = fake.reads();
+            assert_eq!(reads, 3);
+            tokio::time::sleep(RESYNC * 10).await;
+            assert_eq!(fake.reads(), reads);
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn an_error_does_not_matter_when_no_rules_are_wanted() {
+    with(async |fake, handle| {
+        fake.fail_writes(Some("no"));
+        handle.wanted.send_replace(Some(Rules::default()));
+        handle.state.changed().await.unwrap();
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.in_place, state.error), (Some(Rules::default()), None));
+    })
+    .await;
+}
+
+/// The rules of flannel and of the other mode are removed only when ours are in place.
+#[tokio::test]
+async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
+    struct Calls(std::rc::Rc<std::cell::Cell<u32>>);
+    impl Others for Calls {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+            self.0.set(self.0.get() + 1);
+            Box::pin(async { Vec::new() })
+        }
+    }
+    tokio::time::pause();
+    let (mut handle, mut port) = Handle::new();
+    let (fake, calls) = (FakeCarrier::default(), std::rc::Rc::default());
+    fake.fail_writes(Some("no"));
+    let (carrier, others) = (Box::new(fake.clone()), Box::new(Calls(std::rc::Rc::clone(&calls))));
+    let local = LocalSet::new();
+    local.spawn_local(async move { run(carrier, others, &mut port, RESYNC).await });
+    local
+        .run_until(async {
+            handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+            handle.state.wait_for(|state| state.error.is_some()).await.unwrap();
+            tokio::time::sleep(RESYNC * 3).await;
+            assert_eq!(calls.get(), 0);
+            fake.fail_writes(None);
+            handle.state.wait_for(|state| state.in_place.is_some()).await.unwrap();
+            tokio::time::sleep(RESYNC).await;
+            assert!(calls.get() > 0);
+        })
+        .await;
+}

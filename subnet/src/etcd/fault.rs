@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a call to etcd failed, whether another endpoint may do better, and what the operator can do about it.
+
+use crate::source::Error;
+
+use super::client::CALL_LIMIT;
+
+/// gRPC status codes. The client returns them as numbers.
+const CANCELLED: i32 = 1;
+const UNKNOWN: i32 = 2;
+const DEADLINE_EXCEEDED: i32 = 4;
+const OUT_OF_RANGE: i32 = 11;
+const INTERNAL: i32 = 13;
+const UNAVAILABLE: i32 = 14;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("no answer within {} s", CALL_LIMIT.as_secs())]
+    Silent,
+    #[error("{}", explain(.0))]
+    Etcd(etcd_client::Error),
+    #[error("{0}")]
+    Stream(String),
+    /// There is no connection, and the text of the libraries shows what is probably wrong.
+    #[error("{fault}{remedy}")]
+    Connection { fault: Box<Fault>, remedy: &'static str },
+}
+
+/// Returns what to do about a connection to this URL that cannot be made, in parentheses. `text` is what the libraries say about it.
+fn remedy(url: &str, text: &str) -> &'static str {
+    let is_one_of = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let is_tls = url.starts_with("https://");
+    if is_one_of(&["onnection refused"]) {
+        " (nothing listens there: check --etcd-endpoints, and whether etcd runs)"
+    } else if is_tls && is_one_of(&["InvalidContentType", "handshake eof"]) {
+        " (if no TLS is spoken there, write http:// in --etcd-endpoints)"
+    } else if is_tls && is_one_of(&["invalid peer certificate"]) {
+        " (its certificate must be signed by the CA of --etcd-cafile, and name this host)"
+    } else if !is_tls && is_one_of(&["broken pipe", "frame with invalid size", "onnection reset", "h2 protocol error"])
+    {
+        " (if etcd speaks TLS there, write https:// in --etcd-endpoints, with --etcd-cafile)"
+    } else {
+        ""
+    }
+}
+
+fn explain(error: &etcd_client::Error) -> String {
+    match error {
+        etcd_client::Error::GRpcStatus(status) => {
+            // The message of the status is only "transport error". The last of its sources says what happened.
+            let mut text = status.message().to_owned();
+            let mut cause = std::error::Error::source(status);
+            while let Some(inner) = cause {
+                let inner_text = inner.to_string();
+                if !text.contains(&inner_text) {
+                    text = format!("{text}: {inner_text}");
+                }
+                cause = inner.source();
+            }
+            if is_about_auth(error) {
+                text.push_str(" (check --etcd-username and --etcd-password, and the user's role)");
+            }
+            text
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Returns true if the same call may succeed on another endpoint.
+pub(super) fn may_succeed_elsewhere(error: &etcd_client::Error) -> bool {
+    match error {
+        etcd_client::Error::GRpcStatus(status) => {
+            [CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE].contains(&(status.code() as i32))
+        }
+        etcd_client::Error::InvalidArgs(_) | etcd_client::Error::InvalidUri(_) => false,
+        _ => true,
+    }
+}
+
+/// Returns true if etcd refused the user or the token.
+pub(super) fn is_about_auth(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    let text = status.message();
+    text.contains("auth") || text.contains("permission denied") || text.contains("user name")
+}
+
+/// Returns true if the answer was larger than [`super::client::MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would send the same.
+pub(super) fn too_large(error: &Error) -> bool {
+    let Error::Unavailable { source: Some(source), .. } = error else { return false };
+    matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))
+}
+
+/// As [`too_large`], for the error of a call or a stream. etcd also uses this code for a revision that was compacted.
+pub(super) fn message_too_large(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    status.code() as i32 == OUT_OF_RANGE && status.message().contains("message length too large")
+}
+
+/// Returns the error for a call that failed on all endpoints, or was refused.
+pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
+    let what = format!("{what} from {url}");
+    match &fault {
+        Fault::Etcd(error) if is_about_auth(error) && !may_succeed_elsewhere(error) => {
+            Error::Refused { what, source: Box::new(fault) }
+        }
+        _ => {
+            let remedy = remedy(url, &crate::retry::chain(&fault));
+            let fault = if remedy.is_empty() { fault } else { Fault::Connection { fault: Box::new(fault), remedy } };
+            Error::Unavailable { what, source: Some(Box::new(fault)) }
+        }
+    }
+}
