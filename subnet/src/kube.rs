@@ -24,6 +24,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{OnceCell, mpsc};
 use tokio::time::{Instant, sleep};
 
@@ -33,6 +34,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
 use crate::network::Network;
+use crate::outside::wall_clock;
 use crate::retry::Reminder;
 use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source, random};
 
@@ -42,6 +44,8 @@ use conf::Conf;
 use node::Node;
 
 pub use client::Access;
+#[cfg(feature = "kube-channel")]
+pub use client::Clients;
 pub use proxy::Proxies;
 
 /// How often [`Source::keep`] reports that the lease is kept. Nothing is written: a Node does not expire.
@@ -50,6 +54,11 @@ const KEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// Returns a random part of `limit`, so that the agents of all nodes do not act at the same time.
 fn random_part(limit: Duration) -> Duration {
     limit.mul_f64((random() % 1000) as f64 / 1000.0)
+}
+
+/// Returns the time of the wall clock.
+fn now() -> Timestamp {
+    Timestamp::UNIX_EPOCH.checked_add(wall_clock()).unwrap_or(Timestamp::MAX)
 }
 
 /// Which Node is ours.
@@ -136,6 +145,14 @@ impl KubeStore {
             writes: RefCell::new(Vec::new()),
             unreadable: RefCell::default(),
         })
+    }
+
+    /// Replaces the connections to the API server.
+    #[cfg(feature = "kube-channel")]
+    #[must_use]
+    pub fn with_clients(mut self, clients: Clients) -> KubeStore {
+        self.api.use_clients(clients);
+        self
     }
 
     fn own_version(&self) -> String {

@@ -155,11 +155,29 @@ pub(super) struct Api {
     client: RefCell<Option<Client>>,
     /// The URL of the last client.
     url: RefCell<Option<String>>,
+    /// What makes clients in place of the crate kube.
+    #[cfg(feature = "kube-channel")]
+    clients: Option<Clients>,
 }
+
+/// Returns a client of an API server.
+#[cfg(feature = "kube-channel")]
+pub type Clients = Box<dyn Fn() -> Client>;
 
 impl Api {
     pub(super) fn new(access: Access) -> Api {
-        Api { access, client: RefCell::new(None), url: RefCell::new(None) }
+        Api {
+            access,
+            client: RefCell::new(None),
+            url: RefCell::new(None),
+            #[cfg(feature = "kube-channel")]
+            clients: None,
+        }
+    }
+
+    #[cfg(feature = "kube-channel")]
+    pub(super) fn use_clients(&mut self, clients: Clients) {
+        self.clients = Some(clients);
     }
 
     /// Returns the URL of the server or, before the first request, where it will come from.
@@ -218,9 +236,17 @@ impl Api {
         }
         let config = self.config().await?;
         *self.url.borrow_mut() = Some(config.cluster_url.to_string());
-        let client = Client::try_from(config).map_err(ApiError::Kube)?;
+        let client = self.connect(config)?;
         *self.client.borrow_mut() = Some(client.clone());
         Ok(client)
+    }
+
+    fn connect(&self, config: Config) -> Result<Client, ApiError> {
+        #[cfg(feature = "kube-channel")]
+        if let Some(clients) = &self.clients {
+            return Ok(clients());
+        }
+        Client::try_from(config).map_err(ApiError::Kube)
     }
 
     async fn limited<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Kubernetes Events that say what is wrong with our Node (docs/adr/031-events.md).
 
-use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::source::{Error, FaultNotice};
@@ -30,7 +29,7 @@ fn name(node: &str, notice: &FaultNotice) -> String {
 }
 
 fn now() -> String {
-    Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
+    super::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
 fn event(node: &str, uid: &str, notice: &FaultNotice) -> Value {

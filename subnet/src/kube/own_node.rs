@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::core::WatchEvent;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,7 +19,7 @@ use crate::source::{Error, LeaseRequest, UNREADABLE};
 use super::client::{ApiError, CONFLICT, NOT_FOUND};
 use super::node::{Node, NodeError};
 use super::watch_stream::WatchStream;
-use super::{KubeStore, Publication, Who, publish, random_part};
+use super::{KubeStore, Publication, Who, now, publish, random_part};
 
 /// How long to wait for a pod CIDR before an error says that there is none.
 const ASSIGN_LIMIT: Duration = Duration::from_secs(10);
@@ -319,7 +318,7 @@ impl KubeStore {
         if current.is_some_and(|it| (&*it.status, &*it.reason, &*it.message) == (status, reason, message)) {
             return Ok(());
         }
-        let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let now = now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let mut condition = json!({
             "type": "NetworkUnavailable", "status": status, "reason": reason, "message": message,
             "lastHeartbeatTime": now,
