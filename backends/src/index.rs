@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use weft_subnet::lease::{Age, Id};
+use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::devices::{Devices, Number};
 use crate::state::{Key, State, Value};
@@ -213,7 +214,7 @@ impl Index {
     }
 
     fn newest_wins(&self, key: &Key<Number>) -> bool {
-        !self.oldest_wins && key.is_link_layer()
+        (!self.oldest_wins || is_back(Defect::CopiedMacsBelieved)) && key.is_link_layer()
     }
 
     fn at(&self, key: &Key) -> Option<Key<Number>> {
@@ -243,6 +244,9 @@ impl Index {
 
     /// Returns why such a contribution of `id` is not in force, or would not be. `None` if it is.
     pub fn beaten_by(&self, (key, value): (&Key, &Value), id: &Id, age: &Age) -> Option<Beaten<'_>> {
+        if is_back(Defect::CopiedMacsBelieved) {
+            return None;
+        }
         let key = self.at(key)?;
         let newest = self.newest_wins(&key);
         let ours = (**id != *OWN, age, id);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cluster: its machines and its store, what each event does to them, and how they recover from it.
 
+mod uplink;
+
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -11,12 +13,12 @@ use weft::options::OnLostLease;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, ObservedValue, Route, Value};
 
-use crate::etcd::Etcd;
 use crate::event::{Event, Trouble};
-use crate::kernel::{PERMANENT, STATIC, everywhere};
-use crate::machine::{Machine, PREFIX, Site, uplink};
-use crate::scenario::Scenario;
-use crate::server::{Disorder, Server};
+use crate::kernel::{STATIC, everywhere};
+use crate::machine::{Machine, Site, uplink};
+use crate::scenario::{Scenario, StoreKind};
+use crate::server::Disorder;
+use crate::store::{FalseLease, Store};
 use crate::timeline;
 
 /// RTPROT_BOOT, which `ip route add` writes.
@@ -34,7 +36,12 @@ enum Recovery {
     Hear(usize),
     Wire(usize),
     Lag(usize),
-    DeleteKey(String),
+    Throttle(usize),
+    CacheLag,
+    FalseLease(FalseLease),
+    Copy(usize, FalseLease),
+    Register(usize),
+    Assign(usize),
 }
 
 /// The machines and the store.
@@ -43,12 +50,13 @@ pub struct Cluster {
     /// The machines, by number.
     pub machines: Vec<Machine>,
     /// The store.
-    pub server: Server,
-    net_conf: String,
+    pub store: Store,
     lan: Ipv4Net,
-    backup: Option<Etcd>,
     vip: Option<usize>,
-    clusters: u64,
+    /// How often somebody changed the store or the disk of a machine.
+    pub interventions: u64,
+    /// The machines of which a newer lease has the identity, and the address in that lease.
+    pub copied: BTreeMap<usize, Ipv4Addr>,
     /// What recovers at which second.
     recoveries: BTreeMap<(u64, u64), Recovery>,
     count: u64,
@@ -68,16 +76,28 @@ impl Cluster {
     /// Returns a cluster in which no agent runs yet.
     pub fn new(scenario: &Scenario) -> anyhow::Result<Cluster> {
         let lan: Ipv4Net = if scenario.lan_inside { "10.128.0.0/16" } else { "192.168.0.0/16" }.parse()?;
-        let mut etcd = Etcd::new(0x1000);
-        etcd.write(&format!("{PREFIX}/config"), &scenario.net_conf());
-        let server = Server::start(etcd);
+        let net_conf = scenario.net_conf();
+        let store = match scenario.store {
+            StoreKind::Kube => Store::kube(&net_conf)?,
+            StoreKind::Etcd => Store::etcd(net_conf),
+        };
         let lease_ttl = Duration::from_secs(scenario.lease_ttl);
-        let site = Site { lan, lease_ttl, on_lost_lease: OnLostLease::Reacquire };
-        let machines = (0..scenario.machines).map(|number| Machine::new(number, site, &server));
+        let site = Site { lan, lease_ttl, on_lost_lease: OnLostLease::Reacquire, by_address: scenario.by_address };
+        let machines = (0..scenario.machines).map(|number| Machine::new(number, site));
         let machines = machines.collect::<Result<_, _>>().context("make the directories of the machines")?;
-        let (net_conf, backup, vip) = (scenario.net_conf(), None, None);
-        let recoveries = BTreeMap::new();
-        Ok(Cluster { machines, server, net_conf, lan, backup, vip, clusters: 0x1000, recoveries, count: 0 })
+        let (recoveries, copied) = (BTreeMap::new(), BTreeMap::new());
+        let mut cluster = Cluster { machines, store, lan, vip: None, interventions: 0, copied, recoveries, count: 0 };
+        cluster.register_all(0);
+        Ok(cluster)
+    }
+
+    /// Lets the kubelets of all machines create their Nodes, and the controller assign pod CIDRs, in the next seconds.
+    fn register_all(&mut self, now: u64) {
+        for number in 0..self.machines.len() {
+            let at = now + number as u64 % 4;
+            self.later(at, Recovery::Register(number));
+            self.later(at + 2, Recovery::Assign(number));
+        }
     }
 
     fn later(&mut self, at: u64, recovery: Recovery) {
@@ -106,12 +126,20 @@ impl Cluster {
 
     fn carry_out(&mut self, recovery: Recovery) -> anyhow::Result<()> {
         match recovery {
-            Recovery::Start(number) => self.machines[number].start()?,
+            Recovery::Start(number) => self.machines[number].start(&self.store)?,
             Recovery::Thaw(number) => self.machines[number].freeze(false),
             Recovery::Hear(number) => self.machines[number].kernel.lose_notifications(false),
             Recovery::Wire(number) => self.machines[number].wire.set(Disorder::None),
             Recovery::Lag(number) => self.machines[number].wire.set_lag(Duration::ZERO),
-            Recovery::DeleteKey(key) => self.server.change(|etcd| etcd.delete_prefix(&key)),
+            Recovery::Throttle(number) => self.machines[number].wire.throttle(false),
+            Recovery::CacheLag => self.store.set_cache_lag(Duration::ZERO),
+            Recovery::FalseLease(lease) => self.store.remove_lease(&lease),
+            Recovery::Copy(number, lease) => {
+                self.copied.remove(&number);
+                self.store.remove_lease(&lease);
+            }
+            Recovery::Register(number) => self.store.register(number),
+            Recovery::Assign(number) => self.store.assign(number),
             Recovery::Up(number) => {
                 let machine = &mut self.machines[number];
                 machine.kernel.set_up(uplink(), true);
@@ -169,11 +197,20 @@ impl Cluster {
                 self.machines[number].wire.set_lag(Duration::from_millis(ms));
                 self.later(now + seconds, Recovery::Lag(number));
             }
+            Event::Throttle(number, seconds) => {
+                self.machines[number].wire.throttle(true);
+                self.later(now + seconds, Recovery::Throttle(number));
+            }
+            Event::CacheLag(ms, seconds) => {
+                self.store.set_cache_lag(Duration::from_millis(ms));
+                self.later(now + seconds, Recovery::CacheLag);
+            }
             Event::DeleteDevices(number)
             | Event::FlushRoutes(number)
             | Event::DeleteEntry(number, _)
             | Event::Hijack(number, _)
-            | Event::ForeignRoute(number, _) => self.entry_event(number, event),
+            | Event::ForeignRoute(number, _)
+            | Event::ForeignDevice(number, _) => self.entry_event(number, event),
             Event::Renumber(..)
             | Event::Exchange(..)
             | Event::AddressAway(..)
@@ -193,6 +230,7 @@ impl Cluster {
             Event::NewDisk(number) | Event::CloneDisk(number, _) => (number, 5),
             _ => return Ok(()),
         };
+        self.interventions += 1;
         self.machines[number].kill();
         match *event {
             Event::NewDisk(_) => self.machines[number].clear_disk()?,
@@ -210,72 +248,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Events of the uplink and its addresses.
-    fn uplink_event(&mut self, now: u64, event: &Event) {
-        match *event {
-            Event::Renumber(number, seconds) => {
-                let ip = self.machines[number].ip;
-                // Each machine has two addresses, between which it changes.
-                let other = Ipv4Addr::from_bits(ip.to_bits() ^ 128);
-                self.take_address(number);
-                self.machines[number].ip = other;
-                self.later(now + seconds, Recovery::Address(number, other));
-            }
-            Event::Exchange(one, two) => {
-                let (first, second) = (self.machines[one].ip, self.machines[two].ip);
-                self.take_address(one);
-                self.take_address(two);
-                (self.machines[one].ip, self.machines[two].ip) = (second, first);
-                self.later(now + 3, Recovery::Address(one, second));
-                self.later(now + 3, Recovery::Address(two, first));
-            }
-            Event::AddressAway(number, seconds) => {
-                let ip = self.machines[number].ip;
-                self.take_address(number);
-                self.later(now + seconds, Recovery::Address(number, ip));
-            }
-            Event::Vip(number) => {
-                let address =
-                    IpNet::from(std::net::IpAddr::from(Ipv4Addr::from_bits(self.lan.network().to_bits() + 250)));
-                if let Some(before) = self.vip.replace(number) {
-                    self.machines[before].kernel.remove_address(uplink(), address);
-                    self.machines[before].remember_foreign();
-                }
-                self.machines[number].kernel.add_address(uplink(), address, PERMANENT);
-            }
-            Event::LinkDown(number, seconds) => {
-                self.machines[number].kernel.set_up(uplink(), false);
-                self.later(now + seconds, Recovery::Up(number));
-            }
-            Event::Unplug(number, seconds) => {
-                self.machines[number].kernel.set_carrier(uplink(), false);
-                self.later(now + seconds, Recovery::Plug(number));
-            }
-            Event::NewUplink(number, seconds) => {
-                self.machines[number].kernel.delete_link(uplink());
-                if self.vip == Some(number) {
-                    self.vip = None;
-                }
-                self.later(now + seconds, Recovery::Uplink(number));
-            }
-            _ => {}
-        }
-        self.machines.iter_mut().for_each(Machine::remember_foreign);
-    }
-
-    fn take_address(&mut self, number: usize) {
-        let machine = &mut self.machines[number];
-        let net = machine.net(machine.ip);
-        // A pending recovery would bring an old address back.
-        self.recoveries.retain(|_, recovery| !matches!(recovery, Recovery::Address(of, _) if *of == number));
-        machine.kernel.remove_address(uplink(), net);
-    }
-
     /// Events in which somebody changes entries of the kernel.
     fn entry_event(&mut self, number: usize, event: &Event) {
         let gateway = self.machines[number].gateway();
         let machine = &mut self.machines[number];
         let entries = machine.kernel.entries();
+        let reaches_gateway = machine.kernel.is_up(uplink()) && machine.kernel.reaches(uplink(), gateway.into());
         let ours = |key: &Key, seen: &ObservedValue| match key {
             Key::Route(..) => seen.protocol == PROTOCOL,
             _ => true,
@@ -298,63 +276,81 @@ impl Cluster {
             Event::Hijack(_, which) => {
                 let routes: Vec<IpNet> =
                     all.iter().filter_map(|key| if let Key::Route(net, 0) = key { Some(*net) } else { None }).collect();
-                if let (Some(net), true) = (routes.get(which % routes.len().max(1)), machine.kernel.is_up(uplink())) {
+                if let (Some(net), true) = (routes.get(which % routes.len().max(1)), reaches_gateway) {
                     let (key, mut seen) = static_route(*net);
                     seen.iter_mut().for_each(|seen| seen.protocol = STATIC);
                     machine.kernel.disturb(key, seen);
                     machine.give_up(key);
                 }
             }
-            Event::ForeignRoute(_, which) if machine.kernel.is_up(uplink()) => {
+            Event::ForeignRoute(_, which) if reaches_gateway => {
                 let net = Ipv4Net::new_assert(Ipv4Addr::new(10, 100, which, 0), 24);
                 let (key, seen) = static_route(net.into());
                 machine.kernel.disturb(key, seen);
             }
+            Event::ForeignDevice(_, vni) => machine.add_foreign_device(vni),
             _ => {}
         }
         machine.remember_foreign();
     }
 
+    /// Returns an address of the LAN that no machine has.
+    fn strange(&self, number: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.lan.network().to_bits() + 250 + number)
+    }
+
+    fn add_lease(&mut self, until: u64, lease: FalseLease) {
+        self.store.add_lease(&lease);
+        self.later(until, Recovery::FalseLease(lease));
+    }
+
     /// Events of the store.
     fn store_event(&mut self, now: u64, event: &Event) {
+        self.interventions += 1;
         match *event {
             Event::Wipe(other) => {
-                self.clusters += u64::from(other);
-                let mut empty = Etcd::new(self.clusters);
-                empty.write(&format!("{PREFIX}/config"), &self.net_conf);
-                self.server.restart_with(empty);
+                self.store.wipe(other);
+                self.register_all(now + 3);
             }
-            Event::Backup => self.backup = Some(self.server.read(Etcd::clone)),
+            Event::Backup => self.store.back_up(),
             Event::Restore => {
-                if let Some(backup) = self.backup.clone() {
-                    self.server.restart_with(backup);
-                }
+                self.store.restore();
+                // A Node may be younger than the backup.
+                self.register_all(now + 3);
             }
-            Event::Compact => self.server.change(Etcd::compact),
-            Event::DeleteLease(number) => {
-                let key = self.machines[number].pods().map(|pods| format!("{PREFIX}/subnets/{}", pods.to_key()));
-                key.into_iter().for_each(|key| self.server.change(|etcd| etcd.delete_prefix(&key)));
+            Event::Compact => self.store.compact(),
+            Event::DeleteLease(number) => self.store.delete_lease(number, self.machines[number].pods().as_ref()),
+            Event::DeleteNode(number, seconds) if self.store.delete_node(number) => {
+                self.later(now + seconds, Recovery::Register(number));
+                self.later(now + seconds + 2, Recovery::Assign(number));
             }
             Event::LanLease(seconds) => {
-                let net = Ipv4Net::new_assert(self.lan.network(), 24);
-                let key = format!("{PREFIX}/subnets/{}-24", net.network());
-                let data = r#"{"VNI":1,"VtepMAC":"0e:66:00:00:00:01"}"#;
-                let public = Ipv4Addr::from_bits(net.network().to_bits() + 251);
-                let value = format!(r#"{{"PublicIP":"{public}","BackendType":"vxlan","BackendData":{data}}}"#);
-                self.server.change(|etcd| etcd.write(&key, &value));
-                self.later(now + seconds, Recovery::DeleteKey(key));
+                let subnet = Ipv4Net::new_assert(self.lan.network(), 24);
+                let data = r#"{"VNI":1,"VtepMAC":"0e:66:00:00:00:01"}"#.to_owned();
+                self.add_lease(
+                    now + seconds,
+                    FalseLease { name: "lan".to_owned(), subnet, public: self.strange(1), data },
+                );
+            }
+            Event::OtherVni(vni, seconds) => {
+                let subnet = Ipv4Net::new_assert(Ipv4Addr::new(10, 62, 254, 0), 24);
+                let data = format!(r#"{{"VNI":{vni},"VtepMAC":"0e:66:00:00:00:02"}}"#);
+                self.add_lease(
+                    now + seconds,
+                    FalseLease { name: "vni".to_owned(), subnet, public: self.strange(2), data },
+                );
             }
             Event::CopiedIdentity(number, seconds) => {
-                let prefix = format!("{PREFIX}/subnets/");
-                let own = self.machines[number].pods().map(|pods| format!("{prefix}{}", pods.to_key()));
-                let value =
-                    self.server.read(|etcd| etcd.all(&prefix)).into_iter().find(|(key, _)| Some(key) == own.as_ref());
-                if let Some((_, value)) = value {
-                    let public = self.machines[number].ip.to_string();
-                    let other = Ipv4Addr::from_bits(self.lan.network().to_bits() + 251).to_string();
-                    let key = format!("{prefix}10.63.255.0-24");
-                    self.server.change(|etcd| etcd.write(&key, &value.replace(&public, &other)));
-                    self.later(now + seconds, Recovery::DeleteKey(key));
+                let pods = self.machines[number].pods();
+                let data = pods.and_then(|pods| self.store.backend_data(number, &pods));
+                if let Some(data) = data.filter(|_| !self.copied.contains_key(&number)) {
+                    let third = u8::try_from(number % 100).unwrap_or(0);
+                    let subnet = Ipv4Net::new_assert(Ipv4Addr::new(10, 63, third, 0), 24);
+                    let (name, public) = (format!("copy{number}"), self.strange(1));
+                    let lease = FalseLease { name, subnet, public, data };
+                    self.store.add_lease(&lease);
+                    self.copied.insert(number, public);
+                    self.later(now + seconds, Recovery::Copy(number, lease));
                 }
             }
             _ => {}

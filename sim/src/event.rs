@@ -56,6 +56,8 @@ pub enum Event {
     Hijack(usize, usize),
     /// Somebody adds a static route inside Network. The second number chooses its prefix.
     ForeignRoute(usize, u8),
+    /// Somebody makes a vxlan device with the name that weft would give to its device of this VNI.
+    ForeignDevice(usize, u32),
     /// Notifications of the kernel are lost for this time.
     Deaf(usize, u64),
     /// The wall clock is set by so many seconds.
@@ -64,6 +66,10 @@ pub enum Event {
     Wire(usize, Trouble, u64),
     /// The network between all machines and the store fails for this time.
     Outage(Trouble, u64),
+    /// The store refuses the requests of the machine for this time, because there are too many.
+    Throttle(usize, u64),
+    /// The watch cache of the API server is late by so many milliseconds, for so many seconds.
+    CacheLag(u64, u64),
     /// Events of the watch are late by so many milliseconds, for so many seconds.
     Lag(usize, u64, u64),
     /// The store loses everything but net-conf. True: it is another cluster with another id.
@@ -76,10 +82,14 @@ pub enum Event {
     Compact,
     /// Somebody deletes the lease of this machine.
     DeleteLease(usize),
+    /// Somebody deletes the Node of this machine. Its kubelet creates it again after this time.
+    DeleteNode(usize, u64),
     /// For this time the store has a lease that covers addresses of the machines.
     LanLease(u64),
     /// For this time the store has a newer lease with the identity of this machine.
     CopiedIdentity(usize, u64),
+    /// For this time the store has a lease with this VNI.
+    OtherVni(u32, u64),
 }
 
 /// Returns a random event.
@@ -89,6 +99,8 @@ pub fn random(chance: &mut Chance, machines: usize, lan_inside: bool) -> Event {
     let short = chance.between(1, 15);
     let long = chance.between(5, 400);
     let number = chance.below(1000);
+    // Few, so that devices and leases often have the same one. Net-conf has VNI 1.
+    let vni = [2, 7][number % 2];
     let trouble = [Trouble::Silence, Trouble::Refused, Trouble::AnswersLost][chance.below(3)];
     match chance.below(if lan_inside { 32 } else { 30 }) {
         0 => Event::Kill(machine, short),
@@ -110,15 +122,19 @@ pub fn random(chance: &mut Chance, machines: usize, lan_inside: bool) -> Event {
         17 => Event::FlushRoutes(machine),
         18 => Event::DeleteEntry(machine, number),
         19 => Event::Hijack(machine, number),
+        20 if chance.percent(50) => Event::ForeignDevice(machine, vni),
         20 => Event::ForeignRoute(machine, u8::try_from(number % 64).unwrap_or(0)),
         21 => Event::Deaf(machine, short),
         22 => Event::Clock(machine, i64::try_from(number).unwrap_or(0) * 200 - 100_000),
         23 => Event::Wire(machine, trouble, long),
         24 => Event::Outage(trouble, long),
+        25 if chance.percent(30) => Event::Throttle(machine, long),
+        25 if chance.percent(30) => Event::CacheLag(chance.between(10, 20_000), long),
         25 => Event::Lag(machine, chance.between(10, 5000), long),
+        26 if chance.percent(50) => Event::DeleteNode(machine, short),
         26 => Event::Wipe(chance.percent(50)),
         27 => [Event::Backup, Event::Restore][chance.below(2)].clone(),
-        28 => Event::Compact,
+        28 => [Event::Compact, Event::OtherVni(vni, long)][chance.below(2)].clone(),
         29 => [Event::DeleteLease(machine), Event::CopiedIdentity(machine, long)][chance.below(2)].clone(),
         _ => Event::LanLease(long),
     }

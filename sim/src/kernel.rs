@@ -237,12 +237,22 @@ impl SimKernel {
         self.changed();
     }
 
-    /// Adds a route through a gateway, unless its interface is down.
+    /// Adds a route through a gateway. Linux refuses this if the interface is down or does not reach the gateway.
     pub fn add_route(&self, net: IpNet, via: IpAddr, dev: Name, protocol: u8) {
-        if self.is_up(dev) {
+        if self.is_up(dev) && self.reaches(dev, via) {
             let value = route(Route::Unicast { via, dev, onlink: false }, protocol);
             self.disturb(Key::Route(net, 0), Some(value));
         }
+    }
+
+    /// Returns true if this address is in a network to which this interface is connected.
+    pub fn reaches(&self, dev: Name, ip: IpAddr) -> bool {
+        self.fake.with_entries(|entries| {
+            entries.iter().any(|(key, seen)| match (key, &seen.value) {
+                (Key::Route(net, _), Value::Route(Route::Device { dev: over })) => *over == dev && net.contains(&ip),
+                _ => false,
+            })
+        })
     }
 
     /// Returns true if this interface of the host is up.
@@ -276,9 +286,12 @@ impl SimKernel {
         let Op::Ensure(Key::Route(..), Value::Route(Route::Unicast { dev, .. } | Route::Device { dev })) = op else {
             return None;
         };
-        let host = self.host.borrow();
-        let link = host.links.get(dev)?;
-        (!link.up || !link.carrier).then(|| Outcome::Retry(format!("{op}: ENETDOWN")))
+        let link = self.host.borrow().links.get(dev)?.clone();
+        if !link.up || !link.carrier {
+            return Some(Outcome::Retry(format!("{op}: ENETDOWN")));
+        }
+        let Op::Ensure(_, Value::Route(Route::Unicast { via, onlink: false, .. })) = op else { return None };
+        (!self.reaches(*dev, *via)).then(|| Outcome::Retry(format!("{op}: ENETUNREACH")))
     }
 }
 

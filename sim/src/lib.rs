@@ -4,6 +4,8 @@
 //! The agents are real: `weft::agent::serve_in` with the real store code for etcd. What surrounds them is simulated: time, the etcd server
 //! and the network to it, the kernel of each machine, and the network between the machines.
 
+pub mod agent;
+pub mod api;
 pub mod chance;
 pub mod check;
 pub mod cluster;
@@ -11,9 +13,11 @@ pub mod etcd;
 pub mod event;
 pub mod kernel;
 pub mod machine;
+pub mod nodes;
 pub mod run;
 pub mod scenario;
 pub mod server;
 pub mod shrink;
+pub mod store;
 pub mod timeline;
 pub mod walk;

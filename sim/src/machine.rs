@@ -1,40 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One machine: its kernel, its files, its clock, its wire to the store, and the agent that runs on it.
+//! One machine: its kernel, its files, its clock, its wire to the store, and what it has of its agent.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinHandle, LocalSet};
-use weft::agent::{Surroundings, serve_in};
-use weft::observe::health::Readiness;
-use weft::observe::metrics::Metrics;
-use weft::observe::socket::Request;
 use weft::observe::status::Status;
-use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
-use weft_backends::backend::TYPES;
+use weft::options::{self, OnLostLease, Options, RuleOptions, UplinkChoice};
+use weft_backends::link::Link;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, Mac, Name, ObservedValue, Value};
+use weft_backends::vxlan::VxlanLink;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
-use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 
+use crate::agent::Agent;
 use crate::kernel::{DHCP, SimKernel, everywhere, name};
-use crate::server::{Server, Wire};
-use crate::timeline;
-
-/// The prefix of weft's keys in etcd.
-pub const PREFIX: &str = "/coreos.com/network";
+use crate::server::{Disorder, Wire};
+use crate::store::Store;
 
 /// What all machines have in common.
 #[derive(Debug, Clone, Copy)]
@@ -45,44 +35,8 @@ pub struct Site {
     pub lease_ttl: Duration,
     /// `--on-lost-lease`.
     pub on_lost_lease: OnLostLease,
-}
-
-/// Stops an agent as SIGSTOP does, and lets it go on.
-#[derive(Debug, Default)]
-struct Gate {
-    closed: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
-}
-
-/// Runs a future as the agent of a machine.
-struct OnMachine<F> {
-    inner: Pin<Box<F>>,
-    gate: Rc<Gate>,
-    clock: Rc<Cell<i64>>,
-    machine: usize,
-}
-
-impl<F: Future> Future for OnMachine<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        if self.gate.closed.get() {
-            *self.gate.waker.borrow_mut() = Some(context.waker().clone());
-            return Poll::Pending;
-        }
-        let (machine, wrong) = (self.machine, self.clock.get());
-        timeline::on_machine(machine, wrong, || self.inner.as_mut().poll(context))
-    }
-}
-
-/// An agent that was started.
-#[derive(Debug)]
-struct Agent {
-    task: JoinHandle<String>,
-    requests: mpsc::Sender<Request>,
-    readiness: Readiness,
-    stop: Option<oneshot::Sender<()>>,
-    gate: Rc<Gate>,
+    /// The uplink is chosen by its address.
+    pub by_address: bool,
 }
 
 /// A machine of the cluster.
@@ -114,13 +68,17 @@ pub fn uplink() -> Name {
 }
 
 fn is_foreign(key: &Key, seen: &ObservedValue) -> bool {
-    matches!(key, Key::Route(..)) && seen.protocol != PROTOCOL
+    match key {
+        Key::Route(..) => seen.protocol != PROTOCOL,
+        Key::Link(_) => !seen.mark,
+        _ => false,
+    }
 }
 
 impl Machine {
     /// Returns a machine that is up and whose agent does not run yet.
-    pub fn new(number: usize, site: Site, server: &Server) -> io::Result<Machine> {
-        let wire = Wire::new(server);
+    pub fn new(number: usize, site: Site) -> io::Result<Machine> {
+        let wire = Wire::default();
         let mut machine = Machine {
             number,
             kernel: SimKernel::default(),
@@ -164,6 +122,11 @@ impl Machine {
         SubnetEnv::parse(&text).map(|env| env.subnets)
     }
 
+    /// Returns true if this value of a lease names an address that the machine has now.
+    pub fn is_named_by(&self, lease: &str) -> bool {
+        self.kernel.addresses().iter().any(|ip| lease.contains(&format!("\"{ip}\"")))
+    }
+
     /// Brings the kernel into the state after a boot, with a network configuration by DHCP.
     pub fn boot(&mut self) {
         self.kernel.boot();
@@ -186,6 +149,18 @@ impl Machine {
         self.kernel.add_address(uplink(), self.net(ip), 0);
         self.kernel.add_route(everywhere(), self.gateway().into(), uplink(), DHCP);
         self.remember_foreign();
+    }
+
+    /// Creates a vxlan device as another program does, unless a device has its name.
+    pub fn add_foreign_device(&self, vni: u32) {
+        let key = Key::Link(name(&format!("flannel.{vni}")));
+        if !self.kernel.has_link(uplink()) || self.kernel.with_entries(|entries| entries.contains_key(&key)) {
+            return;
+        }
+        let (local, gbp, learning) = (self.ip.into(), false, true);
+        let kind = Arc::new(VxlanLink { vni, port: 4789, parent: uplink(), local, gbp, learning });
+        let value = Value::link(Link { kind, mtu: 1450, mac: Some(Mac([2, 0, 0, 0xff, 0, 7])), up: true });
+        self.kernel.disturb(key, Some(ObservedValue { value, protocol: 0, mark: false }));
     }
 
     /// Returns an address with the prefix length of the LAN.
@@ -239,9 +214,11 @@ impl Machine {
 
     fn options(&self) -> Options {
         let state_dir = self.state_dir();
+        // Both the LAN and the pods may have addresses that match.
+        let regexes = if self.site.by_address { vec!["^(10|192)\\.".to_owned()] } else { Vec::new() };
         Options {
-            store: Store::Dir(PathBuf::new()),
-            uplink: UplinkChoice::default(),
+            store: options::Store::Dir(PathBuf::new()),
+            uplink: UplinkChoice { regexes, ..UplinkChoice::default() },
             subnet_file: self.subnet_file(),
             socket: PathBuf::new(),
             health: None,
@@ -263,80 +240,30 @@ impl Machine {
         }
     }
 
-    fn store(&self) -> anyhow::Result<EtcdStore> {
-        let wire = self.wire.clone();
-        let options = EtcdOptions {
-            endpoints: vec!["http://etcd:2379".to_owned()],
-            prefix: PREFIX.to_owned(),
-            key_file: None,
-            cert_file: None,
-            ca_file: None,
-            username: None,
-            password: None,
-            lease_ttl: self.site.lease_ttl,
-            renew_margin: Duration::from_secs(3600),
-            types: TYPES,
-        };
-        Ok(EtcdStore::new(options)?.with_channels(Box::new(move |_| wire.channel())))
-    }
-
     /// Starts the agent, unless it runs.
-    pub fn start(&mut self) -> anyhow::Result<()> {
-        if self.agent.is_some() {
-            return Ok(());
+    pub fn start(&mut self, store: &Store) -> anyhow::Result<()> {
+        if self.agent.is_none() {
+            let store = store.connect(&self.wire, self.number, self.site.lease_ttl)?;
+            let options = self.options();
+            self.agent = Some(Agent::start((self.number, self.clock.clone()), options, store, self.kernel.clone()));
+            self.starts += 1;
         }
-        let (requests, received) = mpsc::channel(4);
-        let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-        let surroundings =
-            Surroundings { requests: received, readiness: readiness.clone(), metrics, traffic_rules: false };
-        let (options, store, kernel) = (self.options(), Rc::new(self.store()?), self.kernel.clone());
-        let (stop, stopped) = oneshot::channel::<()>();
-        let agent = async move {
-            let shutdown = async move {
-                if stopped.await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            let monitor = kernel.clone();
-            let tasks = LocalSet::new();
-            let ended = tasks.run_until(serve_in(surroundings, options, store, (kernel, monitor), shutdown));
-            match ended.await {
-                Ok(code) => format!("ended with {code:?}"),
-                Err(error) => format!("failed: {error:#}"),
-            }
-        };
-        let (gate, clock, machine) = (Rc::<Gate>::default(), self.clock.clone(), self.number);
-        let inner = Box::pin(agent);
-        let task = tokio::task::spawn_local(OnMachine { inner, gate: gate.clone(), clock, machine });
-        self.agent = Some(Agent { task, requests, readiness, stop: Some(stop), gate });
-        self.starts += 1;
         Ok(())
     }
 
     /// Ends the agent as SIGKILL does.
     pub fn kill(&mut self) {
-        if let Some(agent) = self.agent.take() {
-            agent.task.abort();
-        }
+        self.agent.take().into_iter().for_each(|agent| agent.kill());
     }
 
     /// Ends the agent as SIGTERM does. It ends a moment later.
     pub fn terminate(&mut self) {
-        if let Some(mut agent) = self.agent.take()
-            && let Some(stop) = agent.stop.take()
-        {
-            let _ = stop.send(());
-        }
+        self.agent.take().into_iter().for_each(Agent::terminate);
     }
 
     /// Stops the agent as SIGSTOP does, or lets it go on.
-    pub fn freeze(&self, closed: bool) {
-        if let Some(agent) = &self.agent {
-            agent.gate.closed.set(closed);
-            if let Some(waker) = agent.gate.waker.borrow_mut().take() {
-                waker.wake();
-            }
-        }
+    pub fn freeze(&self, frozen: bool) {
+        self.agent.iter().for_each(|agent| agent.freeze(frozen));
     }
 
     /// Returns true if the agent was started and not ended by [`Machine::kill`] or [`Machine::terminate`].
@@ -346,12 +273,17 @@ impl Machine {
 
     /// Returns true if the agent runs and is not stopped.
     pub fn is_awake(&self) -> bool {
-        self.agent.as_ref().is_some_and(|agent| !agent.gate.closed.get())
+        self.agent.as_ref().is_some_and(|agent| !agent.is_frozen())
     }
 
     /// Returns true if the agent runs and says that it is ready.
     pub fn is_ready(&self) -> bool {
-        self.agent.as_ref().is_some_and(|agent| agent.readiness.is_ready())
+        self.agent.as_ref().is_some_and(|agent| agent.readiness().is_ready())
+    }
+
+    /// Returns true if the agent is ready and can know what is in the store.
+    pub fn follows(&self) -> bool {
+        self.is_awake() && self.is_ready() && self.wire.disorder() == Disorder::None
     }
 
     /// Returns how often the agent was started.
@@ -361,19 +293,17 @@ impl Machine {
 
     /// Returns why the agent is not ready.
     pub fn reasons(&self) -> Vec<String> {
-        self.agent.as_ref().map_or(vec!["the agent does not run".to_owned()], |agent| agent.readiness.reasons())
+        self.agent.as_ref().map_or(vec!["the agent does not run".to_owned()], |agent| agent.readiness().reasons())
     }
 
     /// Returns true if the agent has ended by itself.
     pub fn has_ended(&self) -> bool {
-        self.agent.as_ref().is_some_and(|agent| agent.task.is_finished())
+        self.agent.as_ref().is_some_and(Agent::has_ended)
     }
 
     /// Asks the agent for its status.
     pub async fn status(&self) -> Option<Status> {
-        let (reply, answer) = oneshot::channel();
-        self.agent.as_ref()?.requests.try_send(Request::Status(reply)).ok()?;
-        tokio::time::timeout(Duration::from_secs(5), answer).await.ok()?.ok()
+        self.agent.as_ref()?.status().await
     }
 
     /// Removes the files that a boot removes.

@@ -69,7 +69,7 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
     let mut chance = Chance::new(scenario.seed, 4);
     // All machines of a site start together.
     for number in 0..cluster.machines.len() {
-        cluster.machines[number].start()?;
+        cluster.machines[number].start(&cluster.store)?;
         sleep(Duration::from_millis(chance.between(0, 2000 / scenario.machines as u64))).await;
     }
     let (mut watcher, mut events) = (Watcher::default(), scenario.events.iter().peekable());

@@ -17,6 +17,16 @@ pub struct Timed {
     pub event: Event,
 }
 
+/// Where the leases of a cluster are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreKind {
+    /// In an etcd.
+    #[default]
+    Etcd,
+    /// In the Nodes of an API server.
+    Kube,
+}
+
 /// A whole simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scenario {
@@ -35,6 +45,12 @@ pub struct Scenario {
     /// There are hardly more subnets than machines.
     #[serde(default)]
     pub tight: bool,
+    /// The machines choose their uplink by its address (`--iface-regex`), and not by the default route.
+    #[serde(default)]
+    pub by_address: bool,
+    /// Where the leases are.
+    #[serde(default)]
+    pub store: StoreKind,
     /// A defect of the past that is switched on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defect: Option<Defect>,
@@ -62,6 +78,8 @@ impl Scenario {
             lease_ttl,
             seconds,
             tight,
+            by_address: Chance::new(seed, 5).percent(30),
+            store: if Chance::new(seed, 6).percent(40) { StoreKind::Kube } else { StoreKind::Etcd },
             defect: None,
             events: Vec::new(),
         };
@@ -80,6 +98,8 @@ impl Scenario {
             lease_ttl,
             seconds,
             tight: false,
+            by_address: false,
+            store: StoreKind::Etcd,
             defect: None,
             events: Vec::new(),
         };

@@ -3,6 +3,7 @@
 //! only the connection is replaced ([`Wire::channel`]).
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use pb::{
 };
 
 /// How long a message takes from a node to the server, or back.
-const LATENCY: Duration = Duration::from_millis(1);
+pub const LATENCY: Duration = Duration::from_millis(1);
 /// How often an idle watch gets a progress notification. etcd's interval is ten minutes.
 const PROGRESS: Duration = Duration::from_secs(600);
 
@@ -118,20 +119,16 @@ pub enum Disorder {
 }
 
 /// The network between one node and the server.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Wire {
-    server: Server,
     disorder: watch::Sender<Disorder>,
+    /// The server refuses requests, because there are too many.
+    throttled: Arc<AtomicBool>,
     /// How long the events of watches take in addition.
     lag: Arc<Mutex<Duration>>,
 }
 
 impl Wire {
-    /// Returns a network without disorder.
-    pub fn new(server: &Server) -> Wire {
-        Wire { server: server.clone(), disorder: watch::Sender::new(Disorder::None), lag: Arc::default() }
-    }
-
     /// Changes what is wrong.
     pub fn set(&self, disorder: Disorder) {
         self.disorder.send_replace(disorder);
@@ -147,28 +144,59 @@ impl Wire {
         *self.lag.lock().unwrap_or_else(PoisonError::into_inner) = lag;
     }
 
-    fn lag(&self) -> Duration {
+    /// Returns how long the events of watches take in addition.
+    pub fn lag(&self) -> Duration {
         *self.lag.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what etcd's client library uses in place of a connection.
-    pub fn channel(&self) -> Channel {
-        let wire = self.clone();
+    /// Sets whether the server refuses requests of this node, because there are too many.
+    pub fn throttle(&self, throttled: bool) {
+        self.throttled.store(throttled, Ordering::Relaxed);
+    }
+
+    /// Returns true if the server refuses requests of this node, because there are too many.
+    pub fn is_throttled(&self) -> bool {
+        self.throttled.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the network lets packets through.
+    pub async fn passable(&self) {
+        // The sender is a part of `self`, so the receiver waits as long as it must.
+        let _ = self.disorder.subscribe().wait_for(|now| *now == Disorder::None).await;
+    }
+}
+
+/// The server as one node reaches it.
+#[derive(Debug, Clone)]
+struct Connection {
+    server: Server,
+    wire: Wire,
+}
+
+impl Server {
+    /// Returns what etcd's client library uses in place of a connection over this wire.
+    pub fn channel(&self, wire: &Wire) -> Channel {
+        let connection = Connection { server: self.clone(), wire: wire.clone() };
         let service = tower::service_fn(move |request: http::Request<Body>| {
-            let wire = wire.clone();
-            async move { Ok::<_, tower::BoxError>(wire.call(request).await) }
+            let connection = connection.clone();
+            async move { Ok::<_, tower::BoxError>(connection.call(request).await) }
         });
         Channel::Custom(BoxCloneSyncService::new(service))
     }
+}
 
+impl Connection {
     async fn call(self, request: http::Request<Body>) -> http::Response<Body> {
         use tower::ServiceExt;
         sleep(LATENCY).await;
-        match self.disorder() {
+        match self.wire.disorder() {
             Disorder::None | Disorder::AnswersLost => {}
             // The client gives up after its own time limit.
             Disorder::Silence => std::future::pending().await,
             Disorder::Refused => return Status::unavailable("tcp connect error: Connection refused").into_http(),
+        }
+        if self.wire.is_throttled() {
+            return Status::resource_exhausted("etcdserver: too many requests").into_http();
         }
         let service = request.uri().path().split('/').nth(1).unwrap_or_default().to_owned();
         let answer = match service.as_str() {
@@ -178,7 +206,7 @@ impl Wire {
             _ => Ok(Status::unimplemented("the simulated etcd does not have this service").into_http()),
         };
         sleep(LATENCY).await;
-        if self.disorder() != Disorder::None {
+        if self.wire.disorder() != Disorder::None {
             std::future::pending::<()>().await;
         }
         match answer {
@@ -189,10 +217,7 @@ impl Wire {
 
     /// Sends an event to the client when the network lets it through. Returns false if the stream has ended.
     async fn deliver(&self, out: &mpsc::Sender<Result<WatchResponse, Status>>, message: WatchResponse) -> bool {
-        let mut disorder = self.disorder.subscribe();
-        if disorder.wait_for(|now| *now == Disorder::None).await.is_err() {
-            return false;
-        }
+        self.wire.passable().await;
         out.send(Ok(message)).await.is_ok()
     }
 
@@ -226,7 +251,7 @@ impl Wire {
             let is_progress_due = create.progress_notify && Instant::now() >= progress;
             if !events.is_empty() || is_progress_due {
                 progress = Instant::now() + PROGRESS;
-                sleep(LATENCY + self.lag()).await;
+                sleep(LATENCY + self.wire.lag()).await;
                 if !self.deliver(&out, WatchResponse { header, events, ..WatchResponse::default() }).await {
                     return;
                 }
@@ -256,7 +281,7 @@ fn receive<T: Send + 'static>(mut from: mpsc::Receiver<Result<T, Status>>) -> An
 }
 
 #[tonic::async_trait]
-impl Kv for Wire {
+impl Kv for Connection {
     async fn range(&self, request: Request<RangeRequest>) -> Result<Response<RangeResponse>, Status> {
         Ok(Response::new(self.server.read(|etcd| etcd.range(request.get_ref()))?))
     }
@@ -278,7 +303,7 @@ impl Kv for Wire {
 }
 
 #[tonic::async_trait]
-impl Watch for Wire {
+impl Watch for Connection {
     type WatchStream = Answers<WatchResponse>;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
@@ -297,7 +322,7 @@ impl Watch for Wire {
 }
 
 #[tonic::async_trait]
-impl Lease for Wire {
+impl Lease for Connection {
     type LeaseKeepAliveStream = Answers<LeaseKeepAliveResponse>;
 
     async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Result<Response<LeaseGrantResponse>, Status> {

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
@@ -40,6 +41,12 @@ fn wall_clock() -> Duration {
     let wrong = MACHINE.get().map_or(0, |(_, wrong)| wrong);
     let by = Duration::from_secs(wrong.unsigned_abs());
     if wrong < 0 { now.saturating_sub(by) } else { now + by }
+}
+
+/// Returns the true time as text of the Kubernetes API.
+pub fn date() -> String {
+    let time = Timestamp::UNIX_EPOCH.checked_add(BEGIN + elapsed()).unwrap_or(Timestamp::MAX);
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// Calls a function as this machine, whose wall clock is wrong by so many seconds.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use weft_backends::diff::{self, Op};
 use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue};
+use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::plan::{MOST_DEVICES, Plan};
 
@@ -77,7 +78,7 @@ impl Devices {
 /// Returns true for a device without our mark that weft may take over. That is this node's own device, because flannel may have made it.
 /// flannel makes no device of another VNI. A device with the mark of another agent is never taken over.
 fn may_be_taken_over(plan: &Plan, key: &Key, seen: &ObservedValue) -> bool {
-    plan.is_device_of_ours(key) && seen.protocol != PROTOCOL
+    is_back(Defect::ForeignDevicesSeized) || (plan.is_device_of_ours(key) && seen.protocol != PROTOCOL)
 }
 
 /// Returns the device that an operation changes, or on which its entry is.

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use weft_backends::state::Name;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
+use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
 
@@ -66,6 +67,9 @@ impl<'a> Ground<'a> {
         let tunnels =
             machine.links.iter().filter(|link| link.creator != Creator::Unknown || of_pods(&link.name.text()));
         inner.extend(tunnels.map(|link| link.index));
+        if is_back(Defect::OwnDeviceChosen) {
+            inner.clear();
+        }
         Ground { machine, families, own, inner, before: Before::default() }
     }
 
@@ -187,7 +191,8 @@ impl<'a> Ground<'a> {
         let usable = |addr: &&AddrInfo| addr.flags & (DEPRECATED | DAD_FAILED) == 0 && wanted(addr.net.addr());
         let rank = |addr: &&AddrInfo| {
             let (flags, used, source) = (addr.flags, self.used(addr.net.addr()), self.is_source(addr));
-            (kind(addr), used, !source, flags & TENTATIVE != 0, flags & PERMANENT == 0, is_temporary(addr))
+            let (kind, used) = if is_back(Defect::VirtualAddressesPublished) { (GOOD, 0) } else { (kind(addr), used) };
+            (kind, used, !source, flags & TENTATIVE != 0, flags & PERMANENT == 0, is_temporary(addr))
         };
         self.addresses(link, family).filter(usable).min_by_key(rank)
     }
@@ -209,6 +214,9 @@ impl<'a> Ground<'a> {
     /// one, and somebody may add another one. An address that is deprecated, or link-local, is replaced by a better one.
     pub(super) fn kept(&self, link: &LinkInfo, family: Family, before: Option<IpAddr>) -> Option<IpAddr> {
         let best = self.best(link, family, |_| true);
+        if is_back(Defect::VirtualAddressesPublished) && best.is_some() {
+            return best.map(|addr| addr.net.addr());
+        }
         let kept = match before.and_then(|ip| self.find(link, ip)) {
             Some(addr) if addr.flags & DEPRECATED == 0 && global(addr.net.addr()) => Some(addr),
             Some(addr) => best.filter(|best| kind(best) <= kind(addr)).or(Some(addr)),
@@ -271,7 +279,7 @@ fn of_pods(name: &str) -> bool {
 }
 
 fn inside(own: &Subnets, ip: IpAddr) -> bool {
-    own.iter().any(|net| family(&net) == of(ip) && net.contains(&ip))
+    !is_back(Defect::OwnDeviceChosen) && own.iter().any(|net| family(&net) == of(ip) && net.contains(&ip))
 }
 
 pub(super) fn global(ip: IpAddr) -> bool {

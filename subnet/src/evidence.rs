@@ -11,6 +11,7 @@ use crate::attrs::Attrs;
 use crate::backend_types::{BackendTypes, PublicIdentities, PublicPorts, differ};
 use crate::cidr::Subnets;
 use crate::lease::{Id, Lease};
+use crate::old_defects::{Defect, is_back};
 
 /// The public addresses of a node, IPv4 and IPv6.
 pub type Public = (Option<Ipv4Addr>, Option<Ipv6Addr>);
@@ -93,6 +94,9 @@ impl Evidence {
         }
         let names = |ours: &[Public]| self.names(ours, &lease.attrs);
         let named = names(&self.public);
+        if named && is_back(Defect::VirtualAddressesPublished) {
+            return Some(Proof::AddressAndIdentity);
+        }
         let subnet = self.previous.map(|previous| previous == lease.subnets);
         if !named && subnet != Some(true) {
             return None;

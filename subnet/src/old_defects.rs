@@ -12,6 +12,14 @@ pub enum Defect {
     LanLeasesBelieved,
     /// A start without the store used the saved lease although it had ended, and another node might have the subnet.
     EndedLeasesUsed,
+    /// A virtual address that came to a node with DHCP was published at once, and a lease that names our address was ours whatever subnet.env says.
+    VirtualAddressesPublished,
+    /// A device of weft could be chosen as uplink while the uplink had no address.
+    OwnDeviceChosen,
+    /// A device of another program was taken over when the lease of a peer asked for its VNI.
+    ForeignDevicesSeized,
+    /// The routes of a lease stayed although a newer lease with the same VtepMAC had the forwarding entry, so the other node got the packets.
+    CopiedMacsBelieved,
 }
 
 /// Returns true if this defect is switched on.
