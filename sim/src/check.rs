@@ -27,7 +27,7 @@ pub struct Watcher {
     ready_start: BTreeMap<usize, u64>,
     /// Machines whose wall clock was wrong at some time. They cannot know when a lease ends.
     wrong_clocks: BTreeSet<usize>,
-    /// The subnet of each machine whose lease was in the store one second before.
+    /// The subnet of each machine that was ready with it and whose lease was in the store one second before.
     held: BTreeMap<usize, Subnets>,
     /// Since when packets of the first machine for the second one go to a node that copied its identity.
     taken_since: BTreeMap<(usize, usize), u64>,
@@ -52,19 +52,19 @@ impl Watcher {
         wrong
     }
 
-    /// Returns the machines that use another subnet than one second before although their lease was in the store, so that their pods lost the
-    /// network for no reason.
+    /// Returns the machines that use another subnet than before although their lease was in the store, so that their pods lost the network for
+    /// no reason. While an agent is not ready, the subnet that it had before counts.
     fn subnets_given_up(&mut self, cluster: &Cluster) -> Vec<String> {
         let leases = cluster.store.leases();
-        let held = cluster.machines.iter().filter_map(|machine| {
-            let subnets = machine.pods()?;
-            machine.is_named_by(leases.get(&subnets.to_key())?).then_some((machine.number, subnets))
-        });
-        let before = std::mem::replace(&mut self.held, held.collect());
-        if std::mem::replace(&mut self.interventions, cluster.interventions) != cluster.interventions {
-            return Vec::new();
+        let is_outside = std::mem::replace(&mut self.interventions, cluster.interventions) != cluster.interventions;
+        let before = std::mem::take(&mut self.held);
+        for machine in &cluster.machines {
+            let known = before.get(&machine.number).copied().filter(|_| !is_outside);
+            let held = if machine.is_ready() { machine.pods() } else { known };
+            let named = held.filter(|held| leases.get(&held.to_key()).is_some_and(|lease| machine.is_named_by(lease)));
+            self.held.extend(named.map(|held| (machine.number, held)));
         }
-        let given_up = before.into_iter().filter_map(|(number, subnets)| {
+        let given_up = before.into_iter().filter(|_| !is_outside).filter_map(|(number, subnets)| {
             let now = cluster.machines[number].pods().filter(|now| *now != subnets)?;
             (!cluster.store.has_ended(&subnets))
                 .then(|| format!("n{number} uses {now} instead of {subnets}, of which it had the lease"))
