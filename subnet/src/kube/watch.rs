@@ -70,7 +70,6 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
         reset: false,
         last_word: None,
         check_history: false,
-        agreed: Duration::ZERO,
         failures: Failures::new(RETRY_MAX),
     };
     loop {
@@ -82,8 +81,6 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
                 continue;
             }
             End::Over if began.elapsed() >= SHORT => {
-                // The server was stopped, perhaps to restore etcd.
-                watch.check_history |= began.elapsed() < watch.agreed;
                 sleep(random_part(RESUME_WITHIN)).await;
                 continue;
             }
@@ -124,8 +121,6 @@ struct Watch<'a> {
     last_word: Option<Instant>,
     /// A request failed, or the server ended a watch early: check that the server still has the history that we know.
     check_history: bool,
-    /// How long the present watch should last.
-    agreed: Duration,
     failures: Failures,
 }
 
@@ -165,7 +160,6 @@ impl Watch<'_> {
         }
         // Agents that started together end their watches at different times.
         let seconds = 300 + random() % 300;
-        self.agreed = Duration::from_secs(seconds);
         let watch = format!("/api/v1/nodes?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}");
         let path = match &self.version {
             Some(version) => format!("{watch}&resourceVersion={version}"),
@@ -175,10 +169,14 @@ impl Watch<'_> {
                 format!("{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={at_least}")
             }
         };
-        match self.store.api.open(&path).await {
+        let began = Instant::now();
+        let end = match self.store.api.open(&path).await {
             Ok(body) => self.follow(WatchStream::new(body)).await,
             Err(error) => self.failed(error),
-        }
+        };
+        // A server that ends a watch early was stopped, perhaps to restore etcd.
+        self.check_history |= matches!(end, End::Over) && began.elapsed() < Duration::from_secs(seconds);
+        end
     }
 
     fn failed(&self, error: ApiError) -> End {
