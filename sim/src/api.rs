@@ -3,7 +3,7 @@
 //! ([`ApiServer::client`]).
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream;
@@ -17,7 +17,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::nodes::{Nodes, Refused, TOO_MANY};
-use crate::server::{Disorder, LATENCY, Wire};
+use crate::shared::Shared;
+use crate::wire::{LATENCY, Wire};
 
 /// How often an idle watch gets a bookmark.
 const BOOKMARK: Duration = Duration::from_secs(60);
@@ -27,13 +28,9 @@ const QUEUE: usize = 64;
 /// The server, which all nodes share.
 #[derive(Debug, Clone)]
 pub struct ApiServer {
-    content: Arc<Mutex<Nodes>>,
-    /// The number of changes that the watch cache has not seen yet.
-    written: watch::Sender<u64>,
+    nodes: Shared<Nodes>,
     /// The number of changes of the watch cache. Watches wait for the next one.
-    changes: watch::Sender<u64>,
-    /// The number of restarts. A restart ends all watches.
-    restarts: watch::Sender<u64>,
+    cached: watch::Sender<u64>,
     /// How far the watch cache is behind.
     lag: Arc<Mutex<Duration>>,
 }
@@ -44,35 +41,28 @@ type Pieces = mpsc::Sender<Bytes>;
 impl ApiServer {
     /// Returns a server without Nodes.
     pub fn start() -> ApiServer {
-        let (written, changes, restarts) = (watch::Sender::new(0), watch::Sender::new(0), watch::Sender::new(0));
-        let server = ApiServer { content: Arc::default(), written, changes, restarts, lag: Arc::default() };
+        let server = ApiServer { nodes: Shared::new(Nodes::new()), cached: watch::Sender::new(0), lag: Arc::default() };
         let caching = server.clone();
         tokio::spawn(async move {
-            let mut written = caching.written.subscribe();
+            let mut written = caching.nodes.changes();
             while written.changed().await.is_ok() {
                 let lag = *caching.lag.lock().unwrap_or_else(PoisonError::into_inner);
                 sleep(LATENCY + lag).await;
-                caching.content().update_cache();
-                caching.changes.send_modify(|count| *count += 1);
+                caching.nodes.change_silently(Nodes::update_cache);
+                caching.cached.send_modify(|count| *count += 1);
             }
         });
         server
     }
 
-    fn content(&self) -> MutexGuard<'_, Nodes> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads the content.
     pub fn read<T>(&self, read: impl FnOnce(&Nodes) -> T) -> T {
-        read(&self.content())
+        self.nodes.read(read)
     }
 
     /// Changes the content.
     pub fn change<T>(&self, change: impl FnOnce(&mut Nodes) -> T) -> T {
-        let result = change(&mut self.content());
-        self.written.send_modify(|count| *count += 1);
-        result
+        self.nodes.change(change)
     }
 
     /// Changes how far the watch cache is behind.
@@ -83,9 +73,8 @@ impl ApiServer {
     /// Starts the server again with this content. All watches end.
     pub fn restart_with(&self, mut content: Nodes) {
         content.update_cache();
-        *self.content() = content;
-        self.restarts.send_modify(|count| *count += 1);
-        self.changes.send_modify(|count| *count += 1);
+        self.nodes.restart_with(content);
+        self.cached.send_modify(|count| *count += 1);
     }
 
     /// Returns a client whose requests go over this wire.
@@ -96,12 +85,8 @@ impl ApiServer {
     }
 
     async fn call(self, wire: Wire, request: Request<Body>) -> Result<Response<Sent>, tower::BoxError> {
-        sleep(LATENCY).await;
-        match wire.disorder() {
-            Disorder::None | Disorder::AnswersLost => {}
-            // The client gives up after its own time limit.
-            Disorder::Silence => std::future::pending().await,
-            Disorder::Refused => return Err("tcp connect error: Connection refused".into()),
+        if !wire.carry_request().await {
+            return Err("tcp connect error: Connection refused".into());
         }
         let (parts, body) = request.into_parts();
         let body = serde_json::from_slice(&body.collect().await?.to_bytes()).unwrap_or_default();
@@ -109,10 +94,7 @@ impl ApiServer {
             true => Err(TOO_MANY),
             false => self.answer(&wire, &parts, &body).await,
         };
-        sleep(LATENCY).await;
-        if wire.disorder() != Disorder::None {
-            std::future::pending::<()>().await;
-        }
+        wire.carry_answer().await;
         let answer = match answer {
             Ok(body) => Response::new(body),
             Err(refused) => {
@@ -164,14 +146,13 @@ impl ApiServer {
 
     /// Waits until the watch cache knows this version.
     async fn wait_for(&self, version: u64) {
-        let mut changes = self.changes.subscribe();
+        let mut changes = self.cached.subscribe();
         while self.read(Nodes::cached_version) < version && changes.changed().await.is_ok() {}
     }
 
     /// Serves one watch until its time is over, or the client or the server ends it.
     async fn follow(self, wire: Wire, followed: Followed, out: Pieces) {
-        let (mut changes, mut restarts) = (self.changes.subscribe(), self.restarts.subscribe());
-        restarts.mark_unchanged();
+        let (mut changes, mut restarts) = (self.cached.subscribe(), self.nodes.restarts());
         let Followed { mut version, lists, only, end } = followed;
         let concerns = |name: &str| only.as_ref().is_none_or(|only| only == name);
         if lists {

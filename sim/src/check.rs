@@ -8,8 +8,8 @@ use ipnet::Ipv4Net;
 use weft_subnet::cidr::Subnets;
 
 use crate::cluster::Cluster;
-use crate::server::Disorder;
 use crate::walk::{Fabric, Lost};
+use crate::wire::Disorder;
 
 /// Two ready nodes may have one subnet for so many seconds: the time in which a node learns that its lease is gone.
 const MOST_SHARED: u64 = 90;

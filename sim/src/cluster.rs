@@ -11,15 +11,15 @@ use anyhow::Context;
 use ipnet::{IpNet, Ipv4Net};
 use weft::options::OnLostLease;
 use weft_backends::owner::PROTOCOL;
-use weft_backends::state::{Key, ObservedValue, Route, Value};
+use weft_backends::state::{Key, ObservedValue};
 
 use crate::event::{Event, Trouble};
 use crate::kernel::{STATIC, everywhere};
 use crate::machine::{Machine, Site, uplink};
 use crate::scenario::{Scenario, StoreKind};
-use crate::server::Disorder;
 use crate::store::{FalseLease, Store};
 use crate::timeline;
+use crate::wire::Disorder;
 
 /// RTPROT_BOOT, which `ip route add` writes.
 const BOOT: u8 = 3;
@@ -253,16 +253,11 @@ impl Cluster {
         let gateway = self.machines[number].gateway();
         let machine = &mut self.machines[number];
         let entries = machine.kernel.entries();
-        let reaches_gateway = machine.kernel.is_up(uplink()) && machine.kernel.reaches(uplink(), gateway.into());
         let ours = |key: &Key, seen: &ObservedValue| match key {
             Key::Route(..) => seen.protocol == PROTOCOL,
             _ => true,
         };
         let all: Vec<Key> = entries.iter().filter(|(key, seen)| ours(key, seen)).map(|(key, _)| *key).collect();
-        let static_route = |net| {
-            let value = Value::Route(Route::Unicast { via: gateway.into(), dev: uplink(), onlink: false });
-            (Key::Route(net, 0), Some(ObservedValue { value, protocol: BOOT, mark: false }))
-        };
         match *event {
             Event::DeleteDevices(_) => {
                 let devices = all.into_iter().filter(|key| matches!(key, Key::Link(_)));
@@ -276,17 +271,15 @@ impl Cluster {
             Event::Hijack(_, which) => {
                 let routes: Vec<IpNet> =
                     all.iter().filter_map(|key| if let Key::Route(net, 0) = key { Some(*net) } else { None }).collect();
-                if let (Some(net), true) = (routes.get(which % routes.len().max(1)), reaches_gateway) {
-                    let (key, mut seen) = static_route(*net);
-                    seen.iter_mut().for_each(|seen| seen.protocol = STATIC);
-                    machine.kernel.disturb(key, seen);
-                    machine.give_up(key);
+                if let Some(net) = routes.get(which % routes.len().max(1))
+                    && machine.kernel.add_route(*net, gateway.into(), uplink(), STATIC)
+                {
+                    machine.give_up(Key::Route(*net, 0));
                 }
             }
-            Event::ForeignRoute(_, which) if reaches_gateway => {
+            Event::ForeignRoute(_, which) => {
                 let net = Ipv4Net::new_assert(Ipv4Addr::new(10, 100, which, 0), 24);
-                let (key, seen) = static_route(net.into());
-                machine.kernel.disturb(key, seen);
+                machine.kernel.add_route(net.into(), gateway.into(), uplink(), BOOT);
             }
             Event::ForeignDevice(_, vni) => machine.add_foreign_device(vni),
             _ => {}
@@ -295,7 +288,7 @@ impl Cluster {
     }
 
     /// Returns an address of the LAN that no machine has.
-    fn strange(&self, number: u32) -> Ipv4Addr {
+    fn unused_address(&self, number: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.lan.network().to_bits() + 250 + number)
     }
 
@@ -329,7 +322,7 @@ impl Cluster {
                 let data = r#"{"VNI":1,"VtepMAC":"0e:66:00:00:00:01"}"#.to_owned();
                 self.add_lease(
                     now + seconds,
-                    FalseLease { name: "lan".to_owned(), subnet, public: self.strange(1), data },
+                    FalseLease { name: "lan".to_owned(), subnet, public: self.unused_address(1), data },
                 );
             }
             Event::OtherVni(vni, seconds) => {
@@ -337,7 +330,7 @@ impl Cluster {
                 let data = format!(r#"{{"VNI":{vni},"VtepMAC":"0e:66:00:00:00:02"}}"#);
                 self.add_lease(
                     now + seconds,
-                    FalseLease { name: "vni".to_owned(), subnet, public: self.strange(2), data },
+                    FalseLease { name: "vni".to_owned(), subnet, public: self.unused_address(2), data },
                 );
             }
             Event::CopiedIdentity(number, seconds) => {
@@ -346,7 +339,7 @@ impl Cluster {
                 if let Some(data) = data.filter(|_| !self.copied.contains_key(&number)) {
                     let third = u8::try_from(number % 100).unwrap_or(0);
                     let subnet = Ipv4Net::new_assert(Ipv4Addr::new(10, 63, third, 0), 24);
-                    let (name, public) = (format!("copy{number}"), self.strange(1));
+                    let (name, public) = (format!("copy{number}"), self.unused_address(1));
                     let lease = FalseLease { name, subnet, public, data };
                     self.store.add_lease(&lease);
                     self.copied.insert(number, public);

@@ -237,16 +237,19 @@ impl SimKernel {
         self.changed();
     }
 
-    /// Adds a route through a gateway. Linux refuses this if the interface is down or does not reach the gateway.
-    pub fn add_route(&self, net: IpNet, via: IpAddr, dev: Name, protocol: u8) {
-        if self.is_up(dev) && self.reaches(dev, via) {
+    /// Adds a route through a gateway, in the place of one that is there. Returns false where Linux refuses this: the interface is down or does
+    /// not reach the gateway.
+    pub fn add_route(&self, net: IpNet, via: IpAddr, dev: Name, protocol: u8) -> bool {
+        let is_possible = self.is_up(dev) && self.reaches(dev, via);
+        if is_possible {
             let value = route(Route::Unicast { via, dev, onlink: false }, protocol);
             self.disturb(Key::Route(net, 0), Some(value));
         }
+        is_possible
     }
 
     /// Returns true if this address is in a network to which this interface is connected.
-    pub fn reaches(&self, dev: Name, ip: IpAddr) -> bool {
+    fn reaches(&self, dev: Name, ip: IpAddr) -> bool {
         self.fake.with_entries(|entries| {
             entries.iter().any(|(key, seen)| match (key, &seen.value) {
                 (Key::Route(net, _), Value::Route(Route::Device { dev: over })) => *over == dev && net.contains(&ip),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One machine: its kernel, its files, its clock, its wire to the store, and what it has of its agent.
+//! One machine: its kernel, its files, its clock, its wire to the store, and its agent.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,8 +23,8 @@ use weft_subnet::env::SubnetEnv;
 
 use crate::agent::Agent;
 use crate::kernel::{DHCP, SimKernel, everywhere, name};
-use crate::server::{Disorder, Wire};
 use crate::store::Store;
+use crate::wire::{Disorder, Wire};
 
 /// What all machines have in common.
 #[derive(Debug, Clone, Copy)]

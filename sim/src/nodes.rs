@@ -57,20 +57,16 @@ pub struct Nodes {
     /// The version up to which the watch cache knows the Nodes, and those Nodes.
     cached: (u64, BTreeMap<String, Node>),
     uids: u64,
-    /// The pod CIDRs that the controller assigns: these, or the next free ones.
+    /// The number of the pod CIDR that the controller assigned last. It goes on with the next free one.
     last_cidr: u32,
 }
 
 impl Nodes {
     /// Returns a server without Nodes.
+    #[allow(clippy::new_without_default, reason = "only an API server has such a content")]
     pub fn new() -> Nodes {
         let (nodes, history, cached) = (BTreeMap::new(), Vec::new(), (1, BTreeMap::new()));
         Nodes { nodes, version: 1, history, compacted: 0, cached, uids: 0, last_cidr: 0 }
-    }
-
-    /// Returns the present version.
-    pub fn version(&self) -> u64 {
-        self.version
     }
 
     /// Returns the version up to which the watch cache knows the Nodes.
@@ -135,7 +131,7 @@ impl Nodes {
         }
     }
 
-    /// Adds a Node with a lease, as whoever may create Nodes can.
+    /// Adds a Node with a lease, as everybody can who may create Nodes.
     pub fn add(&mut self, name: &str, created: &str, pod_cidr: Ipv4Net, annotations: &[(&str, String)]) {
         self.register(name, created);
         if let Some(node) = self.nodes.get(name).cloned() {
@@ -209,12 +205,6 @@ impl Nodes {
         }
         let known = self.history.iter().filter(|change| change.version > after && change.version <= self.cached.0);
         Ok(known.cloned().collect())
-    }
-}
-
-impl Default for Nodes {
-    fn default() -> Nodes {
-        Nodes::new()
     }
 }
 

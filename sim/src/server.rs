@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A simulated etcd server, and the network between it and each node. The agents use the real store code and etcd's own client library;
-//! only the connection is replaced ([`Wire::channel`]).
+//! A simulated etcd server. The agents use the real store code and etcd's own client library; only the connection is replaced
+//! ([`Server::channel`]).
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use etcd_client::Channel;
 use futures_util::stream::{self, Stream, StreamExt};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 use tower::util::BoxCloneSyncService;
 
 use crate::etcd::{Etcd, Refused};
+use crate::shared::Shared;
+use crate::wire::{LATENCY, Wire};
 
 /// etcd's protocol.
 #[allow(missing_docs, clippy::all, clippy::too_many_lines)]
@@ -34,8 +34,6 @@ use pb::{
     watch_request,
 };
 
-/// How long a message takes from a node to the server, or back.
-pub const LATENCY: Duration = Duration::from_millis(1);
 /// How often an idle watch gets a progress notification. etcd's interval is ten minutes.
 const PROGRESS: Duration = Duration::from_secs(600);
 
@@ -53,25 +51,18 @@ impl From<Refused> for Status {
 
 /// The server, which all nodes share.
 #[derive(Debug, Clone)]
-pub struct Server {
-    content: Arc<Mutex<Etcd>>,
-    /// The number of changes. Watches wait for the next one.
-    changes: watch::Sender<u64>,
-    /// The number of restarts. A restart ends all watches.
-    restarts: watch::Sender<u64>,
-}
+pub struct Server(Shared<Etcd>);
 
 impl Server {
     /// Returns a server with this content, and starts to expire its leases.
     pub fn start(content: Etcd) -> Server {
-        let content = Arc::new(Mutex::new(content));
-        let server = Server { content, changes: watch::Sender::new(0), restarts: watch::Sender::new(0) };
+        let server = Server(Shared::new(content));
         let expiring = server.clone();
         tokio::spawn(async move {
             loop {
                 sleep(Duration::from_secs(1)).await;
                 let now = Instant::now();
-                if expiring.content().next_expiry().is_some_and(|at| at <= now) {
+                if expiring.read(Etcd::next_expiry).is_some_and(|at| at <= now) {
                     expiring.change(|etcd| etcd.expire(now));
                 }
             }
@@ -79,90 +70,20 @@ impl Server {
         server
     }
 
-    fn content(&self) -> MutexGuard<'_, Etcd> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads the content.
     pub fn read<T>(&self, read: impl FnOnce(&Etcd) -> T) -> T {
-        read(&self.content())
+        self.0.read(read)
     }
 
     /// Changes the content, as a client would.
     pub fn change<T>(&self, change: impl FnOnce(&mut Etcd) -> T) -> T {
-        let result = change(&mut self.content());
-        self.changes.send_modify(|count| *count += 1);
-        result
+        self.0.change(change)
     }
 
     /// Starts the server again with this content. All watches end.
     pub fn restart_with(&self, mut content: Etcd) {
         content.restart_leases(Instant::now());
-        *self.content() = content;
-        self.restarts.send_modify(|count| *count += 1);
-        self.changes.send_modify(|count| *count += 1);
-    }
-}
-
-/// What is wrong between a node and the server.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Disorder {
-    /// Nothing.
-    #[default]
-    None,
-    /// No packet arrives, in either direction.
-    Silence,
-    /// The server's port is closed.
-    Refused,
-    /// Requests arrive and are carried out, but no answer comes back.
-    AnswersLost,
-}
-
-/// The network between one node and the server.
-#[derive(Debug, Clone, Default)]
-pub struct Wire {
-    disorder: watch::Sender<Disorder>,
-    /// The server refuses requests, because there are too many.
-    throttled: Arc<AtomicBool>,
-    /// How long the events of watches take in addition.
-    lag: Arc<Mutex<Duration>>,
-}
-
-impl Wire {
-    /// Changes what is wrong.
-    pub fn set(&self, disorder: Disorder) {
-        self.disorder.send_replace(disorder);
-    }
-
-    /// Returns what is wrong.
-    pub fn disorder(&self) -> Disorder {
-        *self.disorder.borrow()
-    }
-
-    /// Changes how long the events of watches take in addition.
-    pub fn set_lag(&self, lag: Duration) {
-        *self.lag.lock().unwrap_or_else(PoisonError::into_inner) = lag;
-    }
-
-    /// Returns how long the events of watches take in addition.
-    pub fn lag(&self) -> Duration {
-        *self.lag.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets whether the server refuses requests of this node, because there are too many.
-    pub fn throttle(&self, throttled: bool) {
-        self.throttled.store(throttled, Ordering::Relaxed);
-    }
-
-    /// Returns true if the server refuses requests of this node, because there are too many.
-    pub fn is_throttled(&self) -> bool {
-        self.throttled.load(Ordering::Relaxed)
-    }
-
-    /// Waits until the network lets packets through.
-    pub async fn passable(&self) {
-        // The sender is a part of `self`, so the receiver waits as long as it must.
-        let _ = self.disorder.subscribe().wait_for(|now| *now == Disorder::None).await;
+        self.0.restart_with(content);
     }
 }
 
@@ -188,12 +109,8 @@ impl Server {
 impl Connection {
     async fn call(self, request: http::Request<Body>) -> http::Response<Body> {
         use tower::ServiceExt;
-        sleep(LATENCY).await;
-        match self.wire.disorder() {
-            Disorder::None | Disorder::AnswersLost => {}
-            // The client gives up after its own time limit.
-            Disorder::Silence => std::future::pending().await,
-            Disorder::Refused => return Status::unavailable("tcp connect error: Connection refused").into_http(),
+        if !self.wire.carry_request().await {
+            return Status::unavailable("tcp connect error: Connection refused").into_http();
         }
         if self.wire.is_throttled() {
             return Status::resource_exhausted("etcdserver: too many requests").into_http();
@@ -205,10 +122,7 @@ impl Connection {
             "etcdserverpb.Watch" => WatchServer::new(self.clone()).oneshot(request).await,
             _ => Ok(Status::unimplemented("the simulated etcd does not have this service").into_http()),
         };
-        sleep(LATENCY).await;
-        if self.wire.disorder() != Disorder::None {
-            std::future::pending::<()>().await;
-        }
+        self.wire.carry_answer().await;
         match answer {
             Ok(answer) => answer,
             Err(never) => match never {},
@@ -223,8 +137,7 @@ impl Connection {
 
     /// Serves one watch until the client or the server ends it.
     async fn follow(self, create: pb::WatchCreateRequest, out: mpsc::Sender<Result<WatchResponse, Status>>) {
-        let (mut changes, mut restarts) = (self.server.changes.subscribe(), self.server.restarts.subscribe());
-        restarts.mark_unchanged();
+        let (mut changes, mut restarts) = (self.server.0.changes(), self.server.0.restarts());
         let header = self.server.read(Etcd::header);
         if !self.deliver(&out, WatchResponse { header, created: true, ..WatchResponse::default() }).await {
             return;

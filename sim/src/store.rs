@@ -18,8 +18,9 @@ use weft_subnet::source::Source;
 use crate::api::ApiServer;
 use crate::etcd::Etcd;
 use crate::nodes::{ANNOTATIONS, Nodes};
-use crate::server::{Server, Wire};
+use crate::server::Server;
 use crate::timeline;
+use crate::wire::Wire;
 
 /// The prefix of weft's keys in etcd.
 const PREFIX: &str = "/coreos.com/network";
@@ -63,7 +64,7 @@ pub struct FalseLease {
 }
 
 /// Returns the name of the Node of a machine.
-pub fn node_name(number: usize) -> String {
+fn node_name(number: usize) -> String {
     format!("n{number}")
 }
 
@@ -231,7 +232,7 @@ impl Store {
         }
     }
 
-    /// Writes a lease of vxlan, as whoever may write to the store can.
+    /// Writes a lease of vxlan, as everybody can who may write to the store.
     pub fn add_lease(&mut self, lease: &FalseLease) {
         let FalseLease { name, subnet, public, data } = lease;
         match self {

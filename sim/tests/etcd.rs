@@ -11,7 +11,8 @@ use etcd_client::{
 };
 use weft_sim::chance::Chance;
 use weft_sim::etcd::Etcd;
-use weft_sim::server::{Server, Wire};
+use weft_sim::server::Server;
+use weft_sim::wire::Wire;
 
 #[path = "../../subnet/tests/store/server.rs"]
 #[allow(dead_code)] // the tests of the store use more of it
