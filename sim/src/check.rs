@@ -18,11 +18,40 @@ const COMPARE_EVERY: u64 = 5;
 /// The prefix that contains all subnets, and no address of a LAN.
 const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 10);
 
+/// Since when something is wrong between two machines.
+#[derive(Debug, Default)]
+struct Lasting(BTreeMap<(usize, usize), u64>);
+
+impl Lasting {
+    /// Takes notice of the pairs between which something is wrong now, and returns those where it has lasted too long.
+    fn update(&mut self, now: u64, pairs: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
+        let before = std::mem::take(&mut self.0);
+        self.0 = pairs.map(|pair| (pair, before.get(&pair).copied().unwrap_or(now))).collect();
+        self.0.iter().filter(|(_, since)| now - **since > MOST_SHARED).map(|(pair, _)| *pair).collect()
+    }
+}
+
+/// What the checks read at one moment.
+struct Moment<'a> {
+    cluster: &'a Cluster,
+    /// The leases in the store, by subnet.
+    leases: BTreeMap<String, String>,
+    /// The subnets of each machine's pods, by its number.
+    pods: Vec<Option<Subnets>>,
+}
+
+impl Moment<'_> {
+    fn of(cluster: &Cluster) -> Moment<'_> {
+        let pods = cluster.machines.iter().map(|machine| machine.pods()).collect();
+        Moment { cluster, leases: cluster.store.leases(), pods }
+    }
+}
+
 /// Checks what must hold at every moment.
 #[derive(Debug, Default)]
 pub struct Watcher {
     /// Since when two ready machines share a subnet.
-    shared_since: BTreeMap<(usize, usize), u64>,
+    shared: Lasting,
     /// The start of its agent at which each machine was ready last.
     ready_start: BTreeMap<usize, u64>,
     /// Machines whose wall clock was wrong at some time. They cannot know when a lease ends.
@@ -30,7 +59,7 @@ pub struct Watcher {
     /// The subnet of each machine that was ready with it and whose lease was in the store one second before.
     held: BTreeMap<usize, Subnets>,
     /// Since when packets of the first machine for the second one go to a node that copied its identity.
-    taken_since: BTreeMap<(usize, usize), u64>,
+    taken: Lasting,
     /// [`Cluster::interventions`] one second before.
     interventions: u64,
 }
@@ -42,30 +71,33 @@ impl Watcher {
         wrong.extend(cluster.machines.iter().filter_map(|machine| machine.diverted()));
         let ended = cluster.machines.iter().filter(|machine| machine.has_ended());
         wrong.extend(ended.map(|machine| format!("n{}: the agent ended by itself", machine.number)));
-        wrong.extend(self.ended_leases(cluster));
-        wrong.extend(self.subnets_given_up(cluster));
+        let moment = Moment::of(cluster);
+        wrong.extend(self.ended_leases(&moment));
+        wrong.extend(self.subnets_given_up(&moment));
         if now.is_multiple_of(COMPARE_EVERY) {
-            wrong.extend(self.shared_subnets(now, cluster));
-            wrong.extend(published_pod_addresses(cluster));
-            wrong.extend(self.taken_packets(now, cluster));
+            wrong.extend(self.shared_subnets(now, &moment));
+            wrong.extend(published_pod_addresses(&moment));
+            wrong.extend(self.taken_packets(now, &moment));
         }
         wrong
     }
 
     /// Returns the machines that use another subnet than before although their lease was in the store, so that their pods lost the network for
     /// no reason. While an agent is not ready, the subnet that it had before counts.
-    fn subnets_given_up(&mut self, cluster: &Cluster) -> Vec<String> {
-        let leases = cluster.store.leases();
+    fn subnets_given_up(&mut self, Moment { cluster, leases, pods }: &Moment<'_>) -> Vec<String> {
         let is_outside = std::mem::replace(&mut self.interventions, cluster.interventions) != cluster.interventions;
-        let before = std::mem::take(&mut self.held);
-        for machine in &cluster.machines {
-            let known = before.get(&machine.number).copied().filter(|_| !is_outside);
-            let held = if machine.is_ready() { machine.pods() } else { known };
-            let named = held.filter(|held| leases.get(&held.to_key()).is_some_and(|lease| machine.is_named_by(lease)));
-            self.held.extend(named.map(|held| (machine.number, held)));
+        let mut before = std::mem::take(&mut self.held);
+        if is_outside {
+            before.clear();
         }
-        let given_up = before.into_iter().filter(|_| !is_outside).filter_map(|(number, subnets)| {
-            let now = cluster.machines[number].pods().filter(|now| *now != subnets)?;
+        for machine in &cluster.machines {
+            let number = machine.number;
+            let held = if machine.is_ready() { pods[number] } else { before.get(&number).copied() };
+            let named = held.filter(|held| leases.get(&held.to_key()).is_some_and(|lease| machine.is_named_by(lease)));
+            self.held.extend(named.map(|held| (number, held)));
+        }
+        let given_up = before.into_iter().filter_map(|(number, subnets)| {
+            let now = pods[number].filter(|now| *now != subnets)?;
             (!cluster.store.has_ended(&subnets))
                 .then(|| format!("n{number} uses {now} instead of {subnets}, of which it had the lease"))
         });
@@ -74,7 +106,7 @@ impl Watcher {
 
     /// Returns the machines whose agent was started without the store and is ready with a lease that has ended. An agent that runs when its lease ends
     /// goes on, because its pods need their network.
-    fn ended_leases(&mut self, cluster: &Cluster) -> Vec<String> {
+    fn ended_leases(&mut self, Moment { cluster, pods, .. }: &Moment<'_>) -> Vec<String> {
         let mut wrong = Vec::new();
         for machine in &cluster.machines {
             let number = machine.number;
@@ -85,7 +117,7 @@ impl Watcher {
                 continue;
             }
             let is_alone = machine.wire.disorder() != Disorder::None && !self.wrong_clocks.contains(&number);
-            let Some(subnets) = machine.pods().filter(|_| is_alone) else { continue };
+            let Some(subnets) = pods[number].filter(|_| is_alone) else { continue };
             if cluster.store.has_ended(&subnets) {
                 wrong.push(format!(
                     "n{number} was started without the store and uses {subnets}, a lease that has ended"
@@ -96,49 +128,39 @@ impl Watcher {
     }
 
     /// Returns the machines that send packets to a node that copied the identity of another one, for longer than it takes to notice.
-    fn taken_packets(&mut self, now: u64, cluster: &Cluster) -> Vec<String> {
-        let mut taken = BTreeMap::new();
+    fn taken_packets(&mut self, now: u64, Moment { cluster, pods, .. }: &Moment<'_>) -> Vec<String> {
+        let mut taken = Vec::new();
         if !cluster.copied.is_empty() {
             let fabric = Fabric::new(&cluster.machines);
             for (owner, copier) in &cluster.copied {
-                let Some(to) = cluster.machines[*owner].pods().and_then(|pods| first_pod(&pods)) else { continue };
+                let Some(to) = pods[*owner].as_ref().and_then(first_pod) else { continue };
                 let senders = cluster.machines.iter().filter(|machine| machine.number != *owner && machine.follows());
-                for sender in senders.map(|machine| machine.number) {
-                    if matches!(fabric.send(sender, to), Err(Lost::NobodyHas(_, ip)) if ip == *copier) {
-                        let since = *self.taken_since.get(&(sender, *owner)).unwrap_or(&now);
-                        taken.insert((sender, *owner), since);
-                    }
-                }
+                let is_taken =
+                    |sender: &usize| matches!(fabric.send(*sender, to), Err(Lost::NobodyHas(_, ip)) if ip == *copier);
+                taken.extend(senders.map(|machine| machine.number).filter(is_taken).map(|sender| (sender, *owner)));
             }
         }
-        self.taken_since = taken;
-        let long = self.taken_since.iter().filter(|(_, since)| now - **since > MOST_SHARED);
         let text = |(sender, owner)| {
             format!(
                 "n{sender} sends packets for n{owner} to the node that copied its identity, for more than {MOST_SHARED} s"
             )
         };
-        long.map(|(pair, _)| text(*pair)).collect()
+        self.taken.update(now, taken.into_iter()).into_iter().map(text).collect()
     }
 
-    fn shared_subnets(&mut self, now: u64, cluster: &Cluster) -> Option<String> {
+    fn shared_subnets(&mut self, now: u64, Moment { cluster, pods, .. }: &Moment<'_>) -> Vec<String> {
         let mut holders: BTreeMap<Subnets, Vec<usize>> = BTreeMap::new();
-        for machine in &cluster.machines {
-            if machine.follows() {
-                holders.entry(machine.pods()?).or_default().push(machine.number);
+        for machine in cluster.machines.iter().filter(|machine| machine.follows()) {
+            if let Some(subnets) = pods[machine.number] {
+                holders.entry(subnets).or_default().push(machine.number);
             }
         }
-        let pairs = holders.iter().filter(|(_, all)| all.len() > 1).map(|(subnets, all)| ((all[0], all[1]), *subnets));
-        let now_shared: BTreeMap<(usize, usize), Subnets> = pairs.collect();
-        self.shared_since.retain(|pair, _| now_shared.contains_key(pair));
-        for (pair, subnets) in now_shared {
-            let since = *self.shared_since.entry(pair).or_insert(now);
-            if now - since > MOST_SHARED {
-                let (one, two) = pair;
-                return Some(format!("n{one} and n{two} are ready and share {subnets} for more than {MOST_SHARED} s"));
-            }
-        }
-        None
+        let pairs = holders.values().filter(|all| all.len() > 1).map(|all| (all[0], all[1]));
+        let text = |(one, two): (usize, usize)| {
+            let subnets = pods[one].unwrap_or_default();
+            format!("n{one} and n{two} are ready and share {subnets} for more than {MOST_SHARED} s")
+        };
+        self.shared.update(now, pairs).into_iter().map(text).collect()
     }
 }
 
@@ -148,9 +170,8 @@ fn first_pod(subnets: &Subnets) -> Option<IpAddr> {
 }
 
 /// Returns the leases that publish an address which can only be that of a pod or of a tunnel.
-fn published_pod_addresses(cluster: &Cluster) -> Vec<String> {
-    let leases = cluster.store.leases().into_iter();
-    let of_pods = leases.filter(|(_, value)| {
+fn published_pod_addresses(moment: &Moment<'_>) -> Vec<String> {
+    let of_pods = moment.leases.iter().filter(|(_, value)| {
         let public = value.split("\"PublicIP\":\"").nth(1).and_then(|rest| rest.split('"').next()?.parse().ok());
         public.is_some_and(|public: Ipv4Addr| PODS.contains(&public))
     });
@@ -160,11 +181,9 @@ fn published_pod_addresses(cluster: &Cluster) -> Vec<String> {
 /// Returns what is wrong with a cluster in which nothing has happened for a long time.
 pub fn at_rest(cluster: &Cluster) -> Vec<String> {
     let mut wrong = Vec::new();
-    let leases = cluster.store.leases();
+    let Moment { leases, pods, .. } = Moment::of(cluster);
     let fabric = Fabric::new(&cluster.machines);
-    let machines = &cluster.machines;
-    let pods: Vec<Option<Subnets>> = machines.iter().map(|machine| machine.pods()).collect();
-    for machine in machines {
+    for machine in &cluster.machines {
         let number = machine.number;
         if !machine.is_ready() {
             wrong.push(format!("n{number} is not ready: {}", machine.reasons().join("; ")));

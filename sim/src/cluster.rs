@@ -91,8 +91,11 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Lets the kubelets of all machines create their Nodes, and the controller assign pod CIDRs, in the next seconds.
+    /// Lets the kubelets of all machines create their Nodes, and the controller assign pod CIDRs, in the next seconds. An etcd has no Nodes.
     fn register_all(&mut self, now: u64) {
+        if !self.store.has_nodes() {
+            return;
+        }
         for number in 0..self.machines.len() {
             let at = now + number as u64 % 4;
             self.later(at, Recovery::Register(number));
@@ -313,7 +316,8 @@ impl Cluster {
             }
             Event::Compact => self.store.compact(),
             Event::DeleteLease(number) => self.store.delete_lease(number, self.machines[number].pods().as_ref()),
-            Event::DeleteNode(number, seconds) if self.store.delete_node(number) => {
+            Event::DeleteNode(number, seconds) if self.store.has_nodes() => {
+                self.store.delete_node(number);
                 self.later(now + seconds, Recovery::Register(number));
                 self.later(now + seconds + 2, Recovery::Assign(number));
             }

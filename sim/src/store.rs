@@ -192,11 +192,16 @@ impl Store {
         }
     }
 
-    /// Deletes the Node of a machine, and returns true. An etcd knows no nodes.
-    pub fn delete_node(&mut self, number: usize) -> bool {
-        let Store::Kube { api, .. } = self else { return false };
-        api.change(|nodes| nodes.delete(&node_name(number)));
-        true
+    /// Returns true if the store has Nodes.
+    pub fn has_nodes(&self) -> bool {
+        matches!(self, Store::Kube { .. })
+    }
+
+    /// Deletes the Node of a machine.
+    pub fn delete_node(&mut self, number: usize) {
+        if let Store::Kube { api, .. } = self {
+            api.change(|nodes| nodes.delete(&node_name(number)));
+        }
     }
 
     /// Creates the Node of a machine, unless it exists.
