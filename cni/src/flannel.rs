@@ -128,7 +128,7 @@ fn fill_in_gateways(routes: &mut [Value], result: &Value) {
 
 fn check_subnets(result: &Value, rendered: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
     let recorded = &rendered["ipam"]["ranges"];
-    let now = serde_json::json!(env.subnets.iter().map(|net| serde_json::json!([{"subnet": net}])).collect::<Vec<_>>());
+    let now = render::ranges(env);
     if *recorded == now {
         return Ok(());
     }
