@@ -30,7 +30,8 @@ pub(super) enum WireguardError {
     )]
     OnePort(u16),
     #[error(
-        "--wireguard-port {0} is Backend.ListenPortV6 of net-conf, too, and two devices cannot listen on one port: give another port, or          one device for both families (Mode auto, ipv4 or ipv6)"
+        "--wireguard-port {0} is Backend.ListenPortV6 of net-conf, too, and two devices cannot listen on one port: give another port, or \
+         one device for both families (Mode auto, ipv4 or ipv6)"
     )]
     OneOwnPort(u16),
     #[error("flannel-wg is no interface name")]
