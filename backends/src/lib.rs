@@ -24,4 +24,5 @@ pub mod state;
 pub mod tunnel;
 pub mod udp;
 pub mod vxlan;
+mod underlay_mtu;
 pub mod wireguard;

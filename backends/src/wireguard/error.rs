@@ -6,15 +6,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::MIN_MTU;
 use super::key::PublicKey;
 use crate::state::Name;
 
 /// Why WireGuard cannot run with these options, or on this host.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireguardError {
-    #[error("Backend.MTU in net-conf is {0}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's")]
-    SmallMtu(u32),
     #[error("Backend.Mode in net-conf is \"{0}\": give separate, auto, ipv4 or ipv6")]
     Mode(String),
     #[error(
