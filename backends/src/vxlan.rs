@@ -224,10 +224,10 @@ impl Vxlan {
             .as_str()
             .and_then(parse_mac)
             .ok_or_else(|| LeaseFault::BadMac { mac: shown(&mac.to_string()), member })?;
-        if mac == Mac([0; 6]) {
+        if mac.is_zero() {
             return Err(LeaseFault::ZeroMac { mac, member });
         }
-        if mac.0[0] & 1 == 1 {
+        if mac.is_multicast() {
             return Err(LeaseFault::MulticastMac { mac, member });
         }
         Ok(Data { vni, mac })
