@@ -3,9 +3,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::cidr::Subnets;
 use crate::json::Members;
 use crate::text;
 
@@ -97,7 +99,12 @@ fn text(members: &Members, name: &str) -> Option<Box<str>> {
 }
 
 impl Attrs {
-    /// The public address by which people know the node.
+    /// Returns the public addresses, each as a network of one address.
+    pub fn public_addresses(&self) -> Subnets {
+        Subnets { v4: self.public_ip.map(Ipv4Net::from), v6: self.public_ipv6.map(Ipv6Net::from) }
+    }
+
+    /// Returns the public address by which people know the node.
     pub fn owner(&self) -> String {
         match (self.public_ip, self.public_ipv6) {
             (Some(v4), _) => v4.to_string(),

@@ -12,7 +12,6 @@ mod renew;
 mod tls;
 mod watch;
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
 use crate::network::{EXAMPLE, net_conf_text};
-use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
+use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source};
 
 #[cfg(feature = "etcd-channel")]
 pub use client::Channels;
@@ -64,8 +63,7 @@ pub struct EtcdStore {
     types: BackendTypes,
     lease_ttl: Duration,
     renew_margin: Duration,
-    /// The net-conf that was last returned. The watch reports a different one.
-    config_seen: RefCell<Option<String>>,
+    last_net_conf: LastNetConf,
     own_key: OwnKey,
     /// The list that was read together with net-conf, until the own lease is looked for.
     config_list: LastList,
@@ -85,7 +83,7 @@ impl EtcdStore {
             pool: Pool::new(options)?,
             lease_ttl,
             renew_margin,
-            config_seen: RefCell::new(None),
+            last_net_conf: LastNetConf::default(),
             own_key: OwnKey::default(),
             config_list: LastList::default(),
             last_list: LastList::default(),
@@ -106,7 +104,7 @@ impl EtcdStore {
         let text = all.config.as_ref().map(|kv| net_conf_text(kv.value()));
         let text = text.ok_or_else(|| self.no_net_conf())?;
         self.config_list.set(all);
-        *self.config_seen.borrow_mut() = Some(text.clone());
+        self.last_net_conf.set(&text);
         Ok(text)
     }
 

@@ -117,7 +117,14 @@ impl Evidence {
         self.proof(lease).is_some()
     }
 
-    /// Describes for a person who holds this lease, which is not ours.
+    /// Returns true if this lease of another node keeps us from taking these subnets again: it overlaps them, and its subnets have the same
+    /// lengths. A larger subnet does not keep us out, because every node sets such a lease aside.
+    pub fn keeps_us_from(&self, subnets: &Subnets, lease: &Lease) -> bool {
+        let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
+        lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !self.proves(lease)
+    }
+
+    /// Returns who holds this lease, which is not ours, as text for people.
     pub fn owner(&self, lease: &Lease) -> String {
         let owner = lease.attrs.owner();
         if self.names(&self.public, &lease.attrs) {

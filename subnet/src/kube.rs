@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{OnceCell, mpsc};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::attrs::Attrs;
 use crate::backend_types::BackendTypes;
@@ -34,9 +34,9 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
 use crate::network::Network;
-use crate::outside::wall_clock;
+use crate::outside::{random, wall_clock};
 use crate::retry::Reminder;
-use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source, random};
+use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source};
 
 use annotations::Prefix;
 use client::Api;
@@ -47,9 +47,6 @@ pub use client::Access;
 #[cfg(feature = "kube-channel")]
 pub use client::Clients;
 pub use proxy::Proxies;
-
-/// How often [`Source::keep`] reports that the lease is kept. Nothing is written: a Node does not expire.
-const KEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns a random part of `limit`, so that the agents of all nodes do not act at the same time.
 fn random_part(limit: Duration) -> Duration {
@@ -186,7 +183,7 @@ impl KubeStore {
                 let reason = format!("node {}: the public address has to be published again", record.id);
                 record.lease = Err(Unreadable::new(reason));
             }
-            record.lease = record.lease.map(|lease| own_node::within_network(lease, &publication.network));
+            record.lease = record.lease.map(|lease| own_node::in_families_of(&publication.network.networks, lease));
         }
         Some(record)
     }
@@ -250,17 +247,6 @@ impl Source for KubeStore {
                 () = out.closed() => {}
                 () = watch::run(self, &out) => {}
                 () = self.conf.follow(&out) => {}
-            }
-        })
-    }
-
-    fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
-        Box::pin(async move {
-            while out.send(Event::Renewed(None)).await.is_ok() {
-                tokio::select! {
-                    () = sleep(KEEP_INTERVAL) => {}
-                    () = out.closed() => return,
-                }
             }
         })
     }

@@ -346,10 +346,8 @@ fn difference(
 
 /// Reports net-conf if it differs from the one that was last returned. Returns false if nobody receives the events any more.
 async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option<String>) -> bool {
-    let Some(text) = text else { return true };
-    let before = store.config_seen.borrow_mut().replace(text.clone());
-    match before {
-        Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
-        _ => true,
+    match text {
+        Some(text) => store.last_net_conf.report(text, out).await,
+        None => true,
     }
 }

@@ -353,14 +353,9 @@ impl EtcdStore {
     /// Fails if another node took our addresses under a different key while ours was missing.
     async fn refuse_overlap(&self, subnets: &Subnets, evidence: &Evidence) -> Result<(), Error> {
         let all = self.read_all().await?;
-        let rival = all.stored.iter().filter_map(|stored| Some((stored, stored.lease()?))).find(|(_, lease)| {
-            // A larger subnet does not keep us out: every node sets such a lease aside.
-            let same_length =
-                lease.subnets.iter().map(|net| net.prefix_len()).eq(subnets.iter().map(|net| net.prefix_len()));
-            same_length && !evidence.proves(lease) && lease.subnets.overlaps(subnets)
-        });
+        let rival = all.stored.iter().filter_map(Stored::lease).find(|lease| evidence.keeps_us_from(subnets, lease));
         match rival {
-            Some((stored, _)) => Err(Error::Taken { subnet: *subnets, owner: stored.owner(evidence) }),
+            Some(lease) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(lease) }),
             None => Ok(()),
         }
     }

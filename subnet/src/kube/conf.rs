@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! net-conf in Kubernetes mode: a file, mounted from a ConfigMap.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use crate::source::{Error, Event};
+use crate::source::{Error, Event, LastNetConf};
 
 /// How often the file is read. The kubelet updates a ConfigMap by swapping symbolic links, which inotify does not follow well.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
@@ -26,13 +25,12 @@ const REMEDY: &str = "the manifest mounts it from the key net-conf.json of a Con
 /// The file with net-conf.
 pub(super) struct Conf {
     path: PathBuf,
-    /// The text that was last returned or reported.
-    last: RefCell<Option<String>>,
+    last: LastNetConf,
 }
 
 impl Conf {
     pub(super) fn new(path: PathBuf) -> Conf {
-        Conf { path, last: RefCell::new(None) }
+        Conf { path, last: LastNetConf::default() }
     }
 
     /// Reads the file and removes the ignored keys.
@@ -44,7 +42,7 @@ impl Conf {
     pub(super) fn read(&self) -> Result<String, Error> {
         match self.read_file() {
             Ok(text) => {
-                *self.last.borrow_mut() = Some(text.clone());
+                self.last.set(&text);
                 Ok(text)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -64,12 +62,9 @@ impl Conf {
             // While it is replaced, the file may be missing or empty. The old text stays in force then.
             if let Ok(text) = self.read_file()
                 && !text.trim().is_empty()
+                && !self.last.report(text, out).await
             {
-                let before = self.last.borrow_mut().replace(text.clone());
-                let changed = before.is_some_and(|before| before != text);
-                if changed && out.send(Event::Config(text)).await.is_err() {
-                    return;
-                }
+                return;
             }
             sleep(READ_INTERVAL).await;
         }

@@ -14,8 +14,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lease::{Id, Record};
+use crate::outside::random;
 use crate::retry::Failures;
-use crate::source::{Event, random};
+use crate::source::Event;
 
 use super::client::{ApiError, GONE, UNAUTHORIZED};
 use super::node::Node;
