@@ -9,7 +9,7 @@ mod files;
 mod watch;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -105,7 +105,8 @@ fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result
     for own in &ours {
         files.delete(&own.id)?;
     }
-    let others = || records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
+    let our_ids: HashSet<&Id> = ours.iter().map(|own| &own.id).collect();
+    let others = || records.iter().filter(|record| !our_ids.contains(&record.id));
     let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
     let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
     let chosen = request.choose(taken, nodes, ours.iter().map(|own| own.subnets))?;

@@ -7,6 +7,7 @@
 //! its own key, and the younger one deletes its key and chooses again. A comparison over the whole range inside the transaction would
 //! also work, but then all but one of the nodes that start together would fail in each round.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
@@ -21,7 +22,7 @@ use crate::retry::Backoff;
 use crate::source::{Error, LeaseRequest};
 
 use super::EtcdStore;
-use super::keys::{All, Stored};
+use super::keys::{LeaseList, Stored};
 
 /// How many times another node may be faster before an operation fails.
 const ATTEMPTS: u32 = 30;
@@ -68,22 +69,21 @@ struct Basis<'a> {
 /// The leases in the store as one attempt to acquire a subnet sees them.
 struct Leases<'a> {
     request: &'a LeaseRequest,
-    all: &'a All,
+    all: &'a LeaseList,
     /// Those that are ours, the one with the best evidence first.
     ours: Vec<&'a Stored>,
+    our_ids: HashSet<&'a Id>,
 }
 
 impl<'a> Leases<'a> {
-    fn new(request: &'a LeaseRequest, all: &'a All, evidence: &Evidence) -> Leases<'a> {
-        Leases { request, all, ours: all.ours(evidence) }
-    }
-
-    fn is_ours(&self, stored: &Stored) -> bool {
-        self.ours.iter().any(|own| own.record.id == stored.record.id)
+    fn new(request: &'a LeaseRequest, all: &'a LeaseList, evidence: &Evidence) -> Leases<'a> {
+        let ours = all.ours(evidence);
+        let our_ids = ours.iter().map(|own| &own.record.id).collect();
+        Leases { request, all, ours, our_ids }
     }
 
     fn others(&self) -> impl Iterator<Item = &'a Stored> {
-        self.all.stored.iter().filter(|stored| !self.is_ours(stored))
+        self.all.stored.iter().filter(|stored| !self.our_ids.contains(&stored.record.id))
     }
 
     /// Returns true if net-conf allows a lease of these subnets.
@@ -173,7 +173,12 @@ impl EtcdStore {
     }
 
     /// Makes one attempt: confirms a lease that is ours, or deletes those that cannot be used and creates a new one.
-    async fn acquire_once(&self, request: &LeaseRequest, all: &All, granted: &mut Granted) -> Result<Attempt, Error> {
+    async fn acquire_once(
+        &self,
+        request: &LeaseRequest,
+        all: &LeaseList,
+        granted: &mut Granted,
+    ) -> Result<Attempt, Error> {
         let evidence = request.evidence(self.types);
         let leases = Leases::new(request, all, &evidence);
         if let Some(own) = leases.usable() {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::lease::Id;
 
-use super::keys::{All, Stored};
+use super::keys::{LeaseList, Stored};
 
 /// A lease that was granted or renewed within this time need not be renewed when the renewals begin.
 const RECENT: Duration = Duration::from_secs(10);
@@ -86,7 +86,7 @@ impl OwnKey {
     }
 
     /// The watch begins after this list. A change of the key between its last write and the list causes no event.
-    pub(super) fn listed(&self, all: &All) {
+    pub(super) fn listed(&self, all: &LeaseList) {
         let is_as_known = self.known.borrow().as_ref().is_none_or(|known| {
             let listed = all.stored.iter().find(|stored| stored.record.id == known.id).map(|stored| stored.modified);
             listed == Some(known.modified) || all.revision < known.modified
