@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use weft_backends::masq::{self, Masquerade, Policy, Rules};
 use weft_backends::state::{Key, ObservedValue};
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::Masquerading;
+use weft_subnet::network::MasqueradeExceptions;
 
 use super::Node;
 use crate::firewall::guard;
@@ -52,7 +52,7 @@ impl TrafficRules {
 struct Inputs {
     networks: Subnets,
     own: Subnets,
-    masquerade: Masquerading,
+    masquerade: MasqueradeExceptions,
     /// The version of the set of node addresses.
     nodes: u64,
 }

@@ -14,7 +14,7 @@ use crate::text;
 /// The largest value of a lease, bytes; in Kubernetes the annotations that make up a lease together. flannel's longest value (vxlan
 /// with IPv4 and IPv6) has 330. etcd takes 1.5 MB by default, and a Node 256 KiB of annotations: whoever writes that much wants to
 /// fill the memory of all others, where each lease stays as long as it is in the store.
-pub const MOST_OF_A_VALUE: usize = 4096;
+pub const MAX_VALUE_BYTES: usize = 4096;
 
 /// What a node publishes about itself in its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,7 +23,8 @@ pub struct Attrs {
     pub public_ip: Option<Ipv4Addr>,
     /// `PublicIPv6`: where peers reach this node over IPv6.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// `BackendType`, lower case; empty when the wire has none. A type longer than [`text::MOST`] is cut: it is unknown anyway.
+    /// `BackendType` in lower case. It is empty if the value has none. A type that is longer than [`text::MAX_CHARS`] is cut, because no
+    /// backend has such a name.
     pub backend_type: String,
     /// `BackendData`: raw JSON, exactly as on the wire.
     pub backend_data: Option<Box<str>>,
@@ -39,7 +40,7 @@ pub struct Attrs {
 }
 
 /// A node announces at most this many other ways. It has more only after several changes of the backend in a row.
-pub const MOST_OTHER_WAYS: usize = 4;
+pub const MAX_OTHER_WAYS: usize = 4;
 
 /// Why a lease value could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +49,7 @@ pub enum BadAttrs {
     #[error("value is not a lease: {0}")]
     Json(#[from] serde_json::Error),
     /// It is larger than any lease.
-    #[error("value is not a lease: it is larger than {MOST_OF_A_VALUE} bytes")]
+    #[error("value is not a lease: it is larger than {MAX_VALUE_BYTES} bytes")]
     TooLarge,
 }
 
@@ -132,9 +133,9 @@ impl Attrs {
     /// Reads a wire value; unknown members are ignored, names compared without regard to case (as flannel does).
     ///
     /// # Errors
-    /// When it is not a lease, or larger than [`MOST_OF_A_VALUE`].
+    /// The value is not a lease, or it is larger than [`MAX_VALUE_BYTES`].
     pub fn from_wire(value: &[u8]) -> Result<Attrs, BadAttrs> {
-        if value.len() > MOST_OF_A_VALUE {
+        if value.len() > MAX_VALUE_BYTES {
             return Err(BadAttrs::TooLarge);
         }
         let wire: Members = serde_json::from_slice(value)?;
@@ -164,7 +165,7 @@ impl Attrs {
                 ..self.clone()
             })
         };
-        ways.iter().take(MOST_OTHER_WAYS).filter_map(attrs).collect()
+        ways.iter().take(MAX_OTHER_WAYS).filter_map(attrs).collect()
     }
 
     /// Returns these attributes with other ways to reach this node. Only the type and the data of each way count.
@@ -177,7 +178,7 @@ impl Attrs {
             };
             serde_json::to_string(&way).unwrap_or_default()
         };
-        let ways: Vec<String> = ways.iter().take(MOST_OTHER_WAYS).map(way).collect();
+        let ways: Vec<String> = ways.iter().take(MAX_OTHER_WAYS).map(way).collect();
         let other_ways = (!ways.is_empty()).then(|| format!("[{}]", ways.join(",")).into_boxed_str());
         Attrs { other_ways, ..self }
     }
@@ -190,8 +191,8 @@ mod tests {
     #[test]
     fn a_value_larger_than_any_lease_is_refused_unread() {
         let value = |bytes: usize| format!("{:bytes$}", r#"{"PublicIP":"192.0.2.1"}"#).into_bytes();
-        assert!(Attrs::from_wire(&value(MOST_OF_A_VALUE)).is_ok());
-        let error = Attrs::from_wire(&value(MOST_OF_A_VALUE + 1)).unwrap_err();
+        assert!(Attrs::from_wire(&value(MAX_VALUE_BYTES)).is_ok());
+        let error = Attrs::from_wire(&value(MAX_VALUE_BYTES + 1)).unwrap_err();
         assert_eq!(error.to_string(), "value is not a lease: it is larger than 4096 bytes");
     }
 
@@ -216,14 +217,14 @@ mod tests {
             assert_eq!((read.backend_type.as_str(), read.other_ways().len()), ("host-gw", ways), "{bad}");
         }
         let many = vec![way("host-gw", None); 50];
-        assert_eq!(way("vxlan", None).with_other_ways(&many).other_ways().len(), MOST_OTHER_WAYS);
+        assert_eq!(way("vxlan", None).with_other_ways(&many).other_ways().len(), MAX_OTHER_WAYS);
     }
 
     #[test]
     fn foreign_text_is_bounded_where_it_enters() {
         let attrs = Attrs::from_wire(format!(r#"{{"BackendType":"{}\\u001b"}}"#, "X".repeat(3000)).as_bytes()).unwrap();
         assert!(attrs.backend_type.starts_with("xxx") && attrs.backend_type.ends_with(text::CUT));
-        assert!(attrs.backend_type.len() <= text::MOST);
+        assert!(attrs.backend_type.len() <= text::MAX_CHARS);
         let error = Attrs::from_wire(format!(r#"{{"PublicIP":"{}"}}"#, "x".repeat(3000)).as_bytes()).unwrap_err();
         assert!(error.to_string().len() < 300, "{error}");
         assert!(

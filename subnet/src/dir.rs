@@ -181,7 +181,7 @@ impl Source for DirStore {
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
-        let evidence = Evidence::of(self.types, *subnets, was).or(attrs);
+        let evidence = Evidence::of(self.types, *subnets, was).with_next(attrs);
         let (subnets, attrs) = (*subnets, attrs.clone());
         Box::pin(self.write(move |files| retake(files, &subnets, &evidence, &attrs)))
     }

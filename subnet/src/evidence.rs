@@ -38,8 +38,8 @@ pub struct Evidence {
     /// node behind one NAT.
     pub ports: Vec<PublicPorts>,
     /// The other addresses of our uplink, which we may have published before. They count only together with the subnet, because one
-    /// of them may be a VIP.
-    pub beside: Vec<Public>,
+    /// of them may be a virtual address that other nodes can get, too.
+    pub other_uplink: Vec<Public>,
 }
 
 /// Why a lease is ours. The first one is the strongest.
@@ -63,9 +63,9 @@ impl Evidence {
     /// A node that knows nothing about itself.
     pub fn none(types: BackendTypes) -> Evidence {
         let (id, previous, identities) = (None, None, PublicIdentities::default());
-        let (public, ports, beside) = (Vec::new(), Vec::new(), Vec::new());
+        let (public, ports, other_uplink) = (Vec::new(), Vec::new(), Vec::new());
         let next_identities = PublicIdentities::default();
-        Evidence { types, reservations: true, id, previous, identities, next_identities, public, ports, beside }
+        Evidence { types, reservations: true, id, previous, identities, next_identities, public, ports, other_uplink }
     }
 
     /// What the holder of this lease knows.
@@ -77,7 +77,7 @@ impl Evidence {
 
     /// The same evidence, with what this node is about to publish.
     #[must_use]
-    pub fn or(mut self, attrs: &Attrs) -> Evidence {
+    pub fn with_next(mut self, attrs: &Attrs) -> Evidence {
         let new = (self.types.identities)(attrs);
         self.identities.iter_mut().zip(&new).for_each(|(known, new)| *known = known.take().or(new.clone()));
         self.next_identities = new;
@@ -104,7 +104,7 @@ impl Evidence {
         match (subnet, self.same_device(lease), named) {
             (_, Some(false), _) => None,
             (Some(true), Some(true), _) => Some(Proof::SubnetAndIdentity),
-            (Some(true), None, named) => (named || names(&self.beside)).then_some(Proof::SubnetAndAddress),
+            (Some(true), None, named) => (named || names(&self.other_uplink)).then_some(Proof::SubnetAndAddress),
             (_, Some(true), true) => Some(Proof::AddressAndIdentity),
             (_, None, true) if self.reservations && lease.attrs.backend_type.is_empty() => Some(Proof::Reservation),
             (None, None, true) => Some(Proof::Address),

@@ -179,7 +179,7 @@ impl KubeStore {
         {
             self.warn_of_unreadable(node);
             // The agent publishes its lease again if it cannot be read. The new one has the address that the admin chose.
-            if publish::overwritten(&publication.attrs, self.types, node, &self.prefix) {
+            if publish::addresses_differ(&publication.attrs, self.types, node, &self.prefix) {
                 let reason = format!("node {}: the public address has to be published again", record.id);
                 record.lease = Err(Unreadable::new(reason));
             }

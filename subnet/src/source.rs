@@ -111,7 +111,7 @@ impl LeaseRequest {
     /// was found to be ours. So a lease with another identity belongs to another node.
     pub(crate) fn evidence(&self, types: BackendTypes) -> Evidence {
         let was = self.was.as_ref().unwrap_or(&self.attrs);
-        Evidence { previous: self.previous, ..Evidence::of(types, Subnets::default(), was).or(&self.attrs) }
+        Evidence { previous: self.previous, ..Evidence::of(types, Subnets::default(), was).with_next(&self.attrs) }
     }
 
     /// Chooses a subnet of each enabled family: the previous one if it is free and net-conf allows it, then that of a lease that is ours

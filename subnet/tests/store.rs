@@ -21,7 +21,7 @@ mod secure;
 #[path = "store/server.rs"]
 mod server;
 
-use contract::Place;
+use contract::SharedStore;
 use server::{PREFIX, Server};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-impl Place for Kind {
+impl SharedStore for Kind {
     fn open_for(&self, _last: u8) -> Box<dyn Source> {
         match self {
             Kind::Dir(dir) => Box::new(DirStore::new(dir.path().into(), TYPES)),

@@ -332,7 +332,7 @@ impl EtcdStore {
         granted: &mut Granted,
     ) -> Result<Lease, Error> {
         let id = subnets.to_key();
-        let evidence = Evidence::of(self.types, *subnets, was).or(attrs);
+        let evidence = Evidence::of(self.types, *subnets, was).with_next(attrs);
         let mut backoff = backoff();
         for _ in 0..ATTEMPTS {
             let attempt = match self.read_one(&id).await? {

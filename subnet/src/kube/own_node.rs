@@ -154,7 +154,7 @@ impl KubeStore {
         Ok(Some(record.lease.unwrap_or_else(|_| Lease {
             id: record.id,
             subnets: node.subnets().unwrap_or_default(),
-            attrs: publish::said_by_backend(&node, &self.prefix),
+            attrs: node.attrs_of_backend(&self.prefix),
             age: Age::default(),
         })))
     }
