@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The value of a lease on the wire: JSON, flannel-compatible to the byte (docs/flannel-formats.md, "Leases in etcd").
+//! The value of a lease in a store. It is JSON, and has exactly the bytes that flannel writes (docs/flannel-formats.md, "Leases in etcd").
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -26,11 +26,12 @@ pub struct Attrs {
     /// `BackendType` in lower case. It is empty if the value has none. A type that is longer than [`text::MAX_CHARS`] is cut, because no
     /// backend has such a name.
     pub backend_type: String,
-    /// `BackendData`: raw JSON, exactly as on the wire.
+    /// `BackendData` as raw JSON, exactly as in the store.
     pub backend_data: Option<Box<str>>,
-    /// `BackendV6Data`: raw JSON, exactly as on the wire.
+    /// `BackendV6Data` as raw JSON, exactly as in the store.
     pub backend_v6_data: Option<Box<str>>,
-    /// `TunnelIP`: the source of this node's tunnel packets, where a tunnel guard wants it said. flannel has no such member.
+    /// `TunnelIP`: the source address of this node's tunnel packets, if it is not the public address. The tunnel guard and the backend udp of
+    /// peers need it. flannel has no such member.
     pub tunnel_ip: Option<Ipv4Addr>,
     /// `TunnelIPv6`: the same over IPv6.
     pub tunnel_ipv6: Option<Ipv6Addr>,
@@ -42,7 +43,7 @@ pub struct Attrs {
 /// A node announces at most this many other ways. It has more only after several changes of the backend in a row.
 pub const MAX_OTHER_WAYS: usize = 4;
 
-/// Why a lease value could not be read.
+/// Why a value is not a lease.
 #[derive(Debug, thiserror::Error)]
 pub enum BadAttrs {
     /// It is not JSON, or a member has another type.
@@ -53,10 +54,10 @@ pub enum BadAttrs {
     TooLarge,
 }
 
-/// Field order, and which fields are left out when empty, are flannel's.
+/// The order of the fields, and which of them are left out if they are empty, are as in flannel.
 #[derive(Serialize)]
 struct Wire<'a> {
-    /// Never `null`: flannel cannot read that, and writes 0.0.0.0 for none.
+    /// It is never `null`, because flannel cannot read that. flannel writes 0.0.0.0 if there is no address.
     #[serde(rename = "PublicIP")]
     public_ip: Ipv4Addr,
     #[serde(rename = "PublicIPv6")]
@@ -86,7 +87,7 @@ struct Way<'a> {
     backend_v6_data: Option<&'a RawValue>,
 }
 
-/// A backend type as it is kept.
+/// Returns a backend type in the form in which it is kept: in lower case, printable and not too long.
 pub(crate) fn kind_of(text: &str) -> String {
     text::shown(&text.to_lowercase())
 }
@@ -114,7 +115,7 @@ impl Attrs {
         }
     }
 
-    /// The wire value, fields in flannel's order. Backend data that is not JSON is left out.
+    /// Returns the value for the store, with the fields in flannel's order. Backend data that is not JSON is left out.
     pub fn to_wire(&self) -> String {
         let wire = Wire {
             public_ip: self.public_ip.unwrap_or(Ipv4Addr::UNSPECIFIED),
@@ -130,7 +131,7 @@ impl Attrs {
         serde_json::to_string(&wire).unwrap_or_default()
     }
 
-    /// Reads a wire value; unknown members are ignored, names compared without regard to case (as flannel does).
+    /// Reads a value from the store. As in flannel, unknown members are ignored, and names are compared without regard to case.
     ///
     /// # Errors
     /// The value is not a lease, or it is larger than [`MAX_VALUE_BYTES`].

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use crate::allocate;
 use crate::attrs::Attrs;
@@ -16,11 +17,11 @@ use crate::cidr::Subnets;
 use crate::connected::Connected;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
+use crate::network::Network;
 use crate::outside::random;
 
 /// How often [`Source::keep`] reports that the lease is kept, for a store whose leases do not expire.
 const KEEP_INTERVAL: Duration = Duration::from_secs(60);
-use crate::network::Network;
 
 /// A future on the current thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -171,6 +172,13 @@ pub enum Event {
     /// The net-conf changed. This is its JSON text.
     Config(String),
     /// The store answered, or the watch showed that it is alive.
+    Answered,
+    /// The store does not answer. This is reported at once, and then at most once a minute.
+    Unreachable(String),
+    /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
+    Renewed(Option<Duration>),
+}
+
 /// The net-conf that a store returned or reported last. Its watch reports only a different one.
 #[derive(Debug, Default)]
 pub(crate) struct LastNetConf(RefCell<Option<String>>);
@@ -189,13 +197,6 @@ impl LastNetConf {
             _ => true,
         }
     }
-}
-
-    Answered,
-    /// The store does not answer. This is reported at once, and then at most once a minute.
-    Unreachable(String),
-    /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
-    Renewed(Option<Duration>),
 }
 
 /// A lasting fault of a node, or its end.

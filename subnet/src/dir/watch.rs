@@ -344,7 +344,7 @@ fn difference(
     gone
 }
 
-/// Reports net-conf if it differs from the one that was last returned. Returns false if nobody receives the events any more.
+/// Reports net-conf if there is one, and it differs from the last one. Returns false if nobody receives the events any more.
 async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option<String>) -> bool {
     match text {
         Some(text) => store.last_net_conf.report(text, out).await,
