@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_backends::masq::{self, Masquerade, Policy, Rules};
 use weft_backends::state::{Key, ObservedValue};
+use weft_backends::traffic_rules::{self, Masquerade, Policy, Rules};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::network::MasqueradeExceptions;
 
@@ -108,7 +108,7 @@ impl<K: Kernel> Node<K> {
             nodes: self.plan.node_addresses().addresses().collect(),
         });
         let policy = Policy { masquerade, forward: options.forward };
-        masq::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
+        traffic_rules::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
     }
 
     /// Adds the current state of the guard to the entries that the kernel notified about. Only the tables of the guard are read.
