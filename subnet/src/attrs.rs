@@ -11,9 +11,9 @@ use crate::cidr::Subnets;
 use crate::json::Members;
 use crate::text;
 
-/// The largest value of a lease, bytes; in Kubernetes the annotations that make up a lease together. flannel's longest value (vxlan
-/// with IPv4 and IPv6) has 330. etcd takes 1.5 MB by default, and a Node 256 KiB of annotations: whoever writes that much wants to
-/// fill the memory of all others, where each lease stays as long as it is in the store.
+/// The largest value of a lease in bytes. In Kubernetes it limits the annotations of a lease together. The longest value of flannel (vxlan with
+/// IPv4 and IPv6) has 330 bytes. etcd accepts 1.5 MB by default, and a Node 256 KiB of annotations. Whoever writes so much could fill the
+/// memory of all other nodes, where each lease stays as long as it is in the store.
 pub const MAX_VALUE_BYTES: usize = 4096;
 
 /// What a node publishes about itself in its lease.
@@ -40,7 +40,7 @@ pub struct Attrs {
     pub other_ways: Option<Box<str>>,
 }
 
-/// A node announces at most this many other ways. It has more only after several changes of the backend in a row.
+/// The largest number of other ways in a lease. A node could have more only after several changes of the backend in a row.
 pub const MAX_OTHER_WAYS: usize = 4;
 
 /// Why a value is not a lease.

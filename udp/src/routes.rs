@@ -107,7 +107,7 @@ mod tests {
         prop::collection::vec(peer, 0..30)
     }
 
-    /// The peer that a search through the whole list finds.
+    /// Returns the peer that a search through the whole list finds.
     fn slow(peers: &[Peer], address: Ipv4Addr) -> Option<Peer> {
         let mut best: Option<Peer> = None;
         for peer in peers.iter().filter(|peer| peer.subnet.contains(&address)) {

@@ -34,7 +34,7 @@ fn ask(us: &Ownership, key: Key, seen: ObservedValue) -> bool {
     us.ours(&key, &seen)
 }
 
-/// The route that `ip route add PREFIX via VIA dev DEV` writes, by this protocol.
+/// Returns the entry that `ip route add PREFIX via VIA dev DEV` writes, with this protocol.
 fn entry(prefix: &str, via: &str, dev: &str, protocol: u8) -> (Key, ObservedValue) {
     let route = Route::Unicast { via: via.parse().unwrap(), dev: name(dev), onlink: false };
     let prefix = net(prefix);
@@ -111,7 +111,7 @@ fn routes_with_our_protocol_inside_our_network_are_ours() {
     assert!(!dead("10.5.0.0/16", 3) && !dead("10.6.0.0/16", PROTOCOL));
 }
 
-/// The network of a flannel that gave subnets of 24 bits from 10.5.8.0 to 10.5.80.0.
+/// Returns whether an entry is one of flannel, in a network whose subnets have 24 bits and lie between 10.5.8.0 and 10.5.80.0.
 fn flannels(entry: (Key, ObservedValue)) -> bool {
     let conf = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.8.0","SubnetMax":"10.5.80.0","EnableIPv6":true,
         "IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw"}}"#;

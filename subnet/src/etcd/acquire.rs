@@ -30,7 +30,7 @@ const ATTEMPTS: u32 = 30;
 /// How many times in a row another node may have taken the chosen subnet before everything is read again.
 const LOST_RACES: u32 = 3;
 
-/// The delays between these attempts.
+/// Returns the delays between these attempts.
 fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(25), Duration::from_millis(200))
 }

@@ -84,7 +84,8 @@ pub(super) fn too_large(error: &Error) -> bool {
     matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))
 }
 
-/// As [`too_large`], for the error of a call or a stream. etcd also uses this code for a revision that was compacted.
+/// Does the same as [`too_large`] for the error of a call or a stream. The text decides, too, because etcd also uses this code for a revision
+/// that was compacted.
 pub(super) fn message_too_large(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     status.code() as i32 == OUT_OF_RANGE && status.message().contains("message length too large")

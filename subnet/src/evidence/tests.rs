@@ -7,7 +7,7 @@ use crate::lease::Age;
 
 const OURS: &str = "02:00:00:00:00:01";
 
-/// A lease as a row of the table describes it: its subnet, its address and its MAC are ours (`=`), others (`x`), or not there (`-`).
+/// Returns a lease as a row of the table describes it. Its subnet, its address and its MAC are each ours (`=`), of others (`x`), or absent (`-`).
 fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
     let key = if subnet == "=" { "10.5.1.0-24" } else { "10.5.2.0-24" };
     let last = if mac == "=" { 1 } else { 2 };
@@ -21,7 +21,7 @@ fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
     Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap(), attrs, age: Age { stamp: 1, tie: "".into() } }
 }
 
-/// We publish 192.0.2.1.
+/// Returns what a node knows that publishes 192.0.2.1, and that may have a subnet.env and a device.
 fn evidence(subnet_env: bool, device: bool) -> Evidence {
     Evidence {
         previous: subnet_env.then(|| Subnets::from_key("10.5.1.0-24").unwrap()),

@@ -26,7 +26,7 @@ fn attrs(kind: &str, data: Option<&str>, v6_data: Option<&str>) -> Attrs {
     }
 }
 
-/// The node after the changes.
+/// Returns the annotations after these changes.
 fn applied(before: &Value, changes: Changes) -> Value {
     let mut all = before.as_object().cloned().unwrap_or_default();
     for (name, value) in changes {
@@ -74,7 +74,7 @@ fn backends_publish_what_flannel_publishes() {
     assert!(ipip.get(format!("{P}public-ipv6")).is_none());
 }
 
-/// As flannel's udp and alloc do: the annotation of the type is there and empty.
+/// flannel's udp and alloc publish an empty annotation for the type, too.
 #[test]
 fn a_lease_without_a_type_publishes_an_empty_type_and_no_data() {
     let attrs = Attrs { public_ipv6: None, ..attrs("", None, None) };
