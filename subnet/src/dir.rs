@@ -163,7 +163,7 @@ impl Source for DirStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: false, fenced: false, assigned: false }
+        Capabilities { expires: false, assigned: false }
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {

@@ -141,7 +141,7 @@ impl Source for EtcdStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: true, fenced: true, assigned: false }
+        Capabilities { expires: true, assigned: false }
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {
@@ -153,15 +153,15 @@ impl Source for EtcdStore {
     }
 
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.acquire_fenced(request))
+        Box::pin(self.acquire_subnet(request))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.retake_fenced(subnets, was, attrs))
+        Box::pin(self.retake_subnet(subnets, was, attrs))
     }
 
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
-        Box::pin(self.release_fenced(lease))
+        Box::pin(self.release_lease(lease))
     }
 
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {

@@ -210,7 +210,7 @@ impl Source for KubeStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: false, fenced: true, assigned: true }
+        Capabilities { expires: false, assigned: true }
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {

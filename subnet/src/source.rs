@@ -31,8 +31,6 @@ pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 pub struct Capabilities {
     /// A lease expires if its owner does not renew it.
     pub expires: bool,
-    /// Compare-and-swap works between machines, not only between the processes of one machine.
-    pub fenced: bool,
     /// Subnets are assigned, as pod CIDRs in Kubernetes. [`Source::acquire`] waits for that.
     pub assigned: bool,
 }

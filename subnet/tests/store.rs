@@ -12,14 +12,14 @@ mod dir;
 mod etcd;
 #[path = "store/failover.rs"]
 mod failover;
-#[path = "store/fences.rs"]
-mod fences;
 #[path = "store/requests.rs"]
 mod requests;
 #[path = "store/secure.rs"]
 mod secure;
 #[path = "store/server.rs"]
 mod server;
+#[path = "store/unchanged.rs"]
+mod unchanged;
 
 use contract::SharedStore;
 use server::{PREFIX, Server};

@@ -383,7 +383,7 @@ mod tests {
         ] {
             let saved = Some(Saved { head: just_now(), peers: Vec::new() });
             let mut memory = EarlierRun { saved, ..EarlierRun::default() };
-            let store = Capabilities { expires: true, fenced: true, assigned };
+            let store = Capabilities { expires: true, assigned };
             assert_eq!(memory.subnet(public, &network(config), store), wanted, "{public:?} {config} {assigned}");
         }
     }

@@ -43,7 +43,7 @@ impl Source for Memories {
         Box::pin(async { Some(STORE.into()) })
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: false, fenced: true, assigned: false }
+        Capabilities { expires: false, assigned: false }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
         Box::pin(async { self.leases().map(|_| CONFIG.to_owned()) })

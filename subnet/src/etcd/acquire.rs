@@ -128,7 +128,7 @@ impl EtcdStore {
         Ok(own)
     }
 
-    pub(super) async fn acquire_fenced(&self, request: &LeaseRequest) -> Result<Lease, Error> {
+    pub(super) async fn acquire_subnet(&self, request: &LeaseRequest) -> Result<Lease, Error> {
         let mut granted = None;
         let result = self.acquire_attempts(request, &mut granted).await;
         self.revoke_unused(granted).await;
@@ -185,7 +185,7 @@ impl EtcdStore {
             return self.rewrite(own, &request.attrs, granted).await;
         }
         for own in &leases.ours {
-            if !self.delete_fenced(own).await? {
+            if !self.delete_unchanged(own).await? {
                 return Ok(Attempt::Lost);
             }
         }
@@ -206,7 +206,7 @@ impl EtcdStore {
         let etcd_lease = self.grant(granted).await?;
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
         let is_free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-        let own = match self.put_fenced(&format!("create {key}"), &key, is_free, put).await? {
+        let own = match self.put_if(&format!("create {key}"), &key, is_free, put).await? {
             Attempt::Won(own) => own,
             // It may be ours, if the answer to an earlier attempt was lost.
             Attempt::Taken(other) if other.belongs_to(basis.evidence) => return Ok(Attempt::Lost),
@@ -216,7 +216,7 @@ impl EtcdStore {
         if !self.has_older_rival(&own, subnets, basis).await? {
             return Ok(Attempt::Won(own));
         }
-        if self.delete_fenced(&own).await? {
+        if self.delete_unchanged(&own).await? {
             *granted = Some(etcd_lease);
         }
         Ok(Attempt::Lost)
@@ -237,7 +237,7 @@ impl EtcdStore {
     }
 
     /// Writes a key if the comparison `when` holds. Returns the new content, or else what the key contains instead.
-    async fn put_fenced(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
+    async fn put_if(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
         let get = TxnOp::get(key, None);
         let txn = Txn::new().when([when]).and_then([put, get.clone()]).or_else([get]);
         let answer = self.pool.transact(what, &txn).await?;
@@ -272,7 +272,7 @@ impl EtcdStore {
         let key = self.keys.lease(&own.record.id);
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(options));
-        let attempt = self.put_fenced(&format!("rewrite {key}"), &key, is_unchanged, put).await?;
+        let attempt = self.put_if(&format!("rewrite {key}"), &key, is_unchanged, put).await?;
         if matches!(attempt, Attempt::Won(_)) && !is_alive {
             *granted = None;
         }
@@ -280,7 +280,7 @@ impl EtcdStore {
     }
 
     /// Deletes a key. Returns false if it is not as it was read.
-    async fn delete_fenced(&self, stored: &Stored) -> Result<bool, Error> {
+    async fn delete_unchanged(&self, stored: &Stored) -> Result<bool, Error> {
         let key = self.keys.lease(&stored.record.id);
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
         self.delete_if(&key, is_unchanged).await
@@ -317,7 +317,7 @@ impl EtcdStore {
         }
     }
 
-    pub(super) async fn retake_fenced(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
+    pub(super) async fn retake_subnet(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
         let mut granted = None;
         let result = self.retake_attempts(subnets, was, attrs, &mut granted).await;
         self.revoke_unused(granted).await;
@@ -365,7 +365,7 @@ impl EtcdStore {
         }
     }
 
-    pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
+    pub(super) async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
         // A record with exactly our content is ours. Only otherwise it must be read.
         let key = self.keys.lease(&lease.id);
         let is_ours = Compare::value(key.as_str(), CompareOp::Equal, lease.attrs.to_wire());
@@ -381,7 +381,7 @@ impl EtcdStore {
             if !stored.belongs_to(&evidence) {
                 return Err(Error::Taken { subnet: lease.subnets, owner: stored.owner(&evidence) });
             }
-            if self.delete_fenced(&stored).await? {
+            if self.delete_unchanged(&stored).await? {
                 return Ok(());
             }
             sleep(backoff.next_delay()).await;
