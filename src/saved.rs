@@ -100,7 +100,7 @@ impl SavedFile {
         &self.file
     }
 
-    /// Returns the identity of the store.
+    /// Returns the fingerprint of the store.
     pub fn store(&self) -> &str {
         &self.store
     }

@@ -133,7 +133,7 @@ impl Source for EtcdStore {
         format!("etcd {} {}", self.pool.urls(), self.keys.prefix())
     }
 
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         let mut urls: Vec<String> = self.pool.urls().split(',').map(str::to_owned).collect();
         urls.sort_unstable();
         let text = format!("etcd {} {}", urls.join(","), self.keys.prefix());

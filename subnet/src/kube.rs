@@ -202,10 +202,10 @@ impl Source for KubeStore {
         format!("kubernetes {}", self.api.describe())
     }
 
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         Box::pin(async {
             let node = if let Who::Node(name) = &self.who { name } else { "" };
-            Some(format!("{} {} {node}", self.api.identity().await?, self.prefix.name("")))
+            Some(format!("{} {} {node}", self.api.fingerprint().await?, self.prefix.name("")))
         })
     }
 

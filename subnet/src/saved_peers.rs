@@ -35,7 +35,7 @@ pub enum Expiry {
 /// What is saved besides the peers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// The identity of the store, from [`crate::source::Source::identity`].
+    /// The fingerprint of the store, from [`crate::source::Source::fingerprint`].
     pub store: String,
     /// When the store answered last before this was saved, in seconds since 1970.
     pub saved: u64,

@@ -226,7 +226,7 @@ pub trait Source {
     fn describe(&self) -> String;
     /// Returns a text that identifies the store, without asking it. Two stores with the same text count as one. `None` if the leases of
     /// this store need not be saved.
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         Box::pin(async { None })
     }
     /// Returns what is not as it should be although the store works: one sentence with the remedy, for `weft status`.

@@ -39,7 +39,7 @@ impl Source for Memories {
     fn describe(&self) -> String {
         STORE.into()
     }
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         Box::pin(async { Some(STORE.into()) })
     }
     fn capabilities(&self) -> Capabilities {

@@ -194,7 +194,7 @@ impl Api {
     }
 
     /// Returns a text that differs between clusters: URL and CA. `None` while the credentials cannot be read.
-    pub(super) async fn identity(&self) -> Option<String> {
+    pub(super) async fn fingerprint(&self) -> Option<String> {
         let config = self.config().await.ok()?;
         let ca = crc32fast::hash(&config.root_cert.unwrap_or_default().concat());
         Some(format!("kubernetes {} ca {ca:08x}", config.cluster_url))
