@@ -161,12 +161,12 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let (notify, events) = (Notify::new(), EventReporter::new(store.clone()));
     let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify, condition, events };
-    let identity = tokio::select! {
+    let fingerprint = tokio::select! {
         // If the API server does not answer, this takes long.
         () = &mut shutdown => return Ok(ended_early()),
-        identity = store.identity() => identity,
+        fingerprint = store.fingerprint() => fingerprint,
     };
-    let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, identity);
+    let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, fingerprint);
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = traffic_rules.then(|| firewall::choice::Survey::begin(options.rules.firewall));
     let secrets = SecretFiles::new(options.state_dir.as_deref())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The traffic rules of the node (masquerading, accepting forwarded packets) and the tunnel guard.
 //!
-//! What the rules say is decided in [`weft_backends::masq`]. Here they are written: [`choice`] chooses nftables or iptables,
+//! What the rules say is decided in [`weft_backends::traffic_rules`]. Here they are written: [`choice`] chooses nftables or iptables,
 //! [`reconciler`] keeps the rules in place, and [`other_programs`] deals with what other programs' rules do to ours.
 //!
 //! Invariant: nothing here imports the rest of the agent (kernel, plan, options). The agent imports this module. A test in

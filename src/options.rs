@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use weft_backends::masq::Masquerade;
+use weft_backends::traffic_rules::Masquerade;
 
 use crate::firewall::choice::Choice;
 

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use weft_subnet::cache::{self, Head, Saved};
 use weft_subnet::lease::Lease;
 use weft_subnet::peers::Peers;
+use weft_subnet::saved_peers::{self, Head, Saved};
 
 use crate::files;
 use crate::instance;
@@ -42,7 +42,7 @@ pub struct Unusable {
 #[derive(Debug)]
 enum Cause {
     Io(io::Error),
-    Contents(cache::Unusable),
+    Contents(saved_peers::Unusable),
 }
 
 impl fmt::Display for Unusable {
@@ -76,7 +76,9 @@ impl SavedFile {
     pub fn read(&self) -> Result<Option<Saved>, Unusable> {
         let unusable = |cause| Unusable { file: self.file.clone(), cause };
         match self.contents() {
-            Ok(text) => cache::read(&text, &self.store).map(Some).map_err(|error| unusable(Cause::Contents(error))),
+            Ok(text) => {
+                saved_peers::read(&text, &self.store).map(Some).map_err(|error| unusable(Cause::Contents(error)))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(unusable(Cause::Io(error))),
         }
@@ -84,7 +86,7 @@ impl SavedFile {
 
     /// Reads what was saved besides the peers. Returns `None` if there is no usable file.
     pub fn read_head(&self) -> Option<Head> {
-        cache::read_head(&self.contents().ok()?, &self.store).ok()
+        saved_peers::read_head(&self.contents().ok()?, &self.store).ok()
     }
 
     fn contents(&self) -> io::Result<Vec<u8>> {
@@ -98,7 +100,7 @@ impl SavedFile {
         &self.file
     }
 
-    /// Returns the identity of the store.
+    /// Returns the fingerprint of the store.
     pub fn store(&self) -> &str {
         &self.store
     }
@@ -223,7 +225,7 @@ impl Saver {
 /// The file cannot be written. The error is `Interrupted` if `wanted` is gone; then the old file stays.
 fn write(file: &Path, head: &Head, leases: Vec<Arc<Lease>>, wanted: &Weak<()>) -> io::Result<()> {
     files::replace_with(file, 0o600, |temporary| {
-        cache::write(temporary, head, leases.iter().map(|lease| &**lease))?;
+        saved_peers::write(temporary, head, leases.iter().map(|lease| &**lease))?;
         // The leases are not needed while the thread waits for the sync.
         drop(leases);
         if wanted.strong_count() == 0 { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
@@ -278,7 +280,7 @@ mod tests {
 
     fn head(saved_file: &SavedFile) -> Head {
         let (public, chosen) = ((Some([192, 168, 0, 0].into()), None), [None, None]);
-        let (saved, expires) = (0, cache::Expiry::Never);
+        let (saved, expires) = (0, saved_peers::Expiry::Never);
         Head {
             store: saved_file.store().into(),
             saved,

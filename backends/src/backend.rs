@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a backend decides, and the register of backends. A new backend is one file and one line in [`REGISTER`].
+//! What a backend decides. Which backends there are is in [`crate::register`].
 
 use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
-use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities, PublicPorts};
+use weft_subnet::backend_types::{PublicIdentities, PublicPorts};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
@@ -15,10 +15,11 @@ use weft_subnet::text::Shown;
 use crate::commands::{CommandPeer, Commands, Variable};
 use crate::host::Host;
 use crate::identity::{Found, Identities};
-use crate::options::Options;
 use crate::state::State;
 use crate::tunnel::{Tunnel, TunnelPeer};
 use crate::wireguard::key::DeviceSecrets;
+
+pub use crate::register::{BackendType, BadType, TYPES, make, make_for_lease, make_kind, names_its_leases};
 
 /// Why a backend cannot reach one family of a lease, or cannot do its work on this host. Each backend has an enum of its own reasons,
 /// and this is any of them. As text it is a sentence for people, which names the field and its content.
@@ -80,36 +81,6 @@ pub enum BadOption {
     /// A backend refuses its options for a reason of its own.
     #[error(transparent)]
     Backend(#[from] Skip),
-}
-
-/// Why a type of backend is refused, with what to use instead.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadType {
-    /// net-conf names no type.
-    #[error("no backend type is given (Backend.Type in net-conf); supported: {0}")]
-    NotGiven(String),
-    /// flannel has this type, and weft has another one for the same purpose.
-    #[error("backend type {kind} is not supported by weft: {instead}")]
-    Replaced {
-        /// The type.
-        kind: String,
-        /// What to use instead.
-        instead: &'static str,
-    },
-    /// Neither flannel nor weft has this type.
-    #[error("unknown backend type \"{kind}\"; supported: {supported}")]
-    Unknown {
-        /// The type, shortened.
-        kind: String,
-        /// The types that weft has.
-        supported: String,
-    },
-    /// A lease has no type.
-    #[error(
-        "the lease has no BackendType, as those of udp, of alloc, and of a removed cloud backend such as tencent-vpc, aws-vpc or gce: \
-         this node does not reach it"
-    )]
-    LeaseWithout,
 }
 
 /// A lease has another type than the backend that is asked for it.
@@ -269,118 +240,6 @@ pub trait Backend {
     fn command_peer(&self, _peer: &Lease) -> Option<CommandPeer> {
         None
     }
-}
-
-/// Makes a backend from its options, for this network.
-pub type Make = fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>;
-
-/// A type of backend: what is known about it without a network, and how a backend of this type is made. The file of each backend has one.
-pub struct BackendType {
-    /// `Backend.Type` in net-conf.
-    pub kind: &'static str,
-    /// `BackendType` of its leases. It is empty if they have none.
-    pub lease_type: &'static str,
-    /// Makes a backend from its options.
-    pub make: Make,
-    /// Returns the identities that a lease of this type names. One that no device can have is left out.
-    pub identities: fn(&Attrs) -> PublicIdentities,
-    /// Returns the annotations of a Node for a lease of this type.
-    pub annotations: fn(&Attrs) -> Annotations,
-    /// The ports that a lease of this type names, if several nodes may share one public address.
-    pub ports: fn(&Attrs) -> PublicPorts,
-}
-
-impl BackendType {
-    /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any.
-    pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
-        let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
-        let ports: fn(&Attrs) -> PublicPorts = |_| [None, None];
-        BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data, ports }
-    }
-}
-
-/// The register of all backends. A new backend is one file, with its `mod` line in `lib.rs`, and one line here.
-#[rustfmt::skip]
-const REGISTER: &[BackendType] = &[
-    crate::vxlan::TYPE,
-    crate::host_gw::TYPE,
-    crate::ipip::TYPE,
-    crate::wireguard::TYPE,
-    crate::alloc::TYPE,
-    crate::udp::TYPE,
-    crate::extension::TYPE,
-];
-
-/// What the stores must know about the registered types.
-pub const TYPES: BackendTypes = BackendTypes {
-    identities: |attrs| of_lease(attrs).map(|known| (known.identities)(attrs)).unwrap_or_default(),
-    annotations: |attrs| of_lease(attrs).map(|known| (known.annotations)(attrs)).unwrap_or_default(),
-    ports: |attrs| of_lease(attrs).map(|known| (known.ports)(attrs)).unwrap_or_default(),
-};
-
-/// Returns the first type that this lease may have. The types without a name in leases publish the same in their leases.
-fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
-    REGISTER.iter().find(|known| known.lease_type == attrs.backend_type)
-}
-
-/// Returns true if the leases of this type have its name. Otherwise a lease without a type may also be a reservation that a person wrote,
-/// or a lease of another type without a name.
-pub fn names_its_leases(kind: &str) -> bool {
-    REGISTER.iter().all(|known| known.kind != kind || !known.lease_type.is_empty())
-}
-
-/// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
-const REPLACED: &[(&str, &str, &str)] = &[
-    ("ipsec", "wireguard", "use wireguard"),
-    ("tencent-vpc", "alloc", FOR_CLOUDS),
-    ("aws-vpc", "alloc", FOR_CLOUDS),
-    ("gce", "alloc", FOR_CLOUDS),
-    ("ali-vpc", "alloc", FOR_CLOUDS),
-];
-const FOR_CLOUDS: &str = "use alloc, and let a controller of the cloud make the routes";
-
-/// Returns why a type that is not in the register is refused.
-fn refused(kind: &str) -> BadType {
-    let supported = REGISTER.iter().map(|known| known.kind).collect::<Vec<_>>().join(", ");
-    let is_registered = |other: &str| REGISTER.iter().any(|known| known.kind == other);
-    if let Some((kind, _, instead)) = REPLACED.iter().find(|(old, new, _)| *old == kind && is_registered(new)) {
-        return BadType::Replaced { kind: (*kind).to_owned(), instead };
-    }
-    match kind {
-        "" => BadType::NotGiven(supported),
-        _ => BadType::Unknown { kind: Shown(kind).to_string(), supported },
-    }
-}
-
-/// Makes the backend that net-conf names, with its options (`Backend` in net-conf: raw JSON, keys in any case).
-///
-/// # Errors
-/// The type is unknown, or an option is bad. The error names it.
-pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
-    make_kind(&network.backend_type, &network.backend, network)
-}
-
-/// Makes the backend of this type with these options.
-///
-/// # Errors
-/// As [`make`].
-pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
-    let options = Options::parse(options)?;
-    let known = REGISTER.iter().find(|known| known.kind == kind).ok_or_else(|| refused(kind))?;
-    (known.make)(&options, network)
-}
-
-/// Makes the backend of the type that a peer's lease names, with the defaults of that type, for mixed clusters. If the type is not that of
-/// our network, the plan of each peer contains the device that it needs.
-///
-/// # Errors
-/// No lease can have this type, or weft cannot reach its nodes.
-pub fn make_for_lease(lease_type: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
-    if lease_type.is_empty() {
-        return Err(BadType::LeaseWithout.into());
-    }
-    let known = REGISTER.iter().find(|known| known.lease_type == lease_type).ok_or_else(|| refused(lease_type))?;
-    (known.make)(&Options::parse("{}")?, network)
 }
 
 /// Returns the families that are enabled in this network.

@@ -47,7 +47,7 @@ enum ExtensionError {
     OtherLease(String),
 }
 
-/// What a Node says: flannel publishes an empty text if there is no data, and `null` for IPv6.
+/// Returns the annotations of a Node. As in flannel, the text is empty if there is no data, and it is `null` for IPv6.
 fn annotations(attrs: &Attrs) -> Annotations {
     Annotations {
         data: Some(attrs.backend_data.as_deref().unwrap_or_default().to_owned()),
@@ -55,8 +55,8 @@ fn annotations(attrs: &Attrs) -> Annotations {
     }
 }
 
-/// The output of the first command, as the JSON that our lease contains. It is carried like the identity of a device: both are found at
-/// the start, and are in the lease.
+/// The output of the first command, as the JSON that our lease contains. The agent keeps it like the identity of a device, because both are found
+/// at the start and are in the lease.
 struct Output(Box<str>);
 
 impl Identity for Output {
@@ -121,7 +121,7 @@ impl Backend for Extension {
         Some(Skip::new(ExtensionError::OtherLease(shown(backend_type))))
     }
 
-    /// The commands do, and what they make is theirs.
+    /// Returns false, because the commands make the routes, and weft does not touch these.
     fn makes_routes(&self) -> bool {
         false
     }
@@ -168,7 +168,7 @@ impl Backend for Extension {
         Some(&self.commands)
     }
 
-    /// flannel's values, but an address that is missing is empty, where flannel says `<nil>`.
+    /// Returns the variables of flannel. The value of a missing address is empty, where flannel writes `<nil>`.
     fn own_variables(&self, own: &Lease) -> Vec<Variable> {
         let subnets = own.subnets;
         vec![

@@ -41,7 +41,7 @@ impl Ownership {
             // A device of flannel or of another agent does not have our mark, so it stays.
             Key::Link(name) => seen.mark && self.devices.contains(name),
             Key::Addr(name, net) => self.devices.contains(name) && !kernel_made(net),
-            Key::Fdb(name, mac) => self.devices.contains(name) && mac.0[0] & 1 == 0,
+            Key::Fdb(name, mac) => self.devices.contains(name) && !mac.is_multicast(),
             Key::WgPeer(name, _) | Key::AllowedIp(name, _) => self.devices.contains(name),
             Key::Neigh(name, ip) => self.devices.contains(name) && !kernel_made(&IpNet::from(*ip)),
             // These were read from our own tables.

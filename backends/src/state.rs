@@ -23,6 +23,18 @@ pub const LAST_METRIC: u32 = 4_294_967_294;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
+impl Mac {
+    /// Returns true for 00:00:00:00:00:00, which no device has.
+    pub fn is_zero(self) -> bool {
+        self == Mac([0; 6])
+    }
+
+    /// Returns true for an address of a group of hosts, including the broadcast address.
+    pub fn is_multicast(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+}
+
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;

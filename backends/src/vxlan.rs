@@ -25,6 +25,7 @@ use crate::link::{Difference, Link, LinkKind, Outer};
 use crate::options::{Members, Options};
 use crate::overhead;
 use crate::state::{Key, Mac, Name, State, Value};
+use crate::underlay_mtu::UnderlayMtu;
 use error::{LeaseFault, LongName, NotReached, VxlanError};
 pub use mac::{VtepMac, parse_mac};
 use mac::{lease_macs, vtep_mac};
@@ -44,8 +45,7 @@ pub struct Vxlan {
     families: Vec<Family>,
     vni: u32,
     port: u16,
-    /// The MTU of the underlay in bytes. `None` means that of the uplink, which also counts if it is smaller.
-    mtu: Option<u32>,
+    mtu: UnderlayMtu,
     gbp: bool,
     learning: bool,
     direct_routing: bool,
@@ -123,13 +123,7 @@ impl Vxlan {
             0 => LINUX_PORT,
             port => port,
         };
-        let mtu = match options.number("MTU", 0..=65535, 0)? {
-            0 => None,
-            mtu if mtu < MIN_MTU => {
-                return Err(Skip::new(VxlanError::SmallMtu(mtu)).into());
-            }
-            mtu => Some(mtu),
-        };
+        let mtu = UnderlayMtu::read(options, MIN_MTU)?;
         let vni = options.number("VNI", 0..=MAX_VNI, 1)?;
         let vxlan = Vxlan {
             families: families(network),
@@ -230,10 +224,10 @@ impl Vxlan {
             .as_str()
             .and_then(parse_mac)
             .ok_or_else(|| LeaseFault::BadMac { mac: shown(&mac.to_string()), member })?;
-        if mac == Mac([0; 6]) {
+        if mac.is_zero() {
             return Err(LeaseFault::ZeroMac { mac, member });
         }
-        if mac.0[0] & 1 == 1 {
+        if mac.is_multicast() {
             return Err(LeaseFault::MulticastMac { mac, member });
         }
         Ok(Data { vni, mac })
@@ -279,16 +273,11 @@ impl Backend for Vxlan {
     }
 
     fn mtu(&self, host: &Host, family: Family) -> u32 {
-        let underlay = self.mtu.map_or(host.uplink.mtu, |mtu| mtu.min(host.uplink.mtu));
-        underlay.saturating_sub(overhead::vxlan(family))
+        self.mtu.on(&host.uplink).saturating_sub(overhead::vxlan(family))
     }
 
     fn remark(&self, host: &Host) -> Option<String> {
-        let (name, carries) = (host.uplink.name, host.uplink.mtu);
-        let mtu = self.mtu.filter(|mtu| *mtu > carries)?;
-        Some(format!(
-            "Backend.MTU in net-conf is {mtu}, but the uplink {name} carries {carries}: this node uses {carries}"
-        ))
+        self.mtu.remark(&host.uplink)
     }
 
     fn standing_identities(&self, found: &Found<'_>) -> Result<PublicIdentities, Skip> {

@@ -29,6 +29,7 @@ use crate::link::Link;
 use crate::options::Options;
 use crate::overhead;
 use crate::state::{Key, Name, Route, State, Value};
+use crate::underlay_mtu::UnderlayMtu;
 use error::{LeaseFault, NotReached, WireguardError};
 use key::{DeviceSecrets, KeyPair, PublicKey, Secret};
 use lease::Data;
@@ -61,8 +62,7 @@ struct Wireguard {
     mode: Mode,
     /// `ListenPort` and `ListenPortV6`.
     ports: [u16; 2],
-    /// The MTU of the underlay in bytes. `None` means that of the uplink, which also counts if it is smaller.
-    mtu: Option<u32>,
+    mtu: UnderlayMtu,
     /// The keepalive interval in seconds. 0 means none.
     keepalive: u16,
     preshared: Option<Arc<Secret>>,
@@ -85,11 +85,7 @@ impl Wireguard {
         let port = |name: &str, default: u32| -> Result<u16, BadOption> {
             Ok(u16::try_from(options.number(name, 1..=65535, default)?).unwrap_or_default())
         };
-        let mtu = match options.number("MTU", 0..=65535, 0)? {
-            0 => None,
-            mtu if mtu < MIN_MTU => return Err(refused(WireguardError::SmallMtu(mtu))),
-            mtu => Some(mtu),
-        };
+        let mtu = UnderlayMtu::read(options, MIN_MTU)?;
         let mode = match options.text("Mode")? {
             None => Mode::Separate,
             Some(text) => Mode::parse(text).ok_or_else(|| refused(WireguardError::Mode(Shown(text).to_string())))?,
@@ -267,23 +263,16 @@ impl Backend for Wireguard {
     }
 
     fn mtu(&self, host: &Host, _family: Family) -> u32 {
-        let underlay = self.mtu.map_or(host.uplink.mtu, |mtu| mtu.min(host.uplink.mtu));
-        underlay.saturating_sub(overhead::wireguard())
+        self.mtu.on(&host.uplink).saturating_sub(overhead::wireguard())
     }
 
     fn remark(&self, host: &Host) -> Option<String> {
-        let (name, carries) = (host.uplink.name, host.uplink.mtu);
-        let mtu = self.mtu.filter(|mtu| *mtu > carries).map(|mtu| {
-            format!(
-                "Backend.MTU in net-conf is {mtu}, but the uplink {name} carries {carries}: this node uses {carries}"
-            )
-        });
         let plaintext = self.allow_plaintext.then(|| {
             "Backend.AllowPlaintext in net-conf is true: packets to nodes of other backend types are not encrypted; remove it when every \
              node has the type wireguard"
                 .to_owned()
         });
-        let all: Vec<String> = plaintext.into_iter().chain(mtu).collect();
+        let all: Vec<String> = plaintext.into_iter().chain(self.mtu.remark(&host.uplink)).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases in, plan out: every `golden/*.json` against the `.plan` beside it. `UPDATE_GOLDEN=1` writes the plans anew.
+//! The plan of each case in `golden/*.json` is compared with the expected one, which is the file `.plan` of the same name. `UPDATE_GOLDEN=1`
+//! writes the expected plans anew.
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
@@ -102,14 +103,14 @@ fn variables(all: Vec<Variable>) -> String {
     all.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 
-/// What the agent itself runs for this backend.
+/// Returns what the agent itself runs for this backend, as text.
 fn run_by_the_agent(backend: &dyn Backend, host: &Host, own: &Lease) -> String {
     let tunnel = backend.tunnel(host, own).map(|tunnel| format!("tunnel {tunnel}\n"));
     let commands = backend.commands().map(|_| format!("own {}\n", variables(backend.own_variables(own))));
     tunnel.into_iter().chain(commands).collect()
 }
 
-/// The plan of one case, as text.
+/// Returns the plan of one case as text.
 fn render(case: &Case) -> String {
     let (network, host) = (network(case), host(case));
     let mut text = String::new();
@@ -169,16 +170,20 @@ fn render(case: &Case) -> String {
     text
 }
 
-fn check(path: &Path) -> Result<(), String> {
+/// Returns how the plan of this case differs from the expected one.
+fn difference(path: &Path) -> Option<String> {
     let name = path.display();
-    let case: Case =
-        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).map_err(|e| format!("{name}: {e}"))?;
+    let case: Case = serde_json::from_str(&read(path)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let (plan, got) = (path.with_extension("plan"), render(&case));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&plan, &got).unwrap();
     }
-    let want = std::fs::read_to_string(&plan).map_err(|e| format!("{}: {e}", plan.display()))?;
-    if want == got { Ok(()) } else { Err(format!("{name}: the plan differs\n--- expected\n{want}--- got\n{got}")) }
+    let want = read(&plan);
+    (want != got).then(|| format!("{name}: the plan differs\n--- expected\n{want}--- got\n{got}"))
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 #[test]
@@ -188,6 +193,6 @@ fn golden() {
     cases.retain(|path| path.extension().is_some_and(|e| e == "json"));
     cases.sort();
     assert!(cases.len() >= 12, "only {} cases", cases.len());
-    let wrong: Vec<String> = cases.iter().filter_map(|path| check(path).err()).collect();
+    let wrong: Vec<String> = cases.iter().filter_map(|path| difference(path)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -8,8 +8,8 @@ use std::net::Ipv4Addr;
 
 use weft_backends::backend::{TYPES, make_for_lease, make_kind};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
-use weft_backends::masq::Test;
 use weft_backends::state::{Key, Mac, Name};
+use weft_backends::traffic_rules::Test;
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;

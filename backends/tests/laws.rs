@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Laws of the pure core: idempotent, converging, order-free, own-only, add then remove = nothing.
+//! The laws of index and difference, each tested with random entries. CONTRIBUTING.md lists them ("What must always hold").
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
@@ -91,7 +91,7 @@ fn observed() -> impl Strategy<Value = Observed> {
     })
 }
 
-/// A kernel of a few lines: a link that is re-created or removed takes along what is on it.
+/// Applies operations as the kernel does: the entries of a link that is created again or removed go with it.
 fn apply(kernel: &mut Observed, ops: &[Op]) {
     for op in ops {
         match op.clone() {
@@ -124,7 +124,7 @@ fn us() -> Ownership {
     }
 }
 
-/// Contributions: id, age, state. Ids are unique; ages may tie.
+/// Returns contributions: an id, an age and a state for each. Ids are unique, and several contributions may have one age.
 fn leases() -> impl Strategy<Value = BTreeMap<String, (u64, State)>> {
     btree_map(prop_oneof!["[a-h]", Just(OWN.to_owned())], (0..4u64, state(6)), 0..8)
 }
@@ -192,15 +192,15 @@ proptest! {
             .filter_map(|key| change(key, desired.get(&key).cloned(), kernel.get(&key).cloned(), true))
             .map(|op| op.to_string())
             .collect();
-        // The whole leaves out what a re-created link takes along.
+        // The difference of all keys leaves out the entries that go with a link that is created again.
         prop_assert!(whole.is_subset(&single));
         let extra = single.difference(&whole).all(|op| op.starts_with("remove ") && whole.iter().any(|op| op.starts_with("recreate ")));
         prop_assert!(extra);
     }
 
-    /// Who is beaten at a key is who is not in force there, and it is the same before and after it is put.
+    /// A contribution is beaten exactly if it is not in force. The answer is the same before the contribution is added and after it.
     #[test]
-    fn who_is_beaten_wants_what_does_not_count(leases in leases(), oldest_wins in any::<bool>()) {
+    fn a_beaten_contribution_is_not_in_force(leases in leases(), oldest_wins in any::<bool>()) {
         let index = filled(&leases, oldest_wins);
         for (id, (stamp, state)) in &leases {
             let others: BTreeMap<_, _> = leases.iter().filter(|(other, _)| *other != id).map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn changes_told_are_changes_made(leases in leases()) {
+    fn the_returned_changes_are_all_changes(leases in leases()) {
         let (mut index, mut mirror) = (Index::default(), State::new());
         for (id, (stamp, state)) in &leases {
             for (key, before, after) in put(&mut index, id, *stamp, state.clone()) {

@@ -46,8 +46,10 @@ impl ValidAttachments {
 
     /// Returns true if the list contains this attachment. Without `ifname`, any interface of the container matches.
     pub fn contains(&self, container: &str, ifname: Option<&str>) -> bool {
+        // The list is sorted by container, then by interface. So the first attachment from here on decides.
+        let from = Attachment { container: container.to_owned(), ifname: ifname.unwrap_or_default().to_owned() };
         let same = |known: &Attachment| known.container == container && ifname.is_none_or(|name| known.ifname == name);
-        self.attachments.iter().any(same)
+        self.attachments.range(from..).next().is_some_and(same)
     }
 
     /// Iterates over all attachments of the list.
@@ -70,6 +72,10 @@ mod tests {
             let known = read(json!({key: one})).unwrap();
             assert!(known.contains("a", None) && known.contains("a", Some("eth0")), "{key}");
             assert!(!known.contains("a", Some("net1")) && !known.contains("b", None), "{key}");
+            assert!(
+                !known.contains("a", Some("eth")) && !known.contains("", None) && !known.contains("aa", None),
+                "{key}"
+            );
             for none in [Value::Null, json!([])] {
                 assert_eq!(read(json!({key: none})).unwrap().iter().count(), 0, "{key} {none}");
             }

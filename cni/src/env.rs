@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the runtime asks, by the CNI_* variables. The only reader of the environment.
+//! The request of the container runtime, which is in the CNI_* variables. Nothing else of the plugin reads the environment.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
 use crate::spec::{Error, code};
 
-/// Variables that a plugin gets.
+/// The variables that a plugin gets.
 const NAMES: [&str; 7] =
     ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH", "CNI_NETNS_OVERRIDE"];
 
-/// What shall be done.
+/// What the plugin must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Wire a pod.
+    /// Connect a pod to the network.
     Add,
-    /// Take that back.
+    /// Undo ADD.
     Del,
-    /// Is everything as ADD left it?
+    /// Check that everything is as ADD left it.
     Check,
-    /// Say which versions are spoken.
+    /// Report the supported versions of the specification.
     Version,
-    /// Take back everything of pods that are gone.
+    /// Undo ADD for all pods that do not exist any more.
     Gc,
-    /// Could a pod be wired now?
+    /// Report whether a pod could be connected now.
     Status,
 }
 
 impl Verb {
-    /// Its name in CNI_COMMAND.
+    /// Returns its name in CNI_COMMAND.
     pub fn name(self) -> &'static str {
         match self {
             Verb::Add => "ADD",
@@ -40,36 +40,36 @@ impl Verb {
         }
     }
 
-    /// True when it is about one pod.
-    fn attachment(self) -> bool {
+    /// Returns true if the verb concerns one pod.
+    fn concerns_one_pod(self) -> bool {
         matches!(self, Verb::Add | Verb::Del | Verb::Check)
     }
 }
 
-/// One call of the plugin. Texts are empty when the variable is missing.
+/// One call of the plugin. A text is empty if its variable is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// CNI_COMMAND.
     pub verb: Verb,
     /// CNI_CONTAINERID.
     pub container: String,
-    /// CNI_NETNS: a path.
+    /// CNI_NETNS: the path of the pod's network namespace.
     pub netns: String,
     /// CNI_IFNAME.
     pub ifname: String,
     /// CNI_ARGS.
     pub args: String,
-    /// CNI_PATH: directories of plugins, with colons between.
+    /// CNI_PATH: the directories of plugins, separated by colons.
     pub path: String,
-    /// CNI_NETNS_OVERRIDE: the pod may live in our own namespace.
+    /// CNI_NETNS_OVERRIDE: true if the pod may be in the namespace in which the plugin runs.
     pub netns_override: bool,
 }
 
 impl Request {
-    /// Reads the process' environment; `None` without CNI_COMMAND: a person started us.
+    /// Reads the environment of the process. Returns `None` without CNI_COMMAND, because then a person started the plugin.
     ///
     /// # Errors
-    /// [`code::ENVIRONMENT`] when a variable is missing or wrong.
+    /// [`code::ENVIRONMENT`] if a variable is missing or wrong.
     pub fn from_env() -> Result<Option<Request>, Error> {
         let value = |name: &'static str| Some((name, std::env::var_os(name)?.into_string().ok()?));
         Request::read(&NAMES.into_iter().filter_map(value).collect())
@@ -97,13 +97,13 @@ impl Request {
             path: text("CNI_PATH"),
             netns_override,
         };
-        request.judge()?;
+        request.check()?;
         Ok(Some(request))
     }
 
-    fn judge(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         let wrong = |msg: String| Err(Error::new(code::ENVIRONMENT, msg));
-        let one_pod = self.verb.attachment();
+        let one_pod = self.verb.concerns_one_pod();
         let netns = matches!(self.verb, Verb::Add | Verb::Check);
         let wanted = [
             ("CNI_CONTAINERID", &self.container, one_pod),
@@ -127,10 +127,11 @@ impl Request {
         Ok(())
     }
 
-    /// Refuses a namespace that is missing, or is our own: the host's network would be taken apart.
+    /// Checks that the pod's namespace exists and is not the one in which the plugin runs. There, the plugin would change the network of
+    /// the host.
     ///
     /// # Errors
-    /// [`code::NETNS`].
+    /// [`code::NETNS`] if it is missing, or is the plugin's own.
     pub fn check_netns(&self) -> Result<(), Error> {
         let wrong = |text: String| Error::new(code::NETNS, text);
         match self.is_own_netns() {
@@ -140,17 +141,18 @@ impl Request {
         }
     }
 
-    /// True when the pod's namespace is the one that we run in, the host's, and the caller did not say that it may be.
+    /// Returns true if the pod's namespace is the one in which the plugin runs, which is the host's. With CNI_NETNS_OVERRIDE it is always
+    /// false, because the caller allows that.
     ///
     /// # Errors
-    /// When it cannot be found out: mostly, there is no such namespace.
+    /// One of the two namespaces cannot be read. In most cases, the pod's does not exist.
     pub fn is_own_netns(&self) -> std::io::Result<bool> {
         let (theirs, ours) = (std::fs::metadata(&self.netns)?, std::fs::metadata("/proc/self/ns/net")?);
         Ok(!self.netns_override && (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()))
     }
 }
 
-/// True for a container id or the name of a network: it becomes the name of a file.
+/// Returns true if the text can be the ID of a container or the name of a network. Both become names of files.
 pub fn is_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
     text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)

@@ -51,7 +51,7 @@ fn add(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
 ///
 /// An ADD for a pod that already had a record is not rolled back, because that pod may be running.
 fn roll_back(locked: Locked, request: &Request) {
-    if !locked.first {
+    if !locked.is_new {
         note!("{} existed before this ADD, so nothing is rolled back: DEL removes it", locked.record.path.display());
     } else if let Err(error) = run_recorded_del(locked, request) {
         note!("roll back the failed ADD: {error}");
@@ -128,7 +128,7 @@ fn fill_in_gateways(routes: &mut [Value], result: &Value) {
 
 fn check_subnets(result: &Value, rendered: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
     let recorded = &rendered["ipam"]["ranges"];
-    let now = serde_json::json!(env.subnets.iter().map(|net| serde_json::json!([{"subnet": net}])).collect::<Vec<_>>());
+    let now = render::ranges(env);
     if *recorded == now {
         return Ok(());
     }

@@ -41,8 +41,8 @@ pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
         }
     }
     // The delegate removes what belongs to an attachment with a record.
-    let kept = record::list(&conf.data_dir)?;
-    let recorded = |id: &str| kept.iter().any(|record| record.container == id);
+    let kept: BTreeSet<String> = record::list(&conf.data_dir)?.into_iter().map(|record| record.container).collect();
+    let recorded = |id: &str| kept.contains(id);
     let is_alive = |id: &str| valid.contains(id, None) || recorded(id);
     if let Some(dir) = reservations {
         let stale = |r: &Reservation| !valid.contains(&r.container, r.ifname.as_deref()) && !recorded(&r.container);

@@ -81,7 +81,7 @@ pub struct Locked {
     /// The content.
     pub record: Record,
     /// True if this ADD created the record. The delegate's DEL then removes only what this ADD created.
-    pub first: bool,
+    pub is_new: bool,
     _lock: Flock<File>,
 }
 
@@ -136,10 +136,10 @@ pub fn write(dir: &Path, request: &Request, conf: &Map<String, Value>) -> Result
         Ok(lock)
     };
     let lock = replace().map_err(failed)?;
-    let first = previous.is_none();
+    let is_new = previous.is_none();
     drop(previous);
     let record = Record { path, container: request.container.clone(), caller: Some(caller), conf: Some(conf.clone()) };
-    Ok(Locked { record, first, _lock: lock })
+    Ok(Locked { record, is_new, _lock: lock })
 }
 
 /// Finds and locks the record of an attachment: the one with the interface's own name, else the one with the name that
@@ -205,7 +205,7 @@ pub fn take(path: &Path, limit: Duration) -> Result<Option<Locked>, Error> {
     let mut text = Vec::new();
     lock.read_to_end(&mut text).map_err(|error| Error::io(format!("read {}", path.display()), error))?;
     inherit(&*lock).map_err(|error| Error::io(format!("keep {} open", path.display()), error))?;
-    Ok(parse(path, &text).map(|record| Locked { record, first: false, _lock: lock }))
+    Ok(parse(path, &text).map(|record| Locked { record, is_new: false, _lock: lock }))
 }
 
 fn lock(path: &Path, limit: Duration) -> Result<Option<Flock<File>>, Error> {

@@ -47,8 +47,7 @@ pub fn kind(all: &Map<String, Value>) -> &str {
 fn ipam(conf: &Conf, env: &SubnetEnv) -> Result<Map<String, Value>, Error> {
     let mut ipam = conf.ipam.clone();
     ipam.entry("type").or_insert(json!("host-local"));
-    let ranges: Vec<_> = env.subnets.iter().map(|net| json!([{"subnet": net}])).collect();
-    ipam.insert("ranges".to_owned(), json!(ranges));
+    ipam.insert("ranges".to_owned(), ranges(env));
     let mut routes = match ipam.get("routes") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(routes)) if routes.iter().all(is_route) => routes.clone(),
@@ -57,6 +56,11 @@ fn ipam(conf: &Conf, env: &SubnetEnv) -> Result<Map<String, Value>, Error> {
     routes.extend(env.networks.iter().map(|net| json!({"dst": net})));
     ipam.insert("routes".to_owned(), json!(routes));
     Ok(ipam)
+}
+
+/// Returns host-local's `ranges`: one set of ranges for each subnet of the node.
+pub fn ranges(env: &SubnetEnv) -> Value {
+    env.subnets.iter().map(|net| json!([{"subnet": net}])).collect()
 }
 
 fn is_route(route: &Value) -> bool {

@@ -9,12 +9,13 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
 use weft_netlink::rt::{PLAIN, family, ifaddrmsg, ifinfomsg};
 use weft_netlink::socket::{NLM_F_ACK, Netlink};
-use weft_netlink::wire::{Writer, attrs_after, i32_at, messages, u8_at};
+use weft_netlink::wire::{Writer, attr_after, i32_at, messages, u8_at};
 
 use crate::spec::Error;
 pub use decode::links;
@@ -225,7 +226,7 @@ impl Rtnl {
     /// # Errors
     /// The kernel does not answer.
     pub fn is_local(&mut self, addr: IpAddr) -> Result<bool, Error> {
-        let len = if addr.is_ipv6() { 128 } else { 32 };
+        let len = IpNet::from(addr).prefix_len();
         let mut batch = self.batch();
         batch.push("look up a route", |w| {
             w.begin(libc::RTM_GETROUTE, PLAIN, &[family(addr), len, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -250,8 +251,8 @@ impl Rtnl {
         });
         let data = batch.send()??;
         let mut answers = messages(&data).filter(|m| m.kind == libc::RTM_NEWNSID);
-        let id = answers.find_map(|m| attrs_after(m.payload, 4).find(|(kind, _)| *kind == NETNSA_NSID));
-        Ok(id.map(|(_, value)| i32_at(value, 0)).filter(|id| *id >= 0))
+        let id = answers.find_map(|m| attr_after(m.payload, 4, NETNSA_NSID));
+        Ok(id.map(|value| i32_at(value, 0)).filter(|id| *id >= 0))
     }
 
     /// Sets the MTU of a link, in bytes.

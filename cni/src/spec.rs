@@ -47,8 +47,6 @@ impl fmt::Display for Version {
 pub mod code {
     /// The version of the configuration is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// The value of a field is not supported.
-    pub const UNSUPPORTED_FIELD: u32 = 2;
     /// The container is unknown.
     pub const UNKNOWN_CONTAINER: u32 = 3;
     /// A CNI_* variable is missing or invalid.

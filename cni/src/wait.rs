@@ -47,8 +47,9 @@ pub fn pause() {
     pause_for(STEP);
 }
 
+/// Sleeps for this time between two checks of a condition.
 #[expect(clippy::disallowed_methods, reason = "the pause between two checks of a condition")]
-fn pause_for(step: Duration) {
+pub(crate) fn pause_for(step: Duration) {
     std::thread::sleep(step);
 }
 

@@ -93,7 +93,7 @@ pub async fn changed(nodes: &[Node], kind: &str) -> Result<()> {
 ///
 /// # Errors
 /// The net-conf cannot be written, or a node does not follow it.
-pub async fn there_and_back(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
+pub async fn to_other_backend_and_back(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
     let Some(other) = options.change_backend else { return Ok(true) };
     let mut nothing_lost = true;
     for kind in [other, options.backend] {

@@ -148,7 +148,8 @@ impl Cni {
     }
 }
 
-/// The plugin was not built: `cargo build` makes the agent alone. Names the command that puts it beside this very agent.
+/// Returns the message for a plugin that was not built, because `cargo build` builds only the agent. It names the command that builds the plugin
+/// in the directory of this agent.
 fn missing(plugin: &Path) -> String {
     let release = plugin.parent().is_some_and(|dir| dir.ends_with("release"));
     let static_build = plugin.components().any(|part| part.as_os_str().to_string_lossy().ends_with("-linux-musl"));

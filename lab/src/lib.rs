@@ -174,7 +174,7 @@ async fn run_checks(lab: &mut Lab, options: &LabOptions) -> Result<bool> {
         repairs.push(repair);
     }
     print_line(&report::repairs(&repairs));
-    let changed = change::there_and_back(lab, options).await?;
+    let changed = change::to_other_backend_and_back(lab, options).await?;
     let again = lab.reach_all().await;
     let healed = again.is_ok() && changed && repairs.iter().all(fault::Repair::healed);
     print_line(if healed { "everything healed" } else { "NOT everything healed" });

@@ -190,8 +190,8 @@ pub fn exec(parent: u32, netns: &str, words: &[String]) -> Result<std::convert::
     Err(std::process::Command::new(program).args(args).exec()).with_context(|| format!("start {program} in {netns}"))
 }
 
-/// Moves the calling thread into a network namespace, and into a mount namespace of its own in which /sys shows the
-/// links of the network namespace.
+/// Moves the calling thread into a network namespace, and into a new mount namespace in which /sys shows the links of the
+/// network namespace.
 ///
 /// # Errors
 /// The path is not a network namespace, or CAP_SYS_ADMIN is missing.

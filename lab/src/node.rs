@@ -307,7 +307,11 @@ impl Node {
         while !reached(self).await {
             let exit_status = self.agent.as_mut().and_then(|child| child.try_wait().ok().flatten());
             if exit_status.is_some() || self.agent.is_none() || tokio::time::Instant::now() >= deadline {
-                let how = exit_status.map_or("no".to_owned(), |status| format!("the agent ended with {status}"));
+                let how = match (exit_status, &self.agent) {
+                    (Some(status), _) => format!("it ended with {status}"),
+                    (None, None) => "it does not run".to_owned(),
+                    (None, Some(_)) => format!("not within {} s", PATIENCE.as_secs()),
+                };
                 bail!(
                     "{}: waited for the agent {what}: {how}; {}:\n{}",
                     self.name(),

@@ -7,7 +7,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use nix::errno::Errno;
 
 use super::socket::Netlink;
-use super::wire::{attrs_after, messages, u16_at};
+use super::wire::{attr_after, messages, u16_at};
 
 /// Length of `struct genlmsghdr` in bytes.
 pub const HEADER: usize = 4;
@@ -54,11 +54,9 @@ pub fn family(netlink: &mut Netlink, name: &str) -> io::Result<Option<u16>> {
 
 /// Finds the number of the family in the controller's answer.
 fn family_id(data: &[u8]) -> Option<u16> {
-    messages(data)
-        .filter(|m| m.kind == GENL_ID_CTRL)
-        .flat_map(|m| attrs_after(m.payload, HEADER))
-        .find(|(kind, value)| *kind == CTRL_ATTR_FAMILY_ID && value.len() == 2)
-        .map(|(_, value)| u16_at(value, 0))
+    let mut answers = messages(data).filter(|message| message.kind == GENL_ID_CTRL);
+    let id = answers.find_map(|message| attr_after(message.payload, HEADER, CTRL_ATTR_FAMILY_ID))?;
+    (id.len() == 2).then(|| u16_at(id, 0))
 }
 
 #[cfg(test)]

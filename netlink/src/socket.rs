@@ -14,10 +14,9 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
-
 use zeroize::Zeroize;
 
-use super::wire::{HEADER, Writer, attrs, i32_at, messages, text, u32_at};
+use super::wire::{HEADER, Writer, attr, i32_at, messages, text, u32_at};
 
 const NLM_F_REQUEST: u16 = 0x1;
 /// The flag that asks for an acknowledgement.
@@ -30,8 +29,8 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// Size of the receive buffer in bytes. Errors are small, but every message of a batch may cause one.
-const WRITER_BUFFER: usize = 4 << 20;
+/// Size of the socket's receive buffer in bytes. Errors are small, but every message of a batch may cause one.
+const RECEIVE_BUFFER: usize = 4 << 20;
 /// Size of the buffer for one datagram in bytes. The kernel limits a dump datagram to 32 KiB, but a single link message
 /// may be longer than a page.
 const DATAGRAM: usize = 64 << 10;
@@ -87,7 +86,7 @@ impl Netlink {
     pub fn open_on(protocol: isize) -> io::Result<Netlink> {
         let mut socket = Socket::new(protocol)?;
         socket.bind(&SocketAddr::new(0, 0))?;
-        force_buffer(&socket, WRITER_BUFFER);
+        force_buffer(&socket, RECEIVE_BUFFER);
         // Older kernels do not support these options. The code therefore reads both formats of an answer, and filters
         // dumps itself.
         let _ = socket.set_cap_ack(true);
@@ -153,14 +152,13 @@ impl Netlink {
     /// # Errors
     /// Inner: the kernel refused the message. Outer: the reply was lost or cannot be read.
     pub fn request(&mut self, build: impl FnOnce(&mut Writer)) -> io::Result<Result<Vec<u8>, Refusal>> {
+        self.discard_replies();
         let mut w = Writer::default();
         build(&mut w);
         w.flag_last(NLM_F_ACK | NLM_F_REQUEST);
         let seq = self.next_seq();
         w.end(seq);
         let mut replies = self.exchange(w.bytes(), seq)?;
-        // Replies to earlier messages may still be queued. Their errors do not concern this message.
-        replies.refused.retain(|r| r.seq == seq);
         if let Some(refusal) = replies.refused.pop() {
             return Ok(Err(refusal));
         }
@@ -205,6 +203,12 @@ impl Netlink {
         Err(io::Error::new(io::ErrorKind::Interrupted, "netlink dump kept changing while it was read"))
     }
 
+    /// Discards the replies to earlier messages that nobody has read, such as the rest of a dump that failed.
+    fn discard_replies(&mut self) {
+        let mut receive = || recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT);
+        while matches!(receive(), Ok(_) | Err(Errno::EINTR | Errno::ENOBUFS)) {}
+    }
+
     /// Overwrites the receive buffer with zeros, so that secrets of the last answer do not stay in memory.
     pub fn wipe(&mut self) {
         self.buffer.zeroize();
@@ -216,10 +220,10 @@ impl Netlink {
         loop {
             let n = match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
                 Ok(n) => n,
-                Err(Errno::EINTR) => 0,
+                Err(Errno::EINTR) => continue,
                 Err(Errno::ENOBUFS) => {
                     consistent = false;
-                    0
+                    continue;
                 }
                 Err(e) => return Err(e.into()),
             };
@@ -274,15 +278,34 @@ fn refusal(payload: &[u8], flags: u16, seq: u32) -> Option<Refusal> {
     }
     let echoed = if flags & NLM_F_CAPPED == 0 { usize::try_from(u32_at(payload, 4)).ok()? } else { HEADER };
     let tlvs = (flags & NLM_F_ACK_TLVS != 0).then(|| payload.get(4 + ((echoed + 3) & !3)..)).flatten();
-    let message = tlvs.and_then(|t| attrs(t).find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG));
+    let message = tlvs.and_then(|tlvs| attr(tlvs, NLMSGERR_ATTR_MSG));
     Some(Refusal {
         seq,
         errno: Errno::from_raw(code.saturating_neg()),
-        text: message.map(|(_, v)| text(v).to_owned()).unwrap_or_default(),
+        text: message.map(|message| text(message).to_owned()).unwrap_or_default(),
     })
 }
 
 /// Returns true if a dump failed because its family or table does not exist. This means that it is empty.
 pub fn absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EOPNOTSUPP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::{PLAIN, ifinfomsg};
+
+    #[test]
+    fn replies_that_nobody_has_read_are_not_those_of_the_next_request() {
+        let mut netlink = Netlink::open().unwrap();
+        let mut dump = Writer::default();
+        dump.begin(libc::RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, &ifinfomsg(0, 0, 0));
+        dump.end(netlink.next_seq());
+        send(netlink.socket.as_raw_fd(), dump.bytes(), MsgFlags::empty()).unwrap();
+        // The loopback device is the first one of each network namespace.
+        let reply = netlink.request(|w| w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(1, 0, 0))).unwrap().unwrap();
+        let seqs: Vec<u32> = messages(&reply).map(|message| message.seq).collect();
+        assert!(!seqs.is_empty() && seqs.iter().all(|seq| *seq == netlink.last_seq()), "{seqs:?}");
+    }
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use weft_backends::backend::TYPES;
-use weft_backends::masq::Masquerade;
+use weft_backends::traffic_rules::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
 use super::flags::{AgentFlags, RuleFlags, StoreFlags, Switch, UplinkFlags};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 use std::time::Duration;
 
-use weft_backends::masq::Masquerade;
+use weft_backends::traffic_rules::Masquerade;
 
 use super::questions::StatusTask;
 use super::*;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A carrier writes the traffic rules into the kernel: nftables or iptables. What the rules say is decided in
-//! [`weft_backends::masq`], and when they are compared with the kernel in [`super::reconciler`].
+//! [`weft_backends::traffic_rules`], and when they are compared with the kernel in [`super::reconciler`].
 
-use weft_backends::masq::Rules;
+use weft_backends::traffic_rules::Rules;
 use weft_subnet::source::Local;
 
 use super::error::FirewallError;

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use tokio::sync::Notify;
-use weft_backends::masq::Rules;
+use weft_backends::traffic_rules::Rules;
 use weft_subnet::source::Local;
 
 use super::carrier::{Carrier, EnsureError, Ensured};

@@ -4,7 +4,7 @@
 use std::io;
 
 use nix::errno::Errno;
-use weft_backends::masq::FamilyRules;
+use weft_backends::traffic_rules::FamilyRules;
 use weft_netlink::nftables::BaseChain;
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;

@@ -12,7 +12,7 @@ pub use saved::{Saved, target};
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
-use weft_backends::masq::{FamilyRules, Rules};
+use weft_backends::traffic_rules::{FamilyRules, Rules};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 

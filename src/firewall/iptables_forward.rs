@@ -9,7 +9,7 @@
 
 use std::io;
 
-use weft_backends::masq::FamilyRules;
+use weft_backends::traffic_rules::FamilyRules;
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 

@@ -15,7 +15,7 @@ pub mod tables;
 
 use std::io;
 
-use weft_backends::masq::Rules;
+use weft_backends::traffic_rules::Rules;
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use weft_backends::masq::{FamilyRules, Rules, Test};
+use weft_backends::traffic_rules::{FamilyRules, Rules, Test};
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
@@ -302,7 +302,7 @@ impl Others for OtherPrograms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_backends::masq::{Policy, rules};
+    use weft_backends::traffic_rules::{Policy, rules};
     use weft_subnet::cidr::Subnets;
 
     fn forward_rules() -> Rules {

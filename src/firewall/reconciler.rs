@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
-use weft_backends::masq::Rules;
+use weft_backends::traffic_rules::Rules;
 use weft_subnet::source::Local;
 
 use super::carrier::{Carrier, EnsureError, Ensured};

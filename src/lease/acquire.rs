@@ -14,12 +14,12 @@ use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
 use weft_backends::host::Host;
 use weft_backends::identity::{Identities, Secrets};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cache::{ClearText, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence, Proof};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::network::{BadNetwork, Network};
+use weft_subnet::saved_peers::{ClearText, Saved};
 use weft_subnet::source::{LeaseRequest, Source};
 use weft_subnet::text::sentence;
 
@@ -249,7 +249,7 @@ async fn lease<K: Kernel>(
         identities: found::standing(backend, &machine, &place.secrets)?,
         public: vec![public],
         ports: vec![backend.ports(&host(&picked, &machine, network, Identities::default()))],
-        beside: ground.beside(picked.uplink.name),
+        other_uplink: ground.beside(picked.uplink.name),
         ..Evidence::none(TYPES)
     };
     let mine = place.store.own(&evidence).await.map_err(failed("own lease: "))?;

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_subnet::cache::ClearText;
 use weft_subnet::lease::Lease;
 use weft_subnet::outside::wall_clock;
+use weft_subnet::saved_peers::ClearText;
 use weft_subnet::text::Shown;
 
 use super::Node;

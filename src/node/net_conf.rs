@@ -83,7 +83,7 @@ impl<K: Kernel> Node<K> {
                 return NetConfChange::Rejected;
             }
         };
-        let changed = self.plan.network().same_except(&network);
+        let changed = self.plan.network().differing_keys(&network);
         if let Err(refusal) = self.check_net_conf(&changed, &network, &*backend) {
             tracing::warn!("{refusal}");
             if matches!(refusal, Refusal::FixedDevice { .. }) && self.plan.is_changing() {

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_backends::masq::{self, Masquerade, Policy, Rules};
 use weft_backends::state::{Key, ObservedValue};
+use weft_backends::traffic_rules::{self, Masquerade, Policy, Rules};
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::Masquerading;
+use weft_subnet::network::MasqueradeExceptions;
 
 use super::Node;
 use crate::firewall::guard;
@@ -52,7 +52,7 @@ impl TrafficRules {
 struct Inputs {
     networks: Subnets,
     own: Subnets,
-    masquerade: Masquerading,
+    masquerade: MasqueradeExceptions,
     /// The version of the set of node addresses.
     nodes: u64,
 }
@@ -108,7 +108,7 @@ impl<K: Kernel> Node<K> {
             nodes: self.plan.node_addresses().addresses().collect(),
         });
         let policy = Policy { masquerade, forward: options.forward };
-        masq::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
+        traffic_rules::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
     }
 
     /// Adds the current state of the guard to the entries that the kernel notified about. Only the tables of the guard are read.

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_subnet::cache::{Expiry, Head, Saved, Uplink};
 use weft_subnet::lease::Record;
 use weft_subnet::outside::wall_clock;
+use weft_subnet::saved_peers::{Expiry, Head, Saved, Uplink};
 
 use super::Node;
 use super::own_lease::SavedEnd;

@@ -84,7 +84,7 @@ impl Source for ScriptedStore {
         "script".into()
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: true, fenced: true, assigned: false }
+        Capabilities { expires: true, assigned: false }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
         missing()

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The value of a lease on the wire: JSON, flannel-compatible to the byte (docs/flannel-formats.md, "Leases in etcd").
+//! The value of a lease in a store. It is JSON, and has exactly the bytes that flannel writes (docs/flannel-formats.md, "Leases in etcd").
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::cidr::Subnets;
 use crate::json::Members;
 use crate::text;
 
-/// The largest value of a lease, bytes; in Kubernetes the annotations that make up a lease together. flannel's longest value (vxlan
-/// with IPv4 and IPv6) has 330. etcd takes 1.5 MB by default, and a Node 256 KiB of annotations: whoever writes that much wants to
-/// fill the memory of all others, where each lease stays as long as it is in the store.
-pub const MOST_OF_A_VALUE: usize = 4096;
+/// The largest value of a lease in bytes. In Kubernetes it limits the annotations of a lease together. The longest value of flannel (vxlan with
+/// IPv4 and IPv6) has 330 bytes. etcd accepts 1.5 MB by default, and a Node 256 KiB of annotations. Whoever writes so much could fill the
+/// memory of all other nodes, where each lease stays as long as it is in the store.
+pub const MAX_VALUE_BYTES: usize = 4096;
 
 /// What a node publishes about itself in its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,13 +23,15 @@ pub struct Attrs {
     pub public_ip: Option<Ipv4Addr>,
     /// `PublicIPv6`: where peers reach this node over IPv6.
     pub public_ipv6: Option<Ipv6Addr>,
-    /// `BackendType`, lower case; empty when the wire has none. A type longer than [`text::MOST`] is cut: it is unknown anyway.
+    /// `BackendType` in lower case. It is empty if the value has none. A type that is longer than [`text::MAX_CHARS`] is cut, because no
+    /// backend has such a name.
     pub backend_type: String,
-    /// `BackendData`: raw JSON, exactly as on the wire.
+    /// `BackendData` as raw JSON, exactly as in the store.
     pub backend_data: Option<Box<str>>,
-    /// `BackendV6Data`: raw JSON, exactly as on the wire.
+    /// `BackendV6Data` as raw JSON, exactly as in the store.
     pub backend_v6_data: Option<Box<str>>,
-    /// `TunnelIP`: the source of this node's tunnel packets, where a tunnel guard wants it said. flannel has no such member.
+    /// `TunnelIP`: the source address of this node's tunnel packets, if it is not the public address. The tunnel guard and the backend udp of
+    /// peers need it. flannel has no such member.
     pub tunnel_ip: Option<Ipv4Addr>,
     /// `TunnelIPv6`: the same over IPv6.
     pub tunnel_ipv6: Option<Ipv6Addr>,
@@ -36,24 +40,24 @@ pub struct Attrs {
     pub other_ways: Option<Box<str>>,
 }
 
-/// A node announces at most this many other ways. It has more only after several changes of the backend in a row.
-pub const MOST_OTHER_WAYS: usize = 4;
+/// The largest number of other ways in a lease. A node could have more only after several changes of the backend in a row.
+pub const MAX_OTHER_WAYS: usize = 4;
 
-/// Why a lease value could not be read.
+/// Why a value is not a lease.
 #[derive(Debug, thiserror::Error)]
 pub enum BadAttrs {
     /// It is not JSON, or a member has another type.
     #[error("value is not a lease: {0}")]
     Json(#[from] serde_json::Error),
     /// It is larger than any lease.
-    #[error("value is not a lease: it is larger than {MOST_OF_A_VALUE} bytes")]
+    #[error("value is not a lease: it is larger than {MAX_VALUE_BYTES} bytes")]
     TooLarge,
 }
 
-/// Field order, and which fields are left out when empty, are flannel's.
+/// The order of the fields, and which of them are left out if they are empty, are as in flannel.
 #[derive(Serialize)]
 struct Wire<'a> {
-    /// Never `null`: flannel cannot read that, and writes 0.0.0.0 for none.
+    /// It is never `null`, because flannel cannot read that. flannel writes 0.0.0.0 if there is no address.
     #[serde(rename = "PublicIP")]
     public_ip: Ipv4Addr,
     #[serde(rename = "PublicIPv6")]
@@ -83,7 +87,7 @@ struct Way<'a> {
     backend_v6_data: Option<&'a RawValue>,
 }
 
-/// A backend type as it is kept.
+/// Returns a backend type in the form in which it is kept: in lower case, printable and not too long.
 pub(crate) fn kind_of(text: &str) -> String {
     text::shown(&text.to_lowercase())
 }
@@ -97,7 +101,12 @@ fn text(members: &Members, name: &str) -> Option<Box<str>> {
 }
 
 impl Attrs {
-    /// The public address by which people know the node.
+    /// Returns the public addresses, each as a network of one address.
+    pub fn public_addresses(&self) -> Subnets {
+        Subnets { v4: self.public_ip.map(Ipv4Net::from), v6: self.public_ipv6.map(Ipv6Net::from) }
+    }
+
+    /// Returns the public address by which people know the node.
     pub fn owner(&self) -> String {
         match (self.public_ip, self.public_ipv6) {
             (Some(v4), _) => v4.to_string(),
@@ -106,7 +115,7 @@ impl Attrs {
         }
     }
 
-    /// The wire value, fields in flannel's order. Backend data that is not JSON is left out.
+    /// Returns the value for the store, with the fields in flannel's order. Backend data that is not JSON is left out.
     pub fn to_wire(&self) -> String {
         let wire = Wire {
             public_ip: self.public_ip.unwrap_or(Ipv4Addr::UNSPECIFIED),
@@ -122,12 +131,12 @@ impl Attrs {
         serde_json::to_string(&wire).unwrap_or_default()
     }
 
-    /// Reads a wire value; unknown members are ignored, names compared without regard to case (as flannel does).
+    /// Reads a value from the store. As in flannel, unknown members are ignored, and names are compared without regard to case.
     ///
     /// # Errors
-    /// When it is not a lease, or larger than [`MOST_OF_A_VALUE`].
+    /// The value is not a lease, or it is larger than [`MAX_VALUE_BYTES`].
     pub fn from_wire(value: &[u8]) -> Result<Attrs, BadAttrs> {
-        if value.len() > MOST_OF_A_VALUE {
+        if value.len() > MAX_VALUE_BYTES {
             return Err(BadAttrs::TooLarge);
         }
         let wire: Members = serde_json::from_slice(value)?;
@@ -157,7 +166,7 @@ impl Attrs {
                 ..self.clone()
             })
         };
-        ways.iter().take(MOST_OTHER_WAYS).filter_map(attrs).collect()
+        ways.iter().take(MAX_OTHER_WAYS).filter_map(attrs).collect()
     }
 
     /// Returns these attributes with other ways to reach this node. Only the type and the data of each way count.
@@ -170,7 +179,7 @@ impl Attrs {
             };
             serde_json::to_string(&way).unwrap_or_default()
         };
-        let ways: Vec<String> = ways.iter().take(MOST_OTHER_WAYS).map(way).collect();
+        let ways: Vec<String> = ways.iter().take(MAX_OTHER_WAYS).map(way).collect();
         let other_ways = (!ways.is_empty()).then(|| format!("[{}]", ways.join(",")).into_boxed_str());
         Attrs { other_ways, ..self }
     }
@@ -183,8 +192,8 @@ mod tests {
     #[test]
     fn a_value_larger_than_any_lease_is_refused_unread() {
         let value = |bytes: usize| format!("{:bytes$}", r#"{"PublicIP":"192.0.2.1"}"#).into_bytes();
-        assert!(Attrs::from_wire(&value(MOST_OF_A_VALUE)).is_ok());
-        let error = Attrs::from_wire(&value(MOST_OF_A_VALUE + 1)).unwrap_err();
+        assert!(Attrs::from_wire(&value(MAX_VALUE_BYTES)).is_ok());
+        let error = Attrs::from_wire(&value(MAX_VALUE_BYTES + 1)).unwrap_err();
         assert_eq!(error.to_string(), "value is not a lease: it is larger than 4096 bytes");
     }
 
@@ -209,14 +218,14 @@ mod tests {
             assert_eq!((read.backend_type.as_str(), read.other_ways().len()), ("host-gw", ways), "{bad}");
         }
         let many = vec![way("host-gw", None); 50];
-        assert_eq!(way("vxlan", None).with_other_ways(&many).other_ways().len(), MOST_OTHER_WAYS);
+        assert_eq!(way("vxlan", None).with_other_ways(&many).other_ways().len(), MAX_OTHER_WAYS);
     }
 
     #[test]
     fn foreign_text_is_bounded_where_it_enters() {
         let attrs = Attrs::from_wire(format!(r#"{{"BackendType":"{}\\u001b"}}"#, "X".repeat(3000)).as_bytes()).unwrap();
         assert!(attrs.backend_type.starts_with("xxx") && attrs.backend_type.ends_with(text::CUT));
-        assert!(attrs.backend_type.len() <= text::MOST);
+        assert!(attrs.backend_type.len() <= text::MAX_CHARS);
         let error = Attrs::from_wire(format!(r#"{{"PublicIP":"{}"}}"#, "x".repeat(3000)).as_bytes()).unwrap_err();
         assert!(error.to_string().len() < 300, "{error}");
         assert!(

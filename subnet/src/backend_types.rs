@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a store must know about the types of backends. The stores know no type by name: each backend says itself what its leases
-//! mean, and the register of backends (the crate weft-backends) hands that in as a [`BackendTypes`].
+//! What a store must know about the types of backends. The stores know no type by name. Each backend decides what its leases mean, and the
+//! register of backends (in the crate weft-backends) passes that to the stores as a [`BackendTypes`].
 
 use std::fmt;
 
 use crate::attrs::Attrs;
 
-/// The public part of the identity of a device: a VTEP MAC, or a public key. Leases carry it, and two devices never have the same one.
-/// It is a text that only its backend can read; everybody else compares it. One identity has one text, whatever notation a lease uses.
+/// The public part of the identity of a device: a VTEP MAC, or a public key. Leases contain it, and two devices never have the same one.
+/// It is a text that only its backend can read. All others only compare it. One identity has one text, whatever notation a lease uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicIdentity(Box<str>);
 
 impl PublicIdentity {
-    /// The identity with this text.
+    /// Returns the identity with this text.
     pub fn new(text: impl fmt::Display) -> PublicIdentity {
         PublicIdentity(text.to_string().into_boxed_str())
     }
@@ -41,13 +41,13 @@ pub struct Annotations {
 }
 
 impl Annotations {
-    /// The data of each family that has any.
+    /// Returns the data of each family that has any.
     pub fn of_data(attrs: &Attrs) -> Annotations {
         let text = |data: &Option<Box<str>>| data.as_deref().map(str::to_owned);
         Annotations { data: text(&attrs.backend_data), data_v6: text(&attrs.backend_v6_data) }
     }
 
-    /// The text `null` for these families, as a backend without data publishes them.
+    /// Returns the text `null` for these families, which a backend without data publishes.
     pub fn without_data(v4: bool, v6: bool) -> Annotations {
         let null = |wanted: bool| wanted.then(|| "null".to_owned());
         Annotations { data: null(v4), data_v6: null(v6) }
@@ -57,11 +57,11 @@ impl Annotations {
 /// What backends say about the leases of their types. Each function looks at [`Attrs::backend_type`] first.
 #[derive(Debug, Clone, Copy)]
 pub struct BackendTypes {
-    /// The identities of the devices of whoever published this lease, as far as the lease names any that can be.
+    /// Returns the identities of the devices of the node that published this lease. One that no device can have is left out.
     pub identities: fn(&Attrs) -> PublicIdentities,
-    /// What a Node says for this lease.
+    /// Returns the annotations of a Node for this lease.
     pub annotations: fn(&Attrs) -> Annotations,
-    /// The ports that this lease names. They are `None` unless several nodes with this type may share one public address, each with a
+    /// Returns the ports that this lease names. They are `None` unless several nodes with this type may share one public address, each with a
     /// port of its own.
     pub ports: fn(&Attrs) -> PublicPorts,
 }

@@ -60,6 +60,16 @@ pub struct Subnets {
     pub v6: Option<Ipv6Net>,
 }
 
+impl From<IpNet> for Subnets {
+    /// Returns the network alone.
+    fn from(net: IpNet) -> Subnets {
+        match net {
+            IpNet::V4(v4) => Subnets { v4: Some(v4), v6: None },
+            IpNet::V6(v6) => Subnets { v4: None, v6: Some(v6) },
+        }
+    }
+}
+
 impl Subnets {
     /// Iterates over the networks, IPv4 first.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> + use<> {
@@ -72,6 +82,12 @@ impl Subnets {
             Family::V4 => self.v4.map(IpNet::V4),
             Family::V6 => self.v6.map(IpNet::V6),
         }
+    }
+
+    /// Returns the networks whose families `other` has, too.
+    #[must_use]
+    pub fn in_families_of(&self, other: &Subnets) -> Subnets {
+        Subnets { v4: self.v4.filter(|_| other.v4.is_some()), v6: self.v6.filter(|_| other.v6.is_some()) }
     }
 
     /// Formats the key of a lease (docs/flannel-formats.md, "Leases in etcd"): `10.5.52.0-24`, or

@@ -9,14 +9,12 @@ mod files;
 mod watch;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nix::errno::Errno;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 
 use crate::allocate;
 use crate::attrs::Attrs;
@@ -25,20 +23,16 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::outside::wall_clock;
-use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source, UNREADABLE};
+use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source, UNREADABLE};
 
 use files::Files;
-
-/// How often [`Event::Renewed`] is sent. Leases do not expire, so nothing has to be renewed.
-const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Leases in a directory.
 #[derive(Debug)]
 pub struct DirStore {
     files: Arc<Files>,
     types: BackendTypes,
-    /// The net-conf that was last returned. The watch reports a different one.
-    config_seen: RefCell<Option<String>>,
+    last_net_conf: LastNetConf,
     /// Records that this store wrote since the watch last reported them.
     wrote: RefCell<BTreeSet<Id>>,
     /// Why the directory is polled instead of watched. `None` if it is watched.
@@ -53,8 +47,9 @@ fn now() -> u64 {
 impl DirStore {
     /// Creates the store in this directory. If the directory is missing, it is created (0755) at the first use.
     pub fn new(path: PathBuf, types: BackendTypes) -> DirStore {
-        let (config_seen, wrote) = (RefCell::default(), RefCell::default());
-        DirStore { files: Arc::new(Files::new(path)), types, config_seen, wrote, polled: Cell::default() }
+        let files = Arc::new(Files::new(path));
+        let (last_net_conf, wrote, polled) = (LastNetConf::default(), RefCell::default(), Cell::default());
+        DirStore { files, types, last_net_conf, wrote, polled }
     }
 
     /// Records that the directory is watched with inotify (`None`), or why it is polled. A change is logged.
@@ -90,7 +85,7 @@ impl DirStore {
 
     async fn read_config(&self) -> Result<String, Error> {
         let text = self.files.work(|files| files.config()?.ok_or_else(|| files.missing_config())).await?;
-        *self.config_seen.borrow_mut() = Some(text.clone());
+        self.last_net_conf.set(&text);
         Ok(text)
     }
 }
@@ -110,7 +105,8 @@ fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result
     for own in &ours {
         files.delete(&own.id)?;
     }
-    let others = || records.iter().filter(|record| !ours.iter().any(|own| own.id == record.id));
+    let our_ids: HashSet<&Id> = ours.iter().map(|own| &own.id).collect();
+    let others = || records.iter().filter(|record| !our_ids.contains(&record.id));
     let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
     let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
     let chosen = request.choose(taken, nodes, ours.iter().map(|own| own.subnets))?;
@@ -134,14 +130,8 @@ fn retake(files: &Files, subnets: &Subnets, evidence: &Evidence, attrs: &Attrs) 
         // The file was ours, and an unreadable value does not say that it belongs to another node.
         Some(Err(_)) => files.replace(&id, attrs, now()),
         None => {
-            let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
-            let rival = files.scan()?.into_iter().filter_map(|record| record.lease.ok()).find(|lease| {
-                // A larger subnet does not keep us out: every node sets such a lease aside.
-                lengths(&lease.subnets) == lengths(subnets)
-                    && lease.subnets.overlaps(subnets)
-                    && !evidence.proves(lease)
-            });
-            match rival {
+            let mut leases = files.scan()?.into_iter().filter_map(|record| record.lease.ok());
+            match leases.find(|lease| evidence.keeps_us_from(subnets, lease)) {
                 Some(other) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(&other) }),
                 None => files.create(&id, attrs, now()),
             }
@@ -153,7 +143,7 @@ fn release(files: &Files, lease: &Lease, evidence: &Evidence) -> Result<(), Erro
     match files.read(&lease.id).map(|record| record.lease) {
         None => Err(files.missing(&lease.id)),
         Some(Ok(own)) if evidence.proves(&own) => files.delete(&lease.id),
-        Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: other.attrs.owner() }),
+        Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: evidence.owner(&other) }),
         Some(Err(_)) => Err(Error::Taken { subnet: lease.subnets, owner: UNREADABLE.to_owned() }),
     }
 }
@@ -173,7 +163,7 @@ impl Source for DirStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: false, fenced: false, assigned: false }
+        Capabilities { expires: false, assigned: false }
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {
@@ -191,7 +181,7 @@ impl Source for DirStore {
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
-        let evidence = Evidence::of(self.types, *subnets, was).or(attrs);
+        let evidence = Evidence::of(self.types, *subnets, was).with_next(attrs);
         let (subnets, attrs) = (*subnets, attrs.clone());
         Box::pin(self.write(move |files| retake(files, &subnets, &evidence, &attrs)))
     }
@@ -212,16 +202,5 @@ impl Source for DirStore {
 
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()> {
         Box::pin(watch::run(self, out))
-    }
-
-    fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
-        Box::pin(async move {
-            while out.send(Event::Renewed(None)).await.is_ok() {
-                tokio::select! {
-                    () = sleep(KEEP_EVERY) => {}
-                    () = out.closed() => return,
-                }
-            }
-        })
     }
 }

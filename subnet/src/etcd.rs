@@ -12,7 +12,6 @@ mod renew;
 mod tls;
 mod watch;
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
 use crate::network::{EXAMPLE, net_conf_text};
-use crate::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
+use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source};
 
 #[cfg(feature = "etcd-channel")]
 pub use client::Channels;
@@ -64,8 +63,7 @@ pub struct EtcdStore {
     types: BackendTypes,
     lease_ttl: Duration,
     renew_margin: Duration,
-    /// The net-conf that was last returned. The watch reports a different one.
-    config_seen: RefCell<Option<String>>,
+    last_net_conf: LastNetConf,
     own_key: OwnKey,
     /// The list that was read together with net-conf, until the own lease is looked for.
     config_list: LastList,
@@ -85,7 +83,7 @@ impl EtcdStore {
             pool: Pool::new(options)?,
             lease_ttl,
             renew_margin,
-            config_seen: RefCell::new(None),
+            last_net_conf: LastNetConf::default(),
             own_key: OwnKey::default(),
             config_list: LastList::default(),
             last_list: LastList::default(),
@@ -106,7 +104,7 @@ impl EtcdStore {
         let text = all.config.as_ref().map(|kv| net_conf_text(kv.value()));
         let text = text.ok_or_else(|| self.no_net_conf())?;
         self.config_list.set(all);
-        *self.config_seen.borrow_mut() = Some(text.clone());
+        self.last_net_conf.set(&text);
         Ok(text)
     }
 
@@ -135,7 +133,7 @@ impl Source for EtcdStore {
         format!("etcd {} {}", self.pool.urls(), self.keys.prefix())
     }
 
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         let mut urls: Vec<String> = self.pool.urls().split(',').map(str::to_owned).collect();
         urls.sort_unstable();
         let text = format!("etcd {} {}", urls.join(","), self.keys.prefix());
@@ -143,7 +141,7 @@ impl Source for EtcdStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: true, fenced: true, assigned: false }
+        Capabilities { expires: true, assigned: false }
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {
@@ -155,15 +153,15 @@ impl Source for EtcdStore {
     }
 
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.acquire_fenced(request))
+        Box::pin(self.acquire_subnet(request))
     }
 
     fn retake<'a>(&'a self, subnets: &'a Subnets, was: &'a Attrs, attrs: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
-        Box::pin(self.retake_fenced(subnets, was, attrs))
+        Box::pin(self.retake_subnet(subnets, was, attrs))
     }
 
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>> {
-        Box::pin(self.release_fenced(lease))
+        Box::pin(self.release_lease(lease))
     }
 
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {

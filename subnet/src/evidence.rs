@@ -21,7 +21,7 @@ pub type Public = (Option<Ipv4Addr>, Option<Ipv6Addr>);
 pub struct Evidence {
     /// Reads the identities out of leases.
     pub types: BackendTypes,
-    /// A lease without a type was written by a person, as a reservation. Not so where the leases of our own backend have no type.
+    /// True if a lease without a type is a reservation that a person wrote. False if the leases of our own backend have no type, either.
     pub reservations: bool,
     /// The id of our record, where the store itself knows its nodes (Kubernetes).
     pub id: Option<Id>,
@@ -29,17 +29,17 @@ pub struct Evidence {
     pub previous: Option<Subnets>,
     /// The public identities of our tunnel devices.
     pub identities: PublicIdentities,
-    /// Those that we are about to publish, if they are others. They count, too: a write of our lease may have been carried out although
-    /// its answer was lost.
+    /// The public identities that we are about to publish, if they are others. They count, too, because a write of our lease may have been
+    /// carried out although its answer was lost.
     pub next_identities: PublicIdentities,
     /// The addresses that we publish, or published until now.
     pub public: Vec<Public>,
-    /// The ports at which we are reached there, or were until now. A lease that names our address with another port is that of another
-    /// node behind one NAT.
+    /// The ports at which we are reached there, or were until now. A lease that names our address with another port belongs to another
+    /// node behind the same NAT.
     pub ports: Vec<PublicPorts>,
     /// The other addresses of our uplink, which we may have published before. They count only together with the subnet, because one
-    /// of them may be a VIP.
-    pub beside: Vec<Public>,
+    /// of them may be a virtual address that other nodes can get, too.
+    pub other_uplink: Vec<Public>,
 }
 
 /// Why a lease is ours. The first one is the strongest.
@@ -60,24 +60,24 @@ pub enum Proof {
 }
 
 impl Evidence {
-    /// A node that knows nothing about itself.
+    /// Returns the evidence of a node that knows nothing about itself.
     pub fn none(types: BackendTypes) -> Evidence {
         let (id, previous, identities) = (None, None, PublicIdentities::default());
-        let (public, ports, beside) = (Vec::new(), Vec::new(), Vec::new());
+        let (public, ports, other_uplink) = (Vec::new(), Vec::new(), Vec::new());
         let next_identities = PublicIdentities::default();
-        Evidence { types, reservations: true, id, previous, identities, next_identities, public, ports, beside }
+        Evidence { types, reservations: true, id, previous, identities, next_identities, public, ports, other_uplink }
     }
 
-    /// What the holder of this lease knows.
+    /// Returns what the holder of this lease knows.
     pub fn of(types: BackendTypes, subnets: Subnets, attrs: &Attrs) -> Evidence {
         let (identities, public) = ((types.identities)(attrs), vec![public(attrs)]);
         let (reservations, ports) = (!attrs.backend_type.is_empty(), vec![(types.ports)(attrs)]);
         Evidence { reservations, previous: Some(subnets), identities, public, ports, ..Evidence::none(types) }
     }
 
-    /// The same evidence, with what this node is about to publish.
+    /// Adds what this node is about to publish.
     #[must_use]
-    pub fn or(mut self, attrs: &Attrs) -> Evidence {
+    pub fn with_next(mut self, attrs: &Attrs) -> Evidence {
         let new = (self.types.identities)(attrs);
         self.identities.iter_mut().zip(&new).for_each(|(known, new)| *known = known.take().or(new.clone()));
         self.next_identities = new;
@@ -104,7 +104,7 @@ impl Evidence {
         match (subnet, self.same_device(lease), named) {
             (_, Some(false), _) => None,
             (Some(true), Some(true), _) => Some(Proof::SubnetAndIdentity),
-            (Some(true), None, named) => (named || names(&self.beside)).then_some(Proof::SubnetAndAddress),
+            (Some(true), None, named) => (named || names(&self.other_uplink)).then_some(Proof::SubnetAndAddress),
             (_, Some(true), true) => Some(Proof::AddressAndIdentity),
             (_, None, true) if self.reservations && lease.attrs.backend_type.is_empty() => Some(Proof::Reservation),
             (None, None, true) => Some(Proof::Address),
@@ -112,12 +112,19 @@ impl Evidence {
         }
     }
 
-    /// True when this lease is ours.
+    /// Returns true if this lease is ours.
     pub fn proves(&self, lease: &Lease) -> bool {
         self.proof(lease).is_some()
     }
 
-    /// Describes for a person who holds this lease, which is not ours.
+    /// Returns true if this lease of another node keeps us from taking these subnets again: it overlaps them, and its subnets have the same
+    /// lengths. A larger subnet does not keep us out, because every node sets such a lease aside.
+    pub fn keeps_us_from(&self, subnets: &Subnets, lease: &Lease) -> bool {
+        let lengths = |subnets: &Subnets| subnets.iter().map(|net| net.prefix_len()).collect::<Vec<_>>();
+        lengths(&lease.subnets) == lengths(subnets) && lease.subnets.overlaps(subnets) && !self.proves(lease)
+    }
+
+    /// Returns who holds this lease, which is not ours, as text for people.
     pub fn owner(&self, lease: &Lease) -> String {
         let owner = lease.attrs.owner();
         if self.names(&self.public, &lease.attrs) {
@@ -126,8 +133,8 @@ impl Evidence {
         owner
     }
 
-    /// The leases that are ours: the strongest proof first, and the older one of two with the same proof. Where our address is the only
-    /// proof for several leases, at most one of them can be ours and nobody knows which, so none is returned.
+    /// Returns the leases that are ours. The one with the strongest proof comes first, and of two with the same proof the older one. If our
+    /// address is the only proof for several leases, none of these is returned: at most one of them is ours, and nothing says which.
     pub fn ours<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> Vec<&'a Lease> {
         let mut ours: Vec<(Proof, &Lease)> = leases.filter_map(|lease| Some((self.proof(lease)?, lease))).collect();
         if ours.iter().filter(|(proof, _)| *proof == Proof::Address).count() > 1 {
@@ -147,7 +154,7 @@ impl Evidence {
         shares && ours.iter().any(|ours| same_node(*ours, public(attrs)))
     }
 
-    /// Whether the lease names the identities of our devices. `None` means that there is nothing to compare.
+    /// Returns whether the lease names the identities of our devices. `None` means that there is nothing to compare.
     fn same_device(&self, lease: &Lease) -> Option<bool> {
         let theirs = (self.types.identities)(&lease.attrs);
         let same = |ours: &PublicIdentities| {
@@ -158,12 +165,12 @@ impl Evidence {
     }
 }
 
-/// The addresses that a lease names.
+/// Returns the addresses that a lease names.
 pub fn public(attrs: &Attrs) -> Public {
     (attrs.public_ip, attrs.public_ipv6)
 }
 
-/// Compares by IPv4 where either has an IPv4 address, else by IPv6.
+/// Returns true if both are the addresses of one node. The IPv4 addresses decide if either node has one, and otherwise the IPv6 addresses.
 fn same_node(one: Public, other: Public) -> bool {
     match (one.0, other.0) {
         (Some(one), Some(other)) => one == other,

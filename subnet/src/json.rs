@@ -7,6 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -54,6 +55,12 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Members<V> {
     }
 }
 
+impl<V: Serialize> Serialize for Members<V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
 impl Members<Value> {
     /// Returns the last value of this name that is not `null`.
     pub fn get(&self, name: &str) -> Option<&Value> {
@@ -79,6 +86,13 @@ impl Members {
                 serde_json::from_str(text).map(Some).map_err(named)
             }
         }
+    }
+
+    /// Removes the members of these names, in any case. Returns false if there were none.
+    pub fn remove(&mut self, names: &[&str]) -> bool {
+        let before = self.0.len();
+        self.0.retain(|(key, _)| !names.iter().any(|name| key.eq_ignore_ascii_case(name)));
+        self.0.len() < before
     }
 
     /// Returns each member once, with the name in lower case, so that two objects can be compared.

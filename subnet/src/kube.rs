@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::{OnceCell, mpsc};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::attrs::Attrs;
 use crate::backend_types::BackendTypes;
@@ -34,9 +34,9 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
 use crate::network::Network;
-use crate::outside::wall_clock;
+use crate::outside::{random, wall_clock};
 use crate::retry::Reminder;
-use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source, random};
+use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source};
 
 use annotations::Prefix;
 use client::Api;
@@ -47,9 +47,6 @@ pub use client::Access;
 #[cfg(feature = "kube-channel")]
 pub use client::Clients;
 pub use proxy::Proxies;
-
-/// How often [`Source::keep`] reports that the lease is kept. Nothing is written: a Node does not expire.
-const KEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns a random part of `limit`, so that the agents of all nodes do not act at the same time.
 fn random_part(limit: Duration) -> Duration {
@@ -182,11 +179,11 @@ impl KubeStore {
         {
             self.warn_of_unreadable(node);
             // The agent publishes its lease again if it cannot be read. The new one has the address that the admin chose.
-            if publish::overwritten(&publication.attrs, self.types, node, &self.prefix) {
+            if publish::addresses_differ(&publication.attrs, self.types, node, &self.prefix) {
                 let reason = format!("node {}: the public address has to be published again", record.id);
                 record.lease = Err(Unreadable::new(reason));
             }
-            record.lease = record.lease.map(|lease| own_node::within_network(lease, &publication.network));
+            record.lease = record.lease.map(|lease| own_node::in_families_of(&publication.network.networks, lease));
         }
         Some(record)
     }
@@ -205,15 +202,15 @@ impl Source for KubeStore {
         format!("kubernetes {}", self.api.describe())
     }
 
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         Box::pin(async {
             let node = if let Who::Node(name) = &self.who { name } else { "" };
-            Some(format!("{} {} {node}", self.api.identity().await?, self.prefix.name("")))
+            Some(format!("{} {} {node}", self.api.fingerprint().await?, self.prefix.name("")))
         })
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: false, fenced: true, assigned: true }
+        Capabilities { expires: false, assigned: true }
     }
 
     fn config(&self) -> Local<'_, Result<String, Error>> {
@@ -250,17 +247,6 @@ impl Source for KubeStore {
                 () = out.closed() => {}
                 () = watch::run(self, &out) => {}
                 () = self.conf.follow(&out) => {}
-            }
-        })
-    }
-
-    fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
-        Box::pin(async move {
-            while out.send(Event::Renewed(None)).await.is_ok() {
-                tokio::select! {
-                    () = sleep(KEEP_INTERVAL) => {}
-                    () = out.closed() => return,
-                }
             }
         })
     }

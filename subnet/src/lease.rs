@@ -14,13 +14,13 @@ pub type Id = Arc<str>;
 
 /// The longest id in bytes. The name of a Kubernetes Node has at most 253 bytes, a file name without its suffix 250, and the longest
 /// key that names an IPv4 and an IPv6 subnet 70.
-pub const MOST_OF_AN_ID: usize = 253;
+pub const MAX_ID_BYTES: usize = 253;
 
 /// Returns the id for the name of a key, a file or a Node. Returns `None` if the name is empty, too long, or has characters that are
 /// not printable. No lease has such a name, and a store may contain a million of them, which would all be kept and printed.
 pub fn id(name: &str) -> Option<Id> {
     let printable = || name.chars().all(text::is_printable);
-    (!name.is_empty() && name.len() <= MOST_OF_AN_ID && printable()).then(|| name.into())
+    (!name.is_empty() && name.len() <= MAX_ID_BYTES && printable()).then(|| name.into())
 }
 
 /// When a lease was created, as its store says. A smaller value is older. Later writes do not change it.
@@ -50,7 +50,7 @@ pub struct Lease {
 
 /// Why a record is not a lease: one sentence for the operator.
 ///
-/// The sentence may quote what a peer wrote, so it is made printable and has at most [`text::MOST_OF_A_SENTENCE`] characters. It is one
+/// The sentence may quote what a peer wrote, so it is made printable and has at most [`text::MAX_SENTENCE_CHARS`] characters. It is one
 /// small allocation, because a damaged store may contain as many of these as leases. Each store has its own error type, from which the
 /// sentence is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +111,6 @@ mod tests {
         let record = Record::new("x".into(), Err::<Lease, _>("\u{7}".repeat(1_000_000)));
         let reason = record.lease.unwrap_err();
         let reason = reason.as_str();
-        assert!(reason.len() <= text::MOST_OF_A_SENTENCE && reason.ends_with(text::CUT), "{reason}");
+        assert!(reason.len() <= text::MAX_SENTENCE_CHARS && reason.ends_with(text::CUT), "{reason}");
     }
 }

@@ -7,7 +7,6 @@
 pub mod allocate;
 pub mod attrs;
 pub mod backend_types;
-pub mod cache;
 pub mod cidr;
 pub mod connected;
 pub mod env;
@@ -21,6 +20,7 @@ pub mod outside;
 pub mod peers;
 #[cfg(feature = "source")]
 pub mod retry;
+pub mod saved_peers;
 #[cfg(feature = "source")]
 pub mod source;
 pub mod text;

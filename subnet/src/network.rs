@@ -23,7 +23,7 @@ pub struct Network {
     /// `EnableNFTables`; `None` if it is absent.
     pub nftables: Option<bool>,
     /// `MasqueradeExcept` and `MasqueradeToNodes`.
-    pub masquerade: Masquerading,
+    pub masquerade: MasqueradeExceptions,
     /// `Backend.Type` in lower case. Without `Backend` it is `udp`, as in flannel.
     pub backend_type: String,
     /// The `Backend` object as raw JSON, or `{}` if it is absent. Each backend parses its own options.
@@ -32,7 +32,7 @@ pub struct Network {
 
 /// Destinations for which pods keep their own source address although masquerading is on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Masquerading {
+pub struct MasqueradeExceptions {
     /// `MasqueradeExcept`: destinations outside the cluster's network.
     pub except: Vec<IpNet>,
     /// `MasqueradeToNodes: false`: the public addresses of all nodes are such destinations.
@@ -137,8 +137,8 @@ pub enum BadNetwork {
         /// The configured value or the default.
         max: IpAddr,
     },
-    /// Larger than [`MOST_OF_A_NET_CONF`].
-    #[error("net-conf is not valid: it is larger than {MOST_OF_A_NET_CONF} bytes")]
+    /// Larger than [`MAX_NET_CONF_BYTES`].
+    #[error("net-conf is not valid: it is larger than {MAX_NET_CONF_BYTES} bytes")]
     TooLarge,
     /// `Backend` has no `Type`.
     #[error("unknown backend type: set Backend.Type in net-conf, e.g. {{\"Type\": \"vxlan\"}}")]
@@ -151,12 +151,13 @@ impl From<serde_json::Error> for BadNetwork {
     }
 }
 
-/// The largest net-conf, bytes. The longest that makes sense has a few hundred, and some room for `MasqueradeExcept`.
-pub const MOST_OF_A_NET_CONF: usize = 64 << 10;
+/// The largest net-conf in bytes. A usual one has a few hundred bytes. The rest is room for a long `MasqueradeExcept`.
+pub const MAX_NET_CONF_BYTES: usize = 64 << 10;
 
-/// The text of net-conf as a store holds it. What is too large is cut, so that it takes no memory, and refused by [`Network::parse`].
+/// Returns the text of net-conf as a store contains it. A text that is too large is cut, so that it takes little memory. [`Network::parse`]
+/// refuses it.
 pub fn net_conf_text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value.get(..=MOST_OF_A_NET_CONF).unwrap_or(value)).into_owned()
+    String::from_utf8_lossy(value.get(..=MAX_NET_CONF_BYTES).unwrap_or(value)).into_owned()
 }
 
 /// The keys and defaults of one family.
@@ -194,14 +195,14 @@ const V6: Keys = Keys {
 impl Network {
     /// Parses a net-conf, fills in the defaults, and validates it as flannel does in etcd mode.
     pub fn parse(text: &str) -> Result<Network, BadNetwork> {
-        if text.len() > MOST_OF_A_NET_CONF {
+        if text.len() > MAX_NET_CONF_BYTES {
             return Err(BadNetwork::TooLarge);
         }
         let conf: Members = serde_json::from_str(text)?;
         let flag = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
         let (v4_enabled, v6_enabled) = (flag("EnableIPv4", true)?, flag("EnableIPv6", false)?);
         let nftables = conf.get("EnableNFTables")?;
-        let masquerade = Masquerading {
+        let masquerade = MasqueradeExceptions {
             except: conf.get("MasqueradeExcept")?.unwrap_or_default(),
             except_nodes: !flag("MasqueradeToNodes", true)?,
         };
@@ -222,7 +223,7 @@ impl Network {
 
     /// Returns the names of the keys in which two net-confs differ, with options of the backend as `Backend.Port`. The
     /// result is empty if both mean the same, whatever their spelling.
-    pub fn same_except(&self, other: &Network) -> Vec<String> {
+    pub fn differing_keys(&self, other: &Network) -> Vec<String> {
         let mut keys: Vec<String> = Vec::new();
         let mut differ = |key: &str, is_different: bool| {
             if is_different {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::source::{Event, random};
+use crate::outside::random;
+use crate::source::Event;
 
 /// First delay of a watch that failed.
 const FIRST: Duration = Duration::from_millis(100);
@@ -141,7 +142,11 @@ pub fn jitter(delay: Duration) -> Duration {
 /// Formats an error and its causes on one line: `read config from X: connection refused`. A cause that the text
 /// contains already is left out.
 pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    with_causes(error.to_string(), error)
+}
+
+/// Adds the causes of an error to its text, as [`chain`] does, for an error whose own text is not `text`.
+pub(crate) fn with_causes(mut text: String, error: &dyn Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let more = cause.to_string();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The interface of a store. etcd, the directory and Kubernetes implement the trait [`Source`]. One suite of tests runs against each.
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
 use crate::allocate;
 use crate::attrs::Attrs;
@@ -17,6 +18,10 @@ use crate::connected::Connected;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
 use crate::network::Network;
+use crate::outside::random;
+
+/// How often [`Source::keep`] reports that the lease is kept, for a store whose leases do not expire.
+const KEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A future on the current thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -26,8 +31,6 @@ pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 pub struct Capabilities {
     /// A lease expires if its owner does not renew it.
     pub expires: bool,
-    /// Compare-and-swap works between machines, not only between the processes of one machine.
-    pub fenced: bool,
     /// Subnets are assigned, as pod CIDRs in Kubernetes. [`Source::acquire`] waits for that.
     pub assigned: bool,
 }
@@ -107,7 +110,7 @@ impl LeaseRequest {
     /// was found to be ours. So a lease with another identity belongs to another node.
     pub(crate) fn evidence(&self, types: BackendTypes) -> Evidence {
         let was = self.was.as_ref().unwrap_or(&self.attrs);
-        Evidence { previous: self.previous, ..Evidence::of(types, Subnets::default(), was).or(&self.attrs) }
+        Evidence { previous: self.previous, ..Evidence::of(types, Subnets::default(), was).with_next(&self.attrs) }
     }
 
     /// Chooses a subnet of each enabled family: the previous one if it is free and net-conf allows it, then that of a lease that is ours
@@ -121,13 +124,9 @@ impl LeaseRequest {
         nodes: impl Iterator<Item = &'a Attrs>,
         ours: impl Iterator<Item = Subnets>,
     ) -> Result<Subnets, Error> {
-        let public =
-            |attrs: &Attrs| Subnets { v4: attrs.public_ip.map(Into::into), v6: attrs.public_ipv6.map(Into::into) };
-        taken.extend(nodes.map(public).chain([public(&self.attrs)]));
-        taken.extend(self.connected.iter().map(|net| match net {
-            IpNet::V4(v4) => Subnets { v4: Some(v4), v6: None },
-            IpNet::V6(v6) => Subnets { v4: None, v6: Some(v6) },
-        }));
+        taken.extend(nodes.map(Attrs::public_addresses));
+        taken.push(self.attrs.public_addresses());
+        taken.extend(self.connected.iter().map(Subnets::from));
         // Every node sets a lease aside that is not inside Network. So such a lease does not take a subnet.
         taken.retain(|subnets| {
             subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))
@@ -153,8 +152,6 @@ impl LeaseRequest {
     }
 }
 
-pub use crate::outside::random;
-
 /// What messages name as the owner if the value is not a lease.
 pub(crate) const UNREADABLE: &str = "an unreadable value";
 
@@ -178,6 +175,26 @@ pub enum Event {
     Unreachable(String),
     /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
     Renewed(Option<Duration>),
+}
+
+/// The net-conf that a store returned or reported last. Its watch reports only a different one.
+#[derive(Debug, Default)]
+pub(crate) struct LastNetConf(RefCell<Option<String>>);
+
+impl LastNetConf {
+    /// Remembers the text that [`Source::config`] returns.
+    pub(crate) fn set(&self, text: &str) {
+        *self.0.borrow_mut() = Some(text.to_owned());
+    }
+
+    /// Reports the text if it differs from the last one. Returns false if nobody receives the events any more.
+    pub(crate) async fn report(&self, text: String, out: &mpsc::Sender<Event>) -> bool {
+        let before = self.0.borrow_mut().replace(text.clone());
+        match before {
+            Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
+            _ => true,
+        }
+    }
 }
 
 /// A lasting fault of a node, or its end.
@@ -209,7 +226,7 @@ pub trait Source {
     fn describe(&self) -> String;
     /// Returns a text that identifies the store, without asking it. Two stores with the same text count as one. `None` if the leases of
     /// this store need not be saved.
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         Box::pin(async { None })
     }
     /// Returns what is not as it should be although the store works: one sentence with the remedy, for `weft status`.
@@ -221,7 +238,7 @@ pub trait Source {
     /// Reads the JSON text of net-conf.
     ///
     /// # Errors
-    /// [`Error::Missing`] if there is none.
+    /// [`Error::NoNetConf`] if there is none.
     fn config(&self) -> Local<'_, Result<String, Error>>;
     /// Finds the lease that is ours already. If there are several, returns the one with the best [`Evidence`]. The agent calls this before
     /// it acquires a lease, because the lease names the VTEP MAC to use.
@@ -251,7 +268,18 @@ pub trait Source {
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()>;
     /// Renews our lease until the future is dropped, and reports [`Event::Renewed`]. A lease that is gone or belongs to another node is not
     /// renewed. The agent learns of that from the watch.
-    fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()>;
+    ///
+    /// The default is for stores whose leases do not expire: it writes nothing, and reports each minute that the lease is kept.
+    fn keep<'a>(&'a self, _lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
+        Box::pin(async move {
+            while out.send(Event::Renewed(None)).await.is_ok() {
+                tokio::select! {
+                    () = sleep(KEEP_INTERVAL) => {}
+                    () = out.closed() => return,
+                }
+            }
+        })
+    }
     /// Returns the public addresses (IPv4, IPv6) that an administrator has set for this node in the store. They take precedence over
     /// `--public-ip`. The agent calls this before it chooses the uplink.
     fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {

@@ -7,19 +7,19 @@
 use std::fmt::{self, Write};
 
 /// The greatest number of characters of such a text that is shown, including the mark [`CUT`].
-pub const MOST: usize = 100;
+pub const MAX_CHARS: usize = 100;
 
 /// The mark at the end of a text that was cut.
 pub const CUT: &str = " [cut]";
 
 /// The greatest number of characters of a whole sentence that quotes such texts, for example why a lease is set aside.
-pub const MOST_OF_A_SENTENCE: usize = 400;
+pub const MAX_SENTENCE_CHARS: usize = 400;
 
 /// Displays a text as [`shown`] returns it, without an allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct Shown<'a>(pub &'a str);
 
-/// Returns a text of others as it may be shown: at most [`MOST`] characters, which end with [`CUT`] if there were more. Control
+/// Returns a text of others as it may be shown: at most [`MAX_CHARS`] characters, which end with [`CUT`] if there were more. Control
 /// characters, line breaks, marks that change the direction of writing, and everything else that a terminal does not print as itself
 /// become escapes such as `\n` or `\u{1b}`. Quotes and backslashes stay as they are, so that a text that was shown before does not
 /// change.
@@ -31,18 +31,18 @@ pub fn shown(text: &str) -> String {
     Shown(text).to_string()
 }
 
-/// Returns a sentence of ours that may quote texts of others. It is treated as in [`shown`], but may have [`MOST_OF_A_SENTENCE`]
+/// Returns a sentence of ours that may quote texts of others. It is treated as in [`shown`], but may have [`MAX_SENTENCE_CHARS`]
 /// characters, so that the remedy at its end remains. This also limits quotations that were not shortened before.
 pub fn sentence(text: &str) -> String {
     let mut sentence = String::new();
     // Writing to a string does not fail.
-    let _ = write_bounded(text, MOST_OF_A_SENTENCE, &mut sentence);
+    let _ = write_bounded(text, MAX_SENTENCE_CHARS, &mut sentence);
     sentence
 }
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_bounded(self.0, MOST, f)
+        write_bounded(self.0, MAX_CHARS, f)
     }
 }
 
@@ -91,18 +91,18 @@ mod tests {
         for text in ["", "vxlan", r#"{"VNI": 1, "Peer": "C:\x"}"#, "Zürich 北京", "node-1.example.org", "it's"] {
             assert_eq!(shown(text), text);
         }
-        let longest = "x".repeat(MOST);
+        let longest = "x".repeat(MAX_CHARS);
         assert_eq!(shown(&longest), longest);
     }
 
     #[test]
     fn long_text_is_cut_and_marked() {
         let text = shown(&"é".repeat(200_000));
-        assert_eq!(text.chars().count(), MOST);
+        assert_eq!(text.chars().count(), MAX_CHARS);
         assert!(text.starts_with("éé") && text.ends_with("é [cut]"), "{text}");
         // An escape counts with its full length, and is never cut in half.
         let text = shown(&"\u{1b}".repeat(50));
-        assert!(text.chars().count() <= MOST && text.ends_with("\\u{1b} [cut]"), "{text}");
+        assert!(text.chars().count() <= MAX_CHARS && text.ends_with("\\u{1b} [cut]"), "{text}");
     }
 
     #[test]

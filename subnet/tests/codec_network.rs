@@ -217,7 +217,7 @@ fn each_error_names_the_key_and_the_remedy() {
 #[test]
 fn differences_are_named_by_key() {
     let base = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":8472,"VNI":1}}"#;
-    let differ = |text: &str| network(base).same_except(&network(text)).join(" ");
+    let differ = |text: &str| network(base).differing_keys(&network(text)).join(" ");
     assert_eq!(
         differ(r#"{"backend":{"vni":1, "port": 8472 ,"type":"VXLAN"},"network":"10.5.9.9/16","SubnetLen":24}"#),
         ""

@@ -132,7 +132,7 @@ fn fuzz_net_conf() {
         for conf in [format!("{{{body}}}"), format!("{{\"Network\":\"10.5.0.0/16\",{body}}}"), body] {
             match Network::parse(&conf) {
                 Ok(network) => {
-                    assert_eq!(network.same_except(&network), Vec::<String>::new());
+                    assert_eq!(network.differing_keys(&network), Vec::<String>::new());
                     let picked = choose(&network, &[], &mut || 7).expect("an empty network has a free subnet");
                     assert!(is_compatible(&network, &picked), "{conf}: {picked}");
                 }

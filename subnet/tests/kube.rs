@@ -24,7 +24,7 @@ mod watch;
 use serde_json::json;
 use weft_subnet::source::Source;
 
-impl contract::Place for server::Cluster {
+impl contract::SharedStore for server::Cluster {
     fn open_for(&self, last: u8) -> Box<dyn Source> {
         Box::new(self.store(last))
     }

@@ -12,16 +12,16 @@ mod dir;
 mod etcd;
 #[path = "store/failover.rs"]
 mod failover;
-#[path = "store/fences.rs"]
-mod fences;
 #[path = "store/requests.rs"]
 mod requests;
 #[path = "store/secure.rs"]
 mod secure;
 #[path = "store/server.rs"]
 mod server;
+#[path = "store/unchanged.rs"]
+mod unchanged;
 
-use contract::Place;
+use contract::SharedStore;
 use server::{PREFIX, Server};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-impl Place for Kind {
+impl SharedStore for Kind {
     fn open_for(&self, _last: u8) -> Box<dyn Source> {
         match self {
             Kind::Dir(dir) => Box::new(DirStore::new(dir.path().into(), TYPES)),

@@ -13,7 +13,7 @@ use weft::firewall::nft::table::{Table, number, rules_of};
 use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
 use weft::kernel::socket::Netlink;
-use weft_backends::masq::{self, FamilyRules, Masquerade, Policy, Rules};
+use weft_backends::traffic_rules::{self, FamilyRules, Masquerade, Policy, Rules};
 use weft_netlink::nftables::{Hook, base_chains};
 use weft_subnet::cidr::{Family, Subnets};
 
@@ -27,7 +27,7 @@ fn subnets(v4: &str, v6: &str) -> Subnets {
 
 fn rules(masquerade: Option<Masquerade>, forward: bool) -> Rules {
     let (networks, own) = (subnets("10.5.0.0/16", "fd00:5::/48"), subnets("10.5.1.0/24", "fd00:5:0:1::/64"));
-    masq::rules(&networks, &own, &Policy { masquerade, forward })
+    traffic_rules::rules(&networks, &own, &Policy { masquerade, forward })
 }
 
 fn all() -> Rules {
@@ -383,7 +383,7 @@ fn accepts_that_are_no_longer_needed_are_removed() {
         let rules = plain();
         let v4 = rules.of(Family::V4).unwrap();
         let (networks, own) = (subnets("10.6.0.0/16", "fd00:6::/48"), subnets("10.6.1.0/24", "fd00:6:0:1::/64"));
-        let moved = masq::rules(&networks, &own, &Policy { masquerade: None, forward: true });
+        let moved = traffic_rules::rules(&networks, &own, &Policy { masquerade: None, forward: true });
         let mut netlink = nft::connection::open().unwrap();
         run("iptables-nft", "-P FORWARD DROP");
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -p tcp -j ACCEPT");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use weft_lab::node::Node;
 use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
-use weft_subnet::cache::{self, Expiry, Head};
+use weft_subnet::saved_peers::{self, Expiry, Head};
 
 use crate::{on_this_thread, options};
 
@@ -160,9 +160,9 @@ fn alter(node: &Node, change: impl FnOnce(&mut Head)) -> Result<()> {
     let text = fs::read(&file)?;
     let line = text.split(|byte| *byte == b'\n').nth(1).context("a head")?;
     let store: serde_json::Value = serde_json::from_slice(line)?;
-    let mut saved = cache::read(&text, store["store"].as_str().context("a store")?)?;
+    let mut saved = saved_peers::read(&text, store["store"].as_str().context("a store")?)?;
     change(&mut saved.head);
-    cache::write(fs::File::create(&file)?, &saved.head, &saved.peers)?;
+    saved_peers::write(fs::File::create(&file)?, &saved.head, &saved.peers)?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::choice::{Choice, Chosen, Mode, Survey};
 use weft::firewall::iptables::{Iptables, remove_flannel_chains};
 use weft::instance::Instance;
-use weft_backends::masq::{Masquerade, Policy, Rules, rules};
+use weft_backends::traffic_rules::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];

@@ -13,7 +13,7 @@ use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::iptables::Iptables;
 use weft::firewall::nft::Nft;
 use weft::instance::Instance;
-use weft_backends::masq::{Masquerade, Policy, Rules, rules};
+use weft_backends::traffic_rules::{Masquerade, Policy, Rules, rules};
 use weft_lab::BackendKind;
 use weft_subnet::cidr::Subnets;
 

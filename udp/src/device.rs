@@ -115,7 +115,7 @@ fn with_context(source: &io::Error, path: &str) -> io::Error {
     io::Error::new(source.kind(), format!("read {path}: {source}"))
 }
 
-/// Tells whether the kernel takes several UDP packets of a flow at once.
+/// Returns true if the kernel takes several UDP packets of a flow at once.
 pub(crate) fn takes_udp_segments() -> bool {
     let version = uname().ok().and_then(|name| {
         let release = name.release().to_str()?.to_owned();

@@ -65,7 +65,7 @@ fn may_be_answered(packet: &[u8], header: &Header) -> bool {
     header.fragment_offset == 0 && !(no_host || many || error)
 }
 
-/// Tells whether an ICMP message reports an error. One that has no type counts as an error.
+/// Returns true if an ICMP message reports an error. One that has no type counts as an error.
 fn is_error(packet: &[u8], header: &Header) -> bool {
     let kind = packet.get(header.header_length..header.total_length).and_then(|payload| payload.first());
     // Destination unreachable, source quench, redirect, time exceeded, parameter problem.

@@ -19,16 +19,16 @@ use super::packet::{Header, checksum_is_right};
 use super::routes::Routes;
 use super::tunnel::{Error, Shared};
 
-/// How many calls' worth of datagrams are received at once.
+/// The number of buffers that one receive call fills.
 const BUFFERS: usize = 8;
-/// The largest datagram, or row of datagrams that the kernel joined.
+/// The size of a buffer in bytes. It takes one datagram, or several that the kernel joined.
 const BUFFER: usize = 65_536;
 /// How many packets are collected before they are written, so that those of one flow can be joined.
 const BURST: usize = 64;
-/// The virtio header of a packet that was joined with another one, which is never written. tun-rs overwrites the headers
-/// of all packets that are to be written, and none of theirs begins so.
+/// Marks a packet that must not be written, because tun-rs has joined it with another one. Every packet begins with this value in the
+/// place of its virtio header. tun-rs overwrites it in the packets that are to be written, and no valid header has this value.
 const JOINED: [u8; VIRTIO_NET_HDR_LEN] = [0xff; VIRTIO_NET_HDR_LEN];
-/// How many receive calls may fail in a row before the tunnel ends.
+/// The number of receive calls that may fail in a row before the tunnel ends.
 const FAILURES: usize = 100;
 
 /// The thread that receives.

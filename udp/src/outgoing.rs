@@ -21,7 +21,7 @@ use super::tunnel::{Error, Shared};
 const FRAME: usize = VIRTIO_NET_HDR_LEN + 65_536;
 /// The largest payload of a UDP datagram over IPv4. All segments of one call together may not be larger.
 const MAX_PAYLOAD: usize = 65_535 - 28;
-/// How many frames are read before the table of peers is looked up again, and what waits is sent.
+/// The number of frames that are read before the collected packets are sent, and the table of peers is read again.
 const BURST: usize = 64;
 const NEEDS_CHECKSUM: u8 = 1;
 const NO_SEGMENTS: u8 = 0;
@@ -121,7 +121,7 @@ impl Outgoing {
                 self.shared.counters.sent.drop_packets(Reason::Malformed, 1);
                 return Ok(());
             };
-            // What was read before is sent before.
+            // Packets that were read before this frame must be sent before it.
             self.flush()?;
             let segments = std::mem::take(&mut self.segments);
             let result = self.send(peer, &segments, segment);
@@ -156,7 +156,7 @@ impl Outgoing {
                     self.count_failure(&error);
                     continue;
                 }
-                // A driver without segmentation, or a segment that is too long: each packet is judged alone.
+                // The driver may not support segmentation, or a segment may be too long. So each packet is sent by itself.
                 for packet in chunk.chunks(segment) {
                     if let Err(error) = self.send_once(peer, packet, segment)? {
                         self.count_failure(&error);

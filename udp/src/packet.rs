@@ -26,7 +26,8 @@ pub struct Header {
     pub header_length: usize,
     /// Length of header and payload in bytes. It is at least `header_length`, and at most the length of the buffer.
     pub total_length: usize,
-    /// Where the payload belongs in the original packet, in units of 8 bytes. 0: the packet is whole or a first fragment.
+    /// The place of the payload in the original packet, in units of 8 bytes. It is 0 for a packet that is not fragmented, and for a first
+    /// fragment.
     pub fragment_offset: u16,
 }
 
@@ -92,7 +93,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !fold(sum + rest.first().map_or(0, |last| u64::from(*last) << 8))
 }
 
-/// Tells whether the checksum of a parsed packet's header is right.
+/// Returns true if the checksum of a parsed packet's header is right.
 pub fn checksum_is_right(packet: &[u8], header: &Header) -> bool {
     packet.get(..header.header_length).is_some_and(|bytes| checksum(bytes) == 0)
 }

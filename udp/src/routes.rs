@@ -69,12 +69,12 @@ impl Routes {
         self.find(address, None).map(|(_, peer)| peer)
     }
 
-    /// Tells whether some peer sends from an address.
+    /// Returns true if some peer sends from an address.
     pub fn has_sender(&self, address: Ipv4Addr) -> bool {
         self.senders.binary_search(&address).is_ok()
     }
 
-    /// Tells whether the peer that sends from `sender` owns the subnet of `source`.
+    /// Returns true if the peer that sends from `sender` owns the subnet of `source`.
     pub fn believes(&self, sender: Ipv4Addr, source: Ipv4Addr) -> bool {
         self.find(source, None).is_some_and(|(subnet, address)| {
             address == sender || self.sends_from.get(&subnet).is_some_and(|other| *other == sender)
@@ -107,7 +107,7 @@ mod tests {
         prop::collection::vec(peer, 0..30)
     }
 
-    /// The peer that a search through the whole list finds.
+    /// Returns the peer that a search through the whole list finds.
     fn slow(peers: &[Peer], address: Ipv4Addr) -> Option<Peer> {
         let mut best: Option<Peer> = None;
         for peer in peers.iter().filter(|peer| peer.subnet.contains(&address)) {

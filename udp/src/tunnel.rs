@@ -93,7 +93,7 @@ pub struct Config {
     pub counters: Arc<Counters>,
 }
 
-/// What is called when a thread of a tunnel has ended, by that thread.
+/// The function that each thread of a tunnel calls at its end.
 type OnEnd = Arc<dyn Fn() + Send + Sync>;
 
 /// What both threads use.
@@ -215,7 +215,7 @@ impl Tunnel {
         self.shared.device.try_clone()
     }
 
-    /// Tells whether a thread has ended or is about to, so that no packets flow any more. [`Tunnel::stop`] says why.
+    /// Returns true if a thread has ended or is about to end, so that no packets flow any more. [`Tunnel::stop`] says why.
     pub fn has_ended(&self) -> bool {
         self.shared.has_ended.load(Ordering::Acquire)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single rules of the difference; its laws are in `tests/laws.rs`.
+//! Single rules of the difference. Its laws are in `tests/laws.rs`.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ fn flannels_ipip_device_without_parent_is_kept() {
 }
 
 #[test]
-fn a_route_under_another_number_is_taken_over() {
+fn a_route_with_another_protocol_number_is_taken_over() {
     let (key, value) = route("10.5.2.0/24", "flannel.1");
     let op = |protocol, mark| {
         change(key, Some(value.clone()), Some(ObservedValue { value: value.clone(), protocol, mark }), false)
@@ -84,7 +84,7 @@ fn a_route_under_another_number_is_taken_over() {
 }
 
 #[test]
-fn removal_asks_who_owns_it() {
+fn only_entries_of_ours_are_removed() {
     let (key, value) = route("10.5.2.0/24", "flannel.1");
     assert_eq!(change(key, None, Some(seen(value.clone())), false), None);
     assert_eq!(change(key, None, Some(seen(value.clone())), true), Some(Op::Remove(key, value)));
@@ -92,7 +92,7 @@ fn removal_asks_who_owns_it() {
 }
 
 #[test]
-fn upwards_then_downwards() {
+fn creations_come_first_and_removals_follow_in_the_opposite_order() {
     let dev = name("flannel.1");
     let link = (Key::Link(dev), Value::link(tunnel()));
     let addr = (Key::Addr(dev, "10.5.1.0/32".parse().unwrap()), Value::Addr);
@@ -118,7 +118,7 @@ fn upwards_then_downwards() {
 }
 
 #[test]
-fn what_a_recreated_link_takes_along_is_not_removed() {
+fn the_entries_of_a_recreated_link_are_not_removed() {
     let dev = name("flannel.1");
     let desired = State::from([(Key::Link(dev), Value::link(tunnel()))]);
     let other = Value::link(Link { kind: Arc::new(Foreign), ..tunnel() });

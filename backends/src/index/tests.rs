@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who wins; the index's laws are in `tests/laws.rs`.
-
-use weft_subnet::lease::{Age, Id};
+//! Which contribution wins a key. The laws of the index are in `tests/laws.rs`.
 
 use std::sync::Arc;
+
+use weft_subnet::lease::{Age, Id};
 
 use super::{Index, OWN};
 use crate::link::{Foreign, Link};
@@ -26,7 +26,7 @@ fn link(mtu: u32) -> Value {
 }
 
 #[test]
-fn newest_wins_the_link_layer_oldest_the_route() {
+fn the_newest_lease_wins_a_link_layer_entry_and_the_oldest_a_route() {
     let dev = name("flannel.1");
     let (fdb, subnet) = (Key::Fdb(dev, Mac([2; 6])), Key::Route("10.5.2.0/24".parse().unwrap(), 0));
     let to = |last: u8| Value::Fdb([192, 168, 0, last].into());
@@ -44,9 +44,9 @@ fn newest_wins_the_link_layer_oldest_the_route() {
     assert_eq!((index.state(), index.keys(&id("new"))), (State::new(), vec![]));
 }
 
-/// As for the forwarding entry: the node that came back has the newer lease, and its new MAC must count.
+/// As with an FDB entry, a node that came back has the newer lease, and its new MAC must count.
 #[test]
-fn the_newest_wins_a_neighbour_whatever_came_first() {
+fn the_order_of_arrival_does_not_decide_who_wins_a_neighbour() {
     let key = Key::Neigh(name("flannel.1"), "10.5.2.0".parse().unwrap());
     let mac = |stamp: u64| Value::Neigh(Mac([2, 0, 0, 0, 0, stamp as u8]));
     for (oldest_wins, winner) in [(false, 2), (true, 1)] {
@@ -62,7 +62,7 @@ fn the_newest_wins_a_neighbour_whatever_came_first() {
 }
 
 #[test]
-fn names_of_devices_that_went_are_forgotten() {
+fn the_names_of_unused_devices_are_forgotten() {
     let subnet = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
     let state = |dev: Name| {
         let route = Value::Route(Route::Unicast { via: [10, 5, 2, 0].into(), dev, onlink: true });
@@ -71,7 +71,7 @@ fn names_of_devices_that_went_are_forgotten() {
     let mut index = Index::default();
     let stays = State::from([(Key::Link(name("flannel.1")), link(1450))]);
     index.set(&id(OWN), &age(0), stays.clone());
-    // An older lease for the same route: the changing one's counts for nothing and is still somebody's.
+    // Two older leases contribute to the same route, so that of the changing lease is not in force. It is kept nevertheless.
     let loser = name("flannel.2");
     index.set(&id("older"), &age(1), state(name("flannel.3")));
     index.set(&id("younger"), &age(2), state(loser));
@@ -102,7 +102,7 @@ fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
             assert_eq!((index.desired(&fdb), index.owner(&fdb)), (Some(to(first)), Some(&id(winner))));
             let beaten_by = |who: &str| index.beaten_by((&fdb, &to(stamp(who) as u8)), &id(who), &age(stamp(who)));
             assert_eq!((beaten_by(loser), beaten_by(winner)), (Some(super::Beaten::By(&id(winner))), None));
-            // One that says the same loses nothing, and one that is still to come is told in advance.
+            // A lease that wants the same value is not beaten. The answer is also known for a lease that is not in the index yet.
             assert_eq!(index.beaten_by((&fdb, &to(first)), &id("same"), &age(3)), None);
             let newcomer = index.beaten_by((&fdb, &to(9)), &id("third"), &age(3));
             assert_eq!(newcomer.is_some(), oldest_wins);
@@ -126,7 +126,7 @@ fn our_own_device_wins_a_link() {
 }
 
 #[test]
-fn a_shared_device_goes_with_its_last_peer() {
+fn a_shared_device_is_removed_with_its_last_peer() {
     let key = Key::Link(name("flannel.2"));
     let mut index = Index::default();
     for n in 0..1000 {
@@ -141,16 +141,16 @@ fn a_shared_device_goes_with_its_last_peer() {
 }
 
 #[test]
-fn the_same_again_changes_nothing() {
+fn a_contribution_that_is_set_again_changes_nothing() {
     let state = State::from([(Key::Link(name("flannel.2")), link(1450))]);
     let mut index = Index::default();
     index.set(&id("a"), &age(1), state.clone());
     assert_eq!(index.set(&id("a"), &age(1), state.clone()), []);
-    assert_eq!(index.set(&id("a"), &age(7), state), [], "another age alone, too");
+    assert_eq!(index.set(&id("a"), &age(7), state), [], "another age alone changes nothing, either");
 }
 
 #[test]
-fn fifty_thousand_peers_stay_small() {
+fn fifty_thousand_peers_need_little_memory() {
     let dev = name("flannel.1");
     let mut index = Index::default();
     for n in 0..50_000u32 {

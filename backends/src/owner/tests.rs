@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Row by row: whose entry is it?
+//! Which entries may be removed, row by row.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ fn ask(us: &Ownership, key: Key, seen: ObservedValue) -> bool {
     us.ours(&key, &seen)
 }
 
-/// The route that `ip route add PREFIX via VIA dev DEV` writes, by this protocol.
+/// Returns the entry that `ip route add PREFIX via VIA dev DEV` writes, with this protocol.
 fn entry(prefix: &str, via: &str, dev: &str, protocol: u8) -> (Key, ObservedValue) {
     let route = Route::Unicast { via: via.parse().unwrap(), dev: name(dev), onlink: false };
     let prefix = net(prefix);
@@ -56,8 +56,8 @@ fn a_link_needs_our_mark() {
     let link = Value::link(Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true });
     let asked = |dev, mark| ask(&us(), Key::Link(name(dev)), ObservedValue { value: link.clone(), protocol: 0, mark });
     assert!(asked("flannel.1", true));
-    assert!(!asked("flannel.1", false), "flannel's or another agent's");
-    assert!(!asked("flannel.9", true), "another instance's");
+    assert!(!asked("flannel.1", false), "a device of flannel or of another agent");
+    assert!(!asked("flannel.9", true), "a device of another instance");
 }
 
 #[test]
@@ -71,14 +71,17 @@ fn what_is_on_our_device_is_ours() {
         assert_eq!(plain(&us, Key::Neigh(dev, ip), Value::Neigh(mac)), ours);
         assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), PROTOCOL), ours);
         assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", &dev.text(), 3), ours);
-        assert!(!route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), 3), "what others reach through the overlay");
+        assert!(
+            !route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), 3),
+            "a route of another program through the overlay"
+        );
         let device = ObservedValue { value: Value::Route(Route::Device { dev }), protocol: 4, mark: false };
         assert!(!ask(&us, Key::Route(net("10.77.0.0/16"), 0), device));
     }
 }
 
 #[test]
-fn what_the_kernel_makes_is_not() {
+fn what_the_kernel_makes_is_not_ours() {
     let (us, dev) = (us(), name("flannel.1"));
     assert!(!plain(&us, Key::Addr(dev, net("fe80::1/64")), Value::Addr));
     assert!(!plain(&us, Key::Neigh(dev, "ff02::16".parse().unwrap()), Value::Neigh(Mac([0x33; 6]))));
@@ -92,7 +95,7 @@ fn what_the_kernel_makes_is_not() {
 }
 
 #[test]
-fn routes_with_our_number_inside_our_network() {
+fn routes_with_our_protocol_inside_our_network_are_ours() {
     let us = us();
     assert!(route(&us, "10.5.9.0/24", "192.168.64.9", "eth0", PROTOCOL));
     assert!(route(&us, "fd00:5:0:9::/64", "2001:db8::9", "eth0", PROTOCOL));
@@ -108,7 +111,7 @@ fn routes_with_our_number_inside_our_network() {
     assert!(!dead("10.5.0.0/16", 3) && !dead("10.6.0.0/16", PROTOCOL));
 }
 
-/// The network of a flannel that gave subnets of 24 bits from 10.5.8.0 to 10.5.80.0.
+/// Returns whether an entry is one of flannel, in a network whose subnets have 24 bits and lie between 10.5.8.0 and 10.5.80.0.
 fn flannels(entry: (Key, ObservedValue)) -> bool {
     let conf = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.8.0","SubnetMax":"10.5.80.0","EnableIPv6":true,
         "IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw"}}"#;
@@ -123,7 +126,7 @@ fn flannels(entry: (Key, ObservedValue)) -> bool {
 }
 
 #[test]
-fn flannels_routes_are_told_by_their_exact_form() {
+fn flannels_routes_are_recognised_by_their_exact_form() {
     for (protocol, expected) in [(3, true), (0, true), (4, false), (2, false), (PROTOCOL, false)] {
         assert_eq!(flannels(entry("10.5.9.0/24", "192.168.64.9", "eth0", protocol)), expected);
         assert_eq!(flannels(entry("fd00:5:0:9::/64", "2001:db8::9", "eth0", protocol)), expected);
@@ -135,7 +138,7 @@ fn flannels_routes_are_told_by_their_exact_form() {
         ("10.5.9.0/25", "192.168.64.9", "eth0", "another length"),
         ("10.5.8.0/23", "192.168.64.9", "eth0", "another length"),
         ("10.5.7.0/24", "192.168.64.9", "eth0", "before SubnetMin"),
-        ("10.5.81.0/24", "192.168.64.9", "eth0", "behind SubnetMax"),
+        ("10.5.81.0/24", "192.168.64.9", "eth0", "after SubnetMax"),
         ("10.5.0.0/16", "192.168.64.9", "eth0", "the whole network"),
         ("10.6.9.0/24", "192.168.64.9", "eth0", "another network"),
     ];

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 
-/// Name of a network interface: 1 to 15 bytes, stored inline so that keys are small and `Copy`. Linux lets a name have nearly any
-/// bytes, so it need not be UTF-8; [`Name::text`] is the form for people and for paths that are text.
+/// The name of a network interface: 1 to 15 bytes. They are stored in the value itself, so that keys are small and `Copy`. Linux accepts nearly
+/// all bytes in a name, so it may not be UTF-8. [`Name::text`] is the form for people and for paths that are text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Name([u8; 16]);
 
 impl Ord for Name {
-    /// By bytes, as one number: names are compared more often than anything else.
+    /// Compares the bytes as one number, because names are compared more often than anything else.
     fn cmp(&self, other: &Name) -> Ordering {
         u128::from_be_bytes(self.0).cmp(&u128::from_be_bytes(other.0))
     }
@@ -24,8 +24,8 @@ impl PartialOrd for Name {
 }
 
 impl Name {
-    /// A valid interface name (1 to 15 bytes, no `/`, no white space, not `.` or `..`), else `None`.
-    /// Rule: Linux `dev_valid_name` in net/core/dev.c.
+    /// Returns the name, or `None` if Linux would not create an interface with it (`dev_valid_name` in net/core/dev.c): a name has 1 to 15
+    /// bytes, contains no `/`, no `:` and no white space, and is neither `.` nor `..`.
     pub fn new(name: &str) -> Option<Name> {
         let bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
         if name == "." || name == ".." || name.bytes().any(bad) {
@@ -34,8 +34,8 @@ impl Name {
         Name::of_kernel(name.as_bytes())
     }
 
-    /// The name of an interface that exists, as the kernel says it: what the kernel let somebody choose is not judged again.
-    /// Ends before the first zero byte; `None` when nothing is left, or more than 15 bytes.
+    /// Returns the name of an existing interface, as the kernel reports it. It ends before the first zero byte. Its characters are not
+    /// checked, because the kernel has accepted them. Returns `None` if the name is empty or longer than 15 bytes.
     pub fn of_kernel(bytes: &[u8]) -> Option<Name> {
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         let mut inline = [0; 16];
@@ -43,14 +43,14 @@ impl Name {
         Some(Name(inline))
     }
 
-    /// The name as the kernel has it.
+    /// Returns the bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(16);
         &self.0[..end]
     }
 
-    /// The name as text, nearly always as it is. What is not UTF-8, control characters (they could be commands to a terminal) and
-    /// the backslash are escaped: `\xff`, `\\`. Two names never have the same text.
+    /// Returns the name as text, which nearly always is the name itself. Bytes that are not UTF-8, control characters (which could be commands
+    /// to a terminal) and backslashes become escapes: `\xff`, `\\`. Two different names never have the same text.
     pub fn text(&self) -> Cow<'_, str> {
         let bytes = self.as_bytes();
         let plain = |text: &&str| !text.chars().any(|c| c.is_control() || c == '\\');
@@ -72,7 +72,7 @@ impl Name {
         Cow::Owned(text)
     }
 
-    /// True when somebody means this interface by `text`: its name, or the name as [`Name::text`] shows it.
+    /// Returns true if `text` is the name of this interface, or the name as [`Name::text`] shows it.
     pub fn is(&self, text: &str) -> bool {
         self.as_bytes() == text.as_bytes() || self.text() == text
     }

@@ -5,14 +5,11 @@ use std::io;
 
 use ipnet::IpNet;
 
-use super::MIN_MTU;
 use crate::state::{Mac, Name};
 
 /// Why vxlan cannot run with these options, or on this host.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum VxlanError {
-    #[error("Backend.MTU in net-conf is {0}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's")]
-    SmallMtu(u32),
     #[error("Backend.VNI in net-conf: {0}; give a smaller one")]
     OwnVni(LongName),
     #[error("{uplink} has no {family} address, which vxlan needs for its {family} device")]

@@ -62,7 +62,7 @@ pub(super) fn lease_macs(attrs: &Attrs) -> [Option<Mac>; 2] {
     let mac = |data: &Option<Box<str>>| {
         let members: Members = serde_json::from_str(data.as_deref()?).ok()?;
         let mac = parse_mac(members.get("VtepMAC")?.as_str()?)?;
-        (mac != Mac([0; 6]) && mac.0[0] & 1 == 0).then_some(mac)
+        (!mac.is_zero() && !mac.is_multicast()).then_some(mac)
     };
     [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
 }

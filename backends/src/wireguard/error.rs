@@ -6,15 +6,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::MIN_MTU;
 use super::key::PublicKey;
 use crate::state::Name;
 
 /// Why WireGuard cannot run with these options, or on this host.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireguardError {
-    #[error("Backend.MTU in net-conf is {0}: give the underlay's MTU, at least {MIN_MTU}, or 0 for the interface's")]
-    SmallMtu(u32),
     #[error("Backend.Mode in net-conf is \"{0}\": give separate, auto, ipv4 or ipv6")]
     Mode(String),
     #[error(
@@ -30,7 +27,8 @@ pub(super) enum WireguardError {
     )]
     OnePort(u16),
     #[error(
-        "--wireguard-port {0} is Backend.ListenPortV6 of net-conf, too, and two devices cannot listen on one port: give another port, or          one device for both families (Mode auto, ipv4 or ipv6)"
+        "--wireguard-port {0} is Backend.ListenPortV6 of net-conf, too, and two devices cannot listen on one port: give another port, or \
+         one device for both families (Mode auto, ipv4 or ipv6)"
     )]
     OneOwnPort(u16),
     #[error("flannel-wg is no interface name")]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the private key of this node is kept. The file is the truth, and the lease follows it: the public key stays the same over
-//! restarts, and with a state directory over reboots, too, so no peer has to learn a new one.
+//! The files with the private key of this node. The key in the file decides, and the lease is written to match it. So the public key stays the
+//! same over restarts, and with a state directory also over reboots, and no peer has to learn a new one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(super) enum KeyError {
     Remove { file: String, error: io::Error },
 }
 
-/// Why a second place does not have the key that this node uses. The node works, and the next boot may change its key.
+/// Why a second file does not contain the key that this node uses. The node works, but the next boot may change its key.
 #[derive(Debug, thiserror::Error)]
 enum CopyProblem {
     #[error(
@@ -51,10 +51,10 @@ enum CopyProblem {
     Unusable { from: String, to: String, error: KeyError },
 }
 
-/// What follows the name of a key file while the key in it is to be replaced.
+/// The end of the name of the file with a key that is to replace the one in use.
 const NEXT: &str = ".next";
 
-/// The key pair that is kept, if there is one: flannel's file comes first, then that in the state directory.
+/// Returns the key pair that is kept, if there is one, and its file. flannel's file comes first, then the one in the state directory.
 pub(super) fn kept(found: &Found<'_>) -> Result<Option<(KeyPair, PathBuf)>, KeyError> {
     for file in found.secrets.wireguard_key_files() {
         if let Some(pair) = read(found, &file)? {
@@ -64,10 +64,10 @@ pub(super) fn kept(found: &Found<'_>) -> Result<Option<(KeyPair, PathBuf)>, KeyE
     Ok(None)
 }
 
-/// The key pair of this node, which is made when there is none. It is kept in every place where no file is yet: flannel finds it when
-/// the operator goes back, and it outlives a boot.
+/// Returns the key pair of this node. If there is none, it is made. It is written to every place that has no file yet, so that flannel finds it
+/// if the operator goes back to flannel, and so that it outlives a boot.
 pub(super) fn load(found: &Found<'_>) -> Result<KeyPair, KeyError> {
-    // An earlier run was killed while it changed the key. The new one may be in the device and in the lease already.
+    // An earlier run was killed while it changed the key. The new key may already be in the device and in the lease.
     if let Some(file) = next_file(found)
         && let Some(pair) = read(found, &file)?
     {
@@ -94,7 +94,7 @@ pub(super) fn load(found: &Found<'_>) -> Result<KeyPair, KeyError> {
         }
     };
     for copy in files.iter().filter(|file| **file != from) {
-        // A place that cannot be written, or that has another key already, does not keep the node from working.
+        // The node works even if a place cannot be written, or already has another key.
         if let Some(problem) = copy_problem(found, &pair, &from, copy) {
             found.secrets.warn(&problem);
         }
@@ -102,7 +102,7 @@ pub(super) fn load(found: &Found<'_>) -> Result<KeyPair, KeyError> {
     Ok(pair)
 }
 
-/// Writes the key into a second place. Returns why that place does not have it.
+/// Writes the key to a second place. Returns the reason if that place does not have it afterwards.
 fn copy_problem(found: &Found<'_>, pair: &KeyPair, from: &Path, to: &Path) -> Option<CopyProblem> {
     let error = write(found, to, pair).err()?;
     let (from, name) = (from.display().to_string(), to.display().to_string());
@@ -116,7 +116,7 @@ fn copy_problem(found: &Found<'_>, pair: &KeyPair, from: &Path, to: &Path) -> Op
     }
 }
 
-/// The file of a key that is to replace the one in use: beside the last place, which outlives a boot.
+/// Returns the file for a key that is to replace the one in use. It is beside the last place, which outlives a boot.
 fn next_file(found: &Found<'_>) -> Option<PathBuf> {
     let mut name = found.secrets.wireguard_key_files().pop()?.into_os_string();
     name.push(NEXT);
@@ -128,7 +128,7 @@ pub(super) fn is_changing(found: &Found<'_>) -> Result<bool, KeyError> {
     next_file(found).map_or(Ok(false), |file| Ok(read(found, &file)?.is_some()))
 }
 
-/// Makes a key that is to replace the one in use, and keeps it beside that.
+/// Makes a key that is to replace the one in use, and writes it to the file for such keys.
 pub(super) fn begin_change(found: &Found<'_>) -> Result<KeyPair, KeyError> {
     let file = next_file(found).ok_or(KeyError::NoPlace)?;
     let pair = generate(found)?;
@@ -136,7 +136,7 @@ pub(super) fn begin_change(found: &Found<'_>) -> Result<KeyPair, KeyError> {
     Ok(pair)
 }
 
-/// Writes the new key into all places, if it was accepted, and removes the file that says that the key changes.
+/// Ends a change of the key. If the new key was accepted, it is written to all places. The file that shows the change is removed in any case.
 pub(super) fn end_change(found: &Found<'_>, accepted: bool) -> Result<(), KeyError> {
     let Some(next) = next_file(found) else { return Ok(()) };
     if accepted && let Some(pair) = read(found, &next)? {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a lease says for WireGuard: `{"PublicKey":"...","Port":51820}` for each family.
+//! The data of WireGuard in a lease: `{"PublicKey":"...","Port":51820}` for each family.
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::PublicPorts;
@@ -14,16 +14,16 @@ use crate::options::Members;
 /// The data of one family.
 pub(super) struct Data {
     pub(super) key: PublicKey,
-    /// `None` if the lease names none, as flannel before 0.26.5, or 0.
+    /// `None` if the lease names no port, as with flannel before 0.26.5, or names 0.
     pub(super) port: Option<u16>,
 }
 
-/// The data as flannel writes them, to the byte.
+/// Returns the data with exactly the bytes that flannel writes.
 pub(super) fn text(key: PublicKey, port: u16) -> Box<str> {
     format!("{{\"PublicKey\":\"{key}\",\"Port\":{port}}}").into_boxed_str()
 }
 
-/// Reads `BackendData` or `BackendV6Data`, names in any case, as Go does.
+/// Reads `BackendData` or `BackendV6Data`. As in Go, the case of names does not matter.
 pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
     let member = family::data_member(family);
     let raw = family::data(attrs, family).ok_or(LeaseFault::Missing(member))?;
@@ -42,12 +42,12 @@ pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
     Ok(Data { key, port: Some(port).filter(|port| *port != 0) })
 }
 
-/// The ports that a lease names.
+/// Returns the ports that a lease names.
 pub(super) fn ports(attrs: &Attrs) -> PublicPorts {
     [Family::V4, Family::V6].map(|family| data(attrs, family).ok()?.port)
 }
 
-/// The public keys that a lease names; one that no node can have counts as none.
+/// Returns the public keys that a lease names. One that no node can have is left out.
 pub(super) fn keys(attrs: &Attrs) -> [Option<PublicKey>; 2] {
     let key = |family| data(attrs, family).ok().map(|data| data.key).filter(|key| !key.is_zero());
     [key(Family::V4), key(Family::V6)]

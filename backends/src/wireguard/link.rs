@@ -6,12 +6,12 @@ use std::fmt;
 use super::key::PublicKey;
 use crate::link::{Difference, LinkKind};
 
-/// A WireGuard device. Everything about it can be changed in place, so a device of flannel is adopted with its sessions.
+/// A WireGuard device. All its attributes can be changed in place, so weft takes over a device of flannel with its sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WireGuardLink {
-    /// The public key that belongs to the private key of the device; `None` if it has none, or if it was not read.
+    /// The public key that belongs to the private key of the device. `None` if the device has no key, or if it was not read.
     pub public: Option<PublicKey>,
-    /// The UDP port on which it listens; 0 if it was not read.
+    /// The UDP port on which the device listens. It is 0 if it was not read.
     pub port: u16,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `Backend.Mode`: how many devices a node has, and over which family a peer is reached.
+//! `Backend.Mode` of net-conf. It decides how many devices a node has, and over which family it reaches a peer.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::host::Host;
 pub(super) enum Mode {
     /// A device for each family, which carries and uses only this family.
     Separate,
-    /// One device for both families; the underlay is chosen for each peer.
+    /// One device for both families. The family of the underlay is chosen for each peer.
     Auto,
     /// One device for both families, over IPv4.
     Ipv4,
@@ -22,7 +22,7 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Reads the option, with the case as flannel wants it.
+    /// Reads the option. As in flannel, the case of letters matters.
     pub(super) fn parse(text: &str) -> Option<Mode> {
         Some(match text {
             "separate" => Mode::Separate,
@@ -33,7 +33,7 @@ impl Mode {
         })
     }
 
-    /// The family without which the mode reaches nobody.
+    /// Returns the family without which a node with this mode reaches no peer.
     pub(super) fn needs(self) -> Option<Family> {
         match self {
             Mode::Separate | Mode::Auto => None,
@@ -42,8 +42,8 @@ impl Mode {
         }
     }
 
-    /// The family over which the only device reaches this peer. The rules of `auto` are flannel's: IPv6 is used between nodes that have
-    /// a global IPv6 address, if the peer's IPv4 address is private.
+    /// Returns the family over which the only device reaches this peer. The rules of `auto` are those of flannel: IPv6 is used if both nodes have
+    /// a global IPv6 address and the peer's IPv4 address is private.
     pub(super) fn underlay(self, peer: &Attrs, host: &Host) -> Family {
         match self {
             Mode::Ipv6 => Family::V6,

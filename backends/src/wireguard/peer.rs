@@ -6,28 +6,29 @@ use std::net::SocketAddr;
 
 use super::key::PublicKey;
 
-/// A peer of a WireGuard device, as it should be or as it is. Its prefixes are entries of their own.
+/// A peer of a WireGuard device, as it should be or as it is. Its allowed IPs are separate entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WgPeer {
     /// Its public key.
     pub key: PublicKey,
-    /// Where packets to it are sent. WireGuard replaces this by the address from which the peer was heard last.
+    /// The address and port to which packets for the peer are sent. WireGuard replaces them by those from which it last received a packet of the
+    /// peer.
     pub endpoint: Option<SocketAddr>,
-    /// Seconds between two keepalive packets; 0 is off.
+    /// The interval of keepalive packets in seconds. 0 means that there are none.
     pub keepalive: u16,
-    /// In the desired state: the preshared key of net-conf is used. In the observed state: the peer has the one of net-conf if there is
-    /// one, or else any.
+    /// In the desired state: true if the peer must have the preshared key of net-conf. In the observed state: true if it has that key. If net-conf
+    /// has none, it is true if the peer has any preshared key.
     pub preshared: bool,
-    /// Observed only: the last handshake is so young that the endpoint works, whatever the lease says.
+    /// Only in the observed state: true if the last handshake is so recent that the endpoint works, even if the lease names another one.
     pub is_live: bool,
-    /// Observed only: the endpoint that this agent wrote last, if it wrote one since its start.
+    /// Only in the observed state: the endpoint that this agent wrote last, if it has written one since its start.
     pub written: Option<SocketAddr>,
 }
 
 impl WgPeer {
-    /// True if the observed peer `have` needs no write. An endpoint that works is left alone: the peer may have a new address, or be
-    /// behind a NAT, and WireGuard learned that from authenticated packets. But if another endpoint is wanted than was written last, it is
-    /// written: the lease, or net-conf, has changed since.
+    /// Returns true if the observed peer `have` need not be written. An endpoint that works is not changed, because the peer may have a new address
+    /// or be behind a NAT, and WireGuard learned that from authenticated packets. But if the wanted endpoint is not the one that was written last,
+    /// the lease or net-conf has changed, and it is written.
     pub fn agrees(&self, have: &WgPeer) -> bool {
         let is_learned = have.is_live && (have.written.is_none() || have.written == self.endpoint);
         let endpoint = is_learned || self.endpoint == have.endpoint;
@@ -58,10 +59,10 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_works_is_not_fought() {
+    fn an_endpoint_that_works_is_not_changed() {
         let (wanted, learned) = ("192.0.2.1:51820", "203.0.113.9:1024");
         assert!(peer(wanted, false).agrees(&peer(learned, true)));
-        assert!(!peer(wanted, false).agrees(&peer(learned, false)), "no handshake for long");
+        assert!(!peer(wanted, false).agrees(&peer(learned, false)), "there was no handshake for a long time");
         assert!(peer(wanted, false).agrees(&peer(wanted, false)));
         let written = |at: &str| WgPeer { written: at.parse().ok(), ..peer(learned, true) };
         assert!(peer(wanted, false).agrees(&written(wanted)));

@@ -88,8 +88,8 @@ fn found<'a>(files: &'a Files, links: &'a [StandingLink]) -> Found<'a> {
     Found { links, secrets: files, random, printed: None }
 }
 
-fn public(files: &Files) -> Result<String, String> {
-    let identities = made("").identities(&found(files, &[]), None).map_err(|error| error.to_string())?;
+fn public(files: &Files) -> Result<String, Skip> {
+    let identities = made("").identities(&found(files, &[]), None)?;
     let [Some(v4), None] = identities.public() else { panic!("the network has no IPv6") };
     Ok(v4.to_string())
 }
@@ -138,10 +138,10 @@ fn a_change_of_the_key_replaces_it_in_all_places() {
     let [Some(new), _] = change() else { panic!() };
     assert_ne!(new.to_string(), PUBLIC);
     assert_eq!((files.text(FLANNELS).unwrap(), files.text(KEPT).unwrap()), (PRIVATE.to_owned(), PRIVATE.to_owned()));
-    // It is given up.
+    // The change is given up.
     made("").end_change(&found(&files, &[]), false).unwrap();
     assert_eq!((files.text(&next), public(&files).unwrap()), (None, PUBLIC.to_owned()));
-    // It is accepted.
+    // The change is accepted.
     change();
     made("").end_change(&found(&files, &[]), true).unwrap();
     assert_eq!(files.text(&next), None);
@@ -149,7 +149,7 @@ fn a_change_of_the_key_replaces_it_in_all_places() {
     assert_eq!(public(&files).unwrap(), new.to_string());
 }
 
-/// The lease may name either key then, so neither says whose it is.
+/// During the change, the lease may name either key. So neither key shows whose lease it is.
 #[test]
 fn a_change_of_the_key_that_was_interrupted_ends_at_the_next_start() {
     let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE)]);
@@ -178,12 +178,12 @@ fn a_key_is_made_once() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_an_error_that_names_it() {
-    let said = public(&Files::with(&[(FLANNELS, "unreadable")])).unwrap_err();
+    let said = public(&Files::with(&[(FLANNELS, "unreadable")])).unwrap_err().to_string();
     assert!(said.contains(FLANNELS) && said.contains("permission denied"), "{said}");
     // flannel leaves an empty file when it is killed at the wrong moment.
     for content in ["", "half a key"] {
         let files = Files::with(&[(FLANNELS, content), (KEPT, PRIVATE)]);
-        let said = public(&files).unwrap_err();
+        let said = public(&files).unwrap_err().to_string();
         assert!(said.contains(FLANNELS) && said.contains("delete the file"), "{said}");
         assert_eq!(files.text(FLANNELS).unwrap(), content);
     }

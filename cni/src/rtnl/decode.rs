@@ -2,7 +2,7 @@
 //! Decodes the kernel's messages (rtnetlink(7)).
 
 use nix::libc;
-use weft_netlink::wire::{attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
+use weft_netlink::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 use super::{Addr, Link, Neigh, Route, Vxlan};
 
@@ -29,9 +29,8 @@ fn link(payload: &[u8]) -> Link {
             libc::IFLA_IFALIAS => link.alias = text(value).to_owned(),
             libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
             libc::IFLA_LINKINFO => {
-                let find = |wanted: u16| attrs(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
-                link.kind = find(libc::IFLA_INFO_KIND).map(|value| text(value).to_owned()).unwrap_or_default();
-                link.vxlan = find(libc::IFLA_INFO_DATA).filter(|_| link.kind == "vxlan").map(vxlan);
+                link.kind = attr(value, libc::IFLA_INFO_KIND).map(|kind| text(kind).to_owned()).unwrap_or_default();
+                link.vxlan = attr(value, libc::IFLA_INFO_DATA).filter(|_| link.kind == "vxlan").map(vxlan);
             }
             _ => {}
         }
@@ -54,10 +53,9 @@ fn vxlan(data: &[u8]) -> Vxlan {
 }
 
 pub(super) fn addr(payload: &[u8]) -> Option<Addr> {
-    let find = |wanted: u16| attrs_after(payload, 8).find(|(kind, _)| *kind == wanted);
     // IPv6 addresses have IFA_ADDRESS only. An IPv4 address with a peer has both, and IFA_LOCAL is the address of this
     // host.
-    let (_, value) = find(libc::IFA_LOCAL).or_else(|| find(libc::IFA_ADDRESS))?;
+    let value = attr_after(payload, 8, libc::IFA_LOCAL).or_else(|| attr_after(payload, 8, libc::IFA_ADDRESS))?;
     let global = u8_at(payload, 3) < libc::RT_SCOPE_LINK;
     Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global })
 }
@@ -81,7 +79,7 @@ pub(super) fn route(payload: &[u8]) -> Option<Route> {
 }
 
 pub(super) fn neigh(payload: &[u8]) -> Option<Neigh> {
-    let find = |wanted: u16| attrs_after(payload, 12).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let find = |wanted: u16| attr_after(payload, 12, wanted);
     Some(Neigh {
         index: u32_at(payload, 4),
         addr: ip(find(libc::NDA_DST)?)?,

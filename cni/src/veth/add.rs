@@ -15,6 +15,7 @@ use super::{GATEWAY, GATEWAY6, encode};
 use crate::env::Verb;
 use crate::rtnl::{Link, Refused, Rtnl, in_netns, links};
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
+use crate::wait::pause_for;
 
 /// How long to wait until an address is usable. The kernel needs microseconds for it, but more on an overloaded
 /// machine.
@@ -141,7 +142,7 @@ fn resume(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result
     encode::host_up(&mut batch, plan, false);
     batch.send()??;
     let addrs = inside.addrs()?.into_iter().filter(|addr| addr.index == pod.index && addr.global);
-    let ips = addrs.filter_map(|addr| ip(addr.addr)).collect::<Vec<_>>();
+    let ips = addrs.map(|addr| ip(addr.addr)).collect::<Vec<_>>();
     let pair = Pair { host: link.index, pod: pod.index, mtu: link.mtu, inside };
     if !ips.is_empty() {
         return Ok(Some((pair, Success { ips, ..Success::default() })));
@@ -151,21 +152,20 @@ fn resume(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result
     Ok(Some((pair, addresses)))
 }
 
-fn ip(addr: IpAddr) -> Option<Ip> {
-    let len = if addr.is_ipv6() { 128 } else { 32 };
-    Some(Ip { address: IpNet::new(addr, len).ok()?, gateway: Some(gateway(addr)), interface: Some(1) })
+/// Returns the address as one of the pod's interface, which is the second one in the result.
+fn ip(addr: IpAddr) -> Ip {
+    Ip { address: IpNet::from(addr), gateway: Some(gateway(addr)), interface: Some(1) }
 }
 
 /// Converts the result of the IPAM plugin to the pod's addresses and routes. The addresses become /32 or /128, because
 /// the pod has no neighbour but the gateway.
 fn pod_result(plan: &Plan<'_>, ipam: Success) -> Result<Success, Error> {
-    let ips: Vec<Ip> = ipam.ips.iter().filter_map(|given| ip(given.address.addr())).collect();
+    let ips: Vec<Ip> = ipam.ips.iter().map(|given| ip(given.address.addr())).collect();
     if ips.is_empty() {
         return Err(Error::new(code::OTHER, "the IPAM plugin returned no address"));
     }
-    let families = [GATEWAY, GATEWAY6].into_iter().filter(|gw| ips.iter().any(|ip| ip.gateway == Some(*gw)));
     let routes = if plan.default_route {
-        families.filter_map(default_route).collect()
+        gateways(&ips).filter_map(default_route).collect()
     } else {
         let has_gateway = |route: &Route| ips.iter().any(|ip| ip.gateway == Some(gateway(route.dst.addr())));
         let via_host =
@@ -218,16 +218,11 @@ fn wait_for_ipv6(pair: &mut Pair, success: &Success) -> Result<(), Error> {
                     format!("the kernel did not make the address {} usable in time", ip.address),
                 ));
             }
-            pause();
+            // Spinning could keep the kernel's workers from the processor, if this process has a higher priority than they have.
+            pause_for(Duration::from_micros(100));
         }
     }
     Ok(())
-}
-
-/// Sleeps instead of spinning: this process may have a higher priority than the kernel's workers that it waits for.
-#[expect(clippy::disallowed_methods, reason = "the pause between two checks of a condition")]
-fn pause() {
-    std::thread::sleep(Duration::from_micros(100));
 }
 
 type Sent = Result<Result<Vec<u8>, Refused>, Error>;
@@ -238,7 +233,7 @@ fn configure_pod(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
     for ip in &success.ips {
         encode::address(&mut batch, pair.pod, ip.address.addr(), ip.address.prefix_len());
     }
-    for gateway in gateways(success) {
+    for gateway in gateways(&success.ips) {
         encode::neighbour(&mut batch, pair.pod, gateway, plan.host_mac);
     }
     for route in &success.routes {
@@ -251,7 +246,7 @@ fn configure_pod(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
 
 fn configure_host(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> Sent {
     let mut batch = host.batch();
-    let ipv6 = gateways(success).any(|gateway| gateway == GATEWAY6);
+    let ipv6 = gateways(&success.ips).any(|gateway| gateway == GATEWAY6);
     if ipv6 {
         encode::address(&mut batch, pair.host, GATEWAY6, 128);
     }
@@ -271,8 +266,9 @@ fn configure_host(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Succe
     })
 }
 
-fn gateways(success: &Success) -> impl Iterator<Item = IpAddr> {
-    [GATEWAY, GATEWAY6].into_iter().filter(|gw| success.ips.iter().any(|ip| ip.gateway == Some(*gw)))
+/// Returns the gateways of these addresses, one for each family.
+fn gateways(ips: &[Ip]) -> impl Iterator<Item = IpAddr> {
+    [GATEWAY, GATEWAY6].into_iter().filter(|gw| ips.iter().any(|ip| ip.gateway == Some(*gw)))
 }
 
 /// Checks that the routes that exist already lead through this interface. An earlier call may have added them. A route

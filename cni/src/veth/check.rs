@@ -5,6 +5,7 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::plan::{Plan, mac_text};
@@ -101,7 +102,7 @@ fn check_host(
 ) -> Result<(), Error> {
     let (routes, neighbours) = (host.routes()?, host.neighbours()?);
     for ip in expected {
-        let len = if ip.is_ipv6() { 128 } else { 32 };
+        let len = IpNet::from(*ip).prefix_len();
         if !routes.iter().any(|route| route.dst == Some(*ip) && route.len == len && route.index == index) {
             wrong.push(format!("the host's route to {ip} over {} is missing", plan.host));
         }

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::RawFd;
 
+use ipnet::IpNet;
 use nix::libc;
 use weft_netlink::rt::{CREATE, CREATE_ANOTHER, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
 use weft_netlink::wire::Writer;
@@ -93,7 +94,7 @@ pub fn neighbour(batch: &mut Batch<'_>, index: u32, addr: IpAddr, mac: [u8; 6]) 
 /// Adds the host's route to an address of the pod. It replaces the route of a pod that had the address before.
 pub fn host_route(batch: &mut Batch<'_>, index: u32, addr: IpAddr) {
     batch.push("add the host's route", |w| {
-        let len = if addr.is_ipv6() { 128 } else { 32 };
+        let len = IpNet::from(addr).prefix_len();
         w.begin(libc::RTM_NEWROUTE, REPLACE, &rtmsg(addr, len, PROTOCOL, libc::RT_SCOPE_LINK));
         w.attr_ip(libc::RTA_DST, addr);
         w.attr_u32(libc::RTA_OIF, index);

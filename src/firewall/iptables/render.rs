@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use weft_backends::masq::{FamilyRules, Rule, Test, Verdict};
+use weft_backends::traffic_rules::{FamilyRules, Rule, Test, Verdict};
 
 use super::saved::{Saved, Table, options, role, target};
 use crate::firewall::forward_chain;

@@ -2,7 +2,7 @@
 //! Recognises, in chains of other programs, the rules that accept what our forward rules accept, and how such a chain ends. Pure
 //! functions over rules that were read from the kernel.
 
-use weft_backends::masq::FamilyRules;
+use weft_backends::traffic_rules::FamilyRules;
 
 use super::expr::{self, Base, Expr};
 use super::table::ReadRule;

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use weft_backends::masq::{Rule, Test, Verdict};
+use weft_backends::traffic_rules::{Rule, Test, Verdict};
 use weft_subnet::cidr::{Family, family};
 
 use weft_netlink::nftables::{DATA_VALUE, DATA_VERDICT, be32_of};

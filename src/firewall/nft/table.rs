@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 
 use nix::errno::Errno;
-use weft_backends::masq::{FamilyRules, Rule, Test};
+use weft_backends::traffic_rules::{FamilyRules, Rule, Test};
 use weft_subnet::cidr::Family;
 
 use super::expr::{self, Expr, NODES};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 use tokio::task::LocalSet;
-use weft_backends::masq::{Masquerade, Policy, rules};
+use weft_backends::traffic_rules::{Masquerade, Policy, rules};
 use weft_subnet::cidr::Subnets;
 
 use super::*;

@@ -5,12 +5,12 @@
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cache::{ClearText, Expiry, Head, Saved};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::old_defects::{Defect, is_back};
 use weft_subnet::outside::wall_clock;
+use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{ConfError, Kept, Leased, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
@@ -383,7 +383,7 @@ mod tests {
         ] {
             let saved = Some(Saved { head: just_now(), peers: Vec::new() });
             let mut memory = EarlierRun { saved, ..EarlierRun::default() };
-            let store = Capabilities { expires: true, fenced: true, assigned };
+            let store = Capabilities { expires: true, assigned };
             assert_eq!(memory.subnet(public, &network(config), store), wanted, "{public:?} {config} {assigned}");
         }
     }

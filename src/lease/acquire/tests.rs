@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
 use weft_backends::state::Name;
-use weft_subnet::cache::{self, Expiry, Head, Uplink};
 use weft_subnet::lease::Record;
+use weft_subnet::saved_peers::{self, Expiry, Head, Uplink};
 use weft_subnet::source::{Capabilities, Error, Event, Local};
 
 use super::*;
@@ -39,11 +39,11 @@ impl Source for Memories {
     fn describe(&self) -> String {
         STORE.into()
     }
-    fn identity(&self) -> Local<'_, Option<String>> {
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
         Box::pin(async { Some(STORE.into()) })
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: false, fenced: true, assigned: false }
+        Capabilities { expires: false, assigned: false }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
         Box::pin(async { self.leases().map(|_| CONFIG.to_owned()) })
@@ -175,7 +175,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
         let (expires, earlier, clear_text) = (Expiry::Never, Vec::new(), None);
         let head = Head { store, saved, expires, config, own, public, chosen, uplink, earlier, clear_text };
-        cache::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
+        saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
     let mut kernel = FakeKernel::new(machine, 90);

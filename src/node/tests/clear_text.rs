@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cache::ClearText;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::outside::wall_clock;
+use weft_subnet::saved_peers::ClearText;
 use weft_subnet::source::Event;
 
 use super::{TestNode, VXLAN, acquire, lease, local};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The traffic rules, and subnet.env, which announces masquerading to the container runtime only when the rules exist.
 
-use weft_backends::masq::Masquerade;
+use weft_backends::traffic_rules::Masquerade;
 
 use super::{CONFIG, TestNode, local, put};
 use crate::firewall::fake::FakeCarrier;

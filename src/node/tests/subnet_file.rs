@@ -3,8 +3,8 @@
 
 use weft_backends::state::{Key, Name};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cache::{Expiry, Head, Saved};
 use weft_subnet::lease::Lease;
+use weft_subnet::saved_peers::{Expiry, Head, Saved};
 use weft_subnet::source::Event;
 
 use super::{CONFIG, TestNode, VXLAN, lease, local, put};

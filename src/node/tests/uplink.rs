@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tokio::time::Instant;
 use weft_backends::state::Name;
-use weft_subnet::cache::Uplink;
+use weft_subnet::saved_peers::Uplink;
 use weft_subnet::source::Event;
 
 use super::{TestNode, local, machine, put};

@@ -18,10 +18,10 @@ use tempfile::NamedTempFile;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::attrs::{Attrs, BadAttrs, MOST_OF_A_VALUE};
+use crate::attrs::{Attrs, BadAttrs, MAX_VALUE_BYTES};
 use crate::cidr::Subnets;
 use crate::lease::{self, Age, Id, Lease, Record};
-use crate::network::{EXAMPLE, MOST_OF_A_NET_CONF, net_conf_text};
+use crate::network::{EXAMPLE, MAX_NET_CONF_BYTES, net_conf_text};
 use crate::retry::jitter;
 use crate::source::Error;
 use crate::text::Shown;
@@ -208,7 +208,7 @@ impl Files {
     pub(super) fn config(&self) -> Result<Option<String>, Error> {
         self.make()?;
         let path = self.config_file();
-        match read_at_most(&path, MOST_OF_A_NET_CONF) {
+        match read_at_most(&path, MAX_NET_CONF_BYTES) {
             Ok(value) => Ok(Some(net_conf_text(&value))),
             Err(error) if error.kind() == ErrorKind::NotFound && self.subnets.is_dir() => Ok(None),
             Err(error) => Err(failed("read", &path, error)),
@@ -219,7 +219,7 @@ impl Files {
     /// nothing about the others.
     pub(super) fn read(&self, id: &str) -> Option<Record> {
         let (path, id) = (self.file(id), Id::from(id));
-        let lease = match read_at_most(&path, MOST_OF_A_VALUE) {
+        let lease = match read_at_most(&path, MAX_VALUE_BYTES) {
             Ok(value) => parse(&id, &value),
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
             Err(source) => Err(BadFile::Read { path, source }),

@@ -43,9 +43,9 @@ impl AsRawFd for Fd {
 }
 
 /// Device and inode of both directories. If they change, this is another store.
-type Identity = [(u64, u64); 2];
+type Inodes = [(u64, u64); 2];
 
-fn identify(files: &Files) -> Result<Identity, Error> {
+fn inodes(files: &Files) -> Result<Inodes, Error> {
     let of = |path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).map_err(unavailable(files));
     Ok([of(files.path())?, of(files.subnets())?])
 }
@@ -215,7 +215,7 @@ fn add(to_read: &mut ToRead, watch: &Watch, event: &InotifyEvent) {
 struct Reported {
     /// The records. `None` for one that this agent wrote since: whatever the file contains now must be reported.
     records: BTreeMap<Id, Option<Record>>,
-    identity: Option<Identity>,
+    inodes: Option<Inodes>,
 }
 
 /// Implements [`crate::source::Source::watch`].
@@ -251,9 +251,9 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
     let files = &store.files;
     let mut noticed = notice_changes(store).await?;
     store.wrote.borrow_mut().clear();
-    let (records, text, identity) = files.work(|files| Ok((files.scan()?, files.config()?, identify(files)?))).await?;
-    let reset = reported.identity.is_some_and(|before| before != identity);
-    reported.identity = Some(identity);
+    let (records, text, inodes) = files.work(|files| Ok((files.scan()?, files.config()?, inodes(files)?))).await?;
+    let reset = reported.inodes.is_some_and(|before| before != inodes);
+    reported.inodes = Some(inodes);
     reported.records = records.iter().map(|record| (record.id.clone(), Some(record.clone()))).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() || !report_config(store, out, text).await {
         return Ok(());
@@ -267,8 +267,8 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
         if let Changes::Polling(poll) = &mut noticed {
             poll.next = Instant::now() + POLL_EVERY.max(began.elapsed() * PAUSE_FACTOR);
         }
-        // The identity is read last: if the directory was replaced meanwhile, nothing that was read from it counts.
-        if now != identity {
+        // The inodes are read last: if the directory was replaced meanwhile, nothing that was read from it counts.
+        if now != inodes {
             let moved = io::Error::other("the directory was replaced");
             return Err(unavailable(files)(moved));
         }
@@ -297,14 +297,14 @@ enum Found {
     Some(Vec<(Id, Option<Record>)>),
 }
 
-/// Reads leases, net-conf, and the identity of the directory.
-fn read(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Identity), Error> {
+/// Reads leases, net-conf, and the inodes of the directories.
+fn read(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Inodes), Error> {
     let found = if all {
         Found::All(files.scan()?)
     } else {
         Found::Some(names.into_iter().map(|id| (id.clone(), files.read(&id))).collect())
     };
-    Ok((found, files.config()?, identify(files)?))
+    Ok((found, files.config()?, inodes(files)?))
 }
 
 /// Updates `reported` with what was found, and returns the changes: first the records that were deleted, then those that were written.
@@ -344,12 +344,10 @@ fn difference(
     gone
 }
 
-/// Reports net-conf if it differs from the one that was last returned. Returns false if nobody receives the events any more.
+/// Reports net-conf if there is one, and it differs from the last one. Returns false if nobody receives the events any more.
 async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option<String>) -> bool {
-    let Some(text) = text else { return true };
-    let before = store.config_seen.borrow_mut().replace(text.clone());
-    match before {
-        Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
-        _ => true,
+    match text {
+        Some(text) => store.last_net_conf.report(text, out).await,
+        None => true,
     }
 }

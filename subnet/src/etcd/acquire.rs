@@ -7,6 +7,7 @@
 //! its own key, and the younger one deletes its key and chooses again. A comparison over the whole range inside the transaction would
 //! also work, but then all but one of the nodes that start together would fail in each round.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
@@ -21,7 +22,7 @@ use crate::retry::Backoff;
 use crate::source::{Error, LeaseRequest};
 
 use super::EtcdStore;
-use super::keys::{All, Stored};
+use super::keys::{LeaseList, Stored};
 
 /// How many times another node may be faster before an operation fails.
 const ATTEMPTS: u32 = 30;
@@ -29,7 +30,7 @@ const ATTEMPTS: u32 = 30;
 /// How many times in a row another node may have taken the chosen subnet before everything is read again.
 const LOST_RACES: u32 = 3;
 
-/// The delays between these attempts.
+/// Returns the delays between these attempts.
 fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(25), Duration::from_millis(200))
 }
@@ -68,22 +69,21 @@ struct Basis<'a> {
 /// The leases in the store as one attempt to acquire a subnet sees them.
 struct Leases<'a> {
     request: &'a LeaseRequest,
-    all: &'a All,
+    all: &'a LeaseList,
     /// Those that are ours, the one with the best evidence first.
     ours: Vec<&'a Stored>,
+    our_ids: HashSet<&'a Id>,
 }
 
 impl<'a> Leases<'a> {
-    fn new(request: &'a LeaseRequest, all: &'a All, evidence: &Evidence) -> Leases<'a> {
-        Leases { request, all, ours: all.ours(evidence) }
-    }
-
-    fn is_ours(&self, stored: &Stored) -> bool {
-        self.ours.iter().any(|own| own.record.id == stored.record.id)
+    fn new(request: &'a LeaseRequest, all: &'a LeaseList, evidence: &Evidence) -> Leases<'a> {
+        let ours = all.ours(evidence);
+        let our_ids = ours.iter().map(|own| &own.record.id).collect();
+        Leases { request, all, ours, our_ids }
     }
 
     fn others(&self) -> impl Iterator<Item = &'a Stored> {
-        self.all.stored.iter().filter(|stored| !self.is_ours(stored))
+        self.all.stored.iter().filter(|stored| !self.our_ids.contains(&stored.record.id))
     }
 
     /// Returns true if net-conf allows a lease of these subnets.
@@ -128,7 +128,7 @@ impl EtcdStore {
         Ok(own)
     }
 
-    pub(super) async fn acquire_fenced(&self, request: &LeaseRequest) -> Result<Lease, Error> {
+    pub(super) async fn acquire_subnet(&self, request: &LeaseRequest) -> Result<Lease, Error> {
         let mut granted = None;
         let result = self.acquire_attempts(request, &mut granted).await;
         self.revoke_unused(granted).await;
@@ -173,14 +173,19 @@ impl EtcdStore {
     }
 
     /// Makes one attempt: confirms a lease that is ours, or deletes those that cannot be used and creates a new one.
-    async fn acquire_once(&self, request: &LeaseRequest, all: &All, granted: &mut Granted) -> Result<Attempt, Error> {
+    async fn acquire_once(
+        &self,
+        request: &LeaseRequest,
+        all: &LeaseList,
+        granted: &mut Granted,
+    ) -> Result<Attempt, Error> {
         let evidence = request.evidence(self.types);
         let leases = Leases::new(request, all, &evidence);
         if let Some(own) = leases.usable() {
             return self.rewrite(own, &request.attrs, granted).await;
         }
         for own in &leases.ours {
-            if !self.delete_fenced(own).await? {
+            if !self.delete_unchanged(own).await? {
                 return Ok(Attempt::Lost);
             }
         }
@@ -201,7 +206,7 @@ impl EtcdStore {
         let etcd_lease = self.grant(granted).await?;
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
         let is_free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-        let own = match self.put_fenced(&format!("create {key}"), &key, is_free, put).await? {
+        let own = match self.put_if(&format!("create {key}"), &key, is_free, put).await? {
             Attempt::Won(own) => own,
             // It may be ours, if the answer to an earlier attempt was lost.
             Attempt::Taken(other) if other.belongs_to(basis.evidence) => return Ok(Attempt::Lost),
@@ -211,7 +216,7 @@ impl EtcdStore {
         if !self.has_older_rival(&own, subnets, basis).await? {
             return Ok(Attempt::Won(own));
         }
-        if self.delete_fenced(&own).await? {
+        if self.delete_unchanged(&own).await? {
             *granted = Some(etcd_lease);
         }
         Ok(Attempt::Lost)
@@ -232,7 +237,7 @@ impl EtcdStore {
     }
 
     /// Writes a key if the comparison `when` holds. Returns the new content, or else what the key contains instead.
-    async fn put_fenced(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
+    async fn put_if(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
         let get = TxnOp::get(key, None);
         let txn = Txn::new().when([when]).and_then([put, get.clone()]).or_else([get]);
         let answer = self.pool.transact(what, &txn).await?;
@@ -267,7 +272,7 @@ impl EtcdStore {
         let key = self.keys.lease(&own.record.id);
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(options));
-        let attempt = self.put_fenced(&format!("rewrite {key}"), &key, is_unchanged, put).await?;
+        let attempt = self.put_if(&format!("rewrite {key}"), &key, is_unchanged, put).await?;
         if matches!(attempt, Attempt::Won(_)) && !is_alive {
             *granted = None;
         }
@@ -275,7 +280,7 @@ impl EtcdStore {
     }
 
     /// Deletes a key. Returns false if it is not as it was read.
-    async fn delete_fenced(&self, stored: &Stored) -> Result<bool, Error> {
+    async fn delete_unchanged(&self, stored: &Stored) -> Result<bool, Error> {
         let key = self.keys.lease(&stored.record.id);
         let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
         self.delete_if(&key, is_unchanged).await
@@ -312,7 +317,7 @@ impl EtcdStore {
         }
     }
 
-    pub(super) async fn retake_fenced(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
+    pub(super) async fn retake_subnet(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
         let mut granted = None;
         let result = self.retake_attempts(subnets, was, attrs, &mut granted).await;
         self.revoke_unused(granted).await;
@@ -327,7 +332,7 @@ impl EtcdStore {
         granted: &mut Granted,
     ) -> Result<Lease, Error> {
         let id = subnets.to_key();
-        let evidence = Evidence::of(self.types, *subnets, was).or(attrs);
+        let evidence = Evidence::of(self.types, *subnets, was).with_next(attrs);
         let mut backoff = backoff();
         for _ in 0..ATTEMPTS {
             let attempt = match self.read_one(&id).await? {
@@ -353,19 +358,14 @@ impl EtcdStore {
     /// Fails if another node took our addresses under a different key while ours was missing.
     async fn refuse_overlap(&self, subnets: &Subnets, evidence: &Evidence) -> Result<(), Error> {
         let all = self.read_all().await?;
-        let rival = all.stored.iter().filter_map(|stored| Some((stored, stored.lease()?))).find(|(_, lease)| {
-            // A larger subnet does not keep us out: every node sets such a lease aside.
-            let same_length =
-                lease.subnets.iter().map(|net| net.prefix_len()).eq(subnets.iter().map(|net| net.prefix_len()));
-            same_length && !evidence.proves(lease) && lease.subnets.overlaps(subnets)
-        });
+        let rival = all.stored.iter().filter_map(Stored::lease).find(|lease| evidence.keeps_us_from(subnets, lease));
         match rival {
-            Some((stored, _)) => Err(Error::Taken { subnet: *subnets, owner: stored.owner(evidence) }),
+            Some(lease) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(lease) }),
             None => Ok(()),
         }
     }
 
-    pub(super) async fn release_fenced(&self, lease: &Lease) -> Result<(), Error> {
+    pub(super) async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
         // A record with exactly our content is ours. Only otherwise it must be read.
         let key = self.keys.lease(&lease.id);
         let is_ours = Compare::value(key.as_str(), CompareOp::Equal, lease.attrs.to_wire());
@@ -381,7 +381,7 @@ impl EtcdStore {
             if !stored.belongs_to(&evidence) {
                 return Err(Error::Taken { subnet: lease.subnets, owner: stored.owner(&evidence) });
             }
-            if self.delete_fenced(&stored).await? {
+            if self.delete_unchanged(&stored).await? {
                 return Ok(());
             }
             sleep(backoff.next_delay()).await;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, GetOptions, GetResponse, KvClient, Txn, TxnResponse};
 use tokio::time::{Instant, timeout};
 
+use crate::retry::chain;
 use crate::source::Error;
 
 use super::EtcdOptions;
@@ -224,7 +225,7 @@ impl Pool {
                 Some(client)
             }
             Err(fault) => {
-                let why = crate::retry::chain(&fault);
+                let why = chain(&fault);
                 tracing::warn!(
                     "etcd credentials: the files changed and do not work ({why}); the connection stays as it is"
                 );

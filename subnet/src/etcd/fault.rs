@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a call to etcd failed, whether another endpoint may do better, and what the operator can do about it.
 
+use crate::retry::{chain, with_causes};
 use crate::source::Error;
 
 use super::client::CALL_LIMIT;
@@ -49,15 +50,7 @@ fn explain(error: &etcd_client::Error) -> String {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
             // The message of the status is only "transport error". The last of its sources says what happened.
-            let mut text = status.message().to_owned();
-            let mut cause = std::error::Error::source(status);
-            while let Some(inner) = cause {
-                let inner_text = inner.to_string();
-                if !text.contains(&inner_text) {
-                    text = format!("{text}: {inner_text}");
-                }
-                cause = inner.source();
-            }
+            let mut text = with_causes(status.message().to_owned(), status);
             if is_about_auth(error) {
                 text.push_str(" (check --etcd-username and --etcd-password, and the user's role)");
             }
@@ -91,7 +84,8 @@ pub(super) fn too_large(error: &Error) -> bool {
     matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))
 }
 
-/// As [`too_large`], for the error of a call or a stream. etcd also uses this code for a revision that was compacted.
+/// Does the same as [`too_large`] for the error of a call or a stream. The text decides, too, because etcd also uses this code for a revision
+/// that was compacted.
 pub(super) fn message_too_large(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     status.code() as i32 == OUT_OF_RANGE && status.message().contains("message length too large")
@@ -105,7 +99,7 @@ pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
             Error::Refused { what, source: Box::new(fault) }
         }
         _ => {
-            let remedy = remedy(url, &crate::retry::chain(&fault));
+            let remedy = remedy(url, &chain(&fault));
             let fault = if remedy.is_empty() { fault } else { Fault::Connection { fault: Box::new(fault), remedy } };
             Error::Unavailable { what, source: Some(Box::new(fault)) }
         }

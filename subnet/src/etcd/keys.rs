@@ -2,6 +2,7 @@
 //! The names of the keys, and how leases are read. Each key and its value is judged alone, so that a bad one does no harm to others.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,7 +127,7 @@ impl Stored {
 
 /// All leases at one revision.
 #[derive(Debug)]
-pub(super) struct All {
+pub(super) struct LeaseList {
     pub(super) stored: Vec<Stored>,
     pub(super) revision: i64,
     pub(super) cluster: u64,
@@ -136,7 +137,7 @@ pub(super) struct All {
     pub(super) read: (Instant, usize),
 }
 
-impl All {
+impl LeaseList {
     /// Returns true if the list may be used instead of a new one.
     fn is_recent(&self) -> bool {
         self.read.0.elapsed() < MAX_AGE
@@ -144,9 +145,13 @@ impl All {
 
     /// Returns the leases that are ours, the one with the best evidence first.
     pub(super) fn ours(&self, evidence: &Evidence) -> Vec<&Stored> {
+        // Whoever may write leases may write many that look like ours.
         let ours = evidence.ours(self.stored.iter().filter_map(Stored::lease));
-        let stored = |lease: &Lease| self.stored.iter().find(|stored| stored.record.id == lease.id);
-        ours.into_iter().filter_map(stored).collect()
+        let ranks: HashMap<&Id, usize> = ours.into_iter().map(|lease| &lease.id).zip(0..).collect();
+        let ranked = self.stored.iter().filter_map(|stored| Some((*ranks.get(&stored.record.id)?, stored)));
+        let mut ranked: Vec<(usize, &Stored)> = ranked.collect();
+        ranked.sort_unstable_by_key(|(rank, _)| *rank);
+        ranked.into_iter().map(|(_, stored)| stored).collect()
     }
 
     /// Replaces what was read from the same key.
@@ -160,28 +165,28 @@ impl All {
 /// list, 50,000 leases are read once for all three. It is safe to use a list that is some seconds old: a transaction fails if its key
 /// has changed, and the watch begins at the revision of the list.
 #[derive(Debug, Default)]
-pub(super) struct LastList(RefCell<Option<All>>);
+pub(super) struct LastList(RefCell<Option<LeaseList>>);
 
 impl LastList {
-    pub(super) fn set(&self, all: All) {
+    pub(super) fn set(&self, all: LeaseList) {
         *self.0.borrow_mut() = Some(all);
     }
 
     /// Takes the list, if it is not too old.
-    pub(super) fn take(&self) -> Option<All> {
-        self.0.take().filter(All::is_recent)
+    pub(super) fn take(&self) -> Option<LeaseList> {
+        self.0.take().filter(LeaseList::is_recent)
     }
 }
 
 impl EtcdStore {
     /// Reads net-conf and all leases, in pages at one revision, because 50,000 leases do not fit into one message. A page is parsed
     /// while etcd prepares the next one. net-conf comes with the first page.
-    pub(super) async fn read_all(&self) -> Result<All, Error> {
+    pub(super) async fn read_all(&self) -> Result<LeaseList, Error> {
         self.read_all_for(format!("list {}", self.keys.leases().0)).await
     }
 
     /// Does the same as [`EtcdStore::read_all`]. `what` says in errors what is read.
-    pub(super) async fn read_all_for(&self, what: String) -> Result<All, Error> {
+    pub(super) async fn read_all_for(&self, what: String) -> Result<LeaseList, Error> {
         let (_, end) = self.keys.leases();
         let range = GetOptions::new().with_range(end);
         let mut limit = FIRST_PAGE;
@@ -212,7 +217,12 @@ impl EtcdStore {
     }
 
     /// Reads net-conf and the first keys of the range, in one transaction. Returns a list without leases, and the page.
-    async fn first_page(&self, what: &str, range: &GetOptions, limit: &mut i64) -> Result<(All, GetResponse), Error> {
+    async fn first_page(
+        &self,
+        what: &str,
+        range: &GetOptions,
+        limit: &mut i64,
+    ) -> Result<(LeaseList, GetResponse), Error> {
         let mut range = range.clone();
         loop {
             let read = [
@@ -242,7 +252,7 @@ impl EtcdStore {
             };
             let config = config.take_kvs().into_iter().next();
             let read = (Instant::now(), self.pool.current());
-            return Ok((All { stored: Vec::new(), revision, cluster, config, read }, page));
+            return Ok((LeaseList { stored: Vec::new(), revision, cluster, config, read }, page));
         }
     }
 

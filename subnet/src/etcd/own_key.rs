@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is known of our own key without reading it. While the watch reports every change of the key, a renewal does not read the key first.
+//! What is known about our own key without reading it. While the watch reports every change of the key, a renewal does not read the key first.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::lease::Id;
 
-use super::keys::{All, Stored};
+use super::keys::{LeaseList, Stored};
 
 /// A lease that was granted or renewed within this time need not be renewed when the renewals begin.
 const RECENT: Duration = Duration::from_secs(10);
@@ -54,30 +54,31 @@ impl Drop for Watched<'_> {
 }
 
 impl OwnKey {
-    /// The watch reports all changes of the key from now on.
+    /// Notes that the watch reports all changes of the key from now on, until the returned value is dropped.
     pub(super) fn watched(&self) -> Watched<'_> {
         self.is_watched.set(true);
         Watched(self)
     }
 
-    /// Our key was read or written, and this is its content.
+    /// Notes the content of our key after it was read or written.
     pub(super) fn set(&self, stored: &Stored) {
         let known = Known { id: stored.record.id.clone(), modified: stored.modified, etcd_lease: stored.etcd_lease };
         *self.known.borrow_mut() = Some(known);
     }
 
-    /// The key must be read before the next renewal.
+    /// Forgets the content of our key, so that it is read before the next renewal.
     pub(super) fn forget(&self) {
         *self.known.borrow_mut() = None;
     }
 
-    /// The key must be read and the lease renewed at once.
+    /// Forgets the content of our key, and has the lease renewed at once.
     pub(super) fn renew_now(&self) {
         self.forget();
         self.changed.notify_one();
     }
 
-    /// The watch reports that a key was written or deleted at this revision.
+    /// Takes the report of the watch that a key was written or deleted at this revision. A change of our key that we did not make has the
+    /// lease renewed at once.
     pub(super) fn event(&self, id: &Id, revision: i64) {
         let is_known = self.known.borrow().as_ref().is_some_and(|known| known.id == *id && known.modified >= revision);
         if !is_known && self.renewed.borrow().as_ref() == Some(id) {
@@ -85,8 +86,8 @@ impl OwnKey {
         }
     }
 
-    /// The watch begins after this list. A change of the key between its last write and the list causes no event.
-    pub(super) fn listed(&self, all: &All) {
+    /// Compares our key with the list after which the watch begins, because the watch does not report earlier changes.
+    pub(super) fn listed(&self, all: &LeaseList) {
         let is_as_known = self.known.borrow().as_ref().is_none_or(|known| {
             let listed = all.stored.iter().find(|stored| stored.record.id == known.id).map(|stored| stored.modified);
             listed == Some(known.modified) || all.revision < known.modified
@@ -96,7 +97,7 @@ impl OwnKey {
         }
     }
 
-    /// The lease of this key is renewed from now on.
+    /// Notes the key whose lease is renewed from now on.
     pub(super) fn begin(&self, id: &Id) {
         *self.renewed.borrow_mut() = Some(id.clone());
     }
@@ -112,7 +113,7 @@ impl OwnKey {
         known.as_ref().filter(|known| self.is_watched.get() && known.id == *id).map(|known| known.etcd_lease)
     }
 
-    /// An etcd lease was granted or renewed now, for this time.
+    /// Notes that an etcd lease was granted or renewed now, for this time.
     pub(super) fn kept_alive(&self, etcd_lease: i64, ttl: Duration) {
         self.alive.set(Some(Alive { etcd_lease, ttl, at: Instant::now() }));
     }

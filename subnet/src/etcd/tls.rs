@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 
+use crate::retry::chain;
 use crate::source::Error;
 
 use super::EtcdOptions;
@@ -73,7 +74,7 @@ pub(super) async fn read_again(options: &EtcdOptions) -> Result<Vec<ConnectOptio
     for (url, how) in &targets {
         // Without a user this does not connect yet, but it checks that certificate and key fit together.
         let client = Client::connect([url], Some(how.clone())).await;
-        client.map_err(|error| BadOptions::Mismatch(crate::retry::chain(&error)))?;
+        client.map_err(|error| BadOptions::Mismatch(chain(&error)))?;
     }
     Ok(targets.into_iter().map(|(_, how)| how).collect())
 }

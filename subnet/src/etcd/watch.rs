@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{EventType, GetOptions, GetResponse, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -113,21 +113,11 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
         return Ok(None);
     }
     if let Some(kv) = net_conf
-        && !report_config(store, out, kv.value()).await
+        && !store.last_net_conf.report(net_conf_text(kv.value()), out).await
     {
         return Ok(None);
     }
     Ok(Some(position))
-}
-
-/// Reports net-conf if it differs from the one that was last returned. Returns false if nobody receives the events any more.
-async fn report_config(store: &EtcdStore, out: &mpsc::Sender<Event>, value: &[u8]) -> bool {
-    let text = net_conf_text(value);
-    let before = store.config_seen.borrow_mut().replace(text.clone());
-    match before {
-        Some(before) if before != text => out.send(Event::Config(text)).await.is_ok(),
-        _ => true,
-    }
 }
 
 /// Opens a watch on the endpoint in use, and follows it until it ends.
@@ -231,30 +221,26 @@ async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -
         Ok(answer) => answer,
         Err(fault) => return Err(End::Broken { what: format!("read {key}"), fault }),
     };
-    let Some(header) = answer.header() else { return Ok(false) };
-    if header.cluster_id() != at.cluster || header.revision() < at.revision {
-        return Ok(true);
-    }
+    Ok(contradicts(&answer, at))
+}
+
+/// Returns true if this answer about net-conf does not come from the store of this position.
+fn contradicts(answer: &GetResponse, at: &Position) -> bool {
+    let Some(header) = answer.header() else { return false };
     // If net-conf was written after our revision, the watch will report it.
-    Ok(match answer.kvs().first() {
-        Some(config) => {
-            config.mod_revision() <= at.revision && (config.create_revision(), config.mod_revision()) != at.config
-        }
-        None => false,
-    })
+    let has_another_config =
+        |kv: &KeyValue| kv.mod_revision() <= at.revision && (kv.create_revision(), kv.mod_revision()) != at.config;
+    header.cluster_id() != at.cluster
+        || header.revision() < at.revision
+        || answer.kvs().first().is_some_and(has_another_config)
 }
 
 /// Checks that the server is alive. Returns false if it may belong to another store, or lags behind. This member answers alone, so that
 /// 50,000 idle nodes do not each cost etcd a quorum round.
 async fn probe(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -> Result<bool, Fault> {
-    let cheap = etcd_client::GetOptions::new().with_serializable().with_keys_only();
+    let cheap = GetOptions::new().with_serializable().with_keys_only();
     let answer = limited(kv(&to.client).get(store.keys.config(), Some(cheap))).await?;
-    let is_known =
-        answer.header().is_none_or(|header| header.cluster_id() == at.cluster && header.revision() >= at.revision);
-    let is_changed = |kv: &etcd_client::KeyValue| {
-        kv.mod_revision() <= at.revision && (kv.create_revision(), kv.mod_revision()) != at.config
-    };
-    Ok(is_known && !answer.kvs().first().is_some_and(is_changed))
+    Ok(!contradicts(&answer, at))
 }
 
 async fn open(store: &EtcdStore, to: &ChosenEndpoint, from: i64) -> Result<WatchStream, Fault> {
@@ -268,7 +254,7 @@ async fn open(store: &EtcdStore, to: &ChosenEndpoint, from: i64) -> Result<Watch
 /// Returns how far before the last revision of this message the watch must be resumed: 0 or 1. etcd splits an answer of more than
 /// 512 KiB, so the next message may contain more events of the same revision. It is better to report events twice than to miss them.
 fn revisions_to_repeat(message: &WatchResponse) -> i64 {
-    let size = |kv: &etcd_client::KeyValue| kv.key().len() + kv.value().len() + 32;
+    let size = |kv: &KeyValue| kv.key().len() + kv.value().len() + 32;
     let bytes: usize = message.events().iter().filter_map(|event| event.kv()).map(size).sum();
     i64::from(bytes > PERHAPS_FRAGMENT)
 }
@@ -297,7 +283,7 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
             if deleted {
                 tracing::warn!(key = %store.keys.config(), "net-conf was deleted: carrying on with the last one");
             } else {
-                net_conf = Some(kv.value().to_vec());
+                net_conf = Some(net_conf_text(kv.value()));
             }
         }
     }
@@ -311,8 +297,8 @@ async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position,
     if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
         return false;
     }
-    if let Some(value) = net_conf
-        && !report_config(store, out, &value).await
+    if let Some(text) = net_conf
+        && !store.last_net_conf.report(text, out).await
     {
         return false;
     }

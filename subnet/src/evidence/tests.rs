@@ -7,7 +7,7 @@ use crate::lease::Age;
 
 const OURS: &str = "02:00:00:00:00:01";
 
-/// A lease as a row of the table describes it: its subnet, its address and its MAC are ours (`=`), others (`x`), or not there (`-`).
+/// Returns a lease as a row of the table describes it. Its subnet, its address and its MAC are each ours (`=`), of others (`x`), or absent (`-`).
 fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
     let key = if subnet == "=" { "10.5.1.0-24" } else { "10.5.2.0-24" };
     let last = if mac == "=" { 1 } else { 2 };
@@ -21,7 +21,7 @@ fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
     Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap(), attrs, age: Age { stamp: 1, tie: "".into() } }
 }
 
-/// We publish 192.0.2.1.
+/// Returns what a node knows that publishes 192.0.2.1, and that may have a subnet.env and a device.
 fn evidence(subnet_env: bool, device: bool) -> Evidence {
     Evidence {
         previous: subnet_env.then(|| Subnets::from_key("10.5.1.0-24").unwrap()),
@@ -103,15 +103,15 @@ fn without_types_in_leases_there_are_no_reservations() {
 
 #[test]
 fn another_address_of_our_uplink_counts_with_the_subnet_alone() {
-    let beside = |subnet_env, device| Evidence {
-        beside: vec![(Some([192, 0, 2, 2].into()), None)],
+    let with_other_address = |subnet_env, device| Evidence {
+        other_uplink: vec![(Some([192, 0, 2, 2].into()), None)],
         ..evidence(subnet_env, device)
     };
-    assert_eq!(beside(true, false).proof(&lease("=", "x", "-")), Some(Proof::SubnetAndAddress));
-    assert_eq!(beside(true, true).proof(&lease("=", "x", "x")), None);
-    assert_eq!(beside(true, false).proof(&lease("x", "x", "-")), None);
-    assert_eq!(beside(false, true).proof(&lease("x", "x", "=")), None);
-    assert_eq!(beside(false, false).proof(&lease("x", "x", "-")), None);
+    assert_eq!(with_other_address(true, false).proof(&lease("=", "x", "-")), Some(Proof::SubnetAndAddress));
+    assert_eq!(with_other_address(true, true).proof(&lease("=", "x", "x")), None);
+    assert_eq!(with_other_address(true, false).proof(&lease("x", "x", "-")), None);
+    assert_eq!(with_other_address(false, true).proof(&lease("x", "x", "=")), None);
+    assert_eq!(with_other_address(false, false).proof(&lease("x", "x", "-")), None);
 }
 
 #[test]
@@ -180,7 +180,8 @@ fn our_address_with_another_port_is_that_of_another_node() {
     assert_eq!(ours(true).proof(&with_port(51820)), Some(Proof::SubnetAndAddress));
     assert_eq!(ours(true).proof(&with_port(51822)), None, "it got our subnet after our lease had ended");
     // A port of ours that changes is known to us.
-    let changed = Evidence::of(FOR_TESTS, with_port(51822).subnets, &with_port(51822).attrs).or(&with_port(7).attrs);
+    let changed =
+        Evidence::of(FOR_TESTS, with_port(51822).subnets, &with_port(51822).attrs).with_next(&with_port(7).attrs);
     assert_eq!(changed.proof(&with_port(51822)), Some(Proof::SubnetAndAddress));
     assert_eq!(changed.proof(&with_port(7)), Some(Proof::SubnetAndAddress));
     assert_eq!(changed.proof(&with_port(51820)), None);
@@ -194,7 +195,7 @@ fn our_address_with_another_port_is_that_of_another_node() {
 #[test]
 fn our_lease_with_the_identity_that_we_are_about_to_publish_is_ours() {
     let (was, now) = (lease("=", "=", "="), lease("=", "=", "x"));
-    let ours = Evidence::of(FOR_TESTS, was.subnets, &was.attrs).or(&now.attrs);
+    let ours = Evidence::of(FOR_TESTS, was.subnets, &was.attrs).with_next(&now.attrs);
     assert_eq!(ours.proof(&was), Some(Proof::SubnetAndIdentity));
     assert_eq!(ours.proof(&now), Some(Proof::SubnetAndIdentity));
     let mut other = lease("=", "=", "x");

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::AsyncBufRead;
-use http::{HeaderValue, Method, Request, header};
+use http::{HeaderValue, Method, Request, Uri, header};
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::Status;
 use kube::{Client, Config};
@@ -28,6 +28,9 @@ pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// How long a connection may take. After a boot nobody answers at the address of a Service until kube-proxy has written its rules. The
 /// agent then starts with saved peers, so every second counts.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+
+/// A path that no API server has.
+const NO_SUCH_PATH: &str = "/no-such-path";
 
 /// HTTP codes of the server's errors.
 pub(super) const UNAUTHORIZED: u16 = 401;
@@ -191,7 +194,7 @@ impl Api {
     }
 
     /// Returns a text that differs between clusters: URL and CA. `None` while the credentials cannot be read.
-    pub(super) async fn identity(&self) -> Option<String> {
+    pub(super) async fn fingerprint(&self) -> Option<String> {
         let config = self.config().await.ok()?;
         let ca = crc32fast::hash(&config.root_cert.unwrap_or_default().concat());
         Some(format!("kubernetes {} ca {ca:08x}", config.cluster_url))
@@ -319,8 +322,8 @@ fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     }
     *request.method_mut() = method;
-    // The name of a Node is a DNS name, which fits into a path. A NODE_NAME that does not leads to a path that does not exist.
-    *request.uri_mut() = path.parse().unwrap_or_default();
+    // The name of a Node is a DNS name, which fits into a path. For a NODE_NAME that does not, the server answers that there is no such Node.
+    *request.uri_mut() = path.parse().unwrap_or_else(|_| Uri::from_static(NO_SUCH_PATH));
     request
 }
 

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! net-conf in Kubernetes mode: a file, mounted from a ConfigMap.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use crate::source::{Error, Event};
+use crate::json::Members;
+use crate::source::{Error, Event, LastNetConf};
 
 /// How often the file is read. The kubelet updates a ConfigMap by swapping symbolic links, which inotify does not follow well.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
@@ -26,13 +24,12 @@ const REMEDY: &str = "the manifest mounts it from the key net-conf.json of a Con
 /// The file with net-conf.
 pub(super) struct Conf {
     path: PathBuf,
-    /// The text that was last returned or reported.
-    last: RefCell<Option<String>>,
+    last: LastNetConf,
 }
 
 impl Conf {
     pub(super) fn new(path: PathBuf) -> Conf {
-        Conf { path, last: RefCell::new(None) }
+        Conf { path, last: LastNetConf::default() }
     }
 
     /// Reads the file and removes the ignored keys.
@@ -44,7 +41,7 @@ impl Conf {
     pub(super) fn read(&self) -> Result<String, Error> {
         match self.read_file() {
             Ok(text) => {
-                *self.last.borrow_mut() = Some(text.clone());
+                self.last.set(&text);
                 Ok(text)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -64,12 +61,9 @@ impl Conf {
             // While it is replaced, the file may be missing or empty. The old text stays in force then.
             if let Ok(text) = self.read_file()
                 && !text.trim().is_empty()
+                && !self.last.report(text, out).await
             {
-                let before = self.last.borrow_mut().replace(text.clone());
-                let changed = before.is_some_and(|before| before != text);
-                if changed && out.send(Event::Config(text)).await.is_err() {
-                    return;
-                }
+                return;
             }
             sleep(READ_INTERVAL).await;
         }
@@ -78,13 +72,8 @@ impl Conf {
 
 /// Returns the object without the ignored keys; `None` if it has none of them or is not a JSON object.
 fn without_ignored(text: &str) -> Option<String> {
-    let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(text).ok()?;
-    let ignored = |name: &String| IGNORED.iter().any(|key| key.eq_ignore_ascii_case(name));
-    if !members.keys().any(ignored) {
-        return None;
-    }
-    let kept: BTreeMap<_, _> = members.into_iter().filter(|(name, _)| !ignored(name)).collect();
-    serde_json::to_string(&kept).ok()
+    let mut members: Members = serde_json::from_str(text).ok()?;
+    if members.remove(&IGNORED) { serde_json::to_string(&members).ok() } else { None }
 }
 
 #[cfg(test)]
@@ -124,5 +113,12 @@ mod tests {
         assert_eq!(&*network.backend, r#"{"Type":"vxlan", "Port":1}"#);
         assert_eq!(without_ignored(&kept), None, "a text without these keys must stay as it is");
         assert_eq!(without_ignored("no json"), None);
+        // The last of two members with one name counts, before and afterwards.
+        let text = r#"{"network":"10.5.0.0/16","Network":"10.6.0.0/16","SubnetLen":24,"Backend":{"Type":"vxlan"}}"#;
+        let network = |text: &str| Network::parse(text).unwrap().networks.to_string();
+        assert_eq!(
+            (network(text), network(&without_ignored(text).unwrap())),
+            ("10.6.0.0/16".into(), "10.6.0.0/16".into())
+        );
     }
 }

@@ -50,7 +50,7 @@ impl FakeNode {
         }
     }
 
-    /// The same Node without the annotations of an agent.
+    /// Returns the same Node without the annotations of an agent.
     pub(super) fn bare(last: u8, version: u64) -> FakeNode {
         FakeNode { annotations: Vec::new(), ..FakeNode::new(last, version) }
     }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::attrs::{Attrs, MOST_OF_A_VALUE, kind_of};
+use crate::attrs::{Attrs, MAX_VALUE_BYTES, kind_of};
 use crate::cidr::Subnets;
 use crate::lease::{Age, Lease, Record};
 use crate::text::shown;
@@ -34,7 +34,7 @@ pub(super) enum NodeError {
     Address { node: String, name: String, text: String },
     #[error("node {node}: annotation {name} = \"{text}\" is not JSON")]
     Json { node: String, name: String, text: String },
-    #[error("node {node}: annotations {names} are larger than {MOST_OF_A_VALUE} bytes together")]
+    #[error("node {node}: annotations {names} are larger than {MAX_VALUE_BYTES} bytes together")]
     TooLarge { node: String, names: String },
 }
 
@@ -180,7 +180,7 @@ impl Node {
     /// Refuses annotations that are larger than any lease, before they are parsed: a Node may have 256 KiB of them.
     fn check_size(&self, prefix: &Prefix) -> Result<(), NodeError> {
         let bytes: usize = PUBLISHED.iter().filter_map(|suffix| self.get(prefix, suffix)).map(str::len).sum();
-        if bytes <= MOST_OF_A_VALUE {
+        if bytes <= MAX_VALUE_BYTES {
             return Ok(());
         }
         Err(NodeError::TooLarge { node: self.shown_name(), names: prefix.name("*") })
@@ -199,6 +199,18 @@ impl Node {
             tunnel_ipv6: self.address(prefix, annotations::TUNNEL_V6)?,
             other_ways: self.get(prefix, annotations::OTHER_WAYS).map(Into::into),
         })
+    }
+
+    /// Returns only what the backend of the node has published. The other annotations need not be readable, and data that cannot be read
+    /// counts as none.
+    pub(super) fn attrs_of_backend(&self, prefix: &Prefix) -> Attrs {
+        let data = |suffix| self.data(prefix, suffix).ok().flatten().filter(|data| data.len() <= MAX_VALUE_BYTES);
+        Attrs {
+            backend_type: kind_of(self.get(prefix, annotations::TYPE).unwrap_or_default()),
+            backend_data: data(annotations::DATA),
+            backend_v6_data: data(annotations::DATA_V6),
+            ..Attrs::default()
+        }
     }
 
     /// Returns the lease that this Node holds, also if it is not [`Node::managed`].

@@ -69,16 +69,9 @@ struct Condition {
     message: String,
 }
 
-/// Removes the subnet of a family that the network does not have: a Node may have pod CIDRs of both families.
-pub(super) fn within_network(lease: Lease, network: &Network) -> Lease {
-    with_families_of(lease, &network.networks)
-}
-
-fn with_families_of(lease: Lease, networks: &Subnets) -> Lease {
-    let all = lease.subnets;
-    let subnets =
-        Subnets { v4: all.v4.filter(|_| networks.v4.is_some()), v6: all.v6.filter(|_| networks.v6.is_some()) };
-    Lease { subnets, ..lease }
+/// Removes the subnet of a family that `networks` does not have: a Node may have pod CIDRs of both families.
+pub(super) fn in_families_of(networks: &Subnets, lease: Lease) -> Lease {
+    Lease { subnets: lease.subnets.in_families_of(networks), ..lease }
 }
 
 /// Checks that every network of net-conf contains a pod CIDR of the Node.
@@ -161,7 +154,7 @@ impl KubeStore {
         Ok(Some(record.lease.unwrap_or_else(|_| Lease {
             id: record.id,
             subnets: node.subnets().unwrap_or_default(),
-            attrs: publish::said_by_backend(&node, &self.prefix),
+            attrs: node.attrs_of_backend(&self.prefix),
             age: Age::default(),
         })))
     }
@@ -234,7 +227,7 @@ impl KubeStore {
             let changes = publish::changes(attrs, self.types, &node, &self.prefix);
             if changes.is_empty() {
                 let lease = node.lease(&self.prefix).map_err(|error| Error::Invalid(error.to_string()))?;
-                return Ok(within_network(lease, network));
+                return Ok(in_families_of(&network.networks, lease));
             }
             self.check_rate(&name)?;
             node = match self.write(&name, &publish::patch(changes, &node)).await? {
@@ -289,7 +282,7 @@ impl KubeStore {
             }
             if let Some(ours) = ours {
                 let subnet = node.subnets().unwrap_or_default();
-                let lease = node.lease(&self.prefix).map(|lease| with_families_of(lease, &ours.subnets));
+                let lease = node.lease(&self.prefix).map(|lease| in_families_of(&ours.subnets, lease));
                 match lease {
                     Ok(lease) if Evidence::of(self.types, ours.subnets, &ours.attrs).proves(&lease) => {}
                     Ok(lease) => return Err(Error::Taken { subnet, owner: lease.attrs.owner() }),

@@ -33,18 +33,7 @@ pub(super) fn check_overwrites(node: &Node, prefix: &Prefix) -> Result<(), NodeE
     Ok(())
 }
 
-/// Returns what the backend of a node has published, even where the other annotations cannot be read.
-pub(super) fn said_by_backend(node: &Node, prefix: &Prefix) -> Attrs {
-    let data = |end| node.get(prefix, end).filter(|text| *text != "null").map(Into::into);
-    Attrs {
-        backend_type: node.get(prefix, annotations::TYPE).unwrap_or_default().to_lowercase(),
-        backend_data: data(annotations::DATA),
-        backend_v6_data: data(annotations::DATA_V6),
-        ..Attrs::default()
-    }
-}
-
-/// Every annotation that this node publishes, as it should be (docs/flannel-formats.md, "Nodes in Kubernetes").
+/// Returns every annotation of this node as it should be (docs/flannel-formats.md, "Nodes in Kubernetes"). One that is `None` should be absent.
 fn wanted(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> Changes {
     let said = (types.annotations)(attrs);
     let v4 = attrs.public_ip.zip(said.data);
@@ -63,15 +52,16 @@ fn wanted(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> C
     all
 }
 
-/// Returns the annotations that must change so that the node publishes `attrs`; empty when nothing differs.
+/// Returns the annotations that must change so that the node publishes `attrs`. The result is empty if nothing differs.
 pub(super) fn changes(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> Changes {
     let mut all = wanted(attrs, types, node, prefix);
     all.retain(|name, value| node.annotation(name) != value.as_deref());
     all
 }
 
-/// True when the node does not publish the administrator's addresses: one of them was added or removed while the agent runs.
-pub(super) fn overwritten(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> bool {
+/// Returns true if the node does not publish the addresses that it should. The administrator has added, changed or removed one of his
+/// addresses while the agent runs.
+pub(super) fn addresses_differ(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> bool {
     let changes = changes(attrs, types, node, prefix);
     [annotations::PUBLIC, annotations::PUBLIC_V6].iter().any(|end| changes.contains_key(&prefix.name(end)))
 }
@@ -82,7 +72,7 @@ pub(super) fn removal(node: &Node, prefix: &Prefix) -> Changes {
     names.filter(|name| node.annotation(name).is_some()).map(|name| (name, None)).collect()
 }
 
-/// A strategic merge patch. The server refuses it when the node was changed after it was read.
+/// Returns a strategic merge patch. The server refuses it if the node was changed after it was read.
 pub(super) fn patch(changes: Changes, node: &Node) -> Value {
     let value = |text: Option<String>| text.map_or(Value::Null, Value::String);
     let annotations: Map<String, Value> = changes.into_iter().map(|(name, text)| (name, value(text))).collect();

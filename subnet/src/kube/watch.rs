@@ -14,8 +14,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::lease::{Id, Record};
+use crate::outside::random;
 use crate::retry::Failures;
-use crate::source::{Event, random};
+use crate::source::Event;
 
 use super::client::{ApiError, GONE, UNAUTHORIZED};
 use super::node::Node;
@@ -31,8 +32,8 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(150);
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// A watch that ends sooner without an error counts as a failure.
 const SHORT: Duration = Duration::from_secs(1);
-/// The most frequent [`Event::Answered`].
-const WORD_INTERVAL: Duration = Duration::from_secs(5);
+/// The shortest time between two [`Event::Answered`].
+const ANSWERED_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest back-off. With a shorter one, thousands of agents could keep a server down that is coming back.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// When a server ends, the watches of all nodes end at once. The agents come back within this time, at random.
@@ -68,7 +69,7 @@ pub(super) async fn run(store: &KubeStore, out: &mpsc::Sender<Event>) {
         version: None,
         without_streaming: None,
         reset: false,
-        last_word: None,
+        last_answered: None,
         check_history: false,
         failures: Failures::new(RETRY_MAX),
     };
@@ -118,7 +119,7 @@ struct Watch<'a> {
     /// The next list is from another store than the one before.
     reset: bool,
     /// When [`Event::Answered`] was last sent.
-    last_word: Option<Instant>,
+    last_answered: Option<Instant>,
     /// A request failed, or the server ended a watch early: check that the server still has the history that we know.
     check_history: bool,
     failures: Failures,
@@ -218,10 +219,10 @@ impl Watch<'_> {
     /// Reports that the server lives, but not with each of a thousand updates.
     async fn server_lives(&mut self) -> Result<(), End> {
         self.failures.reset();
-        if self.last_word.is_some_and(|at| at.elapsed() < WORD_INTERVAL) {
+        if self.last_answered.is_some_and(|at| at.elapsed() < ANSWERED_INTERVAL) {
             return Ok(());
         }
-        self.last_word = Some(Instant::now());
+        self.last_answered = Some(Instant::now());
         self.out.send(Event::Answered).await.map_err(|_| End::Closed)
     }
 

@@ -42,13 +42,6 @@ impl Claim {
     }
 }
 
-fn alone(net: IpNet) -> Subnets {
-    match net {
-        IpNet::V4(v4) => Subnets { v4: Some(v4), v6: None },
-        IpNet::V6(v6) => Subnets { v4: None, v6: Some(v6) },
-    }
-}
-
 /// Returns the name of the member of a lease that contains such an address.
 fn member(ip: &IpNet) -> &'static str {
     match ip {
@@ -125,12 +118,12 @@ impl Claims {
 
     /// Returns the leases whose subnets overlap this network.
     pub(super) fn over(&self, net: IpNet) -> impl Iterator<Item = Slot> {
-        self.subnets.overlapping(&alone(net))
+        self.subnets.overlapping(&net.into())
     }
 
     /// Returns the leases whose public address lies in this network.
     pub(super) fn published_in(&self, net: IpNet) -> impl Iterator<Item = Slot> {
-        self.publics.overlapping(&alone(net))
+        self.publics.overlapping(&net.into())
     }
 
     /// Returns the leases whose claims conflict with this one.

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
 use super::claims::Claim;
 use super::{PortsOf, Us};
@@ -63,9 +63,7 @@ pub(super) fn check(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Unusab
 
 /// Returns what a usable lease claims on this node.
 pub(super) fn claim(us: &Us, lease: &Lease) -> Claim {
-    let public =
-        Subnets { v4: lease.attrs.public_ip.map(Ipv4Net::from), v6: lease.attrs.public_ipv6.map(Ipv6Net::from) };
-    Claim { subnets: enabled(us, &lease.subnets), public: enabled(us, &public) }
+    Claim { subnets: enabled(us, &lease.subnets), public: enabled(us, &lease.attrs.public_addresses()) }
 }
 
 /// Checks that this subnet does not contain an address of this node or of its LAN. It would take this node's own traffic otherwise.
@@ -88,7 +86,7 @@ fn check_addresses_of_this_node(us: &Us, net: IpNet) -> Result<(), Unusable> {
 /// Returns the subnets of the families that net-conf enables. As in flannel, an IPv4-only node uses only the IPv4 half of a dual-stack
 /// lease.
 pub(super) fn enabled(us: &Us, subnets: &Subnets) -> Subnets {
-    Subnets { v4: subnets.v4.filter(|_| us.networks.v4.is_some()), v6: subnets.v6.filter(|_| us.networks.v6.is_some()) }
+    subnets.in_families_of(&us.networks)
 }
 
 fn check_network(us: &Us, net: IpNet) -> Result<(), Unusable> {

@@ -15,7 +15,7 @@ use weft_subnet::network::{Network, Range};
 use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
 /// A store that can be opened several times, and that can be changed from outside.
-pub trait Place {
+pub trait SharedStore {
     /// Opens the store as the node that is described by [`request`] with this number.
     fn open_for(&self, last: u8) -> Box<dyn Source>;
 
@@ -85,8 +85,8 @@ pub async fn watching<F: Future<Output = ()>>(store: &dyn Source, body: impl FnO
     }
 }
 
-pub async fn creates_a_lease_and_takes_it_over_later(kind: &impl Place) {
-    let store = kind.open();
+pub async fn creates_a_lease_and_takes_it_over_later(shared: &impl SharedStore) {
+    let store = shared.open();
     assert!(store.own(&booted(1)).await.unwrap().is_none());
     let first = store.acquire(&request(1)).await.unwrap();
     assert_eq!(first.attrs, attrs(1));
@@ -95,14 +95,14 @@ pub async fn creates_a_lease_and_takes_it_over_later(kind: &impl Place) {
     }
     let mut other = request(1);
     other.attrs.backend_data = Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into());
-    let again = kind.open().acquire(&other).await.unwrap();
+    let again = shared.open().acquire(&other).await.unwrap();
     assert_eq!((again.subnets, &again.attrs, &again.age), (first.subnets, &other.attrs, &first.age));
     assert_eq!(store.own(&booted(1)).await.unwrap(), Some(again));
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
-pub async fn the_previous_subnet_is_taken_again(kind: &impl Place) {
-    let store = kind.open();
+pub async fn the_previous_subnet_is_taken_again(shared: &impl SharedStore) {
+    let store = shared.open();
     let wanted = subnet("10.5.77.0/24");
     let mine = store.acquire(&LeaseRequest { previous: Some(wanted), ..request(1) }).await.unwrap();
     assert_eq!(mine.subnets, wanted);
@@ -112,8 +112,8 @@ pub async fn the_previous_subnet_is_taken_again(kind: &impl Place) {
     assert_eq!(unfit.subnets.v4.unwrap().prefix_len(), 24);
 }
 
-pub async fn reports_that_there_is_no_free_subnet(kind: &impl Place) {
-    let store = kind.open();
+pub async fn reports_that_there_is_no_free_subnet(shared: &impl SharedStore) {
+    let store = shared.open();
     let small = |last| LeaseRequest { network: network(24, "10.5.2.0"), ..request(last) };
     store.acquire(&small(1)).await.unwrap();
     store.acquire(&small(2)).await.unwrap();
@@ -125,8 +125,8 @@ pub async fn reports_that_there_is_no_free_subnet(kind: &impl Place) {
 }
 
 /// If a subnet contains the LAN or the address of another node, other nodes set it aside, or are cut off by it.
-pub async fn no_subnet_contains_addresses_of_nodes(kind: &impl Place) {
-    let store = kind.open();
+pub async fn no_subnet_contains_addresses_of_nodes(shared: &impl SharedStore) {
+    let store = shared.open();
     let network = network(24, "10.5.4.0");
     let lan = [("10.5.1.0/24".parse().unwrap(), "lan0".into())];
     let connected = Connected::new(&network.networks, lan);
@@ -144,8 +144,8 @@ pub async fn no_subnet_contains_addresses_of_nodes(kind: &impl Place) {
     assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
 }
 
-pub async fn an_incompatible_lease_is_deleted(kind: &impl Place) {
-    let store = kind.open();
+pub async fn an_incompatible_lease_is_deleted(shared: &impl SharedStore) {
+    let store = shared.open();
     let old = store.acquire(&request(1)).await.unwrap();
     let longer = LeaseRequest { network: network(26, "10.5.255.0"), ..request(1) };
     let new = store.acquire(&longer).await.unwrap();
@@ -155,8 +155,8 @@ pub async fn an_incompatible_lease_is_deleted(kind: &impl Place) {
     assert_ne!(old.subnets, new.subnets);
 }
 
-pub async fn a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other(kind: &impl Place) {
-    let store = kind.open();
+pub async fn a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other(shared: &impl SharedStore) {
+    let store = shared.open();
     let single = store.acquire(&request(1)).await.unwrap();
     let net = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
@@ -171,12 +171,12 @@ pub async fn a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other(ki
     assert_eq!(left, [again.id]);
 }
 
-pub async fn nodes_that_start_together_get_distinct_subnets(kind: &impl Place) {
+pub async fn nodes_that_start_together_get_distinct_subnets(shared: &impl SharedStore) {
     let tasks = tokio::task::LocalSet::new();
     // There are 24 subnets for 20 nodes, so collisions are certain.
     let racers: Vec<_> = (1..=20)
         .map(|last| {
-            let store = kind.open();
+            let store = shared.open();
             let request = LeaseRequest { network: network(24, "10.5.24.0"), ..request(last) };
             tasks.spawn_local(async move { store.acquire(&request).await.unwrap().subnets })
         })
@@ -187,30 +187,30 @@ pub async fn nodes_that_start_together_get_distinct_subnets(kind: &impl Place) {
         got.insert(racer.await.unwrap());
     }
     assert_eq!(got.len(), 20);
-    assert_eq!(kind.open().list().await.unwrap().len(), 20);
+    assert_eq!(shared.open().list().await.unwrap().len(), 20);
 }
 
-pub async fn dual_stack_nodes_that_start_together_share_no_subnet(kind: &impl Place) {
+pub async fn dual_stack_nodes_that_start_together_share_no_subnet(shared: &impl SharedStore) {
     let net = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
     let tasks = tokio::task::LocalSet::new();
     for last in 1..=12 {
-        let store = kind.open();
+        let store = shared.open();
         let mut request = LeaseRequest { network: network(24, "10.5.24.0"), ..request(last) };
         request.network.networks.v6 = Some(net);
         request.network.v6 = Some(Range { network: net, len: 64, min, max });
         tasks.spawn_local(async move { store.acquire(&request).await.unwrap() });
     }
     tasks.await;
-    let leases: Vec<_> = kind.open().list().await.unwrap().into_iter().map(|record| record.lease.unwrap()).collect();
+    let leases: Vec<_> = shared.open().list().await.unwrap().into_iter().map(|record| record.lease.unwrap()).collect();
     assert_eq!(leases.len(), 12);
     for (at, one) in leases.iter().enumerate() {
         assert!(leases[..at].iter().all(|other| !other.subnets.overlaps(&one.subnets)), "{}", one.id);
     }
 }
 
-pub async fn retakes_what_was_deleted(kind: &impl Place) {
-    let store = kind.open();
+pub async fn retakes_what_was_deleted(shared: &impl SharedStore) {
+    let store = shared.open();
     let lease = store.acquire(&request(1)).await.unwrap();
     store.remove(&lease.id).await.unwrap();
     assert!(matches!(store.remove(&lease.id).await, Err(Error::Missing(_))));
@@ -218,8 +218,8 @@ pub async fn retakes_what_was_deleted(kind: &impl Place) {
     assert_eq!((again.subnets, again.attrs), (lease.subnets, attrs(1)));
 }
 
-pub async fn retakes_only_what_is_ours(kind: &impl Place) {
-    let store = kind.open();
+pub async fn retakes_only_what_is_ours(shared: &impl SharedStore) {
+    let store = shared.open();
     let lease = store.acquire(&request(1)).await.unwrap();
     let moved = store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
     assert_eq!(moved.attrs, attrs(7));
@@ -227,8 +227,8 @@ pub async fn retakes_only_what_is_ours(kind: &impl Place) {
 }
 
 /// A lease that another address was published for belongs to another node. (In Kubernetes it belongs to the node with its name.)
-pub async fn a_lease_with_another_address_is_not_retaken(kind: &impl Place) {
-    let store = kind.open();
+pub async fn a_lease_with_another_address_is_not_retaken(shared: &impl SharedStore) {
+    let store = shared.open();
     let lease = store.acquire(&request(1)).await.unwrap();
     store.retake(&lease.subnets, &attrs(1), &attrs(7)).await.unwrap();
     let error = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap_err();
@@ -237,14 +237,14 @@ pub async fn a_lease_with_another_address_is_not_retaken(kind: &impl Place) {
 
 /// Our lease is gone. A record of a larger subnet does not keep us from ours, because every node sets it aside. A lease of another node
 /// that shares one half of ours does.
-pub async fn only_a_lease_of_the_same_length_keeps_us_out(kind: &impl Place) {
-    let store = kind.open();
-    kind.put("subnets/10.5.0.0-16", &attrs(9).to_wire()).await;
-    kind.put("subnets/10.5.7.0-26", &attrs(8).to_wire()).await;
+pub async fn only_a_lease_of_the_same_length_keeps_us_out(shared: &impl SharedStore) {
+    let store = shared.open();
+    shared.put("subnets/10.5.0.0-16", &attrs(9).to_wire()).await;
+    shared.put("subnets/10.5.7.0-26", &attrs(8).to_wire()).await;
     let ours = subnet("10.5.7.0/24");
     assert_eq!(store.retake(&ours, &attrs(1), &attrs(1)).await.unwrap().subnets, ours);
     let dual = |v4: &str, v6: &str| Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() };
-    kind.put("subnets/10.5.8.0-24&fd00:12:0:8::-64", &attrs(9).to_wire()).await;
+    shared.put("subnets/10.5.8.0-24&fd00:12:0:8::-64", &attrs(9).to_wire()).await;
     for ours in [dual("10.5.8.0/24", "fd00:12:0:9::/64"), dual("10.5.9.0/24", "fd00:12:0:8::/64")] {
         let error = store.retake(&ours, &attrs(1), &attrs(1)).await.unwrap_err();
         assert!(matches!(&error, Error::Taken { owner, .. } if owner == "192.0.2.9"), "{error}");
@@ -253,8 +253,8 @@ pub async fn only_a_lease_of_the_same_length_keeps_us_out(kind: &impl Place) {
     assert_eq!(store.retake(&free, &attrs(1), &attrs(1)).await.unwrap().subnets, free);
 }
 
-pub async fn releases_only_what_is_ours(kind: &impl Place) {
-    let store = kind.open();
+pub async fn releases_only_what_is_ours(shared: &impl SharedStore) {
+    let store = shared.open();
     let lease = store.acquire(&request(1)).await.unwrap();
     store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
@@ -265,11 +265,11 @@ pub async fn releases_only_what_is_ours(kind: &impl Place) {
 }
 
 /// If two nodes publish the same address, each keeps its own lease over restarts in any order.
-pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place) {
-    let store = kind.open();
+pub async fn two_nodes_with_one_address_keep_their_own_leases(shared: &impl SharedStore) {
+    let store = shared.open();
     let of = |last: u8| LeaseRequest { attrs: Attrs { public_ip: attrs(1).public_ip, ..attrs(last) }, ..request(last) };
     let first = store.acquire(&of(1)).await.unwrap();
-    let second = kind.open_for(2).acquire(&of(2)).await.unwrap();
+    let second = shared.open_for(2).acquire(&of(2)).await.unwrap();
     assert_ne!(first.subnets, second.subnets, "the second node has a device of its own");
     let restarted = |lease: &Lease, last| LeaseRequest { previous: Some(lease.subnets), ..of(last) };
     for (lease, last) in [(&second, 2), (&first, 1), (&second, 2)] {
@@ -289,14 +289,14 @@ pub async fn two_nodes_with_one_address_keep_their_own_leases(kind: &impl Place)
     let booted = Evidence { public: vec![(attrs(1).public_ip, None)], ..Evidence::none(TYPES) };
     assert_eq!(store.own(&booted).await.unwrap(), None, "it may be either one's");
     store.remove(&second.id).await.unwrap();
-    let again = kind.open().acquire(&restarted(&second, 2)).await.unwrap();
+    let again = shared.open().acquire(&restarted(&second, 2)).await.unwrap();
     assert_eq!(again.subnets, second.subnets, "not the first one's, though it has our address");
     assert_eq!(store.list().await.unwrap().len(), 2);
 }
 
 /// Nodes of wireguard behind one NAT have one public address, and each has a port of its own. Nothing else distinguishes them after a boot.
-pub async fn nodes_behind_one_nat_keep_their_own_leases(kind: &impl Place) {
-    let store = kind.open();
+pub async fn nodes_behind_one_nat_keep_their_own_leases(shared: &impl SharedStore) {
+    let store = shared.open();
     let published = |last: u8, port: u16| {
         let key = weft_backends::wireguard::key::PublicKey([last; 32]);
         let backend_data = Some(format!(r#"{{"PublicKey":"{key}","Port":{port}}}"#).into());
@@ -304,7 +304,7 @@ pub async fn nodes_behind_one_nat_keep_their_own_leases(kind: &impl Place) {
     };
     let of = |last: u8, port: u16| LeaseRequest { attrs: published(last, port), ..request(last) };
     let first = store.acquire(&of(1, 51820)).await.unwrap();
-    let second = kind.open_for(2).acquire(&of(2, 51822)).await.unwrap();
+    let second = shared.open_for(2).acquire(&of(2, 51822)).await.unwrap();
     assert_ne!(first.subnets, second.subnets);
     let booted = |port| {
         let (public, ports) = (vec![(attrs(1).public_ip, None)], vec![[Some(port), None]]);
@@ -315,14 +315,14 @@ pub async fn nodes_behind_one_nat_keep_their_own_leases(kind: &impl Place) {
     assert_eq!(store.own(&booted(51823)).await.unwrap(), None, "a third node behind the NAT is new");
     // Each gets its own lease again although its key is another one now.
     let restarted = |lease: &Lease, last, port| LeaseRequest { was: Some(lease.attrs.clone()), ..of(last, port) };
-    assert_eq!(kind.open_for(2).acquire(&restarted(&second, 7, 51822)).await.unwrap().subnets, second.subnets);
+    assert_eq!(shared.open_for(2).acquire(&restarted(&second, 7, 51822)).await.unwrap().subnets, second.subnets);
     assert_eq!(store.acquire(&restarted(&first, 8, 51820)).await.unwrap().subnets, first.subnets);
     assert_eq!(store.list().await.unwrap().len(), 2);
 }
 
 /// The address of a node changed while its agent was not running.
-pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
-    let store = kind.open();
+pub async fn a_renumbered_node_keeps_its_lease(shared: &impl SharedStore) {
+    let store = shared.open();
     let lease = store.acquire(&request(1)).await.unwrap();
     let moved = Attrs { public_ip: attrs(9).public_ip, ..attrs(1) };
     let request = LeaseRequest { attrs: moved.clone(), previous: Some(lease.subnets), ..request(1) };
@@ -331,14 +331,14 @@ pub async fn a_renumbered_node_keeps_its_lease(kind: &impl Place) {
     assert_eq!(store.list().await.unwrap().len(), 1);
 }
 
-pub async fn changes_are_reported_in_order(kind: &impl Place) {
-    let (store, other) = (kind.open(), kind.open());
+pub async fn changes_are_reported_in_order(shared: &impl SharedStore) {
+    let (store, other) = (shared.open(), shared.open());
     let first = other.acquire(&request(1)).await.unwrap();
     watching(&*store, |mut events| async move {
         let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("a snapshot comes first") };
         assert!(!reset);
         assert_eq!(records.iter().map(|record| &record.id).collect::<Vec<_>>(), [&first.id]);
-        let second = kind.open_for(2).acquire(&request(2)).await.unwrap();
+        let second = shared.open_for(2).acquire(&request(2)).await.unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("a change") };
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap(), &second);
@@ -357,11 +357,11 @@ pub async fn changes_are_reported_in_order(kind: &impl Place) {
     .await;
 }
 
-pub async fn a_bad_entry_does_not_affect_others(kind: &impl Place) {
-    let store = kind.open();
+pub async fn a_bad_entry_does_not_affect_others(shared: &impl SharedStore) {
+    let store = shared.open();
     let good = store.acquire(&request(1)).await.unwrap();
-    kind.put("subnets/garbage", "{}").await;
-    kind.put("subnets/10.5.200.0-24", "no json").await;
+    shared.put("subnets/garbage", "{}").await;
+    shared.put("subnets/10.5.200.0-24", "no json").await;
     watching(&*store, |mut events| async move {
         let Event::Snapshot { mut records, .. } = next(&mut events).await else { panic!("a snapshot comes first") };
         // An API server answers lists from a cache that may lag behind the last write. The watch reports what is missing.
@@ -374,18 +374,18 @@ pub async fn a_bad_entry_does_not_affect_others(kind: &impl Place) {
         }
     })
     .await;
-    let other = kind.open_for(2).acquire(&request(2)).await.unwrap();
+    let other = shared.open_for(2).acquire(&request(2)).await.unwrap();
     assert_ne!(other.subnets, subnet("10.5.200.0/24"));
 }
 
-pub async fn a_change_of_net_conf_is_reported(kind: &impl Place) {
-    let store = kind.open();
+pub async fn a_change_of_net_conf_is_reported(shared: &impl SharedStore) {
+    let store = shared.open();
     assert!(matches!(store.config().await, Err(Error::NoNetConf { .. })));
-    kind.put("config", r#"{"Network":"10.5.0.0/16"}"#).await;
+    shared.put("config", r#"{"Network":"10.5.0.0/16"}"#).await;
     assert_eq!(store.config().await.unwrap(), r#"{"Network":"10.5.0.0/16"}"#);
     watching(&*store, |mut events| async move {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
-        kind.put("config", r#"{"Network":"10.6.0.0/16"}"#).await;
+        shared.put("config", r#"{"Network":"10.6.0.0/16"}"#).await;
         loop {
             // A file may be read while it is being written.
             match next(&mut events).await {

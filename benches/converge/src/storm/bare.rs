@@ -11,7 +11,7 @@ use etcd_client::{
     TxnOp, TxnOpResponse, WatchOptions,
 };
 use tokio::sync::mpsc;
-use weft_subnet::source::random;
+use weft_subnet::outside::random;
 
 use super::fleet::{Member, Order, PeerCount, Reached, Shared};
 use super::kernel::address;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What iptables-save printed goes in, and the text for iptables-restore comes out.
 
-use weft_backends::masq::{FamilyRules, Masquerade, Policy, rules};
+use weft_backends::traffic_rules::{FamilyRules, Masquerade, Policy, rules};
 use weft_subnet::cidr::{Family, Subnets};
 
 use super::{HookedChains, changes, present, removal};

@@ -2,6 +2,8 @@
 //! Which errors are refusals, which may pass, and when a new client is made.
 
 use super::super::fake::{Clock, Fake, FakeNode};
+use super::super::{KubeStore, Who};
+use super::NO_SUCH_PATH;
 use crate::source::{Error, Source};
 
 #[tokio::test]
@@ -92,4 +94,17 @@ async fn a_server_that_does_not_answer_leads_to_an_error() {
     };
     let Error::Unavailable { source: Some(source), .. } = error else { panic!("{error}") };
     assert_eq!(source.to_string(), "no answer within 10 s");
+}
+
+/// The root of an API server exists, so a request for it would not say that the name is wrong.
+#[tokio::test]
+async fn a_node_name_that_fits_into_no_path_does_not_exist() {
+    let mut fake = Fake::start().await;
+    let store = KubeStore { who: Who::Node("no name".to_owned()), ..fake.store() };
+    let (chosen, ()) = tokio::join!(store.chosen(), async {
+        let request = fake.request().await;
+        assert_eq!(request.path, NO_SUCH_PATH);
+        request.refuse(404, "NotFound").await;
+    });
+    assert_eq!(chosen.unwrap_err().to_string(), "node no name does not exist");
 }

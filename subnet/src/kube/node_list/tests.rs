@@ -17,7 +17,7 @@ fn pieces(bytes: &[u8], size: usize) -> impl Iterator<Item = Vec<u8>> + use<> {
     bytes.chunks(size).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter()
 }
 
-/// A list of two Nodes with fields that are not ours.
+/// Returns a list of two Nodes with fields that are not ours.
 fn list() -> Vec<u8> {
     let node =
         |name: &str| json!({"metadata": {"name": name, "labels": {"a": "ä{[\"\\"}}, "status": {"images": [[], {}]}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is published, to the byte, and that nothing is when nothing differs.
+//! The exact annotations that are published. Nothing is written if nothing differs.
 
 use super::*;
 use crate::backend_types::FOR_TESTS;
@@ -26,7 +26,7 @@ fn attrs(kind: &str, data: Option<&str>, v6_data: Option<&str>) -> Attrs {
     }
 }
 
-/// The node after the changes.
+/// Returns the annotations after these changes.
 fn applied(before: &Value, changes: Changes) -> Value {
     let mut all = before.as_object().cloned().unwrap_or_default();
     for (name, value) in changes {
@@ -38,7 +38,7 @@ fn applied(before: &Value, changes: Changes) -> Value {
     Value::Object(all)
 }
 
-fn said(attrs: &Attrs, before: &Value) -> Value {
+fn published(attrs: &Attrs, before: &Value) -> Value {
     let after = applied(before, changes(attrs, FOR_TESTS, &node(before), &prefix()));
     assert!(changes(attrs, FOR_TESTS, &node(&after), &prefix()).is_empty(), "a second time there is nothing to write");
     after
@@ -52,25 +52,29 @@ fn backends_publish_what_flannel_publishes() {
         format!("{P}backend-v6-data"): r#"{"VNI":2}"#, format!("{P}kube-subnet-manager"): "true",
         format!("{P}public-ip"): "192.0.2.1", format!("{P}public-ipv6"): "2001:db8::1",
     });
-    assert_eq!(said(&both, &json!({})), wanted);
+    assert_eq!(published(&both, &json!({})), wanted);
     let v4 = json!({
         format!("{P}backend-data"): r#"{"VNI":1}"#, format!("{P}backend-type"): "vxlan",
         format!("{P}kube-subnet-manager"): "true", format!("{P}public-ip"): "192.0.2.1",
     });
-    assert_eq!(said(&attrs("vxlan", Some(r#"{"VNI":1}"#), None), &wanted), v4, "what no longer holds is taken away");
-    let v6 = said(&attrs("vxlan", None, Some(r#"{"VNI":2}"#)), &json!({}));
+    assert_eq!(
+        published(&attrs("vxlan", Some(r#"{"VNI":1}"#), None), &wanted),
+        v4,
+        "annotations that are not valid any more are removed"
+    );
+    let v6 = published(&attrs("vxlan", None, Some(r#"{"VNI":2}"#)), &json!({}));
     assert!(v6.get(format!("{P}public-ip")).is_none() && v6.get(format!("{P}backend-data")).is_none());
-    let host_gw = said(&attrs("host-gw", None, None), &json!({}));
+    let host_gw = published(&attrs("host-gw", None, None), &json!({}));
     assert_eq!(
         (&host_gw[format!("{P}backend-data")], &host_gw[format!("{P}backend-v6-data")]),
         (&"null".into(), &"null".into())
     );
-    let ipip = said(&attrs("ipip", None, None), &json!({}));
+    let ipip = published(&attrs("ipip", None, None), &json!({}));
     assert_eq!(ipip[format!("{P}backend-data")], "null");
     assert!(ipip.get(format!("{P}public-ipv6")).is_none());
 }
 
-/// As flannel's udp and alloc do: the annotation of the type is there and empty.
+/// flannel's udp and alloc publish an empty annotation for the type, too.
 #[test]
 fn a_lease_without_a_type_publishes_an_empty_type_and_no_data() {
     let attrs = Attrs { public_ipv6: None, ..attrs("", None, None) };
@@ -78,15 +82,15 @@ fn a_lease_without_a_type_publishes_an_empty_type_and_no_data() {
         format!("{P}backend-data"): "null", format!("{P}backend-type"): "",
         format!("{P}kube-subnet-manager"): "true", format!("{P}public-ip"): "192.0.2.1",
     });
-    assert_eq!(said(&attrs, &json!({})), wanted);
+    assert_eq!(published(&attrs, &json!({})), wanted);
 }
 
 #[test]
-fn the_source_of_tunnel_packets_is_said_and_taken_back() {
+fn the_source_of_tunnel_packets_is_published_and_removed() {
     let attrs = attrs("host-gw", None, None);
-    let said_it = said(&Attrs { tunnel_ip: Some([10, 0, 0, 1].into()), ..attrs.clone() }, &json!({}));
-    assert_eq!(said_it[format!("{P}tunnel-ip")], "10.0.0.1");
-    assert!(said(&attrs, &said_it).get(format!("{P}tunnel-ip")).is_none());
+    let with_source = published(&Attrs { tunnel_ip: Some([10, 0, 0, 1].into()), ..attrs.clone() }, &json!({}));
+    assert_eq!(with_source[format!("{P}tunnel-ip")], "10.0.0.1");
+    assert!(published(&attrs, &with_source).get(format!("{P}tunnel-ip")).is_none());
 }
 
 #[test]
@@ -95,27 +99,31 @@ fn the_admins_address_is_published() {
     let before = json!({
         format!("{P}public-ip-overwrite"): "198.51.100.7", format!("{P}public-ipv6-overwrite"): "2001:db8::7",
     });
-    let after = said(&attrs, &before);
+    let after = published(&attrs, &before);
     assert_eq!(after[format!("{P}public-ip")], "198.51.100.7");
     assert_eq!(after[format!("{P}public-ipv6")], "2001:db8::7");
-    assert!(!overwritten(&attrs, FOR_TESTS, &node(&after), &prefix()));
+    assert!(!addresses_differ(&attrs, FOR_TESTS, &node(&after), &prefix()));
     let mut gone = after.clone();
     gone.as_object_mut().unwrap().remove(&format!("{P}public-ip-overwrite"));
-    assert!(overwritten(&attrs, FOR_TESTS, &node(&gone), &prefix()));
-    let bad = said(&attrs, &json!({ format!("{P}public-ip-overwrite"): "here" }));
-    assert_eq!(bad[format!("{P}public-ip")], "192.0.2.1", "what nobody can read does not silence the node");
+    assert!(addresses_differ(&attrs, FOR_TESTS, &node(&gone), &prefix()));
+    let bad = published(&attrs, &json!({ format!("{P}public-ip-overwrite"): "here" }));
+    assert_eq!(
+        bad[format!("{P}public-ip")],
+        "192.0.2.1",
+        "an address that cannot be read does not keep the node from publishing its own"
+    );
 }
 
 #[test]
 fn removal_leaves_the_admins_annotations() {
     let mut before =
-        said(&attrs("host-gw", None, None), &json!({ format!("{P}node-public-ip"): "192.0.2.9", "x/y": "z" }));
+        published(&attrs("host-gw", None, None), &json!({ format!("{P}node-public-ip"): "192.0.2.9", "x/y": "z" }));
     before = applied(&before, removal(&node(&before), &prefix()));
     assert_eq!(before, json!({ format!("{P}node-public-ip"): "192.0.2.9", "x/y": "z" }));
 }
 
 #[test]
-fn the_patch_is_fenced_and_touches_nothing_else() {
+fn the_patch_names_the_version_of_the_node_and_changes_nothing_else() {
     let changes = Changes::from([("a".to_owned(), Some("b".to_owned())), ("c".to_owned(), None)]);
     let wanted = json!({"metadata": {"resourceVersion": "9", "annotations": {"a": "b", "c": null}}});
     assert_eq!(patch(changes, &node(&json!({}))), wanted);

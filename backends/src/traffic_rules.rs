@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Masquerade and forward rules as a value. nftables and iptables get one rule for each [`Rule`], in this order, and nothing is decided there.
+//! The traffic rules as a value: those that masquerade packets of pods, and those that let them be forwarded. nftables and iptables get one
+//! rule for each [`Rule`], in this order, and nothing is decided there.
 //!
 //! Traffic inside the cluster keeps its addresses. Traffic that leaves the cluster, or enters it towards the pods of another node, gets the
 //! address of this node. The six masquerade rules are those of flannel's iptables mode.

@@ -17,7 +17,7 @@ fn all() -> Policy {
 }
 
 #[test]
-fn flannels_rules_in_flannels_order() {
+fn the_rules_are_those_of_flannel_in_its_order() {
     let (networks, own) = both();
     let policy = Policy { masquerade: Some(Masquerade::default()), forward: true };
     let expected = "\
@@ -42,7 +42,7 @@ IPv6 forward: to fd00:5::/48 accept
 }
 
 #[test]
-fn exceptions_come_before_masquerade_each_in_its_family() {
+fn exceptions_come_before_masquerade_rules_in_their_family() {
     let (networks, own) = both();
     let text = rules(&networks, &own, &all()).to_string();
     let from = |family: &str| -> Vec<String> {
@@ -66,7 +66,7 @@ fn exceptions_come_before_masquerade_each_in_its_family() {
 }
 
 #[test]
-fn each_switch_takes_its_part_away() {
+fn each_flag_turns_its_rules_off() {
     let (networks, own) = both();
     for (masq, forward, lines, masquerades) in
         [(true, true, 16, true), (true, false, 12, true), (false, true, 4, false), (false, false, 0, false)]
@@ -81,7 +81,7 @@ fn each_switch_takes_its_part_away() {
     assert_eq!(families.iter().map(|part| part.family).collect::<Vec<_>>(), [Family::V4]);
 }
 
-/// The verdict of flannel's rules for a packet, by reading them as a kernel would.
+/// Returns whether a packet is masqueraded, by applying the rules as a kernel does.
 fn masqueraded(rules: &Rules, from: &str, to: &str, mark: u32) -> bool {
     let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
     let part = rules.of(family(&IpNet::from(from))).unwrap();
@@ -98,7 +98,7 @@ fn masqueraded(rules: &Rules, from: &str, to: &str, mark: u32) -> bool {
 }
 
 #[test]
-fn verdicts_packet_by_packet() {
+fn the_right_packets_are_masqueraded() {
     let (networks, own) = both();
     let rules = rules(&networks, &own, &all());
     for (name, from, to, mark, expected) in [
