@@ -22,7 +22,7 @@ use weft_subnet::source::{Event, Source};
 
 use crate::conflist::Conflist;
 use crate::extension::FirstCommand;
-use crate::files::FileWatch;
+use crate::files::watch::FileWatch;
 use crate::firewall;
 use crate::firewall::reconciler::Handle;
 use crate::instance::{self, Instance};

@@ -2,7 +2,7 @@
 //! The names by which the agents of one host are told apart. Two agents of one host have two subnet files, so every name and number that
 //! an agent uses in the kernel is made from the path of its subnet file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The subnet file of an instance that has the plain names.
 const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
@@ -44,6 +44,12 @@ impl Instance {
 /// The number that names and numbers of this agent in the kernel are made from.
 pub fn hash(subnet_file: &Path) -> u64 {
     weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
+}
+
+/// Returns the path of the file in the state directory in which the agent with this subnet file keeps what `kind` names. Two agents of
+/// one host share the directory and have two files of each kind.
+pub fn state_file(state_dir: &Path, kind: &str, subnet_file: &Path) -> PathBuf {
+    state_dir.join(format!("{kind}-{:016x}", hash(subnet_file)))
 }
 
 #[cfg(test)]

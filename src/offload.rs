@@ -110,10 +110,7 @@ impl ChecksumOffload {
 
     fn save(&self) -> Option<String> {
         let saved = if self.turned_off.is_empty() {
-            fs::remove_file(&self.file).or_else(|error| match error.kind() {
-                io::ErrorKind::NotFound => Ok(()),
-                _ => Err(error),
-            })
+            files::remove(&self.file)
         } else {
             let mut text = Vec::new();
             for (name, index) in &self.turned_off {
