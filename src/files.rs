@@ -158,7 +158,7 @@ fn directory(path: &Path) -> &Path {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::time::Duration;
 
@@ -177,16 +177,21 @@ mod tests {
         assert_eq!(left.len(), 1, "no temporary file must be left behind");
     }
 
-    /// Opening a FIFO for reading waits for a writer. The agent has one thread, so it would hang.
+    /// Makes a FIFO at this path, and returns what the function returns. Opening a FIFO for reading waits for a writer, and the agent has
+    /// one thread, so it would hang: the function must end all the same.
+    pub(crate) fn with_fifo<T: Send + 'static>(path: &Path, function: impl FnOnce() -> T + Send + 'static) -> T {
+        nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || send.send(function()));
+        receive.recv_timeout(Duration::from_secs(20)).expect("it must not wait for a writer of the FIFO")
+    }
+
     #[test]
     fn a_file_that_is_not_regular_is_refused_at_once_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("subnet.env");
-        let (send, receive) = std::sync::mpsc::channel();
-        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
         let fifo = path.clone();
-        std::thread::spawn(move || send.send((read(&fifo), write(&fifo, b"A=1\n"))));
-        let (read_fifo, written) = receive.recv_timeout(Duration::from_secs(20)).expect("reading a FIFO must not wait");
+        let (read_fifo, written) = with_fifo(&path, move || (read(&fifo), write(&fifo, b"A=1\n")));
         assert_eq!(read_fifo.unwrap_err().to_string(), "it is not a regular file: remove it");
         assert!(written.unwrap());
         assert_eq!(read(&path).unwrap(), b"A=1\n", "the FIFO must be replaced");

@@ -107,7 +107,7 @@ impl Loosened {
         }
         self.read = true;
         let file = self.file.display();
-        let parsed = match fs::read(&self.file) {
+        let parsed = match files::read(&self.file) {
             Ok(text) => parse(&text, &boot()).ok_or_else(|| "it is damaged".to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
             Err(error) => Err(error.to_string()),
@@ -200,6 +200,16 @@ fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::with_fifo;
+
+    #[test]
+    fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut loosened = Loosened::beside(&dir.path().join("subnet.env"));
+        let file = loosened.file.clone();
+        let problems = with_fifo(&file, move || loosened.ensure(None, true));
+        assert!(problems[0].contains(".rp_filter: it is not a regular file"), "{problems:?}");
+    }
 
     #[test]
     fn the_file_is_valid_for_one_boot() {

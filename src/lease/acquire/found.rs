@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a backend chooses its identities from: the devices of this host, files for secrets, and random bytes.
 
-use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use weft_backends::backend::{Backend, Skip};
@@ -18,6 +16,8 @@ use crate::kernel::{Creator, Machine};
 
 /// The largest file of a key that is read, in bytes. Another file in its place must not fill the memory.
 const MOST_OF_A_SECRET: u64 = 4096;
+/// Only root may read a secret.
+const MODE: u32 = 0o600;
 
 /// Secrets in files that only root can read.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +52,7 @@ impl Secrets for SecretFiles {
     }
 
     fn read(&self, file: &Path) -> io::Result<Option<Vec<u8>>> {
-        let opened = match File::open(file) {
+        let opened = match files::open(file) {
             Ok(opened) => opened,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -66,41 +66,20 @@ impl Secrets for SecretFiles {
     }
 
     fn create(&self, file: &Path, content: &[u8]) -> io::Result<()> {
-        // The file gets its name when it is complete, and never replaces another file.
-        aside(file, content)?.persist_noclobber(file).map_err(|failed| failed.error)?;
-        fs::File::open(directory(file))?.sync_all()
+        files::create(file, content, MODE)
     }
 
     fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
-        let aside = aside(file, content)?;
-        aside.persist(file).map_err(|failed| failed.error)?;
-        fs::File::open(directory(file))?.sync_all()
+        files::replace(file, content, MODE)
     }
 
     fn remove(&self, file: &Path) -> io::Result<()> {
-        match fs::remove_file(file) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        files::remove(file)
     }
 
     fn warn(&self, problem: &dyn std::fmt::Display) {
         tracing::warn!("{problem}");
     }
-}
-
-fn directory(file: &Path) -> &Path {
-    file.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Writes a file with mode 0600 beside the one that is to get this content.
-fn aside(file: &Path, content: &[u8]) -> io::Result<tempfile::NamedTempFile> {
-    files::make_directory(file)?;
-    let mut aside = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory(file))?;
-    aside.write_all(content)?;
-    aside.as_file().set_permissions(Permissions::from_mode(0o600))?;
-    aside.as_file().sync_all()?;
-    Ok(aside)
 }
 
 /// Returns the devices of this host that may be ours. Those of other weft agents are left out.

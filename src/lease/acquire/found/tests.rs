@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A backend whose identity is a key pair in a file: the file is the truth, and the lease follows it.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use weft_backends::backend::Planned;
@@ -12,6 +14,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 
 use super::*;
+use crate::files::tests::with_fifo;
 use crate::kernel::LinkInfo;
 
 const PRIVATE: &str = "the private key";
@@ -102,7 +105,7 @@ fn a_secret_that_cannot_be_read_is_an_error_and_not_a_new_secret() {
         standing(&Keyed, &machine, &secrets).unwrap_err(),
         identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap_err(),
     ] {
-        assert!(error.to_string().contains("directory"), "{error}");
+        assert_eq!(error.to_string(), "it is not a regular file: remove it");
     }
     fs::remove_dir(dir.path().join("key")).unwrap();
     fs::write(dir.path().join("key"), vec![0; MOST_OF_A_SECRET as usize + 1]).unwrap();
@@ -118,6 +121,15 @@ fn a_secret_never_replaces_another_one() {
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     assert_eq!(secrets.read(&file).unwrap().as_deref(), Some(PRIVATE.as_bytes()));
     assert_eq!(secrets.directory(), None);
+}
+
+#[test]
+fn a_file_that_is_not_regular_is_an_error_and_holds_nothing_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("key");
+    let fifo = file.clone();
+    let error = with_fifo(&file, move || SecretFiles::default().read(&fifo)).unwrap_err();
+    assert_eq!(error.to_string(), "it is not a regular file: remove it");
 }
 
 /// A device of another agent belongs to that agent; one of flannel is adopted, but proves nothing.
