@@ -186,7 +186,7 @@ impl<K: Kernel> Node<K> {
             self.schedule.next(),
             self.passer.next_retry(),
             self.peers.next(now),
-            self.plan.lines.next(),
+            self.plan.lease_log.next(),
             self.rules.next(),
             self.context.reporter.notify.next(),
             self.next_saving(now),
@@ -213,7 +213,7 @@ impl<K: Kernel> Node<K> {
             self.context.reporter.notify.ping();
         }
         self.remove_held_peers(now).await;
-        self.plan.lines.log_left_out(now);
+        self.plan.lease_log.log_left_out(now);
         self.apply_delayed(now).await;
         self.update_rules();
         self.save(now);

@@ -21,7 +21,7 @@ use weft_backends::state::{Key, Name, ObservedValue, Value};
 use crate::conflicts::Conflicts;
 use crate::kernel::{Kernel, Outcome};
 use crate::observe::history::MAX_LISTED;
-use crate::plan::{MOST_DEVICES, Plan};
+use crate::plan::{MAX_DEVICES, Plan};
 use devices::{Devices, on};
 use difference::Difference;
 use takeover::Takeover;
@@ -259,7 +259,7 @@ impl<K: Kernel> Passer<K> {
             let may_write = self.may_write(op, plan, crowded);
             if !may_write && self.devices.permit(op) && matches!(op.key(), Key::Link(_)) {
                 let reason =
-                    format!("{ours} devices of this agent are in the kernel already, and {MOST_DEVICES} is the limit");
+                    format!("{ours} devices of this agent are in the kernel already, and {MAX_DEVICES} is the limit");
                 self.note(op, Outcome::Retry(reason), now, report);
             }
             may_write

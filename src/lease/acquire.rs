@@ -29,7 +29,7 @@ use crate::firewall::guard;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::options::UplinkChoice;
 use crate::pass;
-use crate::plan::{Beside, foreign_networks};
+use crate::plan::{ExtraBackend, foreign_networks};
 use crate::subnet_file::{self, Author};
 use crate::uplink::{self, Before, Ground, Picked};
 
@@ -63,7 +63,7 @@ pub struct Started {
     /// peers reach its pods that way, and then changes to this one.
     pub wanted: Option<String>,
     /// The earlier backends by which peers still reach this node.
-    pub earlier: Vec<Beside>,
+    pub earlier: Vec<ExtraBackend>,
     /// What an earlier run saved about packets in clear text, if one of these backends sends such packets and that of our lease encrypts.
     pub clear_text: Option<ClearText>,
 }
@@ -179,7 +179,7 @@ fn started<K: Kernel>(
         }
         let machine = place.kernel.machine().map_err(MachineError)?;
         let identities = found::identities(&*old, &machine, Kept { secrets: &place.secrets, printed: None }, None)?;
-        earlier.push(Beside::new((text, then), old, Host { identities, ..leased.host.clone() }));
+        earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..leased.host.clone() }));
     }
     Ok(Started { earlier, clear_text: place.memory.clear_text(), ..Started::new(conf, author, leased) })
 }

@@ -20,7 +20,7 @@ use super::clear_text::{ClearTextTime, MAX_NAMED, names};
 use super::net_conf::NetConfChange;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire;
-use crate::plan::Beside;
+use crate::plan::ExtraBackend;
 
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
@@ -87,7 +87,7 @@ impl<K: Kernel> Node<K> {
         let (before, next) = (self.plan.network().backend_type.clone(), backend.kind());
         tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
         let host = Host { identities, ..self.plan.host().clone() };
-        self.plan.prepare(Beside::new((text.to_owned(), network), backend, host));
+        self.plan.prepare(ExtraBackend::new((text.to_owned(), network), backend, host));
         self.change.wanted = Some(text.to_owned());
         self.change.is_compared = false;
         NetConfChange::Applied

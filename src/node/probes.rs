@@ -156,7 +156,7 @@ impl<K: Kernel> Node<K> {
             return;
         };
         // While nobody has answered, one problem says so for all.
-        if self.probe_cause(&lease).is_none() || !self.plan.lines.due(&lease.id, now) {
+        if self.probe_cause(&lease).is_none() || !self.plan.lease_log.due(&lease.id, now) {
             return;
         }
         let reason = self.unreachable_reason(&lease, target, cause);

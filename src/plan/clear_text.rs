@@ -96,7 +96,7 @@ impl Plan {
 
     /// Returns true if the backend of our lease encrypts, and peers may still be reached by an earlier one that does not.
     pub fn has_clear_text(&self) -> bool {
-        self.besides.earlier().any(|beside| refusal(&*self.backend, beside.kind()).is_some())
+        self.extra_backends.earlier().any(|extra| refusal(&*self.backend, extra.kind()).is_some())
     }
 
     /// Returns true if packets must not go by a backend of this type, because the backend of our lease encrypts.
@@ -106,12 +106,12 @@ impl Plan {
 
     /// Returns true if packets to this believed lease go out in clear text although the backend of our lease encrypts.
     pub fn is_in_clear_text(&self, id: &Id) -> bool {
-        self.backend.encrypts() && self.foreign.contains_key(id)
+        self.backend.encrypts() && self.other_types.get(id).is_some()
     }
 
     /// Returns how many leases [`Plan::is_in_clear_text`] is true for.
     pub fn clear_text_count(&self) -> usize {
-        if self.backend.encrypts() { self.foreign.len() } else { 0 }
+        if self.backend.encrypts() { self.other_types.len() } else { 0 }
     }
 
     /// Returns how many believed leases are not reached because that would be in clear text, and the first of them by id, at most this
@@ -136,7 +136,7 @@ impl Plan {
     /// Ends clear text: removes the earlier backends that do not encrypt. A full pass is necessary afterwards.
     pub fn end_clear_text(&mut self) {
         let ours = &*self.backend;
-        self.besides.retain_earlier(|beside| refusal(ours, beside.kind()).is_none());
+        self.extra_backends.retain_earlier(|extra| refusal(ours, extra.kind()).is_none());
         self.clear_text.end();
         self.plan_everything();
     }
@@ -152,7 +152,7 @@ impl Plan {
             return;
         }
         let is_reached = |id: &Id| {
-            let kind = self.foreign.get(id).copied().unwrap_or(self.backend.kind());
+            let kind = self.other_types.get(id).unwrap_or(self.backend.kind());
             let has_entries = || self.index.keys(id).iter().any(weft_backends::state::Key::reaches);
             !next.serves(kind) && (!self.skipped.contains_key(id) || has_entries())
         };
