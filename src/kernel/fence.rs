@@ -317,7 +317,7 @@ fn kind(zone: Zone) -> u8 {
 /// Returns an empty dump if the kernel does not have the family, the table or policy routing.
 fn empty_if_absent(dump: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     match dump {
-        Err(error) if absent(&error) || error.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(Vec::new()),
+        Err(error) if absent(&error) || error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         dump => dump,
     }
 }

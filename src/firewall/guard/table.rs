@@ -10,7 +10,6 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, ObservedValue, Value};
 use weft_netlink::socket::{Netlink, Refusal};
@@ -64,7 +63,7 @@ impl GuardTable {
             let Some((flags, _)) = table::head(netlink, family, &name)? else { continue };
             match table::elements(netlink, family, &name, PEERS) {
                 Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), seen(Value::Peer)))),
-                Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
             if table::has_chain(netlink, family, &name, CHAIN)? {

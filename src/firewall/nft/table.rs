@@ -18,6 +18,8 @@ use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{self, Writer, attr, attr_after, attrs, attrs_after, messages, text};
 
 pub(super) const REQUEST: u16 = 0x1;
+/// NFTA_CHAIN_NAME of linux/netfilter/nf_tables.h.
+const CHAIN_NAME: u16 = 3;
 
 /// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +97,7 @@ impl Table {
 pub fn read(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
     match read_present(netlink, shape) {
         // The table was removed while it was read.
-        Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         answer => answer,
     }
 }
@@ -154,10 +156,7 @@ pub fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Vec<Vec<
 
 /// Whether a chain has its type, hook, priority and policy. `None`: there is no such chain.
 fn is_in_position(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Option<bool>> {
-    let data = get(netlink, GETCHAIN, table.family, |w| {
-        w.attr_str(TABLE_NAME, &table.name);
-        w.attr_str(3, chain.name);
-    })?;
+    let data = get_chain(netlink, table.family, &table.name, chain.name)?;
     let Some(data) = data else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWCHAIN) else { return Ok(None) };
     let get = |kind: u16| attr_after(m.payload, NFGENMSG, kind);
@@ -210,10 +209,7 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
 /// # Errors
 /// The chain could not be read.
 pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
-    let data = get(netlink, GETCHAIN, family, |w| {
-        w.attr_str(TABLE_NAME, table);
-        w.attr_str(3, chain);
-    })?;
+    let data = get_chain(netlink, family, table, chain)?;
     let policy = |m: wire::Message<'_>| attr_after(m.payload, NFGENMSG, 5).is_some_and(|value| be32_of(value) == 0);
     Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
 }
@@ -223,11 +219,7 @@ pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) ->
 /// # Errors
 /// The chain could not be read.
 pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
-    let data = get(netlink, GETCHAIN, family, |w| {
-        w.attr_str(TABLE_NAME, table);
-        w.attr_str(3, chain);
-    })?;
-    Ok(data.is_some())
+    Ok(get_chain(netlink, family, table, chain)?.is_some())
 }
 
 /// Returns the elements of a set of addresses.
@@ -265,6 +257,14 @@ pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool
 /// Returns true for a notification that a set was added. Newer kernels send it also when the set was there already.
 pub fn is_new_set(message: &wire::Message<'_>) -> bool {
     message.kind == NEWSET
+}
+
+/// Asks for one chain. `None`: there is none.
+fn get_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<Option<Vec<u8>>> {
+    get(netlink, GETCHAIN, family, |w| {
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(CHAIN_NAME, chain);
+    })
 }
 
 /// Asks for one object. `None`: there is none.
