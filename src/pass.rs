@@ -4,7 +4,6 @@
 
 mod devices;
 mod difference;
-mod machine;
 pub mod old_routes;
 mod pending;
 mod report;
@@ -26,7 +25,6 @@ use devices::{Devices, on};
 use difference::Difference;
 use takeover::Takeover;
 
-pub use machine::{connected, on_link};
 pub use pending::{Pending, Pendings};
 use report::Before;
 pub use report::{Cause, PassReport, Trigger, kind};

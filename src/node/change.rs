@@ -19,7 +19,7 @@ use super::Node;
 use super::clear_text::{ClearTextTime, MAX_NAMED, names};
 use super::net_conf::NetConfChange;
 use crate::kernel::{Kernel, MachineError};
-use crate::lease::acquire;
+use crate::lease::acquire::identities;
 use crate::plan::ExtraBackend;
 
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
@@ -99,7 +99,7 @@ impl<K: Kernel> Node<K> {
             return Ok(identities);
         }
         let machine = self.passer.kernel().machine().map_err(MachineError)?;
-        Ok(acquire::identities(backend, &machine, &self.context.secrets, &self.plan.own().attrs)?)
+        Ok(identities::of_next_backend(backend, &machine, &self.context.secrets, &self.plan.own().attrs)?)
     }
 
     /// Gives the next backend up, because net-conf no longer names it. Returns true if there was one.

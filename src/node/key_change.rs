@@ -21,7 +21,7 @@ use weft_subnet::lease::Lease;
 
 use super::Node;
 use crate::kernel::{Kernel, MachineError};
-use crate::lease::acquire;
+use crate::lease::acquire::identities;
 use crate::pass::{Cause, Trigger};
 
 /// Time for which the store may take to accept our lease.
@@ -122,7 +122,7 @@ impl<K: Kernel> Node<K> {
         }
         let failed = |error: &dyn std::fmt::Display| NoChange::Make(error.to_string());
         let machine = self.passer.kernel().machine().map_err(|error| failed(&MachineError(error)))?;
-        let made = acquire::new_identities(self.plan.backend(), &machine, &self.context.secrets);
+        let made = identities::new_identities(self.plan.backend(), &machine, &self.context.secrets);
         let kind = || NoChange::NoKey(self.plan.network().backend_type.clone());
         made.map_err(|error| failed(&error))?.ok_or_else(kind)
     }
@@ -179,7 +179,7 @@ impl<K: Kernel> Node<K> {
                 return;
             }
         };
-        if let Err(error) = acquire::end_change(self.plan.backend(), &machine, &self.context.secrets, accepted) {
+        if let Err(error) = identities::end_change(self.plan.backend(), &machine, &self.context.secrets, accepted) {
             tracing::warn!(
                 "the key of this node changed, and its files are not up to date: {error}. The next start of the agent tries again"
             );
