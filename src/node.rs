@@ -54,7 +54,7 @@ use host::UplinkState;
 use key_change::KeyChange;
 use net_conf::NetConf;
 use own_lease::OwnLease;
-use passes::History;
+use passes::PassStatistics;
 use peers::PeerLeases;
 use probes::Probes;
 use rules::TrafficRules;
@@ -110,7 +110,7 @@ pub struct Node<K> {
     schedule: Schedule,
     wireguard: WireguardAudit,
     key_change: Option<KeyChange>,
-    history: History,
+    statistics: PassStatistics,
     /// Why subnet.env could not be written.
     subnet_file_problem: Option<String>,
     /// Why the kernel's tables could not be read.
@@ -153,7 +153,7 @@ impl<K: Kernel> Node<K> {
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
             wireguard: WireguardAudit::default(),
             key_change: None,
-            history: History::default(),
+            statistics: PassStatistics::default(),
             subnet_file_problem: None,
             kernel_problem: None,
             context,

@@ -82,6 +82,21 @@ pub struct UplinkFlags {
     pub wireguard_port: u16,
 }
 
+/// The flag that chooses between an answer for people and one for programs.
+#[derive(Debug, Clone, Args)]
+pub struct FormFlags {
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+}
+
+impl FormFlags {
+    /// Returns true for an answer in JSON.
+    pub fn is_json(&self) -> bool {
+        self.output == "json"
+    }
+}
+
 /// Flags that say which agent of this machine is meant.
 #[derive(Debug, Clone, Args)]
 pub struct InstanceFlags {

@@ -20,6 +20,7 @@ use weft_backends::state::Key;
 use weft_subnet::lease::Lease;
 
 use super::Node;
+use super::change::NoIdentities;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire::identities;
 use crate::pass::{Cause, Trigger};
@@ -27,7 +28,8 @@ use crate::pass::{Cause, Trigger};
 /// Time for which the store may take to accept our lease.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The way to whoever asked for the change: the new public key, or why there is none.
+/// The way to whoever asked for the change: the new public key, or why there is none. Both go over the socket as they are, so the reason
+/// is a sentence.
 pub(super) type Reply = oneshot::Sender<Result<String, String>>;
 
 /// A change that is under way.
@@ -78,7 +80,7 @@ enum NoChange {
     #[error("the store has not accepted the own lease within {} s. The key stays as it is", LIMIT.as_secs())]
     Refused,
     #[error("there is no new key: {0}. The key stays as it is")]
-    Make(String),
+    Make(#[from] NoIdentities),
     #[error("the kernel has not accepted the new key: {0}. The key stays as it is")]
     Kernel(String),
     #[error(
@@ -120,11 +122,12 @@ impl<K: Kernel> Node<K> {
         if self.own_lease.has_problem() || self.own_lease.tasks.is_call_open() {
             return Err(NoChange::Lease);
         }
-        let failed = |error: &dyn std::fmt::Display| NoChange::Make(error.to_string());
-        let machine = self.passer.kernel().machine().map_err(|error| failed(&MachineError(error)))?;
-        let made = identities::new_identities(self.plan.backend(), &machine, &self.context.secrets);
-        let kind = || NoChange::NoKey(self.plan.network().backend_type.clone());
-        made.map_err(|error| failed(&error))?.ok_or_else(kind)
+        self.make_identities()?.ok_or_else(|| NoChange::NoKey(self.plan.network().backend_type.clone()))
+    }
+
+    fn make_identities(&mut self) -> Result<Option<Identities>, NoIdentities> {
+        let machine = self.passer.kernel().machine().map_err(MachineError)?;
+        Ok(identities::new_identities(self.plan.backend(), &machine, &self.context.secrets)?)
     }
 
     /// The store holds our lease as it is in the plan. Does the next step of a change of the key.

@@ -272,7 +272,7 @@ impl<K: Kernel> Node<K> {
     async fn lease_lost(&mut self, text: String) -> NextStep {
         let action = self.context.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
-        self.history.last_error = Some(Failure::now(text.clone()));
+        self.statistics.last_error = Some(Failure::now(text.clone()));
         self.own_lease.lost = Some(text);
         self.own_lease.contest = Contest::default();
         self.forget_saved_lease().await;

@@ -24,7 +24,7 @@ const DUMP_RETRY: Duration = Duration::from_secs(1);
 
 /// What the passes so far have done, for `weft status` and metrics.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct PassStatistics {
     /// The last pass that wrote something.
     pub(super) last_pass: Option<Pass>,
     pub(super) last_error: Option<Failure>,
@@ -47,7 +47,7 @@ impl<K: Kernel> Node<K> {
         match self.compare_everything(&trigger).await {
             Ok(report) => {
                 self.kernel_problem = None;
-                *self.history.full_passes.entry(cause.as_str()).or_default() += 1;
+                *self.statistics.full_passes.entry(cause.as_str()).or_default() += 1;
                 self.context.reporter.metrics.full_pass(cause.as_str());
                 // Writes are not a cost of auditing, unless the kernel refuses them again and again.
                 if report.writes() == report.failed() {
@@ -62,7 +62,7 @@ impl<K: Kernel> Node<K> {
             Err(error) => {
                 let text = format!("read the kernel's tables: {error}");
                 tracing::error!("{text}");
-                self.history.last_error = Some(Failure::now(text.clone()));
+                self.statistics.last_error = Some(Failure::now(text.clone()));
                 self.kernel_problem = Some(text);
                 self.schedule.next_audit = Instant::now() + DUMP_RETRY;
             }
@@ -205,7 +205,7 @@ impl<K: Kernel> Node<K> {
             metrics.operations(kind, if *done { "done" } else { "failed" }, *count as u64);
         }
         if let Some(error) = &report.error {
-            self.history.last_error = Some(Failure::now(error.clone()));
+            self.statistics.last_error = Some(Failure::now(error.clone()));
         }
         if report.writes() == 0 {
             return;
@@ -216,6 +216,6 @@ impl<K: Kernel> Node<K> {
         let (cause, writes, failed) = (report.cause.as_str().to_owned(), report.writes(), report.failed());
         let took_us = u64::try_from(report.took.as_micros()).unwrap_or(u64::MAX);
         tracing::debug!(cause, writes, failed, took_us, "pass");
-        self.history.last_pass = Some(Pass { at_ms: now_ms(), took_us, writes, failed, cause });
+        self.statistics.last_pass = Some(Pass { at_ms: now_ms(), took_us, writes, failed, cause });
     }
 }

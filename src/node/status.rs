@@ -60,8 +60,8 @@ impl<K: Kernel> Node<K> {
             peer_list: self.peers.list.clone(),
             peers: PeerCounts {
                 believed: self.plan.peers().len(),
-                pending: self.history.failure_counts.pending + pending_commands,
-                failed: self.history.failure_counts.failed + failed_commands,
+                pending: self.statistics.failure_counts.pending + pending_commands,
+                failed: self.statistics.failure_counts.failed + failed_commands,
                 held: self.peers.hold.len(),
                 set_aside: self.plan.set_aside_count(),
                 unreachable: self.unreachable_count(),
@@ -133,10 +133,10 @@ impl<K: Kernel> Node<K> {
             store_silence: now - self.store.last_answer,
             store_error: self.store.error.clone(),
             peers: self.peer_rows(sessions),
-            last_pass: self.history.last_pass.clone(),
-            last_error: self.history.last_error.clone(),
+            last_pass: self.statistics.last_pass.clone(),
+            last_error: self.statistics.last_error.clone(),
             audit_interval: self.schedule.audit_interval,
-            full_passes: self.history.full_passes.clone(),
+            full_passes: self.statistics.full_passes.clone(),
             next_audit: self.schedule.next_audit.saturating_duration_since(now),
             rules: self.rules_status(),
             tunnel: self.tunnel_status(),
@@ -165,9 +165,9 @@ impl<K: Kernel> Node<K> {
 
     fn count_failures(&mut self) {
         let version = self.passer.pending().version();
-        if self.history.failure_counts.version != version {
+        if self.statistics.failure_counts.version != version {
             let PeerFailures { pending, failed } = self.peer_failures();
-            self.history.failure_counts = FailureCounts { version, pending: pending.len(), failed: failed.len() };
+            self.statistics.failure_counts = FailureCounts { version, pending: pending.len(), failed: failed.len() };
         }
     }
 
