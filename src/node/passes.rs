@@ -97,7 +97,7 @@ impl<K: Kernel> Node<K> {
         second
     }
 
-    /// The kernel announced changes.
+    /// Handles changes that the kernel announced.
     pub async fn kernel_changed(&mut self, notices: Vec<Notice>) {
         let mut entries: HashMap<Key, Option<ObservedValue>> = HashMap::new();
         let (mut everything, mut routes) = (None, false);
@@ -180,7 +180,8 @@ impl<K: Kernel> Node<K> {
         if has_devices && self.peers.rate_limit.allows_full_pass(now) {
             return self.full_pass_for_devices(Trigger::new(Cause::Lease, event), now).await;
         }
-        let changed = self.peers.rate_limit.delay_devices(changed);
+        let has_delayed = has_devices || self.peers.rate_limit.has_delayed_devices();
+        let changed = if has_delayed { self.peers.rate_limit.delay_devices(changed) } else { changed };
         if changed.is_empty() {
             return;
         }
