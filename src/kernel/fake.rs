@@ -183,7 +183,7 @@ impl Inside {
         self.entries.retain(|key, seen| !goes(key, &seen.value));
     }
 
-    /// Linux removes the prefixes of a WireGuard peer together with it.
+    /// Removes the prefixes of a WireGuard peer together with it, as Linux does.
     fn peer_removed(&mut self, name: Name, peer: &Value) {
         let Value::WgPeer(peer) = peer else { return };
         let its = |value: &Value| matches!(value, Value::AllowedIp(key) if **key == peer.key);

@@ -133,13 +133,12 @@ impl FenceTable {
     /// # Errors
     /// A dump failed. Its entries then do not count as missing.
     pub fn observe(&self, netlink: &mut Netlink) -> io::Result<Vec<(Key, ObservedValue)>> {
-        let seen = |value| ObservedValue { value, protocol: 0, mark: false };
         let mut found = Vec::new();
         for family in [Family::V4, Family::V6] {
             let present = self.present(netlink, family)?;
-            found.extend(present.open.iter().map(|ip| (Key::Open(*ip), seen(Value::Open))));
+            found.extend(present.open.iter().map(|ip| (Key::Open(*ip), Value::Open.into())));
             if !present.rules.is_empty() || !present.routes.is_empty() {
-                found.push((Key::Fence(family), seen(Value::fence(self.value(&present)))));
+                found.push((Key::Fence(family), Value::fence(self.value(&present)).into()));
             }
         }
         Ok(found)

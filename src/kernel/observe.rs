@@ -56,10 +56,6 @@ pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     Ok(replies.any(|m| decode::is_advertised(m.payload, index)))
 }
 
-fn seen(value: Value) -> ObservedValue {
-    ObservedValue { value, protocol: 0, mark: false }
-}
-
 impl LinuxKernel {
     /// Implements [`super::Kernel::machine`].
     pub(super) fn observe_machine(&mut self) -> io::Result<Machine> {
@@ -128,7 +124,7 @@ impl LinuxKernel {
         for link in of_interest {
             let (name, index) = (link.info.name, link.info.index);
             let own = addrs.iter().filter(|a| a.index == index);
-            found.extend(own.map(|a| (Key::Addr(name, a.net), seen(Value::Addr))));
+            found.extend(own.map(|a| (Key::Addr(name, a.net), Value::Addr.into())));
             self.dump_neighbours(name, index, &mut found)?;
             if link.has_fdb() {
                 self.dump_fdb(name, index, &mut found)?;
@@ -201,7 +197,7 @@ impl LinuxKernel {
             if let (false, true, true, Some(dst), Some(mac)) = (n.fdb, n.lasting, n.index == index, n.dst, n.mac)
                 && !dst.is_multicast()
             {
-                found.push((Key::Neigh(name, dst), seen(Value::Neigh(mac))));
+                found.push((Key::Neigh(name, dst), Value::Neigh(mac).into()));
             }
         }
         Ok(())
@@ -217,7 +213,7 @@ impl LinuxKernel {
             let dst = n.dst.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
             // A MAC has one destination. The kernel adds more only to multicast MACs and to the MAC that is zero.
             shared.fdb.insert((index, mac));
-            found.push((Key::Fdb(name, mac), seen(Value::Fdb(dst))));
+            found.push((Key::Fdb(name, mac), Value::Fdb(dst).into()));
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl GuardTable {
         for family in FAMILIES {
             let Some((flags, _)) = table::head(netlink, family, &name)? else { continue };
             match table::elements(netlink, family, &name, PEERS) {
-                Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), seen(Value::Peer)))),
+                Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), Value::Peer.into()))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -70,7 +70,7 @@ impl GuardTable {
                 let value = chain(netlink, &table_of(&name, family, Guard::default()))?
                     .filter(|_| flags == 0)
                     .unwrap_or_default();
-                found.push((Key::Guard(family), seen(Value::Guard(value))));
+                found.push((Key::Guard(family), Value::Guard(value).into()));
             }
         }
         Ok(found)
@@ -158,7 +158,7 @@ pub struct GuardNotifications {
 }
 
 impl GuardNotifications {
-    /// Those for the agent whose devices have this alias.
+    /// Opens those for the agent whose devices have this alias.
     ///
     /// # Errors
     /// As [`Notifications::open`].
@@ -195,11 +195,6 @@ impl GuardNotifications {
         }
         Ok(changes)
     }
-}
-
-/// Returns what the kernel adapter reports of an entry of the guard.
-pub fn seen(value: Value) -> ObservedValue {
-    ObservedValue { value, protocol: 0, mark: false }
 }
 
 /// Returns the ports and protocols that the chain guards. `None`: the chain is not as we write it.
