@@ -369,6 +369,7 @@ fn leaf(words: &[String]) -> (usize, Flags) {
     let flag = |arg: &clap::Arg| {
         let name = arg.get_long()?.to_owned();
         let bare = !arg.get_action().takes_values() || arg.is_require_equals_set();
+        // No variable of the environment may set --flannel-devices, because it lets `weft cleanup` remove what another program made.
         (name != "help" && arg.get_id() != "flannel_devices").then_some((name, !bare))
     };
     (depth, command.get_arguments().filter_map(flag).collect())

@@ -236,7 +236,7 @@ mod tests {
             self.conflist.keep(Instant::now());
         }
 
-        /// The link's inode, and what is read through it.
+        /// Returns the link's inode, and what is read through it.
         fn seen(&self) -> (u64, String) {
             let link = self.path("net.d").join(NAME);
             let inode = fs::symlink_metadata(&link).unwrap();

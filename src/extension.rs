@@ -166,7 +166,7 @@ impl Extension {
         [self.own.retry_at, due, self.next_list, self.repeat_at, self.save_at].into_iter().flatten().min()
     }
 
-    /// Is notified when a command has ended. Call [`Extension::update`] then.
+    /// Returns what is notified when a command has ended. Call [`Extension::update`] then.
     pub fn ended(&self) -> Arc<Notify> {
         self.ended.clone()
     }

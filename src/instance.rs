@@ -20,7 +20,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// The instance that belongs to this subnet file. It has the same name after every restart.
+    /// Returns the instance that belongs to this subnet file. It has the same name after every restart.
     pub fn new(subnet_file: &Path) -> Instance {
         let file = subnet_file.display().to_string();
         if file == USUAL_FILE {
@@ -30,18 +30,18 @@ impl Instance {
         Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
     }
 
-    /// The instance whose devices have this alias, `weft FILE`.
+    /// Returns the instance whose devices have this alias, `weft FILE`.
     pub fn of_alias(alias: &str) -> Instance {
         Instance::new(Path::new(alias.strip_prefix(ALIAS).unwrap_or(alias)))
     }
 
-    /// What our devices and tables are marked with: `weft FILE`.
+    /// Returns the mark of our devices and tables: `weft FILE`.
     pub fn alias(&self) -> String {
         format!("{ALIAS}{}", self.file)
     }
 }
 
-/// The number that names and numbers of this agent in the kernel are made from.
+/// Returns the number from which the names and numbers of this agent in the kernel are made.
 pub fn hash(subnet_file: &Path) -> u64 {
     weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
 }

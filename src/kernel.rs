@@ -205,13 +205,13 @@ mod tests {
         "fake",
     ];
 
-    /// All Rust files in a directory, and in those below it.
+    /// Returns all Rust files in a directory, and in those below it.
     fn sources(dir: &Path) -> Vec<PathBuf> {
         let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
         entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
     }
 
-    /// The names after `prefix` in this text: `a` in `super::a::b`, and `a` and `b` in `super::{a::c, b}`. Of a nested group,
+    /// Returns the names after `prefix` in this text: `a` in `super::a::b`, and `a` and `b` in `super::{a::c, b}`. Of a nested group,
     /// this may return too many names.
     fn names_after<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
         let is_word = |c: char| c.is_alphanumeric() || c == '_';

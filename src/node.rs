@@ -164,17 +164,17 @@ impl<K: Kernel> Node<K> {
         node
     }
 
-    /// The path of subnet.env.
+    /// Returns the path of subnet.env.
     pub fn subnet_file(&self) -> PathBuf {
         self.context.options.subnet_file.clone()
     }
 
-    /// The file from which the CNI configuration is made, if the agent writes one.
+    /// Returns the file from which the CNI configuration is made, if the agent writes one.
     pub fn conflist_source(&self) -> Option<&Path> {
         self.context.conflist.source()
     }
 
-    /// The file from which the CNI configuration is made has changed.
+    /// Takes notice that the file from which the CNI configuration is made has changed.
     pub fn conflist_source_changed(&mut self) {
         self.context.conflist.look_again();
     }
@@ -252,7 +252,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The agent ends. Routes, devices and rules stay, so that pods keep their network. Only a tunnel ends, because the agent itself
+    /// Ends the node with the agent. Routes, devices and rules stay, so that pods keep their network. Only a tunnel ends, because the agent itself
     /// carries its packets, and commands that run are killed.
     pub async fn stopping(&mut self) {
         self.data_path.stop();

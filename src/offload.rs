@@ -139,7 +139,7 @@ fn is_same(name: Name, index: u32) -> bool {
     if_nametoindex(name.as_bytes()).is_ok_and(|now| now == index)
 }
 
-/// A device that is gone has no problem.
+/// Returns the error, unless the device is gone: then there is no problem.
 fn unless_gone(error: EthtoolError) -> Result<(), EthtoolError> {
     match error {
         EthtoolError::Refused(Errno::ENODEV) => Ok(()),

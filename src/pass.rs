@@ -64,7 +64,7 @@ impl<K: Kernel> Passer<K> {
         }
     }
 
-    /// While `keep` is true, passes remove nothing, because it is not known yet which peers are gone.
+    /// Sets whether passes remove nothing. This is so while it is not known yet which peers are gone.
     pub fn keep_all(&mut self, keep: bool) {
         self.keep_all = keep;
     }

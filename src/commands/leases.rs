@@ -18,7 +18,7 @@ use crate::log::text::printable;
 use crate::options::Store;
 use crate::{agent, files, saved};
 
-/// `weft lease list`.
+/// `weft lease ls`.
 ///
 /// # Errors
 /// The store cannot be read.

@@ -71,7 +71,7 @@ impl Peer {
         self.is_done && self.made == self.wanted
     }
 
-    /// A command is to be run at this time, unless one runs. Its end leads to the next one.
+    /// Lets a command run at this time, unless one runs now. The end of that one leads to the next one.
     fn schedule(&mut self, at: Instant) {
         if !self.is_running {
             self.due = Some(at);
@@ -191,7 +191,7 @@ impl PeerTable {
         }
     }
 
-    /// A command has ended.
+    /// Takes notice that a command has ended.
     pub fn end(&mut self, step: Step, result: Result<(), CommandError>, now: Instant) {
         let (Step::Add(peer) | Step::Remove(peer)) = &step;
         let subnets = peer.subnets;

@@ -214,7 +214,7 @@ fn next_below(dir: &Path, path: &Path) -> PathBuf {
     rest.components().next().map_or_else(|| path.to_owned(), |first| dir.join(first))
 }
 
-/// The events which mean that the watched directory is gone.
+/// Returns the events which mean that the watched directory is gone.
 fn gone() -> AddWatchFlags {
     AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_UNMOUNT
 }

@@ -98,7 +98,7 @@ impl Snapshot {
     }
 }
 
-/// Decides, and says why. `nftables`: `EnableNFTables`, where net-conf has it.
+/// Decides, and says why. `nftables` is `EnableNFTables`, if net-conf has it.
 pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode, &'static str) {
     match (choice, nftables) {
         (Choice::Nft, _) => (Mode::Nft, "--firewall asks for it"),

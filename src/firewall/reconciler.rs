@@ -57,7 +57,7 @@ pub struct Port {
 }
 
 impl Handle {
-    /// Both ends.
+    /// Returns both ends.
     pub fn new() -> (Handle, Port) {
         let (wanted, asked) = watch::channel(None);
         let (state, received) = watch::channel(State::default());
@@ -81,7 +81,7 @@ impl Port {
 /// What is done about the rules of other programs, once ours are in place: chains that drop what our rules accept, and rules that an
 /// earlier program left.
 pub trait Others {
-    /// Called after every comparison that found or brought our rules in place, and never before, because rules are removed here.
+    /// Removes rules of other programs. This is called after every comparison that found or brought our rules in place, and never before.
     /// Returns warnings for the operator, one sentence each.
     fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>>;
 }

@@ -118,7 +118,7 @@ impl<K: Kernel> Node<K> {
         had_one
     }
 
-    /// A full pass has ended.
+    /// Takes notice that a full pass has ended.
     pub(super) fn pass_ended_in_change(&mut self) {
         self.change.is_compared = self.kernel_problem.is_none();
         if self.change.is_compared

@@ -28,7 +28,7 @@ pub(super) struct ClearTextTime {
 }
 
 impl ClearTextTime {
-    /// The time begins now.
+    /// Begins the time now.
     pub(super) fn begin(now: Instant) -> ClearTextTime {
         ClearTextTime { since: now, before: Duration::ZERO }
     }

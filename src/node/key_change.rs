@@ -130,7 +130,7 @@ impl<K: Kernel> Node<K> {
         Ok(identities::new_identities(self.plan.backend(), &machine, &self.context.secrets)?)
     }
 
-    /// The store holds our lease as it is in the plan. Does the next step of a change of the key.
+    /// Does the next step of a change of the key. The store has our lease as it is in the plan now.
     pub(super) async fn continue_key_change(&mut self) {
         let Some(mut change) = self.key_change.take() else { return };
         match &change.step {

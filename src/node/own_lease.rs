@@ -97,7 +97,7 @@ enum OwnRecord<'a> {
 }
 
 impl<K: Kernel> Node<K> {
-    /// The store answered a call for the own lease.
+    /// Handles the answer of the store to a call for the own lease.
     pub async fn lease_answered(&mut self, answer: LeaseAnswer) -> NextStep {
         match answer {
             LeaseAnswer::Held(lease) => {
@@ -128,7 +128,7 @@ impl<K: Kernel> Node<K> {
         NextStep::Continue
     }
 
-    /// The store says that this is our lease.
+    /// Takes over our lease as the store has it.
     async fn lease_held(&mut self, lease: Lease) {
         let own = self.plan.own();
         let has_moved = lease.subnets != own.subnets;
@@ -240,7 +240,7 @@ impl<K: Kernel> Node<K> {
         readable && new != now && self.plan.identities_after(&lease.attrs) != self.plan.host().identities
     }
 
-    /// Somebody else wrote our record. If that happens again and again, we write it back more and more rarely.
+    /// Logs that somebody else wrote our record. If that happens again and again, we write it back more and more rarely.
     fn log_overwritten(&mut self, by: &str) {
         if self.own_lease.contest.overwritten(by, Instant::now()) {
             tracing::warn!("{}", self.contest_problem().unwrap_or_default());
@@ -268,7 +268,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Another node owns our subnet. What follows is decided by `--on-lost-lease`.
+    /// Handles the loss of our subnet to another node. What follows is decided by `--on-lost-lease`.
     async fn lease_lost(&mut self, text: String) -> NextStep {
         let action = self.context.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");

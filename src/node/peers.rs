@@ -27,7 +27,7 @@ pub(super) struct PeerLeases {
 }
 
 impl PeerLeases {
-    /// No list yet. `grace` is the time for which sudden removals are held.
+    /// Returns a state without a list. `grace` is the time for which sudden removals are held.
     pub(super) fn new(grace: Duration, now: Instant) -> PeerLeases {
         PeerLeases { list: PeerList::Missing, hold: Hold::new(grace), rate_limit: RateLimit::new(now) }
     }

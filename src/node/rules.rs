@@ -133,7 +133,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The reconciler sent a new state. subnet.env may wait for it.
+    /// Takes over a new state of the reconciler. subnet.env may wait for it.
     pub fn rules_changed(&mut self) {
         let Some(reconciler) = &mut self.rules.reconciler else { return };
         let state = reconciler.state.borrow_and_update().clone();

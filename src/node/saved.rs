@@ -31,14 +31,14 @@ impl<K: Kernel> Node<K> {
         self.own_lease.tasks.acquire_after_resume(request);
     }
 
-    /// Something that is saved has changed. Before the first list there is nothing to save.
+    /// Takes notice that something that is saved has changed. Before the first list there is nothing to save.
     pub(super) fn save_later(&mut self) {
         if self.has_list() {
             self.context.saver.changed();
         }
     }
 
-    /// Something has changed that the next start must know even if it comes within seconds.
+    /// Takes notice of a change that the next start must know even if it comes within seconds.
     pub(super) fn save_now(&mut self) {
         if self.has_list() {
             self.context.saver.changed_now();

@@ -32,7 +32,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// An audit is due at once.
+    /// Returns a schedule in which an audit is due at once.
     pub(super) fn new(audit_interval: Duration, watchdog_interval: Option<Duration>, now: Instant) -> Schedule {
         let watchdog = watchdog_interval.map(|interval| (interval, now));
         Schedule { audit_interval, next_audit: now, early: None, recent: VecDeque::new(), paused_until: now, watchdog }
@@ -69,7 +69,7 @@ impl Schedule {
         due
     }
 
-    /// Everything was compared, which has taken the time since `started`.
+    /// Takes notice that everything was compared, which has taken the time since `started`.
     pub(super) fn full_pass_ended(&mut self, started: Instant) {
         let now = Instant::now();
         self.recent.retain(|at| now - *at < WINDOW);

@@ -74,7 +74,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// What is wrong with this node itself, whatever the store and the peers do.
+    /// Returns what is wrong with this node itself, whatever the store and the peers do.
     fn faults(&self) -> Vec<Fault> {
         let uplink = self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}"));
         [
@@ -93,7 +93,7 @@ impl<K: Kernel> Node<K> {
         .collect()
     }
 
-    /// What is wrong although the node can be ready, the most urgent first.
+    /// Returns what is wrong although the node can be ready, the most urgent first.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut all: Vec<String> = self.uplink.link_problem.clone().into_iter().collect();
         all.extend(self.device_warnings());
@@ -143,14 +143,14 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
+    /// Returns why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
     /// need.
     pub(super) fn device_problem(&self) -> Option<String> {
         let mut pending = self.pending_of_own_device();
         pending.find(|(_, pending)| !pending.works).map(|(key, pending)| format!("{key}: {}", pending.reason))
     }
 
-    /// What the own device lacks although it carries packets. Nothing waits for it.
+    /// Returns what the own device lacks although it carries packets. Nothing waits for it.
     fn device_warnings(&self) -> impl Iterator<Item = String> {
         let lacking = self.pending_of_own_device().filter(|(_, pending)| pending.works);
         lacking.map(|(key, pending)| format!("{key}: {}; packets do not need it", pending.reason))

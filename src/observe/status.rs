@@ -218,7 +218,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// An error that has just happened.
+    /// Returns an error that has just happened.
     pub fn now(text: String) -> Failure {
         Failure { at_ms: now_ms(), text }
     }

@@ -37,7 +37,7 @@ pub(super) struct ClearText {
 }
 
 impl ClearText {
-    /// These leases are reached in clear text, and our lease changes to a backend that encrypts.
+    /// Begins a change of our lease to a backend that encrypts. These leases are reached in clear text.
     fn begin(&mut self, reached: impl Iterator<Item = Id>) {
         self.before = reached.map(|id| (id, Progress::Waiting)).collect();
     }
@@ -46,13 +46,13 @@ impl ClearText {
         self.before = HashMap::new();
     }
 
-    /// The lease is not believed any more. If it comes back, it is a new lease.
+    /// Forgets a lease that is not believed any more. If it comes back, it is a new lease.
     pub(super) fn forget(&mut self, id: &Id) {
         self.before.remove(id);
         self.refused.remove(id);
     }
 
-    /// All leases will be planned again.
+    /// Forgets the refusals, because all leases will be planned again.
     pub(super) fn forget_refusals(&mut self) {
         self.refused.clear();
     }
@@ -65,7 +65,7 @@ impl ClearText {
         self.refused.remove(id);
     }
 
-    /// The lease names the backend of our lease.
+    /// Takes notice that the lease names the backend of our lease.
     pub(super) fn followed(&mut self, id: &Id) {
         if let Some(progress) = self.before.get_mut(id) {
             *progress = Progress::Followed;
@@ -141,7 +141,7 @@ impl Plan {
         self.plan_everything();
     }
 
-    /// Our lease is about to name `next` in place of the present backend. Remembers which peers are reached in clear text.
+    /// Remembers which peers are reached in clear text, because our lease is about to name `next` in place of the present backend.
     pub(super) fn begin_clear_text(&mut self, next: &dyn Backend) {
         if next.serves(self.backend.kind()) {
             // Only options change. What is allowed stays so.

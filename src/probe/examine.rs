@@ -104,7 +104,7 @@ impl Examination {
         }
     }
 
-    /// The last packet was answered, or not. `heard`: requests of the peer itself arrived meanwhile.
+    /// Takes notice that the last packet was answered, or was not. `heard` is true if requests of the peer itself arrived meanwhile.
     pub fn answered(&mut self, is_answered: bool, heard: bool) -> Step {
         self.heard = if heard { HEARD } else { self.heard.saturating_sub(1) };
         let is_full = self.packet() == Packet::Full;

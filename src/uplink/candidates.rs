@@ -270,7 +270,7 @@ fn is_temporary(addr: &AddrInfo) -> bool {
     addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_))
 }
 
-/// The devices of flannel's backends and the bridge of flannel's CNI plugin.
+/// Returns true for the devices of flannel's backends and the bridge of flannel's CNI plugin.
 fn of_pods(name: &str) -> bool {
     let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     let vxlan = name.strip_prefix("flannel.").or_else(|| name.strip_prefix("flannel-v6."));

@@ -130,7 +130,7 @@ fn transaction(hooked: &HookedChain, text: &str) -> Option<String> {
     (!text.is_empty()).then(|| format!("*{}\n{text}COMMIT\n", hooked.table))
 }
 
-/// Every rule of the table that jumps to the chain: the chain that it is in, its index there, and its text.
+/// Returns every rule of the table that jumps to the chain: the chain that it is in, its index there, and its text.
 fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
     let mut jumps = Vec::new();
     for (name, chain) in table {

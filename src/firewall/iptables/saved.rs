@@ -71,7 +71,7 @@ impl Saved {
         policy == Some("DROP") || self.forward_ending() != Ending::Policy
     }
 
-    /// How FORWARD ends, whichever program wrote its rules.
+    /// Returns how FORWARD ends, whichever program wrote its rules.
     pub fn forward_ending(&self) -> Ending {
         let rules = self.forward().map(|chain| chain.rules.as_slice()).unwrap_or_default();
         Ending::of(&rules.iter().map(|rule| role(rule, "")).collect::<Vec<_>>())

@@ -154,7 +154,7 @@ pub fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Vec<Vec<
     Ok(Some(rules.into_iter().map(|rule| rule.exprs).collect()))
 }
 
-/// Whether a chain has its type, hook, priority and policy. `None`: there is no such chain.
+/// Returns true if a chain has its type, hook, priority and policy, and `None` if there is no such chain.
 fn is_in_position(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Option<bool>> {
     let data = get_chain(netlink, table.family, &table.name, chain.name)?;
     let Some(data) = data else { return Ok(None) };
@@ -204,7 +204,7 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
     Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(rule).collect())
 }
 
-/// Whether there is such a chain, and its policy is drop.
+/// Returns true if there is such a chain, and its policy is drop.
 ///
 /// # Errors
 /// The chain could not be read.
@@ -214,7 +214,7 @@ pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) ->
     Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
 }
 
-/// Whether there is such a chain.
+/// Returns true if there is such a chain.
 ///
 /// # Errors
 /// The chain could not be read.
@@ -285,7 +285,7 @@ fn get(
     }
 }
 
-/// `struct nfgenmsg` of a family.
+/// Returns `struct nfgenmsg` of a family.
 pub(super) fn nfgen(family: Family) -> [u8; NFGENMSG] {
     [number(family), 0, 0, 0]
 }
