@@ -313,7 +313,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version(VersionForm::Stderr),
         Command::Agent(flags) => {
-            let (verbosity, log_format) = (flags.log.v, flags.log.log_format.into());
+            let (verbosity, log_format) = (flags.log.v, flags.log.log_format);
             let (options, notes) = build::agent(*flags, env)?;
             Task::Agent(Box::new(AgentTask { options, verbosity, log_format, notes }))
         }
