@@ -2,12 +2,12 @@
 //! The desired state of this node, kept up to date lease by lease. Leases and facts of the host go in, and changes of entries come out.
 //! There are no effects.
 
-mod extra_backends;
 mod change;
 pub mod claims;
 mod clear_text;
 mod devices;
 mod extension;
+mod extra_backends;
 pub mod fence;
 mod guard;
 mod host_networks;
@@ -36,10 +36,10 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
-pub use extra_backends::ExtraBackend;
-use extra_backends::ExtraBackends;
 use clear_text::ClearText;
 pub use devices::{DeviceProblem, MAX_DEVICES};
+pub use extra_backends::ExtraBackend;
+use extra_backends::ExtraBackends;
 use fence::Fence;
 pub use host_networks::foreign_networks;
 use other_backends::{OtherBackends, OtherTypes};
@@ -331,7 +331,6 @@ impl Plan {
                 }
             }
         }
-        self.update_devices(&changed);
         if changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none()) {
             changed.extend(self.plan_waiting_leases());
         }

@@ -12,7 +12,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id, Lease};
 
 use super::Plan;
-use super::extra_backends::{ExtraBackend, EARLIER, NEXT, Which};
+use super::extra_backends::{EARLIER, ExtraBackend, NEXT, Which};
 use super::wide_routes::{self, WideRoutes};
 
 /// What one lease leads to, and by which backend it is reached.

@@ -88,6 +88,7 @@ impl Plan {
         self.peers_version += 1;
         let before = self.claimants(id);
         let mut changed = self.index.set(id, age, State::new());
+        self.update_devices(&changed);
         changed.extend(self.replan_sharers(id, before));
         changed
     }
