@@ -97,6 +97,9 @@ impl<K: Kernel> Node<K> {
         if self.store.error.is_none() && self.context.saver.is_old(now) {
             self.save_later();
         }
+        if self.next_saving(now).is_none_or(|due| now < due) {
+            return;
+        }
         let wall = wall_clock();
         let heard = wall.saturating_sub(now - self.store.last_answer).as_secs();
         let (plan, config, chosen) = (&self.plan, &self.net_conf.text, self.net_conf.chosen);
