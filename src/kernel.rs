@@ -29,7 +29,7 @@ mod wireguard_peers;
 mod write;
 
 pub use linux::{LinuxKernel, LinuxOptions};
-pub use machine::{AddrInfo, Creator, LinkInfo, Machine, MachineError, RouteInfo, Way};
+pub use machine::{AddrInfo, Creator, LinkInfo, Machine, MachineError, RouteInfo, RouteLookup};
 pub use monitor::{LinuxMonitor, MonitorOptions};
 pub use weft_netlink::{rt, socket, wire};
 
@@ -109,15 +109,15 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The question could not be asked, or the answer was lost.
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>>;
-    /// Does the same as [`Kernel::machine`], and asks for the way to this address, if there is one.
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>>;
+    /// Does the same as [`Kernel::machine`], and looks up the route to this address, if there is one.
     ///
     /// # Errors
     /// A dump or the question failed.
     fn machine_towards(&mut self, to: Option<IpAddr>) -> io::Result<Machine> {
         let machine = self.machine()?;
-        let way = to.map(|ip| self.way(ip)).transpose()?.flatten();
-        Ok(Machine { way, ..machine })
+        let lookup = to.map(|ip| self.look_up_route(ip)).transpose()?.flatten();
+        Ok(Machine { lookup, ..machine })
     }
     /// Returns the named devices and all devices with our alias, with their addresses, permanent neighbours and FDB entries; all
     /// unicast, blackhole and unreachable routes of the main table, no matter which program wrote them; the tunnel guard; and the fence.

@@ -150,16 +150,14 @@ pub fn remarks(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink)
 pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked, PickError> {
     let asked = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
     let (link, by) = if asked { explicit(choice, candidates)? } else { implicit(choice, candidates)? };
-    let address = |family: Family| match by {
-        Some(ip) if family_of(ip) == family => Ok(ip),
-        _ => candidates.best(link, family, |_| true).map(|addr| addr.net.addr()).ok_or_else(|| PickError::NoAddress {
-            link: link.name.to_string(),
-            family: label(family),
-            there: candidates.list(),
-        }),
-    };
-    let both = [candidates.families.0.then_some(Family::V4), candidates.families.1.then_some(Family::V6)];
-    let [v4, v6] = both.map(|family| family.map(address).transpose());
+    let address =
+        |family: Family| match by {
+            Some(ip) if family_of(ip) == family => Ok(ip),
+            _ => candidates.best(link, family, |_| true).map(|addr| addr.net.addr()).ok_or_else(|| {
+                PickError::NoAddress { link: link.name.to_string(), family: label(family), there: candidates.list() }
+            }),
+        };
+    let [v4, v6] = candidates.families_in_use().map(|family| family.map(address).transpose());
     picked(choice, link, [v4?, v6?])
 }
 
@@ -172,7 +170,7 @@ pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked
 pub fn next(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink) -> Result<Next, PickError> {
     let link = candidates.links().find(|link| link.name == now.name);
     let candidates = &candidates.clone().preferring((now.v4, now.v6));
-    let both = [candidates.families.0.then_some(Family::V4), candidates.families.1.then_some(Family::V6)];
+    let both = candidates.families_in_use();
     let mut lost = None;
     if let Some(link) = link {
         let kept = both.map(|family| {
@@ -282,8 +280,10 @@ fn by_regex<'a>(candidates: &Candidates<'a>, regex: &Regex) -> Option<Found<'a>>
     let links = || candidates.link_in_use().into_iter().chain(candidates.links());
     for link in links() {
         let best = |(family, used): (Family, bool)| {
-            used.then(|| candidates.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr()))
-                .flatten()
+            used.then(|| {
+                candidates.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr())
+            })
+            .flatten()
         };
         if let Some(ip) = used.into_iter().find_map(best) {
             return Some((link, Some(ip)));
@@ -302,11 +302,12 @@ fn reaching<'a>(candidates: &Candidates<'a>, ip: IpAddr) -> Option<&'a LinkInfo>
         return Some(link);
     }
     let holding = || candidates.routes(|route| route.net.contains(&ip));
-    if let Some(link) = candidates.link_in_use().filter(|before| holding().any(|(_, link)| link.index == before.index)) {
+    if let Some(link) = candidates.link_in_use().filter(|before| holding().any(|(_, link)| link.index == before.index))
+    {
         return Some(link);
     }
-    let way = candidates.way()?;
-    if let Some(link) = candidates.links().find(|link| link.index == way.index) {
+    let lookup = candidates.lookup()?;
+    if let Some(link) = candidates.links().find(|link| link.index == lookup.index) {
         return Some(link);
     }
     let holding = holding();

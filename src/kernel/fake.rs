@@ -15,7 +15,7 @@ use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 
-use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, Session, Way, errno};
+use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, RouteLookup, Session, errno};
 
 /// What all clones share.
 #[derive(Debug, Default)]
@@ -207,13 +207,13 @@ impl Kernel for FakeKernel {
         inside.broken.map_or_else(|| Ok(inside.machine.clone()), |kind| Err(kind.into()))
     }
 
-    /// Returns the way of the longest prefix. This kernel has no policy rules, and only the main table.
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+    /// Answers with the route of the longest prefix. This kernel has no policy rules, and only the main table.
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
         let Machine { links, routes, .. } = &self.inside.borrow().machine;
         let holding = routes.iter().filter(|route| route.net.contains(&to));
         let dev = holding.min_by_key(|route| (u8::MAX - route.net.prefix_len(), route.metric)).and_then(|r| r.dev);
         let link = links.iter().find(|link| Some(link.name) == dev);
-        Ok(link.map(|link| Way { index: link.index, source: None }))
+        Ok(link.map(|link| RouteLookup { index: link.index, source: None }))
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

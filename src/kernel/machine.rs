@@ -73,9 +73,9 @@ pub struct RouteInfo {
     pub protocol: u8,
 }
 
-/// How the kernel sends packets to one address, by all its policy rules and routing tables (`ip route get`).
+/// The answer of the kernel to the question how it sends packets to one address, by all its policy rules and routing tables (`ip route get`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct RouteLookup {
     /// The index of the outgoing link.
     pub index: u32,
     /// The source address that the kernel chooses for packets that have none yet.
@@ -91,8 +91,8 @@ pub struct Machine {
     pub addrs: Vec<AddrInfo>,
     /// The routes of the main table that do not have the agent's protocol.
     pub routes: Vec<RouteInfo>,
-    /// The way to the address that [`Kernel::machine_towards`](super::Kernel::machine_towards) was called with. `None` if the kernel has none.
-    pub way: Option<Way>,
+    /// The answer about the address that [`Kernel::machine_towards`](super::Kernel::machine_towards) was called with. `None` if the kernel has no route to it.
+    pub lookup: Option<RouteLookup>,
 }
 
 impl Machine {

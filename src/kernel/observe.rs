@@ -21,7 +21,7 @@ use super::link_messages::{self, LinkFacts, Links, is_alias_of_weft};
 use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
-use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
+use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, RouteLookup};
 
 /// How often everything is read again while links come and go.
 const TRIES: u32 = 5;
@@ -79,14 +79,14 @@ impl LinuxKernel {
         let creator = |l: &LinkFacts| if ours(l) { Creator::ThisAgent } else { l.info.creator };
         let mut links: Vec<_> = links.into_values().map(|l| LinkInfo { creator: creator(&l), ..l.info }).collect();
         links.sort_by_key(|l| l.index);
-        Ok(Machine { links, addrs, routes, way: None })
+        Ok(Machine { links, addrs, routes, lookup: None })
     }
 
-    /// Implements [`super::Kernel::way`].
-    pub(super) fn find_way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+    /// Implements [`super::Kernel::look_up_route`].
+    pub(super) fn ask_for_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
         // The kernel refuses the question where it has no route or a rule forbids the packet, and for an address family that it lacks.
         let Ok(data) = self.netlink.request(|w| encode::get_route(w, to))? else { return Ok(None) };
-        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).find_map(|m| decode::way(m.payload)))
+        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).find_map(|m| decode::route_lookup(m.payload)))
     }
 
     /// Implements [`super::Kernel::observe`].

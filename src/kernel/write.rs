@@ -18,7 +18,7 @@ use super::batch::{Batch, Move, Step};
 use super::encode::{self, Exit, NewNexthop};
 use super::linux::{BATCH, LinuxKernel};
 use super::socket::NLM_F_ACK;
-use super::{Kernel, Machine, Outcome, Session, Way, errno};
+use super::{Kernel, Machine, Outcome, RouteLookup, Session, errno};
 
 /// The most messages that one operation needs.
 const PER_OP: usize = 6;
@@ -236,8 +236,8 @@ impl Kernel for LinuxKernel {
         self.observe_machine()
     }
 
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
-        self.find_way(to)
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
+        self.ask_for_route(to)
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

@@ -31,7 +31,7 @@ use crate::kernel::{Kernel, Machine, MachineError};
 use crate::options::UplinkChoice;
 use crate::plan::{ExtraBackend, foreign_networks};
 use crate::subnet_file::{self, Author};
-use crate::uplink::{self, EarlierUse, Candidates, Picked};
+use crate::uplink::{self, Candidates, EarlierUse, Picked};
 
 use identities::Kept;
 pub use resume::EarlierRun;

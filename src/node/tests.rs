@@ -161,7 +161,7 @@ fn machine(ip: &str) -> Machine {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: format!("{ip}/24").parse().unwrap(), scope: 0, flags: 0x80 }],
         routes: vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))],
-        way: None,
+        lookup: None,
     }
 }
 

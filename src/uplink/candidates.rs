@@ -10,7 +10,7 @@ use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
 use weft_subnet::old_defects::{Defect, is_back};
 
-use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, RouteLookup};
 
 /// ifa_flags of linux/if_addr.h.
 pub(super) const TEMPORARY: u32 = 0x01;
@@ -145,6 +145,11 @@ impl<'a> Candidates<'a> {
         self
     }
 
+    /// Returns the families in use, each in its place.
+    pub(super) fn families_in_use(&self) -> [Option<Family>; 2] {
+        [self.families.0.then_some(Family::V4), self.families.1.then_some(Family::V6)]
+    }
+
     /// Returns the links that can be uplinks, by index.
     pub(super) fn links(&self) -> impl Iterator<Item = &'a LinkInfo> {
         self.machine.links.iter().filter(|link| !self.inner.contains(&link.index))
@@ -161,16 +166,16 @@ impl<'a> Candidates<'a> {
         })
     }
 
-    /// Returns the kernel's way to the address of `--iface-can-reach`.
-    pub(super) fn way(&self) -> Option<Way> {
-        self.machine.way
+    /// Returns the kernel's route to the address of `--iface-can-reach`.
+    pub(super) fn lookup(&self) -> Option<RouteLookup> {
+        self.machine.lookup
     }
 
     /// Returns true if the kernel chose this address as the source of packets to the address of `--iface-can-reach`. A temporary one
     /// does not count, because it changes every few hours.
     fn is_source(&self, addr: &AddrInfo) -> bool {
-        let chosen = Way { index: addr.index, source: Some(addr.net.addr()) };
-        self.way() == Some(chosen) && !is_temporary(addr)
+        let chosen = RouteLookup { index: addr.index, source: Some(addr.net.addr()) };
+        self.lookup() == Some(chosen) && !is_temporary(addr)
     }
 
     /// Returns the link that has this address.

@@ -5,7 +5,7 @@ use weft_subnet::cidr::Subnets;
 
 use super::candidates::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
 use super::*;
-use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo, Way};
+use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo, RouteLookup};
 
 /// Chooses without a lease, among all links.
 fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
@@ -46,7 +46,7 @@ fn machine() -> Machine {
         route("10.9.9.0/24", 7, "eth1"),
         route("10.9.9.0/24", 9, "eth0"),
     ];
-    Machine { links, addrs, routes, way: None }
+    Machine { links, addrs, routes, lookup: None }
 }
 
 fn addr(index: u32, net: &str, flags: u32) -> AddrInfo {
@@ -85,7 +85,7 @@ fn explicit_choices_in_flannels_order() {
 /// Chooses by an address to reach, where the kernel names this way to it.
 fn reaching(ip: &str, way: Option<(u32, &str)>, change: impl FnOnce(&mut Machine)) -> Result<Picked, PickError> {
     let mut machine = machine();
-    machine.way = way.map(|(index, source)| Way { index, source: source.parse().ok() });
+    machine.lookup = way.map(|(index, source)| RouteLookup { index, source: source.parse().ok() });
     change(&mut machine);
     pick(&choice(&[], &[], ip), &machine, if ip.contains(':') { (false, true) } else { V4 })
 }
@@ -132,7 +132,7 @@ fn the_source_address_that_the_kernel_chose_is_published() {
     // An address that was in use stays in use.
     let mut machine = machine();
     readdress(&mut machine, both);
-    machine.way = Some(Way { index: 2, source: "10.0.0.7".parse().ok() });
+    machine.lookup = Some(RouteLookup { index: 2, source: "10.0.0.7".parse().ok() });
     let before = saved(Some("eth0"), "10.0.0.1");
     let candidates = Candidates::new(&machine, V4, Subnets::default()).after(before);
     let picked = super::pick(&choice(&[], &[], "192.0.2.9"), &candidates).unwrap();
@@ -453,7 +453,7 @@ fn flags_win_over_the_link_that_was_in_use() {
     // No route over it leads there.
     let no_default = |machine: &mut Machine| {
         machine.routes.retain(|route| route.dev != Some(name("eth0")) || route.net.prefix_len() != 0);
-        machine.way = Some(Way { index: 3, source: None });
+        machine.lookup = Some(RouteLookup { index: 3, source: None });
     };
     assert_eq!(restarted(&choice(&[], &[], "8.8.8.8"), before(), no_default), "eth1 192.168.1.1");
 }

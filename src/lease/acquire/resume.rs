@@ -14,7 +14,8 @@ use weft_subnet::outside::wall_clock;
 use weft_subnet::source::Capabilities;
 
 use super::{
-    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, host_with, parse, read_subnet_file, with_chosen,
+    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, host_with, parse, read_subnet_file,
+    with_chosen,
 };
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, MachineError};
@@ -324,7 +325,7 @@ mod tests {
             protocol: 2,
         };
         let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
-        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, way: None }
+        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, lookup: None }
     }
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {

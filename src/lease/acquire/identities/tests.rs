@@ -136,10 +136,9 @@ fn a_device_counts_by_who_made_it() {
         assert!(mac.is_some() && v6.is_some() && mac != v6);
         let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:09"}"#;
         let lease = Attrs { backend_type: "vxlan".into(), backend_data: Some(data.into()), ..Attrs::default() };
-        let [mac, _] =
-            chosen(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, Some(&lease))
-                .unwrap()
-                .public();
+        let [mac, _] = chosen(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, Some(&lease))
+            .unwrap()
+            .public();
         assert_eq!(mac.unwrap().to_string(), "02:00:00:00:00:09", "peers know the MAC of the lease");
     }
 }
