@@ -54,7 +54,7 @@ impl<K: Kernel> Node<K> {
                     self.schedule.audit_interval = audit::interval(self.context.options.resync, cost.so_far());
                 }
                 self.record(report, &trigger.event);
-                self.schedule.next_audit = Instant::now() + self.schedule.audit_interval;
+                self.schedule.plan_audit(Instant::now());
                 if let Some(until) = self.passer.keep_stale_until {
                     self.schedule.audit_by(until, "the grace time after the first list is over");
                 }

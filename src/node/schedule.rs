@@ -47,6 +47,11 @@ impl Schedule {
         self.next_audit <= now
     }
 
+    /// Plans the next usual audit. An event that an earlier one was for is forgotten, because everything has been compared since.
+    pub(super) fn plan_audit(&mut self, now: Instant) {
+        (self.next_audit, self.early) = (now + self.audit_interval, None);
+    }
+
     /// Lets the next audit come at this time at the latest. `event` is what it is for.
     pub(super) fn audit_by(&mut self, at: Instant, event: &'static str) {
         if at < self.next_audit {
