@@ -9,6 +9,11 @@ use nix::errno::Errno;
 use weft_backends::masq::{FamilyRules, Rule, Test};
 use weft_subnet::cidr::Family;
 
+use super::attributes::{
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
+    HOOK_PRIORITY, POLICY_ACCEPT, POLICY_DROP, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE_FLAGS,
+    TABLE_USE,
+};
 use super::expr::{self, Expr, NODES};
 use weft_netlink::nftables::{
     DATA_VALUE, DELSETELEM, GETCHAIN, GETRULE, GETSETELEM, GETTABLE, Hook, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM,
@@ -18,8 +23,6 @@ use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{self, Writer, attr, attr_after, attrs, attrs_after, messages, text};
 
 pub(super) const REQUEST: u16 = 0x1;
-/// NFTA_CHAIN_NAME of linux/netfilter/nf_tables.h.
-const CHAIN_NAME: u16 = 3;
 
 /// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +140,7 @@ pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Opt
     let Some(data) = get(netlink, GETTABLE, family, |w| w.attr_str(TABLE_NAME, name))? else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWTABLE) else { return Ok(None) };
     let number = |kind: u16| attr_after(m.payload, NFGENMSG, kind).map_or(0, be32_of);
-    Ok(Some((number(2), number(3) as usize)))
+    Ok(Some((number(TABLE_FLAGS), number(TABLE_USE) as usize)))
 }
 
 /// Returns the rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or
@@ -160,11 +163,14 @@ fn is_in_position(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Re
     let Some(data) = data else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWCHAIN) else { return Ok(None) };
     let get = |kind: u16| attr_after(m.payload, NFGENMSG, kind);
-    let position = get(4).unwrap_or_default();
-    let (hook, priority) = (attr(position, 1).map(be32_of), attr(position, 2).map_or(0, be32_of).cast_signed());
-    let (policy, kind) = (get(5).map(be32_of), get(7).map_or("", text));
+    let position = get(CHAIN_HOOK).unwrap_or_default();
+    let (hook, priority) =
+        (attr(position, HOOK_NUMBER).map(be32_of), attr(position, HOOK_PRIORITY).map_or(0, be32_of).cast_signed());
+    let (policy, kind) = (get(CHAIN_POLICY).map(be32_of), get(CHAIN_TYPE).map_or("", text));
     let wanted = chain.position;
-    Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook as u32), wanted.priority)))
+    Ok(Some(
+        (kind, policy, hook, priority) == (wanted.kind, Some(POLICY_ACCEPT), Some(wanted.hook as u32), wanted.priority),
+    ))
 }
 
 /// A rule that was read from the kernel.
@@ -187,15 +193,15 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
     let data = netlink.dump(GETRULE, |w, kind, flags| {
         w.begin(kind, flags, &[number, 0, 0, 0]);
         w.attr_str(TABLE_NAME, table);
-        w.attr_str(2, chain);
+        w.attr_str(RULE_CHAIN, chain);
     })?;
     let rule = |m: wire::Message<'_>| {
         let mut rule = ReadRule { exprs: Vec::new(), comment: String::new(), handle: 0 };
         for (kind, value) in attrs_after(m.payload, NFGENMSG) {
             match kind {
-                3 => rule.handle = handle_of(value),
-                4 => rule.exprs = Expr::list(value),
-                7 => rule.comment = comment_of(value),
+                RULE_HANDLE => rule.handle = handle_of(value),
+                RULE_EXPRESSIONS => rule.exprs = Expr::list(value),
+                RULE_USERDATA => rule.comment = comment_of(value),
                 _ => {}
             }
         }
@@ -210,7 +216,9 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
 /// The chain could not be read.
 pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
     let data = get_chain(netlink, family, table, chain)?;
-    let policy = |m: wire::Message<'_>| attr_after(m.payload, NFGENMSG, 5).is_some_and(|value| be32_of(value) == 0);
+    let policy = |m: wire::Message<'_>| {
+        attr_after(m.payload, NFGENMSG, CHAIN_POLICY).is_some_and(|value| be32_of(value) == POLICY_DROP)
+    };
     Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
 }
 
@@ -230,7 +238,7 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
     let data = netlink.dump(GETSETELEM, |w, kind, flags| {
         w.begin(kind, flags, &nfgen(family));
         w.attr_str(TABLE_NAME, table);
-        w.attr_str(2, set);
+        w.attr_str(ELEMENTS_SET, set);
     })?;
     let elements = messages(&data).filter(|m| m.kind == NEWSETELEM);
     Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
@@ -238,8 +246,11 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
 
 /// Returns the addresses in a message about elements.
 pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
-    let lists = attrs_after(payload, NFGENMSG).filter(|(kind, _)| *kind == 3);
-    lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(attr(attr(e, 1)?, DATA_VALUE)?)).collect()
+    let lists = attrs_after(payload, NFGENMSG).filter(|(kind, _)| *kind == ELEMENTS_LIST);
+    lists
+        .flat_map(|(_, list)| attrs(list))
+        .filter_map(|(_, e)| wire::ip(attr(attr(e, ELEMENT_KEY)?, DATA_VALUE)?))
+        .collect()
 }
 
 /// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
@@ -250,7 +261,7 @@ pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool
         DELSETELEM => false,
         _ => return None,
     };
-    let named = attr_after(message.payload, NFGENMSG, 2).is_some_and(|name| text(name) == set);
+    let named = attr_after(message.payload, NFGENMSG, ELEMENTS_SET).is_some_and(|name| text(name) == set);
     named.then(|| (added, element_addresses(message.payload)))
 }
 
