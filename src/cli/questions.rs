@@ -42,7 +42,7 @@ pub struct MeshTask {
     pub output: Output,
     /// Ask all nodes.
     pub all: bool,
-    /// The health port of the other nodes. `None`: that of this node.
+    /// The health port of the other nodes. `None` if it is that of this node.
     pub port: Option<u16>,
 }
 
@@ -112,7 +112,7 @@ pub struct UiTask {
     pub subnet_file: PathBuf,
     /// The port of the page.
     pub port: u16,
-    /// The health port of the other nodes. `None`: that of this node.
+    /// The health port of the other nodes. `None` if it is that of this node.
     pub peer_port: Option<u16>,
     /// Standard input is the listening socket. `weft lab ui` opens it outside of the node's namespace.
     pub listen_stdin: bool,

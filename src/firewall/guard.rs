@@ -101,7 +101,7 @@ impl fmt::Display for TunnelPeers {
     }
 }
 
-/// Returns what the kernel lacks of the guard: its chains, or addresses of peers. `failures`: the entries that could not be written, and
+/// Returns what the kernel lacks of the guard: its chains, or addresses of peers. `failures` are the entries that could not be written, and
 /// why.
 pub fn missing<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option<String> {
     let (mut peers, mut first) = (0, "");

@@ -28,7 +28,7 @@ const PAUSE: u32 = 10;
 pub struct State {
     /// What carries them, for people.
     pub carrier: String,
-    /// The rules that are in place; `None`: it is not known that any are.
+    /// The rules that are in place. `None` if it is not known that any are.
     pub in_place: Option<Rules>,
     /// Why the wanted rules are not in place.
     pub error: Option<String>,
@@ -43,7 +43,7 @@ pub struct State {
 /// The end of the node: it sends the wanted rules, and receives the state.
 #[derive(Debug)]
 pub struct Handle {
-    /// The wanted rules; `None`: not known yet.
+    /// The wanted rules. `None` while they are not known.
     pub wanted: watch::Sender<Option<Rules>>,
     /// The state.
     pub state: watch::Receiver<State>,

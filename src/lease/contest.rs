@@ -37,7 +37,7 @@ pub struct Contest {
     their_pause: Duration,
     /// The contest is over at this time unless somebody else writes our record before.
     ends: Option<Instant>,
-    /// Who writes it: for people. `None`: there is no contest.
+    /// Who writes it, for people. `None` if there is no contest.
     rival: Option<String>,
 }
 

@@ -46,7 +46,7 @@ pub(super) struct OwnLease {
     pub(super) missing: Option<&'static str>,
     /// Why the last call failed.
     pub(super) error: Option<String>,
-    /// The time to live that the store has given, and when. `None`: unlimited, or not known yet.
+    /// The time to live that the store has given, and when. `None` if it is unlimited or not known yet.
     pub(super) ttl: Option<(Instant, Duration)>,
     pub(super) saved_end: SavedEnd,
 }
@@ -287,7 +287,7 @@ impl<K: Kernel> Node<K> {
         NextStep::Continue
     }
 
-    /// Returns what to ask the store for, and remembers it as requested. `was`: what the lease said before, if it may still be ours.
+    /// Returns what to ask the store for, and remembers it as requested. `was` is what the lease said before, if it may still be ours.
     pub(super) fn request(&mut self, was: Option<Attrs>) -> LeaseRequest {
         let attrs = self.wanted_attrs();
         self.own_lease.requested = Some(attrs.clone());

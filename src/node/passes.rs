@@ -140,7 +140,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Returns true if an entry that the kernel announced (`None`: it is gone) is not as it should be. The kernel also
+    /// Returns true if an entry that the kernel announced (`None` if it is gone) is not as it should be. The kernel also
     /// announces what this node has just written.
     fn differs(&self, key: &Key, seen: Option<&ObservedValue>) -> bool {
         match (self.plan.desired(key), seen) {

@@ -49,7 +49,7 @@ impl<K: Kernel> Node<K> {
         self.peers.list == PeerList::Complete
     }
 
-    /// Applies a complete list of the store. `reset`: the store is not the same as before.
+    /// Applies a complete list of the store. `reset` is true if the store is not the same as before.
     pub(super) fn apply_list(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
             tracing::warn!("the store is not the same as before: it was wiped or restored, or it is another cluster");

@@ -26,7 +26,7 @@ const NODES_INTERVAL: Duration = Duration::from_secs(1);
 /// The traffic rules of the node.
 #[derive(Debug, Default)]
 pub(super) struct TrafficRules {
-    /// The node's end of the reconciler. `None`: the rules have no reconciler yet.
+    /// The node's end of the reconciler. `None` while the rules have no reconciler.
     pub(super) reconciler: Option<Handle>,
     /// What the wanted rules were last computed from, and when.
     computed: Option<(Inputs, Instant)>,

@@ -45,8 +45,8 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The store renewed our lease, which now lives for this time (`None`: it does not end). The end is saved only when it
-    /// has moved by a quarter of that time, because stores that are touched otherwise report a renewal, too.
+    /// Takes notice that the store renewed our lease, which now lives for this time, or does not end if there is `None`. The end
+    /// is saved only when it has moved by a quarter of that time, because stores that are touched otherwise report a renewal, too.
     pub(super) fn lease_renewed(&mut self, ttl: Option<Duration>) {
         let now = Instant::now();
         let must_save = match (self.own_lease.saved_end, ttl) {

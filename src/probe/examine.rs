@@ -64,7 +64,7 @@ pub struct Examination {
 }
 
 impl Examination {
-    /// Begins after a packet of `mtu` bytes was lost. `has_tunnel`: the peer has a published address besides the one that is asked.
+    /// Begins after a packet of `mtu` bytes was lost. `has_tunnel` is true if the peer has a published address besides the one that is asked.
     pub fn new(mtu: u16, has_tunnel: bool) -> Examination {
         Examination { stage: Stage::Small(1), mtu, has_tunnel, heard: 0 }
     }

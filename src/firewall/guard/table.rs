@@ -197,7 +197,7 @@ impl GuardNotifications {
     }
 }
 
-/// Returns the ports and protocols that the chain guards. `None`: the chain is not as we write it.
+/// Returns the ports and protocols that the chain guards, or `None` if the chain is not as we write it.
 fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Guard>> {
     let Some(chain) = table::chain(netlink, shape)? else { return Ok(None) };
     let is_port = |expr: &Expr| matches!(expr, Expr::Cmp { equal: true, data } if data.len() == 2);

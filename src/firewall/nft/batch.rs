@@ -42,7 +42,7 @@ pub struct NewRule<'a> {
     pub exprs: &'a [Expr],
     /// The comment by which its owner knows it again.
     pub comment: &'a str,
-    /// The handle of the rule before which it is inserted; `None`: it goes to the end.
+    /// The handle of the rule before which it is inserted. Without one it goes to the end.
     pub before: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Batch<'a> {
         self.message(DELTABLE, 0, family, |w| w.attr_str(TABLE_NAME, name));
     }
 
-    /// Replaces a table. `comment`: for people who list the tables.
+    /// Replaces a table. The comment is for people who list the tables.
     pub fn replace(&mut self, table: &Table, comment: &str) {
         self.delete(table.family, &table.name);
         self.add(table, comment);

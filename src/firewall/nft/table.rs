@@ -68,7 +68,7 @@ pub const INPUT: Position = Position { kind: "filter", hook: Hook::Input, priori
 pub struct Set {
     /// Its name.
     pub name: &'static str,
-    /// Its elements; `None`: they are written one by one elsewhere, and are not compared.
+    /// Its elements. `None` if they are written one by one elsewhere, and are not compared.
     pub elements: Option<BTreeSet<IpAddr>>,
 }
 
@@ -92,7 +92,7 @@ impl Table {
     }
 }
 
-/// Reads the table with this name, and the chains and sets that `shape` names. `None`: there is no such table, or it has another
+/// Reads the table with this name, and the chains and sets that `shape` names. Returns `None` if there is no such table, or if it has another
 /// number of chains and sets.
 ///
 /// # Errors
@@ -132,7 +132,7 @@ fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table
     Ok(Some(found))
 }
 
-/// Returns the flags of a table, and the number of its chains and sets. `None`: there is no such table.
+/// Returns the flags of a table, and the number of its chains and sets. Returns `None` if there is no such table.
 ///
 /// # Errors
 /// The kernel has no nftables, or did not answer.
@@ -143,7 +143,7 @@ pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Opt
     Ok(Some((number(TABLE_FLAGS), number(TABLE_USE) as usize)))
 }
 
-/// Returns the rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or
+/// Returns the rules of the first chain that `shape` names, or `None` if there is no such chain, or if it has another type, hook, priority or
 /// policy.
 ///
 /// # Errors
@@ -184,7 +184,7 @@ pub struct ReadRule {
     pub handle: u64,
 }
 
-/// Returns the rules of a chain; `number`: the family as [`number`] gives it. The request names table and chain, so the rules of other
+/// Returns the rules of a chain. `number` is the family as [`number`] gives it. The request names table and chain, so the rules of other
 /// chains cost nothing.
 ///
 /// # Errors
@@ -253,8 +253,8 @@ pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
-/// notification is about something else.
+/// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. Returns
+/// `None` if the notification is about something else.
 pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool, Vec<IpAddr>)> {
     let added = match message.kind {
         NEWSETELEM => true,
@@ -270,7 +270,7 @@ pub fn is_new_set(message: &wire::Message<'_>) -> bool {
     message.kind == NEWSET
 }
 
-/// Asks for one chain. `None`: there is none.
+/// Asks for one chain. Returns `None` if there is none.
 fn get_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<Option<Vec<u8>>> {
     get(netlink, GETCHAIN, family, |w| {
         w.attr_str(TABLE_NAME, table);
@@ -278,7 +278,7 @@ fn get_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) ->
     })
 }
 
-/// Asks for one object. `None`: there is none.
+/// Asks for one object. Returns `None` if there is none.
 fn get(
     netlink: &mut Netlink,
     kind: u16,

@@ -37,7 +37,7 @@ pub struct ClusterNode {
     pub subnet: String,
     /// The addresses that its lease names, separated by commas.
     pub public: String,
-    /// Why nothing is known from it. `None`: it has answered.
+    /// Why nothing is known from it. `None` if it has answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Its host name, as it says. Empty if it has not answered.
@@ -117,7 +117,8 @@ impl Cluster {
         Cluster { nodes, places }
     }
 
-    /// Takes what the nodes answered, by subnet. The reason why there is no row is text, because it is shown and goes into the answer as JSON. A node whose answer cannot be used gets the reason.
+    /// Takes what the nodes answered, by subnet. A node whose answer cannot be used gets the reason. It is text, because it is shown and goes
+    /// into the answer as JSON.
     pub fn answered(&mut self, rows: Vec<(String, Result<Row, String>)>) {
         for (subnet, row) in rows {
             let Some(place) = self.places.get(&subnet) else { continue };
