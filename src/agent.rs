@@ -22,7 +22,7 @@ use weft_subnet::source::{Event, Source};
 
 use crate::conflist::Conflist;
 use crate::extension::FirstCommand;
-use crate::files::FileWatch;
+use crate::files::watch::FileWatch;
 use crate::firewall;
 use crate::firewall::reconciler::Handle;
 use crate::instance::{self, Instance};
@@ -81,7 +81,7 @@ pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
 
 fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
     let instance = instance::hash(subnet_file).to_be_bytes()[0];
-    LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: format!("weft {}", subnet_file.display()) }
+    LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias: Instance::new(subnet_file).alias() }
 }
 
 /// Runs the agent until `shutdown`.
@@ -246,7 +246,7 @@ struct Inputs {
     rules: watch::Receiver<firewall::reconciler::State>,
 }
 
-/// The loop: waits for an event, hands it to the node, and shows the node's state.
+/// Runs the loop: waits for an event, hands it to the node, and shows the node's state.
 async fn run_loop<K: Kernel, M: Monitor>(
     mut node: Node<K>,
     mut monitor: M,

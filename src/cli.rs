@@ -313,7 +313,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     Ok(match command {
         Command::Agent(flags) if flags.log.version => Task::Version(VersionForm::Stderr),
         Command::Agent(flags) => {
-            let (verbosity, log_format) = (flags.log.v, flags.log.log_format.into());
+            let (verbosity, log_format) = (flags.log.v, flags.log.log_format);
             let (options, notes) = build::agent(*flags, env)?;
             Task::Agent(Box::new(AgentTask { options, verbosity, log_format, notes }))
         }
@@ -369,6 +369,7 @@ fn leaf(words: &[String]) -> (usize, Flags) {
     let flag = |arg: &clap::Arg| {
         let name = arg.get_long()?.to_owned();
         let bare = !arg.get_action().takes_values() || arg.is_require_equals_set();
+        // No variable of the environment may set --flannel-devices, because it lets `weft cleanup` remove what another program made.
         (name != "help" && arg.get_id() != "flannel_devices").then_some((name, !bare))
     };
     (depth, command.get_arguments().filter_map(flag).collect())

@@ -28,7 +28,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer of a command that has succeeded.
+    /// Returns the answer of a command that has succeeded.
     pub fn success(text: impl Into<String>) -> Answer {
         Answer { text: text.into(), code: ExitCode::SUCCESS }
     }

@@ -8,9 +8,9 @@
 //! Runtimes read their directory again when inotify reports a change in it. inotify does not report a change of the file behind a link. So
 //! whenever the file is new, the link is replaced by a new one.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -147,10 +147,8 @@ pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
     if ours {
         fs::remove_file(&link)?;
     }
-    match fs::remove_file(&file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(ours),
-    }
+    files::remove(&file)?;
+    Ok(ours)
 }
 
 /// Returns the path of the file. It is beside subnet.env, so a boot removes both. The path is absolute, because a link is not relative to the
@@ -172,10 +170,10 @@ fn leads_to(link: &Path, file: &Path) -> bool {
 /// Replaces whatever file or link is there by a new link.
 fn place(link: &Path, file: &Path) -> io::Result<()> {
     let dir = link.parent().unwrap_or(Path::new("/"));
-    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    files::make_directory(link)?;
     let temporary = tempfile::Builder::new().prefix(".weft-").make_in(dir, |path| symlink(file, path))?;
     temporary.into_temp_path().persist(link).map_err(|failed| failed.error)?;
-    File::open(dir)?.sync_all()
+    files::sync_directory(link)
 }
 
 /// Why a runtime would not load a configuration.
@@ -238,7 +236,7 @@ mod tests {
             self.conflist.keep(Instant::now());
         }
 
-        /// The link's inode, and what is read through it.
+        /// Returns the link's inode, and what is read through it.
         fn seen(&self) -> (u64, String) {
             let link = self.path("net.d").join(NAME);
             let inode = fs::symlink_metadata(&link).unwrap();

@@ -91,7 +91,7 @@ impl DataPath {
         }
     }
 
-    /// Is notified when the tunnel has ended. Call [`DataPath::update`] then.
+    /// Returns what is notified when the tunnel has ended. Call [`DataPath::update`] then.
     pub fn ended(&self) -> Arc<Notify> {
         self.ended.clone()
     }

@@ -26,7 +26,7 @@ pub use process::CommandError;
 /// A command that has not ended after this time is killed.
 pub const LIMIT: Duration = Duration::from_secs(30);
 /// So many commands for peers run at the same time.
-const MOST_AT_ONCE: usize = 8;
+const MAX_AT_ONCE: usize = 8;
 /// The longest pause before the command after the lease is tried again.
 const LAST_OWN_PAUSE: Duration = Duration::from_secs(30);
 /// The pause between two lists of peers, as a multiple of the time that it took to compare one.
@@ -161,12 +161,12 @@ impl Extension {
 
     /// Returns when to call [`Extension::update`], besides after every event.
     pub fn next(&self) -> Option<Instant> {
-        let has_room = self.tasks.len() < MOST_AT_ONCE;
+        let has_room = self.tasks.len() < MAX_AT_ONCE;
         let due = self.peers.next().filter(|_| has_room);
         [self.own.retry_at, due, self.next_list, self.repeat_at, self.save_at].into_iter().flatten().min()
     }
 
-    /// Is notified when a command has ended. Call [`Extension::update`] then.
+    /// Returns what is notified when a command has ended. Call [`Extension::update`] then.
     pub fn ended(&self) -> Arc<Notify> {
         self.ended.clone()
     }
@@ -231,7 +231,7 @@ impl Extension {
             match ended {
                 Ok(Ended::Own(variables, result)) => self.own_ended(variables, result, now),
                 Ok(Ended::Peer(step, result)) => {
-                    self.peers.end(step, result.map(drop).map_err(|error| error.to_string()), now);
+                    self.peers.end(step, result.map(drop), now);
                 }
                 Err(_) => {}
             }
@@ -297,7 +297,7 @@ impl Extension {
     }
 
     fn start_due(&mut self, commands: &Arc<Commands>, now: Instant) {
-        while self.tasks.len() < MOST_AT_ONCE {
+        while self.tasks.len() < MAX_AT_ONCE {
             let Some(step) = self.peers.begin(now) else { return };
             let (line, peer) = match &step {
                 Step::Add(peer) => (&commands.add, peer),

@@ -2,7 +2,7 @@
 //! The names by which the agents of one host are told apart. Two agents of one host have two subnet files, so every name and number that
 //! an agent uses in the kernel is made from the path of its subnet file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The subnet file of an instance that has the plain names.
 const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
@@ -20,7 +20,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// The instance that belongs to this subnet file. It has the same name after every restart.
+    /// Returns the instance that belongs to this subnet file. It has the same name after every restart.
     pub fn new(subnet_file: &Path) -> Instance {
         let file = subnet_file.display().to_string();
         if file == USUAL_FILE {
@@ -30,20 +30,26 @@ impl Instance {
         Instance { name: format!("weft-{a:02x}{b:02x}{c:02x}{d:02x}"), file }
     }
 
-    /// The instance whose devices have this alias, `weft FILE`.
+    /// Returns the instance whose devices have this alias, `weft FILE`.
     pub fn of_alias(alias: &str) -> Instance {
         Instance::new(Path::new(alias.strip_prefix(ALIAS).unwrap_or(alias)))
     }
 
-    /// What our devices and tables are marked with: `weft FILE`.
+    /// Returns the mark of our devices and tables: `weft FILE`.
     pub fn alias(&self) -> String {
         format!("{ALIAS}{}", self.file)
     }
 }
 
-/// The number that names and numbers of this agent in the kernel are made from.
+/// Returns the number from which the names and numbers of this agent in the kernel are made.
 pub fn hash(subnet_file: &Path) -> u64 {
     weft_netlink::hash::stable(subnet_file.as_os_str().as_encoded_bytes().iter().copied())
+}
+
+/// Returns the path of the file in the state directory in which the agent with this subnet file keeps what `kind` names. Two agents of
+/// one host share the directory and have two files of each kind.
+pub fn state_file(state_dir: &Path, kind: &str, subnet_file: &Path) -> PathBuf {
+    state_dir.join(format!("{kind}-{:016x}", hash(subnet_file)))
 }
 
 #[cfg(test)]

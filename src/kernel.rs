@@ -17,6 +17,7 @@ pub mod kinds;
 mod link_messages;
 mod links;
 pub mod linux;
+mod machine;
 pub mod monitor;
 pub mod nexthop;
 pub(crate) mod observe;
@@ -28,6 +29,7 @@ mod wireguard_peers;
 mod write;
 
 pub use linux::{LinuxKernel, LinuxOptions};
+pub use machine::{AddrInfo, Creator, LinkInfo, Machine, MachineError, RouteInfo, RouteLookup};
 pub use monitor::{LinuxMonitor, MonitorOptions};
 pub use weft_netlink::{rt, socket, wire};
 
@@ -35,100 +37,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ipnet::IpNet;
 use weft_backends::diff::Op;
-use weft_backends::host::Reach;
-use weft_backends::state::{Key, Mac, Name, Observed, ObservedValue};
+use weft_backends::state::{Key, Name, Observed, ObservedValue};
 use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
-
-/// Which program created a link, as its alias says. Every program that may change the link can write its alias.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Creator {
-    /// This agent, or an earlier run with the same subnet file.
-    ThisAgent,
-    /// Another weft agent of this host, with another subnet file.
-    AnotherAgent,
-    /// Any other program, or a person.
-    Unknown,
-}
-
-/// A link of the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkInfo {
-    /// Interface index. Only the code with side effects uses it.
-    pub index: u32,
-    /// The name.
-    pub name: Name,
-    /// The MTU in bytes.
-    pub mtu: u32,
-    /// The MAC, if it is an Ethernet device.
-    pub mac: Option<Mac>,
-    /// It is administratively up (IFF_UP).
-    pub up: bool,
-    /// It has a carrier (IFF_LOWER_UP).
-    pub carrier: bool,
-    /// It is the loopback interface (IFF_LOOPBACK).
-    pub loopback: bool,
-    /// Which program created it, as its alias says.
-    pub creator: Creator,
-}
-
-/// An address of the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AddrInfo {
-    /// The index of its link.
-    pub index: u32,
-    /// The address with its prefix length.
-    pub net: IpNet,
-    /// The scope (`ifa_scope`): 0 is global, 253 is link.
-    pub scope: u8,
-    /// The flags (`IFA_F_*`).
-    pub flags: u32,
-}
-
-/// A route of the host that the agent did not write.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RouteInfo {
-    /// The prefix, without host bits. The default route has 0.0.0.0/0.
-    pub net: IpNet,
-    /// The priority. The kernel prefers the route with the lowest one.
-    pub metric: u32,
-    /// The outgoing interface, if there is one.
-    pub dev: Option<Name>,
-    /// The gateway, if there is one.
-    pub via: Option<IpAddr>,
-    /// How packets reach the prefix.
-    pub reach: Reach,
-    /// The program that wrote it (`rtm_protocol`).
-    pub protocol: u8,
-}
-
-/// How the kernel sends packets to one address, by all its policy rules and routing tables (`ip route get`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
-    /// The index of the outgoing link.
-    pub index: u32,
-    /// The source address that the kernel chooses for packets that have none yet.
-    pub source: Option<IpAddr>,
-}
-
-/// The links, the addresses and the routes of other programs, as they were read at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// All links.
-    pub links: Vec<LinkInfo>,
-    /// All addresses.
-    pub addrs: Vec<AddrInfo>,
-    /// The routes of the main table that do not have the agent's protocol.
-    pub routes: Vec<RouteInfo>,
-    /// The way to the address that [`Kernel::machine_towards`] was called with. `None` if the kernel has none.
-    pub way: Option<Way>,
-}
-
-/// Links, addresses or routes of this machine could not be read.
-#[derive(Debug, thiserror::Error)]
-#[error("read links and routes: {0}")]
-pub struct MachineError(pub io::Error);
 
 /// The traffic with one peer of a WireGuard device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,15 +109,15 @@ pub trait Kernel {
     ///
     /// # Errors
     /// The question could not be asked, or the answer was lost.
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>>;
-    /// Does the same as [`Kernel::machine`], and asks for the way to this address, if there is one.
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>>;
+    /// Does the same as [`Kernel::machine`], and looks up the route to this address, if there is one.
     ///
     /// # Errors
     /// A dump or the question failed.
     fn machine_towards(&mut self, to: Option<IpAddr>) -> io::Result<Machine> {
         let machine = self.machine()?;
-        let way = to.map(|ip| self.way(ip)).transpose()?.flatten();
-        Ok(Machine { way, ..machine })
+        let lookup = to.map(|ip| self.look_up_route(ip)).transpose()?.flatten();
+        Ok(Machine { lookup, ..machine })
     }
     /// Returns the named devices and all devices with our alias, with their addresses, permanent neighbours and FDB entries; all
     /// unicast, blackhole and unreachable routes of the main table, no matter which program wrote them; the tunnel guard; and the fence.
@@ -269,7 +180,8 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// The files of src/kernel. Each one may import only files that are before it, and none may be missing here.
-    const ORDER: [&str; 21] = [
+    const ORDER: [&str; 22] = [
+        "machine",
         "sysctl",
         "errno",
         "ethtool",
@@ -293,13 +205,13 @@ mod tests {
         "fake",
     ];
 
-    /// All Rust files in a directory, and in those below it.
+    /// Returns all Rust files in a directory, and in those below it.
     fn sources(dir: &Path) -> Vec<PathBuf> {
         let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
         entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
     }
 
-    /// The names after `prefix` in this text: `a` in `super::a::b`, and `a` and `b` in `super::{a::c, b}`. Of a nested group,
+    /// Returns the names after `prefix` in this text: `a` in `super::a::b`, and `a` and `b` in `super::{a::c, b}`. Of a nested group,
     /// this may return too many names.
     fn names_after<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
         let is_word = |c: char| c.is_alphanumeric() || c == '_';

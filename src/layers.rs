@@ -14,7 +14,7 @@ const ORDER: [&str; 28] = [
     "instance",
     "log",
     "probe",
-    "running",
+    "processes",
     // What the operator sees. The modules above hand values to it.
     "observe",
     // The kernel, its firewall, and what the flags say.

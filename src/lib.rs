@@ -24,7 +24,7 @@ pub mod options;
 pub mod pass;
 pub mod plan;
 pub mod probe;
-pub mod running;
+pub mod processes;
 pub mod saved;
 pub mod subnet_file;
 pub mod sysctls;

@@ -32,13 +32,13 @@ pub fn level(verbosity: u8) -> Level {
     }
 }
 
-/// The form of the lines (`--log-format`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The form of the lines (`--log-format`). The comments of the values are shown by `--help`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Lines for people.
     #[default]
     Text,
-    /// A JSON object on each line. The message and its fields stand beside `timestamp` and `level`.
+    /// A JSON object on each line, for programs.
     Json,
 }
 

@@ -54,7 +54,7 @@ use host::UplinkState;
 use key_change::KeyChange;
 use net_conf::NetConf;
 use own_lease::OwnLease;
-use passes::History;
+use passes::PassStatistics;
 use peers::PeerLeases;
 use probes::Probes;
 use rules::TrafficRules;
@@ -110,7 +110,7 @@ pub struct Node<K> {
     schedule: Schedule,
     wireguard: WireguardAudit,
     key_change: Option<KeyChange>,
-    history: History,
+    statistics: PassStatistics,
     /// Why subnet.env could not be written.
     subnet_file_problem: Option<String>,
     /// Why the kernel's tables could not be read.
@@ -153,7 +153,7 @@ impl<K: Kernel> Node<K> {
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),
             wireguard: WireguardAudit::default(),
             key_change: None,
-            history: History::default(),
+            statistics: PassStatistics::default(),
             subnet_file_problem: None,
             kernel_problem: None,
             context,
@@ -164,17 +164,17 @@ impl<K: Kernel> Node<K> {
         node
     }
 
-    /// The path of subnet.env.
+    /// Returns the path of subnet.env.
     pub fn subnet_file(&self) -> PathBuf {
         self.context.options.subnet_file.clone()
     }
 
-    /// The file from which the CNI configuration is made, if the agent writes one.
+    /// Returns the file from which the CNI configuration is made, if the agent writes one.
     pub fn conflist_source(&self) -> Option<&Path> {
         self.context.conflist.source()
     }
 
-    /// The file from which the CNI configuration is made has changed.
+    /// Takes notice that the file from which the CNI configuration is made has changed.
     pub fn conflist_source_changed(&mut self) {
         self.context.conflist.look_again();
     }
@@ -186,7 +186,7 @@ impl<K: Kernel> Node<K> {
             self.schedule.next(),
             self.passer.next_retry(),
             self.peers.next(now),
-            self.plan.lines.next(),
+            self.plan.lease_log.next(),
             self.rules.next(),
             self.context.reporter.notify.next(),
             self.next_saving(now),
@@ -213,7 +213,7 @@ impl<K: Kernel> Node<K> {
             self.context.reporter.notify.ping();
         }
         self.remove_held_peers(now).await;
-        self.plan.lines.log_left_out(now);
+        self.plan.lease_log.log_left_out(now);
         self.apply_delayed(now).await;
         self.update_rules();
         self.save(now);
@@ -252,7 +252,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The agent ends. Routes, devices and rules stay, so that pods keep their network. Only a tunnel ends, because the agent itself
+    /// Ends the node with the agent. Routes, devices and rules stay, so that pods keep their network. Only a tunnel ends, because the agent itself
     /// carries its packets, and commands that run are killed.
     pub async fn stopping(&mut self) {
         self.data_path.stop();

@@ -7,7 +7,6 @@
 //! turned on again: what an administrator turned off stays off.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -94,7 +93,7 @@ impl ChecksumOffload {
         if std::mem::replace(&mut self.read, true) {
             return None;
         }
-        let text = match fs::read(&self.file) {
+        let text = match files::read(&self.file) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -110,10 +109,7 @@ impl ChecksumOffload {
 
     fn save(&self) -> Option<String> {
         let saved = if self.turned_off.is_empty() {
-            fs::remove_file(&self.file).or_else(|error| match error.kind() {
-                io::ErrorKind::NotFound => Ok(()),
-                _ => Err(error),
-            })
+            files::remove(&self.file)
         } else {
             let mut text = Vec::new();
             for (name, index) in &self.turned_off {
@@ -143,7 +139,7 @@ fn is_same(name: Name, index: u32) -> bool {
     if_nametoindex(name.as_bytes()).is_ok_and(|now| now == index)
 }
 
-/// A device that is gone has no problem.
+/// Returns the error, unless the device is gone: then there is no problem.
 fn unless_gone(error: EthtoolError) -> Result<(), EthtoolError> {
     match error {
         EthtoolError::Refused(Errno::ENODEV) => Ok(()),
@@ -159,6 +155,16 @@ fn problem(name: Name, error: &EthtoolError, on: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::with_fifo;
+
+    #[test]
+    fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut offload = ChecksumOffload::beside(&dir.path().join("subnet.env"), false);
+        let file = offload.file.clone();
+        let problems = with_fifo(&file, move || offload.ensure(std::iter::empty()));
+        assert!(problems[0].contains(".tx_checksum: it is not a regular file"), "{problems:?}");
+    }
 
     #[test]
     fn a_line_of_the_file_is_an_index_and_a_name() {

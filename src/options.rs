@@ -140,13 +140,13 @@ pub enum NetConfCommands {
     Run,
 }
 
-/// What the agent does if another node owns its subnet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the agent does if another node owns its subnet (`--on-lost-lease`). The comments of the values are shown by `--help`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnLostLease {
-    /// It keeps forwarding, and the node is not ready.
+    /// Keep forwarding; the node is not ready.
     Hold,
-    /// It takes a new subnet and writes subnet.env again.
+    /// Take a new subnet and rewrite the subnet file.
     Reacquire,
-    /// It ends with exit code 1.
+    /// End with exit code 1.
     Exit,
 }

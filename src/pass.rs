@@ -4,7 +4,6 @@
 
 mod devices;
 mod difference;
-mod machine;
 pub mod old_routes;
 mod pending;
 mod report;
@@ -21,12 +20,11 @@ use weft_backends::state::{Key, Name, ObservedValue, Value};
 use crate::conflicts::Conflicts;
 use crate::kernel::{Kernel, Outcome};
 use crate::observe::history::MAX_LISTED;
-use crate::plan::{MOST_DEVICES, Plan};
+use crate::plan::{MAX_DEVICES, Plan};
 use devices::{Devices, on};
 use difference::Difference;
 use takeover::Takeover;
 
-pub use machine::{connected, on_link};
 pub use pending::{Pending, Pendings};
 use report::Before;
 pub use report::{Cause, PassReport, Trigger, kind};
@@ -66,7 +64,7 @@ impl<K: Kernel> Passer<K> {
         }
     }
 
-    /// While `keep` is true, passes remove nothing, because it is not known yet which peers are gone.
+    /// Sets whether passes remove nothing. This is so while it is not known yet which peers are gone.
     pub fn keep_all(&mut self, keep: bool) {
         self.keep_all = keep;
     }
@@ -259,7 +257,7 @@ impl<K: Kernel> Passer<K> {
             let may_write = self.may_write(op, plan, crowded);
             if !may_write && self.devices.permit(op) && matches!(op.key(), Key::Link(_)) {
                 let reason =
-                    format!("{ours} devices of this agent are in the kernel already, and {MOST_DEVICES} is the limit");
+                    format!("{ours} devices of this agent are in the kernel already, and {MAX_DEVICES} is the limit");
                 self.note(op, Outcome::Retry(reason), now, report);
             }
             may_write

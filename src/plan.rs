@@ -2,12 +2,12 @@
 //! The desired state of this node, kept up to date lease by lease. Leases and facts of the host go in, and changes of entries come out.
 //! There are no effects.
 
-mod beside;
 mod change;
 pub mod claims;
 mod clear_text;
 mod devices;
 mod extension;
+mod extra_backends;
 pub mod fence;
 mod guard;
 mod host_networks;
@@ -36,13 +36,13 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::network::Network;
 use weft_subnet::peers::{Change, Peers, Us};
 
-pub use beside::Beside;
-use beside::Besides;
 use clear_text::ClearText;
-pub use devices::{DeviceProblem, MOST_DEVICES};
+pub use devices::{DeviceProblem, MAX_DEVICES};
+pub use extra_backends::ExtraBackend;
+use extra_backends::ExtraBackends;
 use fence::Fence;
 pub use host_networks::foreign_networks;
-use other_backends::Others;
+use other_backends::{OtherBackends, OtherTypes};
 pub use peer::Claimed;
 use waiting::Waiting;
 
@@ -54,16 +54,16 @@ use crate::plan::node_addresses::NodeAddresses;
 pub struct Plan {
     network: Network,
     backend: Box<dyn Backend>,
-    others: Others,
+    other_backends: OtherBackends,
     /// The next backend and the earlier ones, while net-conf changes the backend.
-    besides: Besides,
+    extra_backends: ExtraBackends,
     clear_text: ClearText,
     host: Host,
     own: Lease,
     peers: Peers,
     index: Index,
     /// The backend type of each planned peer whose type differs from ours. It is needed for the MTU.
-    foreign: HashMap<Id, &'static str>,
+    other_types: OtherTypes,
     /// Why a believed lease has no entries, or not all of them.
     skipped: HashMap<Id, String>,
     devices: BTreeSet<Name>,
@@ -80,13 +80,13 @@ pub struct Plan {
     /// Describes what this node does otherwise than net-conf says.
     remark: Option<String>,
     /// Limits how often a lease is logged.
-    pub(crate) lines: LeaseLog,
+    pub(crate) lease_log: LeaseLog,
     /// True if the store assigns subnets. Then the oldest of the leases with one VtepMAC wins, otherwise the newest.
     assigned: bool,
     /// Grows whenever a lease is planned or leaves the plan.
     peers_version: u64,
     /// How often it was logged that two leases have one public address.
-    shared_said: usize,
+    shared_logged: usize,
     /// Number of leases that were planned so far.
     #[cfg(test)]
     pub(crate) planned: usize,
@@ -100,14 +100,14 @@ impl Plan {
         let mut plan = Plan {
             network,
             backend,
-            others: Others::default(),
-            besides: Besides::default(),
+            other_backends: OtherBackends::default(),
+            extra_backends: ExtraBackends::default(),
             clear_text: ClearText::default(),
             host,
             own,
             peers,
             index: Index::default(),
-            foreign: HashMap::new(),
+            other_types: OtherTypes::default(),
             skipped: HashMap::new(),
             devices: BTreeSet::new(),
             fence: Fence::default(),
@@ -117,10 +117,10 @@ impl Plan {
             foreign_devices: BTreeSet::new(),
             blocked: BTreeMap::new(),
             remark: None,
-            lines: LeaseLog::default(),
+            lease_log: LeaseLog::default(),
             assigned: false,
             peers_version: 0,
-            shared_said: 0,
+            shared_logged: 0,
             #[cfg(test)]
             planned: 0,
         };
@@ -158,19 +158,19 @@ impl Plan {
 
     fn plan_everything(&mut self) {
         self.host.connected = foreign_networks(&self.host, &*self.backend, &self.own, &self.devices);
-        self.others.clear();
-        self.besides.update_host(&self.host);
-        self.besides.forget_all();
+        self.other_backends.clear();
+        self.extra_backends.update_host(&self.host);
+        self.extra_backends.forget_all();
         self.clear_text.forget_refusals();
         self.peers_version += 1;
         self.peers.judge_for(self.us());
         self.index = Index::new(self.assigned);
-        self.foreign.clear();
+        self.other_types.clear();
         self.devices.clear();
         self.guard.iter_mut().for_each(TunnelPeers::forget_all);
         self.waiting.clear();
         self.blocked.clear();
-        self.fence.clear(self.besides.without_routes().unwrap_or(&*self.backend));
+        self.fence.clear(self.extra_backends.without_routes().unwrap_or(&*self.backend));
         // The reasons stay, so that they are not logged again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());
@@ -193,7 +193,7 @@ impl Plan {
         // If the lease was believed, `apply_changes` logs the reason.
         let known = changes.iter().any(|change| change.id == id);
         if let Some(reason) = self.peers.reason(&id).filter(|reason| !known && before.as_deref() != Some(*reason)) {
-            self.lines.log_set_aside(&id, reason);
+            self.lease_log.log_set_aside(&id, reason);
         }
         self.apply_changes(changes)
     }
@@ -252,12 +252,12 @@ impl Plan {
 
     /// Iterates over the planned peers whose backend type differs from ours. The paths to them may be asymmetric.
     pub fn peers_of_other_backends(&self) -> impl Iterator<Item = &Id> {
-        self.foreign.keys()
+        self.other_types.ids()
     }
 
     /// Returns the backend type of a peer if it differs from ours.
     pub fn other_backend(&self, id: &Id) -> Option<&str> {
-        self.foreign.get(id).copied()
+        self.other_types.get(id)
     }
 
     /// Returns the own lease.
@@ -285,16 +285,16 @@ impl Plan {
     /// # Errors
     /// The backend cannot work on this host.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        let attrs = self.backend.advertise(host)?.with_other_ways(&self.besides.ways(host));
+        let attrs = self.backend.advertise(host)?.with_other_ways(&self.extra_backends.ways(host));
         Ok(if self.guard.is_some() { with_tunnel_addresses(attrs, host) } else { attrs })
     }
 
-    /// True when weft makes the routes to the peers; else something else does, and a route that stands may be its.
+    /// Returns true if weft makes the routes to the peers. Otherwise another program makes them, and a route that is there may be its own.
     pub fn makes_routes(&self) -> bool {
         self.backend.makes_routes()
     }
 
-    /// The identities of our devices after our lease was found to say this.
+    /// Returns the identities of our devices, now that our lease in the store says this.
     pub fn identities_after(&self, lease: &Attrs) -> Identities {
         self.backend.follow(&self.host.identities, lease)
     }
@@ -317,7 +317,7 @@ impl Plan {
             }
             match &change.after {
                 Some(lease) => {
-                    self.say_shared(change.before.as_deref(), lease);
+                    self.log_shared_address(change.before.as_deref(), lease);
                     // Nearly always there is only one change. Its result is not copied.
                     if changed.is_empty() {
                         changed = self.plan_peer(lease);
@@ -331,7 +331,6 @@ impl Plan {
                 }
             }
         }
-        self.update_devices(&changed);
         if changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none()) {
             changed.extend(self.plan_waiting_leases());
         }
@@ -342,11 +341,11 @@ impl Plan {
     /// Removes everything that the plan knows of a lease that is believed no more.
     fn forget_peer(&mut self, id: &Id, age: &Age) -> Vec<Changed> {
         if let Some(reason) = self.peers.reason(id) {
-            self.lines.log_set_aside(id, reason);
+            self.lease_log.log_set_aside(id, reason);
         }
         self.skipped.remove(id);
-        self.foreign.remove(id);
-        self.besides.forget(id);
+        self.other_types.remove(id);
+        self.extra_backends.forget(id);
         self.clear_text.forget(id);
         self.guard.iter_mut().for_each(|guard| guard.forget(id));
         self.waiting.remove(id);
@@ -366,7 +365,7 @@ impl Plan {
         let state = self.backend.device(&self.host, &self.own);
         let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
         self.update_devices(&changed);
-        self.plan_devices_beside();
+        self.plan_extra_devices();
         self.plan_fence();
     }
 

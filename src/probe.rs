@@ -119,7 +119,7 @@ struct Examined {
 }
 
 impl Prober {
-    /// Nothing is known yet.
+    /// Returns a state in which nothing is known yet.
     pub fn new(now: Instant) -> Prober {
         Prober {
             samples: Samples::default(),
@@ -135,14 +135,14 @@ impl Prober {
         }
     }
 
-    /// The lease of this peer changed. It is asked soon, unless too many others wait for that already.
+    /// Takes notice that the lease of this peer changed. It is asked soon, unless too many others wait for that already.
     pub fn lease_changed(&mut self, id: &Id, now: Instant) {
         if self.changed.len() < MAX_CHANGED && !self.changed.iter().any(|(_, other)| other == id) {
             self.changed.push_back((now + AFTER_CHANGE, id.clone()));
         }
     }
 
-    /// There are no peers any more.
+    /// Forgets all peers.
     pub fn forget_peers(&mut self) {
         self.examined.clear();
         self.changed.clear();
@@ -161,7 +161,7 @@ impl Prober {
         self.burst.is_none_or(|(began, left)| now >= began + BURST_PAUSE || (left > 0 && now == began))
     }
 
-    /// A packet is sent now.
+    /// Counts a packet that is sent now.
     fn count_packet(&mut self, now: Instant) {
         let going_on = self.burst.filter(|(began, _)| now < *began + BURST_PAUSE);
         let (began, left) = going_on.unwrap_or((now, MAX_BURST));
@@ -261,7 +261,7 @@ impl Prober {
         }
     }
 
-    /// A packet could not be sent, so nothing is known.
+    /// Takes notice that a packet could not be sent, so that nothing is known.
     pub fn not_sent(&mut self, sent: &Outgoing, problem: String, now: Instant) {
         if let Some(one) = self.examined.get_mut(&sent.target.place) {
             (one.is_open, one.due) = (false, now + LONG_WAIT);

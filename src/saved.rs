@@ -5,8 +5,6 @@
 //! Another thread writes the file, because the disk may hang. The loop only copies a pointer to each lease for it. There is never more than
 //! one such thread.
 
-use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,26 +31,18 @@ const REMOVE_LIMIT: Duration = Duration::from_secs(2);
 const BUSY: Duration = Duration::from_secs(1);
 
 /// Why saved peers cannot be read. The display is a sentence for the log.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("saved peers: {}: {cause}", file.display())]
 pub struct Unusable {
     file: PathBuf,
     cause: Cause,
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 enum Cause {
     Io(io::Error),
     Contents(saved_peers::Unusable),
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self.file.display();
-        match &self.cause {
-            Cause::Io(error) => write!(f, "saved peers: {file}: {error}"),
-            Cause::Contents(error) => write!(f, "saved peers: {file}: {error}"),
-        }
-    }
 }
 
 /// The file of an instance, and the store to which it must belong.
@@ -106,9 +96,9 @@ impl SavedFile {
     }
 }
 
-/// Returns the path of the file of an instance. Two agents of one machine have two files.
+/// Returns the path of the file of an instance.
 pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
-    state_dir.join(format!("peers-{:016x}", instance::hash(subnet_file)))
+    instance::state_file(state_dir, "peers", subnet_file)
 }
 
 /// Removes the file of an instance, if there is one.
@@ -116,16 +106,7 @@ pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
 /// # Errors
 /// The file cannot be removed.
 pub fn remove(state_dir: &Path, subnet_file: &Path) -> io::Result<()> {
-    remove_file(&file(state_dir, subnet_file))
-}
-
-fn remove_file(file: &Path) -> io::Result<()> {
-    match std::fs::remove_file(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        // The removal survives a power cut only if the directory was synced.
-        Ok(()) => file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all()),
-    }
+    files::remove(&file(state_dir, subnet_file))
 }
 
 /// Writes the file when that is due.
@@ -181,7 +162,7 @@ impl Saver {
                 let _ = before.await;
             }
             let path = file.clone();
-            let removed = files::beside(move || remove_file(&path)).await.map_err(io::Error::other);
+            let removed = files::beside(move || files::remove(&path)).await.map_err(io::Error::other);
             if let Err(error) = removed.flatten() {
                 tracing::error!(
                     "saved peers: remove {}: {error}; it names a lease that is lost: remove it by hand",

@@ -9,7 +9,7 @@ use std::path::Path;
 use weft_backends::state::Name;
 
 use crate::kernel::observe::has_advertised_routes;
-use crate::kernel::sysctl::{self, Change, NeedsHelp};
+use crate::kernel::sysctl::{self, Change};
 use crate::plan::Plan;
 
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
@@ -17,14 +17,7 @@ const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 /// Checks each sysctl, and writes it if `write` is true. Returns what the operator must do, one sentence for each problem.
 pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
     let mut problems = Vec::new();
-    let want = |path: &Path, value: &str| match sysctl::ensure(path, value, write) {
-        Ok(Change::Changed) => {
-            tracing::info!(sysctl = sysctl::shown(path), value, "sysctl written");
-            None
-        }
-        Ok(Change::Same) => None,
-        Err(NeedsHelp { name, cause, command }) => Some(format!("sysctl {name}: {cause}; run: {command}")),
-    };
+    let want = |path: &Path, value: &str| set(path, value, write);
     let uplink = plan.host().uplink.name;
     if plan.network().networks.v4.is_some() {
         problems.extend(want(Path::new("net/ipv4/ip_forward"), "1"));
@@ -54,6 +47,18 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
         problems.extend(want(Path::new(FORWARDING_V6), "1"));
     }
     problems
+}
+
+/// Sets one sysctl, or only checks it if `write` is false. Returns what the operator must do.
+fn set(path: &Path, value: &str, write: bool) -> Option<String> {
+    match sysctl::ensure(path, value, write) {
+        Ok(Change::Changed) => {
+            tracing::info!(sysctl = sysctl::shown(path), value, "sysctl written");
+            None
+        }
+        Ok(Change::Same) => None,
+        Err(problem) => Some(problem.to_string()),
+    }
 }
 
 fn advertised(uplink: Name) -> bool {

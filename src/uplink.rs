@@ -10,14 +10,15 @@ mod candidates;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use regex_lite::Regex;
+use weft_backends::family::label;
 use weft_backends::host::Uplink;
 use weft_subnet::cidr::Family;
 
 use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
 
-pub use candidates::{Before, Ground, Used};
-use candidates::{global, of, word};
+pub use candidates::{Candidates, EarlierUse, UsedUplink};
+use candidates::{family_of, global};
 
 /// A chosen interface, and the addresses that the lease publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,14 +123,14 @@ pub fn flags(choice: &UplinkChoice) -> String {
 
 /// Returns a remark for each family in which a single address (/32 or /128) is published and a restart would choose another one. There is no
 /// remark if the flags name the address.
-pub fn remarks(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> [Option<String>; 2] {
+pub fn remarks(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink) -> [Option<String>; 2] {
     let of_link = |link: &LinkInfo, family: Family| {
         let told = match family {
             Family::V4 => choice.public_ip.is_some(),
             Family::V6 => choice.public_ipv6.is_some(),
         };
         let ip = now.address(family).filter(|ip| !told && !choice.ifaces.contains(&ip.to_string()))?;
-        let net = ground.rather(link, ip)?;
+        let net = candidates.replacement(link, ip)?;
         let (length, flag) = if ip.is_ipv4() { (32, "--public-ip") } else { (128, "--public-ipv6") };
         Some(format!(
             "{ip}/{length} of {} stays the published address although {net} is there now: restart the agent to publish {}, or \
@@ -138,7 +139,7 @@ pub fn remarks(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> [Opt
             net.addr()
         ))
     };
-    let link = ground.links().find(|link| link.name == now.name);
+    let link = candidates.links().find(|link| link.name == now.name);
     [Family::V4, Family::V6].map(|family| of_link(link?, family))
 }
 
@@ -146,19 +147,17 @@ pub fn remarks(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> [Opt
 ///
 /// # Errors
 /// No interface can be used; see [`PickError`].
-pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickError> {
+pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked, PickError> {
     let asked = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
-    let (link, by) = if asked { explicit(choice, ground)? } else { implicit(choice, ground)? };
-    let address = |family: Family| match by {
-        Some(ip) if of(ip) == family => Ok(ip),
-        _ => ground.best(link, family, |_| true).map(|addr| addr.net.addr()).ok_or_else(|| PickError::NoAddress {
-            link: link.name.to_string(),
-            family: word(family),
-            there: ground.there(),
-        }),
-    };
-    let both = [ground.families.0.then_some(Family::V4), ground.families.1.then_some(Family::V6)];
-    let [v4, v6] = both.map(|family| family.map(address).transpose());
+    let (link, by) = if asked { explicit(choice, candidates)? } else { implicit(choice, candidates)? };
+    let address =
+        |family: Family| match by {
+            Some(ip) if family_of(ip) == family => Ok(ip),
+            _ => candidates.best(link, family, |_| true).map(|addr| addr.net.addr()).ok_or_else(|| {
+                PickError::NoAddress { link: link.name.to_string(), family: label(family), there: candidates.list() }
+            }),
+        };
+    let [v4, v6] = candidates.families_in_use().map(|family| family.map(address).transpose());
     picked(choice, link, [v4?, v6?])
 }
 
@@ -168,15 +167,15 @@ pub fn pick(choice: &UplinkChoice, ground: &Ground<'_>) -> Result<Picked, PickEr
 ///
 /// # Errors
 /// No interface can be used; see [`PickError`].
-pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<Next, PickError> {
-    let link = ground.links().find(|link| link.name == now.name);
-    let ground = &ground.clone().preferring((now.v4, now.v6));
-    let both = [ground.families.0.then_some(Family::V4), ground.families.1.then_some(Family::V6)];
+pub fn next(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink) -> Result<Next, PickError> {
+    let link = candidates.links().find(|link| link.name == now.name);
+    let candidates = &candidates.clone().preferring((now.v4, now.v6));
+    let both = candidates.families_in_use();
     let mut lost = None;
     if let Some(link) = link {
         let kept = both.map(|family| {
             let before = now.address(family?);
-            let kept = ground.kept(link, family?, before);
+            let kept = candidates.kept(link, family?, before);
             lost = lost.or(before.filter(|_| kept.is_none()));
             kept
         });
@@ -184,8 +183,8 @@ pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<
             return picked(choice, link, kept).map(Next::Stay);
         }
     }
-    let local = |picked: &Picked, ip: IpAddr| picked.uplink.address(of(ip)).is_some_and(|ip| !global(ip));
-    let chosen = pick(choice, ground).and_then(|next| match lost {
+    let local = |picked: &Picked, ip: IpAddr| picked.uplink.address(family_of(ip)).is_some_and(|ip| !global(ip));
+    let chosen = pick(choice, candidates).and_then(|next| match lost {
         Some(lost) if next.uplink.name == now.name && local(&next, lost) => {
             Err(PickError::LinkLocal { link: now.name.to_string(), lost })
         }
@@ -193,7 +192,7 @@ pub fn next(choice: &UplinkChoice, ground: &Ground<'_>, now: &Uplink) -> Result<
     });
     // The routes of the interface may still exist when its addresses are gone. Then the choice must leave out this interface.
     let next = match (chosen, link) {
-        (Err(error), Some(link)) => pick(choice, &ground.clone().without(link)).map_err(|_| error)?,
+        (Err(error), Some(link)) => pick(choice, &candidates.clone().without(link)).map_err(|_| error)?,
         (chosen, _) => chosen?,
     };
     if next.uplink == *now {
@@ -222,37 +221,37 @@ fn picked(choice: &UplinkChoice, link: &LinkInfo, ips: [Option<IpAddr>; 2]) -> R
 }
 
 /// Chooses by flags: first `--iface`, then `--iface-regex`, then `--iface-can-reach`.
-fn explicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
-    if let Some(found) = choice.ifaces.iter().find_map(|wanted| by_name_or_ip(ground, wanted)) {
+fn explicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Found<'a>, PickError> {
+    if let Some(found) = choice.ifaces.iter().find_map(|wanted| by_name_or_ip(candidates, wanted)) {
         return Ok(found);
     }
     for text in &choice.regexes {
         let regex = Regex::new(text).map_err(|_| PickError::BadRegex(text.clone()))?;
-        if let Some(found) = by_regex(ground, &regex) {
+        if let Some(found) = by_regex(candidates, &regex) {
             return Ok(found);
         }
     }
-    if let Some(found) = choice.can_reach.and_then(|ip| reaching(ground, ip)) {
+    if let Some(found) = choice.can_reach.and_then(|ip| reaching(candidates, ip)) {
         return Ok((found, None));
     }
-    Err(PickError::NoMatch { wanted: flags(choice), can_reach: choice.can_reach, there: ground.there() })
+    Err(PickError::NoMatch { wanted: flags(choice), can_reach: choice.can_reach, there: candidates.list() })
 }
 
 /// Chooses without these flags: first the interface that has the public address, then the one that was in use, then that of the default
 /// routes.
-fn implicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>, PickError> {
-    let families = ground.families;
+fn implicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Found<'a>, PickError> {
+    let families = candidates.families;
     let public = choice.public_ip.map(IpAddr::V4).filter(|_| families.0);
     let public = public.or(choice.public_ipv6.map(IpAddr::V6).filter(|_| families.1));
-    if let Some((ip, link)) = public.and_then(|ip| Some((ip, ground.bearing(ip)?))) {
+    if let Some((ip, link)) = public.and_then(|ip| Some((ip, candidates.link_with(ip)?))) {
         return Ok((link, Some(ip)));
     }
-    if let Some(link) = ground.before() {
+    if let Some(link) = candidates.link_in_use() {
         return Ok((link, None));
     }
     let default = |family| {
-        default_link(ground, family)
-            .ok_or_else(|| PickError::NoDefaultRoute { family: word(family), there: ground.there() })
+        default_link(candidates, family)
+            .ok_or_else(|| PickError::NoDefaultRoute { family: label(family), there: candidates.list() })
     };
     let link = match families {
         (true, true) => {
@@ -268,21 +267,23 @@ fn implicit<'a>(choice: &UplinkChoice, ground: &Ground<'a>) -> Result<Found<'a>,
     Ok((link, None))
 }
 
-fn by_name_or_ip<'a>(ground: &Ground<'a>, wanted: &str) -> Option<Found<'a>> {
+fn by_name_or_ip<'a>(candidates: &Candidates<'a>, wanted: &str) -> Option<Found<'a>> {
     match wanted.parse::<IpAddr>() {
-        Ok(ip) => ground.bearing(ip).map(|link| (link, Some(ip))),
-        Err(_) => ground.links().find(|link| link.name.is(wanted)).map(|link| (link, None)),
+        Ok(ip) => candidates.link_with(ip).map(|link| (link, Some(ip))),
+        Err(_) => candidates.links().find(|link| link.name.is(wanted)).map(|link| (link, None)),
     }
 }
 
 /// Compares the addresses of all interfaces first, and then their names. Among those that match, the interface that was in use comes first.
-fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
-    let used = [(Family::V4, ground.families.0), (Family::V6, ground.families.1)];
-    let links = || ground.before().into_iter().chain(ground.links());
+fn by_regex<'a>(candidates: &Candidates<'a>, regex: &Regex) -> Option<Found<'a>> {
+    let used = [(Family::V4, candidates.families.0), (Family::V6, candidates.families.1)];
+    let links = || candidates.link_in_use().into_iter().chain(candidates.links());
     for link in links() {
         let best = |(family, used): (Family, bool)| {
-            used.then(|| ground.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr()))
-                .flatten()
+            used.then(|| {
+                candidates.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr())
+            })
+            .flatten()
         };
         if let Some(ip) = used.into_iter().find_map(best) {
             return Some((link, Some(ip)));
@@ -296,24 +297,25 @@ fn by_regex<'a>(ground: &Ground<'a>, regex: &Regex) -> Option<Found<'a>> {
 ///
 /// The address may be inside Network. Then the kernel may name a device of pods, which cannot be an uplink. Then the interface of the
 /// longest prefix is returned, among the routes of other programs.
-fn reaching<'a>(ground: &Ground<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
-    if let Some(link) = ground.bearing(ip) {
+fn reaching<'a>(candidates: &Candidates<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
+    if let Some(link) = candidates.link_with(ip) {
         return Some(link);
     }
-    let holding = || ground.routes(|route| route.net.contains(&ip));
-    if let Some(link) = ground.before().filter(|before| holding().any(|(_, link)| link.index == before.index)) {
+    let holding = || candidates.routes(|route| route.net.contains(&ip));
+    if let Some(link) = candidates.link_in_use().filter(|before| holding().any(|(_, link)| link.index == before.index))
+    {
         return Some(link);
     }
-    let way = ground.way()?;
-    if let Some(link) = ground.links().find(|link| link.index == way.index) {
+    let lookup = candidates.lookup()?;
+    if let Some(link) = candidates.links().find(|link| link.index == lookup.index) {
         return Some(link);
     }
     let holding = holding();
     holding.min_by_key(|(route, _)| (u8::MAX - route.net.prefix_len(), route.metric)).map(|(_, link)| link)
 }
 
-fn default_link<'a>(ground: &Ground<'a>, family: Family) -> Option<&'a LinkInfo> {
-    let usable = ground.routes(|route| route.net.prefix_len() == 0 && of(route.net.addr()) == family);
+fn default_link<'a>(candidates: &Candidates<'a>, family: Family) -> Option<&'a LinkInfo> {
+    let usable = candidates.routes(|route| route.net.prefix_len() == 0 && family_of(route.net.addr()) == family);
     usable.min_by_key(|(route, _)| route.metric).map(|(_, link)| link)
 }
 

@@ -275,6 +275,13 @@ pub struct ObservedValue {
     pub mark: bool,
 }
 
+impl From<Value> for ObservedValue {
+    /// Returns an observed entry that has neither a protocol nor a mark, so it is neither a link nor a route.
+    fn from(value: Value) -> ObservedValue {
+        ObservedValue { value, protocol: 0, mark: false }
+    }
+}
+
 /// What is in the kernel, with the facts that show whose it is.
 pub type Observed = Entries<ObservedValue>;
 

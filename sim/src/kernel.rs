@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use ipnet::{IpNet, Ipv4Net};
 use weft::kernel::fake::FakeKernel;
-use weft::kernel::{AddrInfo, Creator, Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, RouteInfo, Way};
+use weft::kernel::{AddrInfo, Creator, Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, RouteInfo, RouteLookup};
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
@@ -345,8 +345,8 @@ impl Kernel for SimKernel {
         Ok(machine)
     }
 
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
-        self.fake.way(to)
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
+        self.fake.look_up_route(to)
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

@@ -46,7 +46,7 @@ pub(super) fn agent(flags: AgentFlags, env: Env) -> Result<(Options, Vec<String>
         hold_removals: run.hold_removals,
         change_grace: run.change_grace,
         net_conf_commands: if run.allow_extension { NetConfCommands::Run } else { NetConfCommands::Refuse },
-        on_lost_lease: run.on_lost_lease.into(),
+        on_lost_lease: run.on_lost_lease,
         manage_sysctls: run.manage_sysctls,
         tx_checksum_off: run.tx_checksum_off,
         state_dir: some(flags.place.state_dir).map(PathBuf::from),
@@ -125,7 +125,7 @@ fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
     let fully_random = !flags.masq.ip_masq_fully_random_disable;
     let (fence, masquerade) = (&flags.fence, Masquerade { fully_random, ..Masquerade::default() });
     Ok(RuleOptions {
-        firewall: flags.firewall.into(),
+        firewall: flags.firewall,
         masquerade: flags.masq.ip_masq.then_some(masquerade),
         forward: flags.iptables_forward_rules,
         resync: Duration::from_secs(flags.iptables_resync),

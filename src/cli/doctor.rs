@@ -11,7 +11,7 @@ use weft_doctor::node_findings::CHECKS;
 
 use super::build::{self, Env};
 use super::duration::duration;
-use super::flags::{InstanceFlags, StoreFlags};
+use super::flags::{FormFlags, InstanceFlags, StoreFlags};
 use super::{Exit, Task};
 use crate::options::Store;
 
@@ -56,9 +56,8 @@ pub struct DoctorFlags {
     pub check_store: bool,
     #[command(flatten)]
     pub(super) store: StoreFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    pub output: String,
+    #[command(flatten)]
+    form: FormFlags,
 }
 
 /// The subcommands of `weft doctor`.
@@ -114,7 +113,7 @@ impl DoctorFlags {
                 only: self.only,
                 port: self.port,
                 store: if self.check_store { Some(build::store(self.store, env)?) } else { None },
-                json: self.output == "json",
+                json: self.form.is_json(),
             })),
         })
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use weft_doctor::explain::facts::{Packet, Proto};
 
-use super::flags::InstanceFlags;
+use super::flags::{FormFlags, InstanceFlags};
 use super::{Exit, USAGE};
 
 /// Exit code of `weft explain` if the packet is lost on this node.
@@ -50,9 +50,8 @@ pub(super) struct ExplainFlags {
     probe: bool,
     #[command(flatten)]
     instance: InstanceFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
+    #[command(flatten)]
+    form: FormFlags,
 }
 
 /// Why these addresses, port and protocol describe no packet.
@@ -100,7 +99,7 @@ impl ExplainFlags {
             socket: self.instance.socket(),
             subnet_file: self.instance.subnet_file,
             probe: self.probe,
-            json: self.output == "json",
+            json: self.form.is_json(),
         })
     }
 }

@@ -82,6 +82,21 @@ pub struct UplinkFlags {
     pub wireguard_port: u16,
 }
 
+/// The flag that chooses between an answer for people and one for programs.
+#[derive(Debug, Clone, Args)]
+pub struct FormFlags {
+    /// Form of the answer.
+    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    output: String,
+}
+
+impl FormFlags {
+    /// Returns true for an answer in JSON.
+    pub fn is_json(&self) -> bool {
+        self.output == "json"
+    }
+}
+
 /// Flags that say which agent of this machine is meant.
 #[derive(Debug, Clone, Args)]
 pub struct InstanceFlags {
@@ -171,8 +186,8 @@ pub struct RunFlags {
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub allow_extension: bool,
     /// What to do if another node owns this node's subnet.
-    #[arg(long, value_enum, default_value_t = Lost::Hold, value_name = "ACTION", help_heading = OURS)]
-    pub on_lost_lease: Lost,
+    #[arg(long, value_enum, default_value_t = OnLostLease::Hold, value_name = "ACTION", help_heading = OURS)]
+    pub on_lost_lease: OnLostLease,
     /// Set the sysctls that forwarding needs; false = only report them.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
@@ -198,27 +213,6 @@ pub enum Switch {
     Off,
 }
 
-/// `--on-lost-lease`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Lost {
-    /// Keep forwarding; the node is not ready.
-    Hold,
-    /// Take a new subnet and rewrite the subnet file.
-    Reacquire,
-    /// End with exit code 1.
-    Exit,
-}
-
-impl From<Lost> for OnLostLease {
-    fn from(lost: Lost) -> OnLostLease {
-        match lost {
-            Lost::Hold => OnLostLease::Hold,
-            Lost::Reacquire => OnLostLease::Reacquire,
-            Lost::Exit => OnLostLease::Exit,
-        }
-    }
-}
-
 /// Flags for the log and the version, as in flannel.
 #[derive(Debug, Clone, Args)]
 pub struct LogFlags {
@@ -226,8 +220,8 @@ pub struct LogFlags {
     #[arg(long = "v", short = 'v', default_value_t = 0, value_name = "LEVEL")]
     pub v: u8,
     /// Form of the log: lines for people, or a JSON object on each line.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT", help_heading = OURS)]
-    pub log_format: LogFormat,
+    #[arg(long, value_enum, default_value_t = Format::Text, value_name = "FORMAT", help_heading = OURS)]
+    pub log_format: Format,
     /// Has no effect; accepted because flannel has this flag.
     #[arg(long = "vmodule", default_value = "", hide_default_value = true, value_name = "PATTERNS")]
     pub vmodule: String,
@@ -238,24 +232,6 @@ pub struct LogFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub version: bool,
-}
-
-/// `--log-format`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// A JSON object on each line, for programs.
-    Json,
-}
-
-impl From<LogFormat> for Format {
-    fn from(format: LogFormat) -> Format {
-        match format {
-            LogFormat::Text => Format::Text,
-            LogFormat::Json => Format::Json,
-        }
-    }
 }
 
 /// Flags for masquerading.
@@ -303,29 +279,8 @@ pub struct RuleFlags {
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub iptables_forward_rules: bool,
     /// Which firewall gets the traffic rules; auto = as EnableNFTables in net-conf says, or else what this machine uses.
-    #[arg(long, value_enum, default_value_t = Firewall::Auto, value_name = "KIND", help_heading = OURS)]
-    pub firewall: Firewall,
-}
-
-/// `--firewall`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Firewall {
-    /// As EnableNFTables in net-conf says, or else what kube-proxy and this machine use.
-    Auto,
-    /// nftables, without helper programs.
-    Nft,
-    /// iptables, by the programs of iptables.
-    Iptables,
-}
-
-impl From<Firewall> for Choice {
-    fn from(firewall: Firewall) -> Choice {
-        match firewall {
-            Firewall::Auto => Choice::Auto,
-            Firewall::Nft => Choice::Nft,
-            Firewall::Iptables => Choice::Iptables,
-        }
-    }
+    #[arg(long, value_enum, default_value_t = Choice::Auto, value_name = "KIND", help_heading = OURS)]
+    pub firewall: Choice,
 }
 
 /// Flags for Kubernetes.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::duration;
-use super::flags::InstanceFlags;
+use super::flags::{FormFlags, InstanceFlags};
 
 /// `weft history`.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct MeshTask {
     pub output: Output,
     /// Ask all nodes.
     pub all: bool,
-    /// The health port of the other nodes. `None`: that of this node.
+    /// The health port of the other nodes. `None` if it is that of this node.
     pub port: Option<u16>,
 }
 
@@ -74,9 +74,8 @@ pub(super) struct StatusFlags {
     part: Option<String>,
     #[command(flatten)]
     instance: InstanceFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
+    #[command(flatten)]
+    form: FormFlags,
 }
 
 /// Flags of `weft plan`.
@@ -84,9 +83,8 @@ pub(super) struct StatusFlags {
 pub(super) struct QuestionFlags {
     #[command(flatten)]
     instance: InstanceFlags,
-    /// Form of the answer.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
+    #[command(flatten)]
+    form: FormFlags,
 }
 
 /// Flags of `weft mesh`.
@@ -114,7 +112,7 @@ pub struct UiTask {
     pub subnet_file: PathBuf,
     /// The port of the page.
     pub port: u16,
-    /// The health port of the other nodes. `None`: that of this node.
+    /// The health port of the other nodes. `None` if it is that of this node.
     pub peer_port: Option<u16>,
     /// Standard input is the listening socket. `weft lab ui` opens it outside of the node's namespace.
     pub listen_stdin: bool,
@@ -162,13 +160,13 @@ pub(super) struct HistoryFlags {
 
 impl From<StatusFlags> for StatusTask {
     fn from(flags: StatusFlags) -> StatusTask {
-        StatusTask { socket: flags.instance.socket(), json: flags.output == "json", rules: flags.part.is_some() }
+        StatusTask { socket: flags.instance.socket(), json: flags.form.is_json(), rules: flags.part.is_some() }
     }
 }
 
 impl From<QuestionFlags> for Question {
     fn from(flags: QuestionFlags) -> Question {
-        Question { socket: flags.instance.socket(), json: flags.output == "json" }
+        Question { socket: flags.instance.socket(), json: flags.form.is_json() }
     }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft cleanup`: removes every entry of ours from the kernel, and nothing else.
+//! `weft cleanup`: removes every entry of ours from the kernel, the traffic rules, the files of the agent, and its changes of sysctls. It
+//! removes nothing that another program made.
 
 use std::io;
 use std::process::ExitCode;
@@ -115,7 +116,7 @@ fn remove_entries(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<Cleanup
     Ok(report)
 }
 
-/// The removals, routes first, and the devices that only have flannel's names.
+/// Returns the removals, routes first, and the devices that only have flannel's names.
 fn select(observed: &Observed, scope: &Scope) -> (Vec<Op>, Vec<Name>) {
     let mut left = Vec::new();
     let mut ops = Vec::new();

@@ -15,10 +15,11 @@ use super::other_agents::other_agents;
 use crate::cli::ReleaseTask;
 use crate::kernel::Kernel;
 use crate::log::text::printable;
+use crate::observe::report::public;
 use crate::options::Store;
 use crate::{agent, files, saved};
 
-/// `weft lease list`.
+/// `weft lease ls`.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -70,8 +71,7 @@ fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow:
     let has_ours = |lease: &&Lease| subnets.iter().all(|net| lease.subnets.of(family(&net)) == Some(net));
     let lease = leases().find(|lease| lease.subnets == *subnets).or_else(|| leases().find(has_ours));
     let lease = lease.with_context(|| format!("no lease of {subnets} is in the store: there is nothing to release"))?;
-    let (v4, v6) = (lease.attrs.public_ip.map(IpAddr::V4), lease.attrs.public_ipv6.map(IpAddr::V6));
-    let published: Vec<IpAddr> = v4.into_iter().chain(v6).collect();
+    let published = public(&lease.attrs);
     if !published.iter().any(|ip| ours.contains(ip)) {
         let list: Vec<String> = published.iter().map(IpAddr::to_string).collect();
         anyhow::bail!(
@@ -89,8 +89,7 @@ fn render(records: &[Record]) -> String {
     for record in records {
         let _ = match &record.lease {
             Ok(lease) => {
-                let (v4, v6) = (lease.attrs.public_ip.map(IpAddr::V4), lease.attrs.public_ipv6.map(IpAddr::V6));
-                let public: Vec<String> = v4.into_iter().chain(v6).map(|ip| ip.to_string()).collect();
+                let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
                 let kind = Shown(&lease.attrs.backend_type);
                 writeln!(out, "{:24} {:40} {kind}", shown(&record.id), public.join(","))
             }

@@ -11,7 +11,7 @@ use anyhow::Context;
 
 use crate::cli;
 use crate::observe::socket;
-use crate::running::{AgentProcess, agent_processes};
+use crate::processes::{AgentProcess, agent_processes};
 
 /// An agent that runs in our network namespace, and its subnet file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,12 +9,14 @@ use tokio::time::Instant;
 use weft_backends::commands::CommandPeer;
 use weft_subnet::cidr::Subnets;
 
+use super::CommandError;
+
 /// The pause after the first failure. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const LAST_PAUSE: Duration = Duration::from_secs(300);
 /// A command for a peer that has left is tried this often. Then it is given up, so that peers that left do not become more and more.
-pub const MOST_REMOVALS: u32 = 10;
+pub const MAX_REMOVALS: u32 = 10;
 
 /// Returns the pause after so many failures.
 pub fn pause(failures: u32) -> Duration {
@@ -69,7 +71,7 @@ impl Peer {
         self.is_done && self.made == self.wanted
     }
 
-    /// A command is to be run at this time, unless one runs. Its end leads to the next one.
+    /// Lets a command run at this time, unless one runs now. The end of that one leads to the next one.
     fn schedule(&mut self, at: Instant) {
         if !self.is_running {
             self.due = Some(at);
@@ -94,7 +96,7 @@ impl Peer {
     }
 
     /// Returns true if the result is worth a line in the log.
-    fn end(&mut self, step: Step, result: Result<(), String>, now: Instant) -> bool {
+    fn end(&mut self, step: Step, result: Result<(), CommandError>, now: Instant) -> bool {
         self.is_running = false;
         let had = self.problem.take();
         let mut at = now;
@@ -108,10 +110,10 @@ impl Peer {
             (step, Err(problem)) => {
                 self.failures += 1;
                 at = now + pause(self.failures);
-                if matches!(step, Step::Remove(_)) && self.failures >= MOST_REMOVALS {
+                if matches!(step, Step::Remove(_)) && self.failures >= MAX_REMOVALS {
                     self.made = None;
                 } else {
-                    self.problem = Some(problem);
+                    self.problem = Some(problem.to_string());
                 }
             }
         }
@@ -189,11 +191,11 @@ impl PeerTable {
         }
     }
 
-    /// A command has ended.
-    pub fn end(&mut self, step: Step, result: Result<(), String>, now: Instant) {
+    /// Takes notice that a command has ended.
+    pub fn end(&mut self, step: Step, result: Result<(), CommandError>, now: Instant) {
         let (Step::Add(peer) | Step::Remove(peer)) = &step;
         let subnets = peer.subnets;
-        let problem = result.as_ref().err().cloned();
+        let problem = result.as_ref().err().map(ToString::to_string);
         let is_removal = matches!(step, Step::Remove(_));
         let is_news = self.modify(subnets, |known| known.end(step, result, now));
         match problem {
@@ -286,8 +288,9 @@ mod tests {
         Step::Remove(Arc::new(peer(number, host)))
     }
 
-    fn failure() -> Result<(), String> {
-        Err("File exists".into())
+    fn failure() -> Result<(), CommandError> {
+        let source = std::io::ErrorKind::NotFound.into();
+        Err(CommandError::NotStarted { key: "SubnetAddCommand", program: "x".into(), source })
     }
 
     #[test]
@@ -315,7 +318,8 @@ mod tests {
         for seconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
             assert_eq!(table.begin(now), Some(add(1, 1)));
             table.end(add(1, 1), failure(), now);
-            assert_eq!(table.progress(&peer(1, 1).subnets), (Progress::Failed, Some("File exists")));
+            let reason = failure().unwrap_err().to_string();
+            assert_eq!(table.progress(&peer(1, 1).subnets), (Progress::Failed, Some(reason.as_str())));
             // A list with the same lease changes nothing.
             table.set_wanted(vec![peer(1, 1)], true, now);
             assert_eq!((table.begin(now), table.counts()), (None, (0, 1)));
@@ -363,7 +367,7 @@ mod tests {
     fn a_removal_that_always_fails_is_shown_and_then_given_up() {
         let (mut table, mut now) = (PeerTable::default(), Instant::now());
         table.remember(vec![peer(1, 1)]);
-        for _ in 0..MOST_REMOVALS {
+        for _ in 0..MAX_REMOVALS {
             table.set_wanted(Vec::new(), true, now);
             assert_eq!(table.begin(now), Some(remove(1, 1)));
             table.end(remove(1, 1), failure(), now);

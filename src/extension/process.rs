@@ -16,7 +16,7 @@ use weft_backends::commands::{CommandLine, Variable};
 use weft_subnet::text::{sentence, shown};
 
 /// At most this much of the output is kept, in bytes. The rest is read and dropped, so that the command does not wait.
-const MOST_OUTPUT: usize = 16 * 1024;
+const MAX_OUTPUT: usize = 16 * 1024;
 /// When the command has ended, a program that it left in the background may hold its output open. This is how long we wait for that.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -164,7 +164,7 @@ async fn feed(stdin: Option<ChildStdin>, input: &str) {
 async fn collect(printed: &mut Receiver, output: &mut Vec<u8>) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = printed.read(&mut buffer).await {
-        let room = MOST_OUTPUT - output.len();
+        let room = MAX_OUTPUT - output.len();
         output.extend_from_slice(&buffer[..count.min(room)]);
     }
 }
@@ -204,7 +204,7 @@ mod tests {
         // Nobody reads it.
         assert_eq!(run_it("true", &input, LIMIT).await.unwrap(), "");
         // The output comes back while the input is still being written.
-        assert_eq!(run_it("cat", &input, LIMIT).await.unwrap().len(), MOST_OUTPUT);
+        assert_eq!(run_it("cat", &input, LIMIT).await.unwrap().len(), MAX_OUTPUT);
     }
 
     #[tokio::test]

@@ -147,7 +147,7 @@ async fn only_some_commands_run_at_once_and_a_failure_harms_no_other_peer() {
             std::fs::remove_file(entry.path()).unwrap();
         }
     }
-    assert!((1..=MOST_AT_ONCE).contains(&most), "{most}");
+    assert!((1..=MAX_AT_ONCE).contains(&most), "{most}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use super::error::FirewallError;
 
 /// Writes and removes the rules of one agent. No method blocks the loop.
 pub trait Carrier {
-    /// For people: `nftables, table weft`, or `iptables-legacy, chains WEFT-POSTRTG and WEFT-FWD`.
+    /// Returns its name for people: `nftables, table weft`, or `iptables-legacy, chains WEFT-POSTRTG and WEFT-FWD`.
     fn describe(&self) -> String;
     /// Compares what is in the kernel with these rules, and replaces it in one transaction when it differs, so that packets never meet
     /// an incomplete set of rules. A family or chain that the value does not have is removed.

@@ -27,15 +27,15 @@ const CHECK_AGAIN: Duration = Duration::from_secs(60);
 /// A survey that is older than this is made again, because kube-proxy may have started in the meantime.
 const VALID: Duration = Duration::from_secs(10);
 
-/// `--firewall`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Which firewall gets the traffic rules (`--firewall`). The comments of the values are shown by `--help`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// `EnableNFTables` where net-conf has it, else what kube-proxy and the node use.
+    /// As EnableNFTables in net-conf says, or else what kube-proxy and this machine use.
     #[default]
     Auto,
-    /// nftables.
+    /// nftables, without helper programs.
     Nft,
-    /// iptables.
+    /// iptables, by the programs of iptables.
     Iptables,
 }
 
@@ -98,7 +98,7 @@ impl Snapshot {
     }
 }
 
-/// Decides, and says why. `nftables`: `EnableNFTables`, where net-conf has it.
+/// Decides, and says why. `nftables` is `EnableNFTables`, if net-conf has it.
 pub fn decide(choice: Choice, nftables: Option<bool>, node: &Snapshot) -> (Mode, &'static str) {
     match (choice, nftables) {
         (Choice::Nft, _) => (Mode::Nft, "--firewall asks for it"),

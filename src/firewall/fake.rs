@@ -43,12 +43,12 @@ impl FakeCarrier {
         self.content.borrow().reads
     }
 
-    /// From now on every write fails with `run fake: TEXT`; `None`: writes work again.
+    /// Lets every write fail with `run fake: TEXT` from now on. With `None`, writes work again.
     pub fn fail_writes(&self, text: Option<&str>) {
         self.content.borrow_mut().write_error = text.map(str::to_owned);
     }
 
-    /// From now on every read fails with `run fake: TEXT`; `None`: reads work again.
+    /// Lets every read fail with `run fake: TEXT` from now on. With `None`, reads work again.
     pub fn fail_reads(&self, text: Option<&str>) {
         self.content.borrow_mut().read_error = text.map(str::to_owned);
     }

@@ -3,7 +3,6 @@
 
 use std::io;
 
-use nix::errno::Errno;
 use weft_backends::traffic_rules::FamilyRules;
 use weft_netlink::nftables::BaseChain;
 use weft_netlink::socket::Netlink;
@@ -64,7 +63,7 @@ pub fn dropping(
         }
         let present = match table::rules_of(netlink, chain.number, &chain.table, &chain.name) {
             // The chain was removed since it was listed.
-            Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             answer => answer?,
         };
         if chain.table == FIREWALLD && has_zone(netlink, chain.number, &accepts)? {
@@ -92,7 +91,7 @@ fn has_zone(netlink: &mut Netlink, number: u8, accepts: &[Accept]) -> io::Result
     let Some(sources) = accepts.first() else { return Ok(true) };
     for chain in ZONES {
         let present = match table::rules_of(netlink, number, FIREWALLD, chain) {
-            Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             answer => answer?,
         };
         if present.iter().any(|rule| sources.has_same_test(&rule.exprs)) {

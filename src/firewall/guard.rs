@@ -26,7 +26,7 @@ pub struct TunnelPeers {
 }
 
 impl TunnelPeers {
-    /// A list of all leases has arrived.
+    /// Takes notice that a list of all leases has arrived.
     pub fn listed(&mut self) {
         self.listed = true;
     }
@@ -48,13 +48,13 @@ impl TunnelPeers {
         v4.chain(v6).map(|ip| (Key::Peer(ip), Value::Peer)).collect()
     }
 
-    /// The lease of this peer is gone.
+    /// Forgets a peer whose lease is gone.
     pub fn forget(&mut self, id: &Id) {
         self.stated.remove(id);
         self.silent.remove(id);
     }
 
-    /// Every lease is planned again from the start.
+    /// Forgets all peers, because every lease is planned again from the start.
     pub fn forget_all(&mut self) {
         self.stated.clear();
         self.silent.clear();
@@ -101,7 +101,7 @@ impl fmt::Display for TunnelPeers {
     }
 }
 
-/// Returns what the kernel lacks of the guard: its chains, or addresses of peers. `failures`: the entries that could not be written, and
+/// Returns what the kernel lacks of the guard: its chains, or addresses of peers. `failures` are the entries that could not be written, and
 /// why.
 pub fn missing<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option<String> {
     let (mut peers, mut first) = (0, "");

@@ -34,7 +34,7 @@ pub struct Iptables {
     chains: HookedChains,
     /// The flavour that the node uses, once it was chosen.
     flavour: Option<Flavour>,
-    /// When to choose again. `None`: the choice is final, because somebody uses the flavour. At boot nobody does yet.
+    /// When to choose again. `None` if the choice is final, because somebody uses the flavour. At boot nobody does yet.
     choose_again: Option<Instant>,
     /// The programs know `--random-fully`, as those of iptables 1.6.2 and later do.
     random_fully: bool,

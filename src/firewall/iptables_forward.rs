@@ -35,7 +35,7 @@ pub fn is_ours(rule: &str) -> bool {
     rest.split_once('"').is_some_and(|(comment, _)| comment.ends_with(" forward"))
 }
 
-/// Brings our rules in FORWARD of one family to the forward rules of `rules` (`None`: to none). Returns true if something was written.
+/// Brings our rules in FORWARD of one family to the forward rules of `rules` (with `None` to none). Returns true if something was written.
 ///
 /// Missing rules are written only where the chain drops by default (its policy, or a last rule that drops all packets), and go to the
 /// end of the chain, but before such a rule. Rules that another program wrote with the same meaning are enough. Where a person put a

@@ -5,6 +5,7 @@
 //! close one costs the kernel 16 ms.
 
 pub mod accept;
+mod attributes;
 pub mod batch;
 pub mod connection;
 pub mod expr;

@@ -25,7 +25,7 @@ use super::nft::tables::{Table, tables};
 use super::nft::{self, Nft, connection};
 use super::reconciler::Others;
 use crate::instance::Instance;
-use crate::running::{AgentProcess, agent_processes};
+use crate::processes::{AgentProcess, agent_processes};
 
 /// The kernel passes bridged packets to the rules only when this module is loaded. It creates the directory
 /// (net/bridge/br_netfilter_hooks.c).
@@ -86,7 +86,7 @@ pub struct OtherPrograms {
 }
 
 impl OtherPrograms {
-    /// Nothing is read or removed yet.
+    /// Returns a state in which nothing was read or removed yet.
     pub fn new(mode: Mode, instance: Instance) -> OtherPrograms {
         OtherPrograms { mode, instance, netlink: None, nftables: Cached::default(), legacy: None, removal: None }
     }
@@ -209,7 +209,7 @@ async fn remove_rules_of_flannel() -> Vec<Warning> {
     warnings
 }
 
-/// One family of [`OtherPrograms::settle_nftables`].
+/// Does one family of [`OtherPrograms::settle_nftables`].
 fn settle_family(
     netlink: &mut Netlink,
     (family, part): (Family, Option<&FamilyRules>),
@@ -228,7 +228,7 @@ fn settle_family(
     Ok(dropping.iter().filter(matters).map(|chain| chain_warning(chain, part)).collect())
 }
 
-/// A kernel without nftables drops nothing there.
+/// Returns no problem for a kernel without nftables, because it drops nothing there.
 fn unread(error: io::Error) -> Vec<String> {
     if connection::is_unsupported(&error) { Vec::new() } else { vec![Warning::Nftables(error).to_string()] }
 }

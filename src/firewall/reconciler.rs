@@ -28,7 +28,7 @@ const PAUSE: u32 = 10;
 pub struct State {
     /// What carries them, for people.
     pub carrier: String,
-    /// The rules that are in place; `None`: it is not known that any are.
+    /// The rules that are in place. `None` if it is not known that any are.
     pub in_place: Option<Rules>,
     /// Why the wanted rules are not in place.
     pub error: Option<String>,
@@ -43,7 +43,7 @@ pub struct State {
 /// The end of the node: it sends the wanted rules, and receives the state.
 #[derive(Debug)]
 pub struct Handle {
-    /// The wanted rules; `None`: not known yet.
+    /// The wanted rules. `None` while they are not known.
     pub wanted: watch::Sender<Option<Rules>>,
     /// The state.
     pub state: watch::Receiver<State>,
@@ -57,7 +57,7 @@ pub struct Port {
 }
 
 impl Handle {
-    /// Both ends.
+    /// Returns both ends.
     pub fn new() -> (Handle, Port) {
         let (wanted, asked) = watch::channel(None);
         let (state, received) = watch::channel(State::default());
@@ -81,7 +81,7 @@ impl Port {
 /// What is done about the rules of other programs, once ours are in place: chains that drop what our rules accept, and rules that an
 /// earlier program left.
 pub trait Others {
-    /// Called after every comparison that found or brought our rules in place, and never before, because rules are removed here.
+    /// Removes rules of other programs. This is called after every comparison that found or brought our rules in place, and never before.
     /// Returns warnings for the operator, one sentence each.
     fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>>;
 }

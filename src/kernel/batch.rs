@@ -35,7 +35,7 @@ pub(super) struct Move {
 }
 
 /// The operations of one `apply`. Operations are numbered by their position in it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Batch<'a> {
     pub(super) ops: &'a [Op],
     pub(super) outcomes: Vec<Outcome>,
@@ -56,18 +56,7 @@ pub(super) struct Batch<'a> {
 impl<'a> Batch<'a> {
     /// Begins an `apply` of these operations.
     pub(super) fn new(ops: &'a [Op]) -> Batch<'a> {
-        let (moves, taken, occupied, blocked, owners) = Default::default();
-        Batch {
-            ops,
-            outcomes: vec![Outcome::Done; ops.len()],
-            moves,
-            taken,
-            occupied,
-            blocked,
-            kernels: None,
-            writer: Writer::default(),
-            owners,
-        }
+        Batch { ops, outcomes: vec![Outcome::Done; ops.len()], ..Batch::default() }
     }
 
     /// Ends the last message, and records which operation it belongs to.

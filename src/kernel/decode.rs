@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use nix::libc;
 use weft_backends::state::{Mac, Name, Route};
 
-use super::Way;
+use super::RouteLookup;
 use super::wire::{attrs_after, ip, u8_at, u16_at, u32_at};
 
 /// The bits of `ndm_state` of entries that do not expire: NUD_PERMANENT, NUD_NOARP.
@@ -135,7 +135,7 @@ pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
 }
 
 /// Decodes the answer to the question how packets reach an address. Returns `None` if they do not leave this host.
-pub fn way(payload: &[u8]) -> Option<Way> {
+pub fn route_lookup(payload: &[u8]) -> Option<RouteLookup> {
     let (mut index, mut source) = (0, None);
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
@@ -144,7 +144,7 @@ pub fn way(payload: &[u8]) -> Option<Way> {
             _ => {}
         }
     }
-    (u8_at(payload, 7) == libc::RTN_UNICAST && index != 0).then_some(Way { index, source })
+    (u8_at(payload, 7) == libc::RTN_UNICAST && index != 0).then_some(RouteLookup { index, source })
 }
 
 /// Returns true if a route over this link was created by the kernel and expires: RTPROT_KERNEL or RTPROT_RA, and `rta_expires` of

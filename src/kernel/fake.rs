@@ -10,12 +10,12 @@ use std::rc::Rc;
 
 use ipnet::IpNet;
 use tokio::sync::Notify;
-use weft_backends::diff::Op;
+use weft_backends::diff::{Op, device};
 use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 
-use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, Session, Way, errno};
+use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, RouteLookup, Session, errno};
 
 /// What all clones share.
 #[derive(Debug, Default)]
@@ -136,9 +136,9 @@ impl Inside {
     /// Returns the outcome of an operation that Linux would refuse, or that the test lets fail.
     fn refusal(&mut self, op: &Op) -> Option<Outcome> {
         let (Op::Ensure(key, value) | Op::Recreate(key, value) | Op::Remove(key, value)) = op;
-        let there = self.entries.get(key).cloned();
+        let present = self.entries.get(key).cloned();
         if let Some(outcome) = self.failing.get(key) {
-            if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, &there) {
+            if let (Outcome::Partly { .. }, Value::Link(link), None) = (outcome, value, &present) {
                 // The link is created without the attribute that was refused.
                 let value = Value::link(Link { mtu: 0, ..(**link).clone() });
                 self.entries.insert(*key, ObservedValue { value, protocol: 0, mark: true });
@@ -148,7 +148,7 @@ impl Inside {
         if matches!(op, Op::Remove(..)) {
             return None;
         }
-        match (key, value, there) {
+        match (key, value, present) {
             (Key::Link(_), _, Some(ObservedValue { mark: false, protocol: PROTOCOL, .. })) => {
                 Some(Outcome::Fatal("another weft agent of this host made it".to_owned()))
             }
@@ -166,9 +166,7 @@ impl Inside {
             }
         }
     }
-}
 
-impl Inside {
     /// When the last IPv4 address of a device is removed, Linux also removes the IPv4 neighbours on this device, and the IPv4 routes over it that
     /// use no nexthop object (`fib_disable_ip` in net/ipv4/fib_frontend.c). IPv6 keeps both.
     fn address_removed(&mut self, name: Name, net: IpNet) {
@@ -184,10 +182,8 @@ impl Inside {
         };
         self.entries.retain(|key, seen| !goes(key, &seen.value));
     }
-}
 
-impl Inside {
-    /// Linux removes the prefixes of a WireGuard peer together with it.
+    /// Removes the prefixes of a WireGuard peer together with it, as Linux does.
     fn peer_removed(&mut self, name: Name, peer: &Value) {
         let Value::WgPeer(peer) = peer else { return };
         let its = |value: &Value| matches!(value, Value::AllowedIp(key) if **key == peer.key);
@@ -205,30 +201,19 @@ impl Inside {
     }
 }
 
-/// Returns the device that an entry belongs to.
-fn device(key: &Key, value: &Value) -> Option<Name> {
-    use weft_backends::state::Route;
-    match (key, value) {
-        (Key::Link(name) | Key::Addr(name, _) | Key::Fdb(name, _) | Key::Neigh(name, _), _) => Some(*name),
-        (Key::WgPeer(name, _) | Key::AllowedIp(name, _), _) => Some(*name),
-        (Key::Route(..), Value::Route(Route::Unicast { dev, .. } | Route::Device { dev })) => Some(*dev),
-        (Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_), _) => None,
-    }
-}
-
 impl Kernel for FakeKernel {
     fn machine(&mut self) -> io::Result<Machine> {
         let inside = self.inside.borrow();
         inside.broken.map_or_else(|| Ok(inside.machine.clone()), |kind| Err(kind.into()))
     }
 
-    /// Returns the way of the longest prefix. This kernel has no policy rules, and only the main table.
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+    /// Answers with the route of the longest prefix. This kernel has no policy rules, and only the main table.
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
         let Machine { links, routes, .. } = &self.inside.borrow().machine;
         let holding = routes.iter().filter(|route| route.net.contains(&to));
         let dev = holding.min_by_key(|route| (u8::MAX - route.net.prefix_len(), route.metric)).and_then(|r| r.dev);
         let link = links.iter().find(|link| Some(link.name) == dev);
-        Ok(link.map(|link| Way { index: link.index, source: None }))
+        Ok(link.map(|link| RouteLookup { index: link.index, source: None }))
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

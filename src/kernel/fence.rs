@@ -133,13 +133,12 @@ impl FenceTable {
     /// # Errors
     /// A dump failed. Its entries then do not count as missing.
     pub fn observe(&self, netlink: &mut Netlink) -> io::Result<Vec<(Key, ObservedValue)>> {
-        let seen = |value| ObservedValue { value, protocol: 0, mark: false };
         let mut found = Vec::new();
         for family in [Family::V4, Family::V6] {
             let present = self.present(netlink, family)?;
-            found.extend(present.open.iter().map(|ip| (Key::Open(*ip), seen(Value::Open))));
+            found.extend(present.open.iter().map(|ip| (Key::Open(*ip), Value::Open.into())));
             if !present.rules.is_empty() || !present.routes.is_empty() {
-                found.push((Key::Fence(family), seen(Value::fence(self.value(&present)))));
+                found.push((Key::Fence(family), Value::fence(self.value(&present)).into()));
             }
         }
         Ok(found)
@@ -317,7 +316,7 @@ fn kind(zone: Zone) -> u8 {
 /// Returns an empty dump if the kernel does not have the family, the table or policy routing.
 fn empty_if_absent(dump: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     match dump {
-        Err(error) if absent(&error) || error.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(Vec::new()),
+        Err(error) if absent(&error) || error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         dump => dump,
     }
 }

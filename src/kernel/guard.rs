@@ -65,7 +65,7 @@ impl GuardMonitor {
     /// As [`GuardNotifications::changes`].
     pub fn notices(&mut self) -> io::Result<Vec<Notice>> {
         let notice = |change| match change {
-            Change::Peer(ip, added) => Notice::Entry(Key::Peer(ip), added.then(|| table::seen(Value::Peer))),
+            Change::Peer(ip, added) => Notice::Entry(Key::Peer(ip), added.then(|| Value::Peer.into())),
             Change::Table => Notice::Guard,
         };
         Ok(self.0.changes()?.into_iter().map(notice).collect())

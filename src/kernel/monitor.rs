@@ -257,15 +257,14 @@ impl LinuxMonitor {
         if !n.fdb {
             let Some(dst) = n.dst.filter(|d| !d.is_multicast()) else { return };
             let value = n.mac.filter(|_| here).map(Value::Neigh);
-            return changes
-                .put(Key::Neigh(name, dst), value.map(|value| ObservedValue { value, protocol: 0, mark: false }));
+            return changes.put(Key::Neigh(name, dst), value.map(ObservedValue::from));
         }
         let Some(mac) = n.mac else { return };
         let known = self.options.shared.borrow().fdb.contains(&(n.index, mac));
         match (here, m.kind == libc::RTM_DELNEIGH) {
             (true, _) => {
                 let value = n.dst.map(Value::Fdb);
-                changes.put(Key::Fdb(name, mac), value.map(|value| ObservedValue { value, protocol: 0, mark: false }));
+                changes.put(Key::Fdb(name, mac), value.map(ObservedValue::from));
             }
             // The device learned it. This matters only if it replaced an entry that the agent knows.
             (false, false) if !known => {}
@@ -329,7 +328,7 @@ fn is_local(net: &IpNet) -> bool {
 }
 
 impl Tables {
-    /// A rule, or a route outside the main table, changed. It is one of our fence, or else it matters only if `foreign` is true.
+    /// Notes that a rule, or a route outside the main table, changed. It is one of our fence, or else it matters only if `foreign` is true.
     fn note(&mut self, ours: bool, foreign: bool) {
         self.fence |= ours;
         self.foreign |= foreign && !ours;

@@ -21,7 +21,7 @@ use super::link_messages::{self, LinkFacts, Links, is_alias_of_weft};
 use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
-use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
+use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, RouteLookup};
 
 /// How often everything is read again while links come and go.
 const TRIES: u32 = 5;
@@ -56,10 +56,6 @@ pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     Ok(replies.any(|m| decode::is_advertised(m.payload, index)))
 }
 
-fn seen(value: Value) -> ObservedValue {
-    ObservedValue { value, protocol: 0, mark: false }
-}
-
 impl LinuxKernel {
     /// Implements [`super::Kernel::machine`].
     pub(super) fn observe_machine(&mut self) -> io::Result<Machine> {
@@ -83,14 +79,14 @@ impl LinuxKernel {
         let creator = |l: &LinkFacts| if ours(l) { Creator::ThisAgent } else { l.info.creator };
         let mut links: Vec<_> = links.into_values().map(|l| LinkInfo { creator: creator(&l), ..l.info }).collect();
         links.sort_by_key(|l| l.index);
-        Ok(Machine { links, addrs, routes, way: None })
+        Ok(Machine { links, addrs, routes, lookup: None })
     }
 
-    /// Implements [`super::Kernel::way`].
-    pub(super) fn find_way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
+    /// Implements [`super::Kernel::look_up_route`].
+    pub(super) fn ask_for_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
         // The kernel refuses the question where it has no route or a rule forbids the packet, and for an address family that it lacks.
         let Ok(data) = self.netlink.request(|w| encode::get_route(w, to))? else { return Ok(None) };
-        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).find_map(|m| decode::way(m.payload)))
+        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).find_map(|m| decode::route_lookup(m.payload)))
     }
 
     /// Implements [`super::Kernel::observe`].
@@ -128,7 +124,7 @@ impl LinuxKernel {
         for link in of_interest {
             let (name, index) = (link.info.name, link.info.index);
             let own = addrs.iter().filter(|a| a.index == index);
-            found.extend(own.map(|a| (Key::Addr(name, a.net), seen(Value::Addr))));
+            found.extend(own.map(|a| (Key::Addr(name, a.net), Value::Addr.into())));
             self.dump_neighbours(name, index, &mut found)?;
             if link.has_fdb() {
                 self.dump_fdb(name, index, &mut found)?;
@@ -201,7 +197,7 @@ impl LinuxKernel {
             if let (false, true, true, Some(dst), Some(mac)) = (n.fdb, n.lasting, n.index == index, n.dst, n.mac)
                 && !dst.is_multicast()
             {
-                found.push((Key::Neigh(name, dst), seen(Value::Neigh(mac))));
+                found.push((Key::Neigh(name, dst), Value::Neigh(mac).into()));
             }
         }
         Ok(())
@@ -217,7 +213,7 @@ impl LinuxKernel {
             let dst = n.dst.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
             // A MAC has one destination. The kernel adds more only to multicast MACs and to the MAC that is zero.
             shared.fdb.insert((index, mac));
-            found.push((Key::Fdb(name, mac), seen(Value::Fdb(dst))));
+            found.push((Key::Fdb(name, mac), Value::Fdb(dst).into()));
         }
         Ok(())
     }

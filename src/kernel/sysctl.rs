@@ -22,7 +22,7 @@ pub enum Change {
 
 /// The parameter has another value, and a person must set it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("set {name}: {cause}; run: {command}")]
+#[error("sysctl {name}: {cause}; run: {command}")]
 pub struct NeedsHelp {
     /// The path of the parameter below /proc/sys.
     pub name: String,

@@ -18,7 +18,7 @@ use super::batch::{Batch, Move, Step};
 use super::encode::{self, Exit, NewNexthop};
 use super::linux::{BATCH, LinuxKernel};
 use super::socket::NLM_F_ACK;
-use super::{Kernel, Machine, Outcome, Session, Way, errno};
+use super::{Kernel, Machine, Outcome, RouteLookup, Session, errno};
 
 /// The most messages that one operation needs.
 const PER_OP: usize = 6;
@@ -57,7 +57,7 @@ impl LinuxKernel {
 
     fn put_route(&mut self, batch: &mut Batch<'_>, i: usize, route: Route) -> Result<(), Outcome> {
         let op = &batch.ops[i];
-        let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+        let key = &op.key();
         let Key::Route(net, metric) = *key else { return Err(errno::fatal(op, "not a route")) };
         let mut exit = self.exit(op, route)?;
         if matches!(exit, Exit::Any) {
@@ -88,7 +88,7 @@ impl LinuxKernel {
 
     fn remove_route(&mut self, batch: &mut Batch<'_>, i: usize, route: Route) -> Result<(), Outcome> {
         let op = &batch.ops[i];
-        let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+        let key = &op.key();
         let Key::Route(net, metric) = *key else { return Err(errno::fatal(op, "not a route")) };
         let old = self.index.borrow().of(key);
         // The kernel finds a route with a nexthop object only by its id, and another route never by an id.
@@ -175,7 +175,7 @@ impl LinuxKernel {
         self.devices.clear();
         let mut written = 0;
         for (i, op) in ops.iter().enumerate() {
-            let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
+            let key = op.key();
             if i < written {
                 continue;
             }
@@ -188,16 +188,14 @@ impl LinuxKernel {
                 // Consecutive operations on the guard are one transaction. It comes before what follows, because a peer must be
                 // let in before packets are sent to it.
                 self.flush(&mut batch);
-                let several = &ops[i..];
-                let several = &several[..several.iter().take_while(|op| is_guard(op)).count()];
+                let several = run(&ops[i..], is_guard);
                 written = i + several.len();
                 batch.outcomes[i..written].clone_from_slice(&self.guard.apply(several));
                 continue;
             }
             if key.is_of_wireguard() {
                 self.flush(&mut batch);
-                let several = &ops[i..];
-                let several = &several[..several.iter().take_while(|op| op.key().is_of_wireguard()).count()];
+                let several = run(&ops[i..], |op| op.key().is_of_wireguard());
                 written = i + several.len();
                 batch.outcomes[i..written].clone_from_slice(&self.apply_wireguard(several));
                 continue;
@@ -223,10 +221,14 @@ impl LinuxKernel {
     }
 }
 
+/// Returns the operations at the beginning that belong together, as this function says.
+fn run(ops: &[Op], belongs: impl Fn(&Op) -> bool) -> &[Op] {
+    &ops[..ops.iter().take_while(|op| belongs(op)).count()]
+}
+
 /// Returns true for an operation on the tunnel guard.
 fn is_guard(op: &Op) -> bool {
-    let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
-    matches!(key, Key::Peer(_) | Key::Guard(_))
+    matches!(op.key(), Key::Peer(_) | Key::Guard(_))
 }
 
 impl Kernel for LinuxKernel {
@@ -234,8 +236,8 @@ impl Kernel for LinuxKernel {
         self.observe_machine()
     }
 
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
-        self.find_way(to)
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
+        self.ask_for_route(to)
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

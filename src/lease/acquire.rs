@@ -2,8 +2,9 @@
 //! The start of the agent, until it has a lease: it reads net-conf, chooses the uplink, finds the own lease and acquires it. Whatever
 //! is missing is waited for, and logged once a minute.
 
-mod found;
+pub mod identities;
 mod resume;
+mod secret_files;
 mod waiting;
 
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use std::path::Path;
 
 use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
 use weft_backends::host::Host;
-use weft_backends::identity::{Identities, Secrets};
+use weft_backends::identity::Identities;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
@@ -28,14 +29,13 @@ use crate::files;
 use crate::firewall::guard;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::options::UplinkChoice;
-use crate::pass;
-use crate::plan::{Beside, foreign_networks};
+use crate::plan::{ExtraBackend, foreign_networks};
 use crate::subnet_file::{self, Author};
-use crate::uplink::{self, Before, Ground, Picked};
+use crate::uplink::{self, Candidates, EarlierUse, Picked};
 
-use found::Kept;
-pub use found::SecretFiles;
+use identities::Kept;
 pub use resume::EarlierRun;
+pub use secret_files::SecretFiles;
 use waiting::StartError;
 pub use waiting::Waiting;
 
@@ -63,7 +63,7 @@ pub struct Started {
     /// peers reach its pods that way, and then changes to this one.
     pub wanted: Option<String>,
     /// The earlier backends by which peers still reach this node.
-    pub earlier: Vec<Beside>,
+    pub earlier: Vec<ExtraBackend>,
     /// What an earlier run saved about packets in clear text, if one of these backends sends such packets and that of our lease encrypts.
     pub clear_text: Option<ClearText>,
 }
@@ -114,13 +114,13 @@ pub struct StartContext<'a, K> {
 
 /// Waits for everything that a node needs, and acquires a lease. If the store is away, it continues with what was saved. It returns only
 /// when there is a lease, so the caller must end it at a shutdown.
-pub async fn start<K: Kernel>(mut place: StartContext<'_, K>, mut waiting: Waiting<'_>) -> Started {
+pub async fn start<K: Kernel>(mut context: StartContext<'_, K>, mut waiting: Waiting<'_>) -> Started {
     loop {
-        let error = match attempt(&mut place).await {
+        let error = match attempt(&mut context).await {
             Ok(started) => return started,
             Err(error) => error,
         };
-        let error = match resume_after(&mut place, error).await {
+        let error = match resume_after(&mut context, error).await {
             Ok(started) => return started,
             Err(error) => error,
         };
@@ -129,29 +129,29 @@ pub async fn start<K: Kernel>(mut place: StartContext<'_, K>, mut waiting: Waiti
 }
 
 /// Continues with what was saved, if the attempt to start has failed with `error` because the store is away.
-async fn resume_after<K: Kernel>(place: &mut StartContext<'_, K>, error: StartError) -> Result<Started, StartError> {
+async fn resume_after<K: Kernel>(context: &mut StartContext<'_, K>, error: StartError) -> Result<Started, StartError> {
     let StartError::Store { config, .. } = &error else { return Err(error) };
     if !error.is_store_away() {
         return Err(error);
     }
-    resume::run_first_command(place, config.as_deref()).await?;
-    resume::from_saved(place, config.as_deref()).ok_or(error)
+    resume::run_first_command(context, config.as_deref()).await?;
+    resume::from_saved(context, config.as_deref()).ok_or(error)
 }
 
-async fn attempt<K: Kernel>(place: &mut StartContext<'_, K>) -> Result<Started, StartError> {
-    let config = place.store.config().await.map_err(StartError::store("net-conf: ", None))?;
+async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started, StartError> {
+    let config = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
     let (network, backend) = parse(&config)?;
-    let (author, previous) = found(place.subnet_file, &network);
-    if let Some((text, before, old)) = place.memory.other_backend(&network, &*backend)
-        && let Some(leased) = lease(place, (&before, &*old), (previous, &text), Some(&*backend)).await?
+    let (author, previous) = read_subnet_file(context.subnet_file, &network);
+    if let Some((text, before, old)) = context.memory.other_backend(&network, &*backend)
+        && let Some(leased) = lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await?
     {
-        let started = started(place, (text, before, old), author, leased)?;
+        let started = started(context, (text, before, old), author, leased)?;
         return Ok(Started { wanted: Some(config), ..started });
     }
-    place.first_command.run(&*backend).await?;
-    let leased = lease(place, (&network, &*backend), (previous, &config), None).await?;
+    context.first_command.run(&*backend).await?;
+    let leased = lease(context, (&network, &*backend), (previous, &config), None).await?;
     let leased = leased.ok_or(StartError::OtherBackend)?;
-    started(place, (config, network, backend), author, leased)
+    started(context, (config, network, backend), author, leased)
 }
 
 /// Our lease, and the facts from which it was made.
@@ -166,29 +166,29 @@ struct Leased {
 
 /// Adds the earlier backends that our lease named, and returns what the node continues from.
 fn started<K: Kernel>(
-    place: &mut StartContext<'_, K>,
+    context: &mut StartContext<'_, K>,
     conf: NetConf,
     author: Author,
     leased: Leased,
 ) -> Result<Started, StartError> {
     let mut earlier = Vec::new();
-    let was = leased.was.as_ref().map(|was| place.memory.earlier(&conf.1, was));
+    let was = leased.was.as_ref().map(|was| context.memory.earlier(&conf.1, was));
     for (text, then, old) in was.unwrap_or_default() {
         if old.advertise(&leased.host).is_ok_and(|attrs| conf.2.understands(&attrs)) {
             continue;
         }
-        let machine = place.kernel.machine().map_err(MachineError)?;
-        let identities = found::identities(&*old, &machine, Kept { secrets: &place.secrets, printed: None }, None)?;
-        earlier.push(Beside::new((text, then), old, Host { identities, ..leased.host.clone() }));
+        let machine = context.kernel.machine().map_err(MachineError)?;
+        let identities = identities::chosen(&*old, &machine, Kept { secrets: &context.secrets, printed: None }, None)?;
+        earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..leased.host.clone() }));
     }
-    Ok(Started { earlier, clear_text: place.memory.clear_text(), ..Started::new(conf, author, leased) })
+    Ok(Started { earlier, clear_text: context.memory.clear_text(), ..Started::new(conf, author, leased) })
 }
 
 /// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,
 /// and the author counts as weft.
-fn found(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
-    let found = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
-    let subnets = found.filter(|env| env.networks == network.networks).map(|env| env.subnets);
+fn read_subnet_file(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
+    let env = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let subnets = env.filter(|env| env.networks == network.networks).map(|env| env.subnets);
     (if subnets.is_some() { subnet_file::author(subnet_file) } else { Author::Weft }, subnets)
 }
 
@@ -229,54 +229,64 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
 /// Takes our lease for this backend. Returns `None`, and changes nothing, if our lease in the store is not of this backend but of the
 /// `next` one.
 async fn lease<K: Kernel>(
-    place: &mut StartContext<'_, K>,
+    context: &mut StartContext<'_, K>,
     (network, backend): (&Network, &dyn Backend),
     (previous, config): (Option<Subnets>, &str),
     next: Option<&dyn Backend>,
 ) -> Result<Option<Leased>, StartError> {
     let failed = |what| StartError::store(what, Some(config));
-    let chosen = place.store.chosen().await.map_err(failed(""))?;
-    let choice = with_chosen(place.choice, chosen);
-    let machine = place.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
-    let before = place.memory.uplink(&choice);
-    let ground = ground(&machine, network, previous.unwrap_or_default()).after(before.clone());
-    let mut picked = uplink::pick(&choice, &ground)?;
+    let chosen = context.store.chosen().await.map_err(failed(""))?;
+    let choice = with_chosen(context.choice, chosen);
+    let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
+    let before = context.memory.uplink(&choice);
+    let candidates = candidates(&machine, network, previous.unwrap_or_default()).after(before.clone());
+    let mut picked = uplink::pick(&choice, &candidates)?;
     let public = (picked.public_v4, picked.public_v6);
-    let previous = previous.or_else(|| place.memory.subnet(public, network, place.store.capabilities()));
+    let previous = previous.or_else(|| context.memory.subnet(public, network, context.store.capabilities()));
     let evidence = Evidence {
         reservations: backend::names_its_leases(backend.kind()),
         previous,
-        identities: found::standing(backend, &machine, &place.secrets)?,
+        identities: identities::standing(backend, &machine, &context.secrets)?,
         public: vec![public],
         ports: vec![backend.ports(&host(&picked, &machine, network, Identities::default()))],
-        other_uplink: ground.beside(picked.uplink.name),
+        other_uplink: candidates.possible_addresses(picked.uplink.name),
         ..Evidence::none(TYPES)
     };
-    let mine = place.store.own(&evidence).await.map_err(failed("own lease: "))?;
+    let mine = context.store.own(&evidence).await.map_err(failed("own lease: "))?;
     if next.is_some_and(|next| mine.as_ref().is_none_or(|mine| next.understands(&mine.attrs))) {
         return Ok(None);
     }
     if let Some(lease) = &mine {
         warn_of_foreign_address(&evidence, lease, &machine);
         // The address that was published so far stays published if the choice permits it.
-        let before = Before { published: Some(evidence::public(&lease.attrs)), ..before };
-        picked = uplink::pick(&choice, &ground.after(before))?;
+        let before = EarlierUse { published: Some(evidence::public(&lease.attrs)), ..before };
+        picked = uplink::pick(&choice, &candidates.after(before))?;
     }
-    let kept = Kept { secrets: &place.secrets, printed: place.first_command.printed() };
+    let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
     let host = host_with(&picked, &machine, (backend, network), (kept, mine.as_ref()))?;
-    let mut attrs = backend.advertise(&host)?;
-    if place.guard {
-        attrs = guard::with_tunnel_addresses(attrs, &host);
+    let request = request(&host, (network, backend), (previous, mine), context.guard)?;
+    let own = context.store.acquire(&request).await.map_err(failed("lease: "))?;
+    Ok(Some(Leased { host, own, was: request.was, uplink: choice, chosen }))
+}
+
+/// Returns what the store is asked for. `mine` is our lease as the store has it now. Without one, `previous` is the subnet that this node
+/// had before.
+fn request(
+    host: &Host,
+    (network, backend): (&Network, &dyn Backend),
+    (previous, mine): (Option<Subnets>, Option<Lease>),
+    guard: bool,
+) -> Result<LeaseRequest, Skip> {
+    let mut attrs = backend.advertise(host)?;
+    if guard {
+        attrs = guard::with_tunnel_addresses(attrs, host);
     }
     // Some peers may only know another backend of this node. The node removes later those that it cannot keep.
     attrs.other_ways = mine.as_ref().and_then(|lease| lease.attrs.other_ways.clone());
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
-    let connected = foreign_networks(&host, backend, &before, &BTreeSet::new());
-    let was = mine.map(|lease| lease.attrs);
-    let request = LeaseRequest { network: network.clone(), attrs, previous, was: was.clone(), connected };
-    let own = place.store.acquire(&request).await.map_err(failed("lease: "))?;
-    Ok(Some(Leased { host, own, was, uplink: choice, chosen }))
+    let connected = foreign_networks(host, backend, &before, &BTreeSet::new());
+    Ok(LeaseRequest { network: network.clone(), attrs, previous, was: mine.map(|lease| lease.attrs), connected })
 }
 
 /// Warns if the only reason to take this lease is an address that this host does not have. The usual reason is a NAT, and a lost disk. But
@@ -301,49 +311,13 @@ fn host_with(
     (backend, network): (&dyn Backend, &Network),
     (kept, lease): (Kept<'_>, Option<&Lease>),
 ) -> Result<Host, Skip> {
-    let identities = found::identities(backend, machine, kept, lease.map(|lease| &lease.attrs))?;
+    let identities = identities::chosen(backend, machine, kept, lease.map(|lease| &lease.attrs))?;
     Ok(host(picked, machine, network, identities))
 }
 
-/// Returns the identities of a backend that net-conf names while the agent runs. `lease` is what our lease says now.
-///
-/// # Errors
-/// What the backend keeps cannot be read or written.
-pub fn identities(
-    backend: &dyn Backend,
-    machine: &Machine,
-    secrets: &dyn Secrets,
-    lease: &Attrs,
-) -> Result<Identities, Skip> {
-    // A lease of another type says nothing about this backend's devices.
-    let lease = Some(lease).filter(|lease| lease.backend_type == backend.kind());
-    found::identities(backend, machine, Kept { secrets, printed: None }, lease)
-}
-
-/// Makes identities that are to replace those of this backend, and keeps them where a start finds them. Returns `None` if the backend
-/// cannot replace its identities.
-///
-/// # Errors
-/// They cannot be made or kept.
-pub fn new_identities(
-    backend: &dyn Backend,
-    machine: &Machine,
-    secrets: &dyn Secrets,
-) -> Result<Option<Identities>, Skip> {
-    found::new_identities(backend, machine, secrets)
-}
-
-/// Keeps the identities that [`new_identities`] made as the ones in use if the store has `accepted` them, or forgets them.
-///
-/// # Errors
-/// The files cannot be written. Then a start ends the change.
-pub fn end_change(backend: &dyn Backend, machine: &Machine, secrets: &dyn Secrets, accepted: bool) -> Result<(), Skip> {
-    found::end_change(backend, machine, secrets, accepted)
-}
-
 /// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.
-pub fn ground<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Ground<'a> {
-    Ground::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
+pub fn candidates<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Candidates<'a> {
+    Candidates::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
 }
 
 /// Returns the facts with which backends plan.
@@ -354,8 +328,8 @@ pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: I
         public_v6: picked.public_v6,
         wireguard_port: picked.wireguard_port,
         identities,
-        routes: pass::on_link(machine),
-        connected: pass::connected(machine, &network.networks),
+        routes: machine.on_link(),
+        connected: machine.connected(&network.networks),
     }
 }
 

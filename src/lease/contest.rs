@@ -37,12 +37,12 @@ pub struct Contest {
     their_pause: Duration,
     /// The contest is over at this time unless somebody else writes our record before.
     ends: Option<Instant>,
-    /// Who writes it: for people. `None`: there is no contest.
+    /// Who writes it, for people. `None` if there is no contest.
     rival: Option<String>,
 }
 
 impl Contest {
-    /// Somebody else wrote our record, and it is ours to take back. Returns true if a contest begins with this write.
+    /// Takes notice that somebody else wrote our record, and that it is ours to take back. Returns true if a contest begins with this write.
     pub fn overwritten(&mut self, by: &str, now: Instant) -> bool {
         if let Some(rival) = &mut self.rival {
             by.clone_into(rival);
@@ -72,7 +72,7 @@ impl Contest {
         self.rival.replace(by.to_owned()).is_none()
     }
 
-    /// The store has accepted our record. If somebody else wrote it afterwards, our next write stays planned.
+    /// Takes notice that the store has accepted our record. If somebody else wrote it afterwards, our next write stays planned.
     pub fn written(&mut self, now: Instant) {
         if self.due.is_some() {
             return;
@@ -85,7 +85,7 @@ impl Contest {
         }
     }
 
-    /// The store shows our record as it should be: it need not be written.
+    /// Takes notice that the store shows our record as it should be, so that it need not be written.
     pub fn stands(&mut self, now: Instant) {
         self.due = None;
         self.written(now);
@@ -96,12 +96,12 @@ impl Contest {
         self.due.is_none_or(|due| due <= now)
     }
 
-    /// Our record is being written now, so the write that was planned is done.
+    /// Takes notice that our record is being written now, so that the planned write is done.
     pub fn write_begun(&mut self) {
         self.due = None;
     }
 
-    /// Our record is gone. Nobody holds it, so it is taken again at once.
+    /// Takes notice that our record is gone. Nobody holds it, so it is taken again at once.
     pub fn gone(&mut self) {
         self.due = None;
     }

@@ -99,7 +99,7 @@ impl LeaseTasks {
         self.is_call_open
     }
 
-    /// The final answer of the call has been handled.
+    /// Takes notice that the final answer of the call has been handled.
     pub fn close_call(&mut self) {
         self.is_call_open = false;
     }

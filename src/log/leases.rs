@@ -21,7 +21,7 @@ pub struct LeaseLog {
     /// Number of lines left out about leases that got no line themselves.
     left_out: u64,
     /// When that number is logged.
-    left_out_until: Option<Instant>,
+    left_out_due: Option<Instant>,
 }
 
 /// The last line about one lease.
@@ -49,7 +49,7 @@ impl LeaseLog {
             return true;
         }
         self.left_out += 1;
-        self.left_out_until.get_or_insert(now + EVERY);
+        self.left_out_due.get_or_insert(now + EVERY);
         false
     }
 
@@ -63,7 +63,7 @@ impl LeaseLog {
     /// Returns the time at which [`LeaseLog::log_left_out`] has something to log.
     pub fn next(&self) -> Option<Instant> {
         let repeated = self.logged.values().filter(|logged| logged.repeats > 0).map(|logged| logged.at + EVERY);
-        repeated.chain(self.left_out_until).min()
+        repeated.chain(self.left_out_due).min()
     }
 
     /// Logs how many lines were left out, once a minute.
@@ -85,7 +85,7 @@ impl LeaseLog {
     }
 
     fn take_left_out(&mut self, now: Instant) -> Option<u64> {
-        self.left_out_until.take_if(|at| *at <= now)?;
+        self.left_out_due.take_if(|at| *at <= now)?;
         Some(std::mem::take(&mut self.left_out))
     }
 }

@@ -69,7 +69,7 @@ impl Limit {
         Limit { sites: Mutex::default(), repeats }
     }
 
-    /// Whether the allowance of this place has a line left.
+    /// Returns true if the allowance of this place has a line left.
     fn allows(&self, event: &Event<'_>, now: Instant) -> bool {
         let line = {
             let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,6 +7,7 @@
 //! 4. When no peer has needed an earlier backend for the grace time, its devices go.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use tokio::time::Instant;
 use weft_backends::backend::{Backend, Skip};
@@ -19,8 +20,8 @@ use super::Node;
 use super::clear_text::{ClearTextTime, MAX_NAMED, names};
 use super::net_conf::NetConfChange;
 use crate::kernel::{Kernel, MachineError};
-use crate::lease::acquire;
-use crate::plan::Beside;
+use crate::lease::acquire::identities;
+use crate::plan::ExtraBackend;
 
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
@@ -55,9 +56,9 @@ impl Change {
     }
 }
 
-/// Why the next backend has no identities on this node.
+/// Why a backend has no new identities on this node.
 #[derive(Debug, thiserror::Error)]
-enum NoIdentities {
+pub(super) enum NoIdentities {
     #[error(transparent)]
     Machine(#[from] MachineError),
     #[error(transparent)]
@@ -70,15 +71,9 @@ impl<K: Kernel> Node<K> {
         let identities = match self.identities_for(&*backend) {
             Ok(identities) => identities,
             Err(reason) => {
-                let problem = format!(
-                    "net-conf: the backend {} cannot work on this node: {reason}. The node stays on {}, and tries again",
-                    backend.kind(),
-                    self.plan.network().backend_type
-                );
-                if self.net_conf.not_applied.as_ref() != Some(&problem) {
+                if let Some(problem) = self.cannot_change(backend.kind(), &reason) {
                     tracing::error!("{problem}");
                 }
-                self.net_conf.not_applied = Some(problem);
                 self.change.without_identities = Some(text.to_owned());
                 return NetConfChange::Rejected;
             }
@@ -87,10 +82,20 @@ impl<K: Kernel> Node<K> {
         let (before, next) = (self.plan.network().backend_type.clone(), backend.kind());
         tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
         let host = Host { identities, ..self.plan.host().clone() };
-        self.plan.prepare(Beside::new((text.to_owned(), network), backend, host));
+        self.plan.prepare(ExtraBackend::new((text.to_owned(), network), backend, host));
         self.change.wanted = Some(text.to_owned());
         self.change.is_compared = false;
         NetConfChange::Applied
+    }
+
+    /// Shows in the status that the next backend cannot work on this node. Returns the sentence if it is new, so that it is logged once.
+    fn cannot_change(&mut self, kind: &str, reason: &dyn fmt::Display) -> Option<String> {
+        let before = &self.plan.network().backend_type;
+        let problem = format!(
+            "net-conf: the backend {kind} cannot work on this node: {reason}. The node stays on {before}, and tries again"
+        );
+        let shown = self.net_conf.not_applied.replace(problem.clone());
+        (shown.as_ref() != Some(&problem)).then_some(problem)
     }
 
     /// Returns the identities of the next backend: those that it had before, or those of devices that stand, or new ones.
@@ -99,7 +104,7 @@ impl<K: Kernel> Node<K> {
             return Ok(identities);
         }
         let machine = self.passer.kernel().machine().map_err(MachineError)?;
-        Ok(acquire::identities(backend, &machine, &self.context.secrets, &self.plan.own().attrs)?)
+        Ok(identities::of_next_backend(backend, &machine, &self.context.secrets, &self.plan.own().attrs)?)
     }
 
     /// Gives the next backend up, because net-conf no longer names it. Returns true if there was one.
@@ -113,7 +118,7 @@ impl<K: Kernel> Node<K> {
         had_one
     }
 
-    /// A full pass has ended.
+    /// Takes notice that a full pass has ended.
     pub(super) fn pass_ended_in_change(&mut self) {
         self.change.is_compared = self.kernel_problem.is_none();
         if self.change.is_compared
@@ -148,18 +153,14 @@ impl<K: Kernel> Node<K> {
     /// Lets our lease name the next backend when its devices stand.
     fn switch_if_ready(&mut self) {
         let Some((kind, devices, problem)) = self.plan.next() else { return };
-        let before = self.plan.network().backend_type.clone();
         let problem = problem.or_else(|| self.missing_device(&devices)).or_else(|| self.next_tunnel_problem());
         if let Some(problem) = problem {
-            let text = format!(
-                "net-conf: the backend {kind} cannot work on this node: {problem}. The node stays on {before}, and tries again"
-            );
-            if self.net_conf.not_applied.as_ref() != Some(&text) {
-                tracing::warn!("{text}");
+            if let Some(problem) = self.cannot_change(kind, &problem) {
+                tracing::warn!("{problem}");
             }
-            self.net_conf.not_applied = Some(text);
             return;
         }
+        let before = self.plan.network().backend_type.clone();
         let had_clear_text = self.plan.has_clear_text();
         let Some(text) = self.plan.switch_to_next(self.net_conf.text.clone()) else { return };
         self.clear_text_after_change(had_clear_text, Instant::now());

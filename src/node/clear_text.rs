@@ -28,7 +28,7 @@ pub(super) struct ClearTextTime {
 }
 
 impl ClearTextTime {
-    /// The time begins now.
+    /// Begins the time now.
     pub(super) fn begin(now: Instant) -> ClearTextTime {
         ClearTextTime { since: now, before: Duration::ZERO }
     }
@@ -46,8 +46,8 @@ impl ClearTextTime {
 }
 
 impl<K: Kernel> Node<K> {
-    /// Our lease names another backend since this moment. `had_clear_text`: an earlier backend did not encrypt before that, although the
-    /// backend of our lease did.
+    /// Begins the time of clear text, or ends it, because our lease names another backend since this moment. `had_clear_text` is true if an
+    /// earlier backend did not encrypt before the change although the backend of our lease did.
     pub(super) fn clear_text_after_change(&mut self, had_clear_text: bool, now: Instant) {
         // Whoever changes an option of the backend does not begin the time anew.
         if !had_clear_text || !self.plan.has_clear_text() {

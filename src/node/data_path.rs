@@ -28,7 +28,7 @@ impl<K: Kernel> Node<K> {
         self.data_path.update(wanted.as_ref(), Instant::now());
     }
 
-    /// Is notified when the tunnel has ended because of a fault.
+    /// Returns what is notified when the tunnel has ended because of a fault.
     pub fn tunnel_ended(&self) -> Arc<Notify> {
         self.data_path.ended()
     }
@@ -40,7 +40,7 @@ impl<K: Kernel> Node<K> {
         self.knows_peers() && link.is_none_or(|pending| pending.stands)
     }
 
-    /// Why the tunnel carries no packets, if so. Nothing depends yet on the tunnel of a backend that our lease does not name.
+    /// Returns why the tunnel carries no packets, if so. Nothing depends yet on the tunnel of a backend that our lease does not name.
     pub(super) fn tunnel_problem(&self) -> Option<String> {
         let problem = self.data_path.problem()?;
         let is_next = self.plan.tunnel().is_some_and(|(_, is_next)| is_next);
@@ -55,7 +55,7 @@ impl<K: Kernel> Node<K> {
         problem.or_else(|| self.data_path.running().is_none().then(|| "the tunnel does not run yet".to_owned()))
     }
 
-    /// The tunnel for `weft status`. Returns `None` if the backend has none.
+    /// Returns the tunnel for `weft status`, or `None` if the backend has none.
     pub(super) fn tunnel_status(&self) -> Option<TunnelStatus> {
         let (tunnel, _) = self.plan.tunnel()?;
         let counters = self.data_path.counters();

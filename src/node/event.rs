@@ -18,7 +18,7 @@ pub(super) struct StoreEvent {
 }
 
 impl StoreEvent {
-    /// This happened to this lease.
+    /// Adds what happened to this lease.
     pub(super) fn lease(&mut self, id: &Id, what: &str) {
         self.leases += 1;
         if self.leases <= MAX_NAMED {
@@ -27,7 +27,7 @@ impl StoreEvent {
         }
     }
 
-    /// These leases were written or removed.
+    /// Adds leases that were written or removed.
     pub(super) fn changes(&mut self, changes: &[Result<Record, Id>]) {
         for change in changes {
             match change {
@@ -37,12 +37,12 @@ impl StoreEvent {
         }
     }
 
-    /// A list of so many leases came.
+    /// Adds that a list of so many leases came.
     pub(super) fn list(&mut self, leases: usize) {
         self.parts.push(format!("the store sent a list of {leases} leases"));
     }
 
-    /// The configuration of the network changed.
+    /// Adds that net-conf changed.
     pub(super) fn net_conf(&mut self) {
         self.parts.push("net-conf changed".to_owned());
     }

@@ -41,18 +41,18 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Is notified when a command has ended.
+    /// Returns what is notified when a command has ended.
     pub fn command_ended(&self) -> Arc<Notify> {
         self.extension.ended()
     }
 
-    /// Why pods must not start yet, if the command after the lease has not succeeded.
+    /// Returns why pods must not start yet, if the command after the lease has not succeeded.
     pub(super) fn extension_problem(&self) -> Option<String> {
         let (_, own) = self.plan.commands()?;
         self.extension.problem(&own)
     }
 
-    /// What the command for this peer lacks, if it has not succeeded.
+    /// Returns how far the command for this peer is, if it has not succeeded.
     pub(super) fn command_state(&self, lease: &Lease) -> Option<(PeerState, Option<String>)> {
         match self.extension.peers().progress(&lease.subnets) {
             (Progress::Done, _) => None,

@@ -142,12 +142,12 @@ impl<K: Kernel> Node<K> {
 
     /// Returns the uplink. One that is gone is waited for, and another one is used only when it stays away.
     fn pick_uplink(&mut self, machine: &Machine) -> Result<Picked, UplinkProblem> {
-        let ground = acquire::ground(machine, self.plan.network(), self.plan.own().subnets);
+        let candidates = acquire::candidates(machine, self.plan.network(), self.plan.own().subnets);
         let choice = &self.context.options.uplink;
-        match uplink::next(choice, &ground, &self.plan.host().uplink) {
+        match uplink::next(choice, &candidates, &self.plan.host().uplink) {
             Ok(Next::Stay(picked)) => {
                 self.uplink.is_back();
-                self.uplink.log_remarks(uplink::remarks(choice, &ground, &picked.uplink));
+                self.uplink.log_remarks(uplink::remarks(choice, &candidates, &picked.uplink));
                 Ok(picked)
             }
             Ok(Next::Gone { lost, next }) => {

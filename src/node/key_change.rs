@@ -20,14 +20,16 @@ use weft_backends::state::Key;
 use weft_subnet::lease::Lease;
 
 use super::Node;
+use super::change::NoIdentities;
 use crate::kernel::{Kernel, MachineError};
-use crate::lease::acquire;
+use crate::lease::acquire::identities;
 use crate::pass::{Cause, Trigger};
 
 /// Time for which the store may take to accept our lease.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The way to whoever asked for the change: the new public key, or why there is none.
+/// The way to whoever asked for the change: the new public key, or why there is none. Both go over the socket as they are, so the reason
+/// is a sentence.
 pub(super) type Reply = oneshot::Sender<Result<String, String>>;
 
 /// A change that is under way.
@@ -78,7 +80,7 @@ enum NoChange {
     #[error("the store has not accepted the own lease within {} s. The key stays as it is", LIMIT.as_secs())]
     Refused,
     #[error("there is no new key: {0}. The key stays as it is")]
-    Make(String),
+    Make(#[from] NoIdentities),
     #[error("the kernel has not accepted the new key: {0}. The key stays as it is")]
     Kernel(String),
     #[error(
@@ -120,14 +122,15 @@ impl<K: Kernel> Node<K> {
         if self.own_lease.has_problem() || self.own_lease.tasks.is_call_open() {
             return Err(NoChange::Lease);
         }
-        let failed = |error: &dyn std::fmt::Display| NoChange::Make(error.to_string());
-        let machine = self.passer.kernel().machine().map_err(|error| failed(&MachineError(error)))?;
-        let made = acquire::new_identities(self.plan.backend(), &machine, &self.context.secrets);
-        let kind = || NoChange::NoKey(self.plan.network().backend_type.clone());
-        made.map_err(|error| failed(&error))?.ok_or_else(kind)
+        self.make_identities()?.ok_or_else(|| NoChange::NoKey(self.plan.network().backend_type.clone()))
     }
 
-    /// The store holds our lease as it is in the plan. Does the next step of a change of the key.
+    fn make_identities(&mut self) -> Result<Option<Identities>, NoIdentities> {
+        let machine = self.passer.kernel().machine().map_err(MachineError)?;
+        Ok(identities::new_identities(self.plan.backend(), &machine, &self.context.secrets)?)
+    }
+
+    /// Does the next step of a change of the key. The store has our lease as it is in the plan now.
     pub(super) async fn continue_key_change(&mut self) {
         let Some(mut change) = self.key_change.take() else { return };
         match &change.step {
@@ -179,7 +182,7 @@ impl<K: Kernel> Node<K> {
                 return;
             }
         };
-        if let Err(error) = acquire::end_change(self.plan.backend(), &machine, &self.context.secrets, accepted) {
+        if let Err(error) = identities::end_change(self.plan.backend(), &machine, &self.context.secrets, accepted) {
             tracing::warn!(
                 "the key of this node changed, and its files are not up to date: {error}. The next start of the agent tries again"
             );

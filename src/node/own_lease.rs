@@ -46,7 +46,7 @@ pub(super) struct OwnLease {
     pub(super) missing: Option<&'static str>,
     /// Why the last call failed.
     pub(super) error: Option<String>,
-    /// The time to live that the store has given, and when. `None`: unlimited, or not known yet.
+    /// The time to live that the store has given, and when. `None` if it is unlimited or not known yet.
     pub(super) ttl: Option<(Instant, Duration)>,
     pub(super) saved_end: SavedEnd,
 }
@@ -97,7 +97,7 @@ enum OwnRecord<'a> {
 }
 
 impl<K: Kernel> Node<K> {
-    /// The store answered a call for the own lease.
+    /// Handles the answer of the store to a call for the own lease.
     pub async fn lease_answered(&mut self, answer: LeaseAnswer) -> NextStep {
         match answer {
             LeaseAnswer::Held(lease) => {
@@ -128,7 +128,7 @@ impl<K: Kernel> Node<K> {
         NextStep::Continue
     }
 
-    /// The store says that this is our lease.
+    /// Takes over our lease as the store has it.
     async fn lease_held(&mut self, lease: Lease) {
         let own = self.plan.own();
         let has_moved = lease.subnets != own.subnets;
@@ -240,7 +240,7 @@ impl<K: Kernel> Node<K> {
         readable && new != now && self.plan.identities_after(&lease.attrs) != self.plan.host().identities
     }
 
-    /// Somebody else wrote our record. If that happens again and again, we write it back more and more rarely.
+    /// Logs that somebody else wrote our record. If that happens again and again, we write it back more and more rarely.
     fn log_overwritten(&mut self, by: &str) {
         if self.own_lease.contest.overwritten(by, Instant::now()) {
             tracing::warn!("{}", self.contest_problem().unwrap_or_default());
@@ -268,11 +268,11 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Another node owns our subnet. What follows is decided by `--on-lost-lease`.
+    /// Handles the loss of our subnet to another node. What follows is decided by `--on-lost-lease`.
     async fn lease_lost(&mut self, text: String) -> NextStep {
         let action = self.context.options.on_lost_lease;
         tracing::error!(?action, "own lease lost: {text}");
-        self.history.last_error = Some(Failure::now(text.clone()));
+        self.statistics.last_error = Some(Failure::now(text.clone()));
         self.own_lease.lost = Some(text);
         self.own_lease.contest = Contest::default();
         self.forget_saved_lease().await;
@@ -287,7 +287,7 @@ impl<K: Kernel> Node<K> {
         NextStep::Continue
     }
 
-    /// Returns what to ask the store for, and remembers it as requested. `was`: what the lease said before, if it may still be ours.
+    /// Returns what to ask the store for, and remembers it as requested. `was` is what the lease said before, if it may still be ours.
     pub(super) fn request(&mut self, was: Option<Attrs>) -> LeaseRequest {
         let attrs = self.wanted_attrs();
         self.own_lease.requested = Some(attrs.clone());

@@ -24,7 +24,7 @@ const DUMP_RETRY: Duration = Duration::from_secs(1);
 
 /// What the passes so far have done, for `weft status` and metrics.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct PassStatistics {
     /// The last pass that wrote something.
     pub(super) last_pass: Option<Pass>,
     pub(super) last_error: Option<Failure>,
@@ -47,14 +47,14 @@ impl<K: Kernel> Node<K> {
         match self.compare_everything(&trigger).await {
             Ok(report) => {
                 self.kernel_problem = None;
-                *self.history.full_passes.entry(cause.as_str()).or_default() += 1;
+                *self.statistics.full_passes.entry(cause.as_str()).or_default() += 1;
                 self.context.reporter.metrics.full_pass(cause.as_str());
                 // Writes are not a cost of auditing, unless the kernel refuses them again and again.
                 if report.writes() == report.failed() {
                     self.schedule.audit_interval = audit::interval(self.context.options.resync, cost.so_far());
                 }
                 self.record(report, &trigger.event);
-                self.schedule.next_audit = Instant::now() + self.schedule.audit_interval;
+                self.schedule.plan_audit(Instant::now());
                 if let Some(until) = self.passer.keep_stale_until {
                     self.schedule.audit_by(until, "the grace time after the first list is over");
                 }
@@ -62,7 +62,7 @@ impl<K: Kernel> Node<K> {
             Err(error) => {
                 let text = format!("read the kernel's tables: {error}");
                 tracing::error!("{text}");
-                self.history.last_error = Some(Failure::now(text.clone()));
+                self.statistics.last_error = Some(Failure::now(text.clone()));
                 self.kernel_problem = Some(text);
                 self.schedule.next_audit = Instant::now() + DUMP_RETRY;
             }
@@ -97,7 +97,7 @@ impl<K: Kernel> Node<K> {
         second
     }
 
-    /// The kernel announced changes.
+    /// Handles changes that the kernel announced.
     pub async fn kernel_changed(&mut self, notices: Vec<Notice>) {
         let mut entries: HashMap<Key, Option<ObservedValue>> = HashMap::new();
         let (mut everything, mut routes) = (None, false);
@@ -140,7 +140,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Returns true if an entry that the kernel announced (`None`: it is gone) is not as it should be. The kernel also
+    /// Returns true if an entry that the kernel announced (`None` if it is gone) is not as it should be. The kernel also
     /// announces what this node has just written.
     fn differs(&self, key: &Key, seen: Option<&ObservedValue>) -> bool {
         match (self.plan.desired(key), seen) {
@@ -180,7 +180,8 @@ impl<K: Kernel> Node<K> {
         if has_devices && self.peers.rate_limit.allows_full_pass(now) {
             return self.full_pass_for_devices(Trigger::new(Cause::Lease, event), now).await;
         }
-        let changed = self.peers.rate_limit.delay_devices(changed);
+        let has_delayed = has_devices || self.peers.rate_limit.has_delayed_devices();
+        let changed = if has_delayed { self.peers.rate_limit.delay_devices(changed) } else { changed };
         if changed.is_empty() {
             return;
         }
@@ -205,7 +206,7 @@ impl<K: Kernel> Node<K> {
             metrics.operations(kind, if *done { "done" } else { "failed" }, *count as u64);
         }
         if let Some(error) = &report.error {
-            self.history.last_error = Some(Failure::now(error.clone()));
+            self.statistics.last_error = Some(Failure::now(error.clone()));
         }
         if report.writes() == 0 {
             return;
@@ -216,6 +217,6 @@ impl<K: Kernel> Node<K> {
         let (cause, writes, failed) = (report.cause.as_str().to_owned(), report.writes(), report.failed());
         let took_us = u64::try_from(report.took.as_micros()).unwrap_or(u64::MAX);
         tracing::debug!(cause, writes, failed, took_us, "pass");
-        self.history.last_pass = Some(Pass { at_ms: now_ms(), took_us, writes, failed, cause });
+        self.statistics.last_pass = Some(Pass { at_ms: now_ms(), took_us, writes, failed, cause });
     }
 }

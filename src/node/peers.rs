@@ -27,7 +27,7 @@ pub(super) struct PeerLeases {
 }
 
 impl PeerLeases {
-    /// No list yet. `grace` is the time for which sudden removals are held.
+    /// Returns a state without a list. `grace` is the time for which sudden removals are held.
     pub(super) fn new(grace: Duration, now: Instant) -> PeerLeases {
         PeerLeases { list: PeerList::Missing, hold: Hold::new(grace), rate_limit: RateLimit::new(now) }
     }
@@ -49,7 +49,7 @@ impl<K: Kernel> Node<K> {
         self.peers.list == PeerList::Complete
     }
 
-    /// Applies a complete list of the store. `reset`: the store is not the same as before.
+    /// Applies a complete list of the store. `reset` is true if the store is not the same as before.
     pub(super) fn apply_list(&mut self, records: Vec<Record>, reset: bool) -> Vec<Changed> {
         if reset {
             tracing::warn!("the store is not the same as before: it was wiped or restored, or it is another cluster");
@@ -146,7 +146,7 @@ impl<K: Kernel> Node<K> {
         let Some(record) = self.peers.rate_limit.admit(record, now) else {
             // Its value is not used yet, but the lease exists, so the peer must not be removed.
             self.peers.hold.cancel(&id);
-            if self.plan.lines.due(&id, now) {
+            if self.plan.lease_log.due(&id, now) {
                 tracing::warn!(lease = %id, "lease changes too often: its last value is applied later");
             }
             return Vec::new();
@@ -162,7 +162,7 @@ impl<K: Kernel> Node<K> {
             self.own_record_written(&record);
         }
         let now = Instant::now();
-        if self.peers.hold.cancel(&record.id) && self.plan.lines.due(&record.id, now) {
+        if self.peers.hold.cancel(&record.id) && self.plan.lease_log.due(&record.id, now) {
             tracing::info!(lease = %record.id, "held lease is back");
         }
         let id = record.id.clone();
@@ -172,7 +172,7 @@ impl<K: Kernel> Node<K> {
             if !self.peers.hold.cancel(&winner) {
                 break;
             }
-            if self.plan.lines.due(&winner, now) {
+            if self.plan.lease_log.due(&winner, now) {
                 tracing::info!(lease = %winner, by = %id, "held peer removed: a lease in the store claims the same");
             }
             changed.extend(self.plan.remove(&winner));

@@ -64,7 +64,7 @@ impl<K: Kernel> Node<K> {
         self.probes.as_ref().filter(|_| has_peers).map(|probes| probes.prober.next())
     }
 
-    /// These leases changed. Their peers are asked soon.
+    /// Takes notice of leases that changed. Their peers are asked soon.
     pub(super) fn probe_changed(&mut self, changes: &[Result<Record, Id>]) {
         let now = Instant::now();
         if let Some(probes) = &mut self.probes {
@@ -118,7 +118,7 @@ impl<K: Kernel> Node<K> {
         prober.ask(target, now)
     }
 
-    /// A probe was answered or lost.
+    /// Takes notice that a probe was answered or lost.
     pub fn probe_ended(&mut self, probed: Probed) {
         let now = Instant::now();
         let Some(probes) = &mut self.probes else { return };
@@ -156,7 +156,7 @@ impl<K: Kernel> Node<K> {
             return;
         };
         // While nobody has answered, one problem says so for all.
-        if self.probe_cause(&lease).is_none() || !self.plan.lines.due(&lease.id, now) {
+        if self.probe_cause(&lease).is_none() || !self.plan.lease_log.due(&lease.id, now) {
             return;
         }
         let reason = self.unreachable_reason(&lease, target, cause);

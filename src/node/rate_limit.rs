@@ -51,7 +51,7 @@ pub(super) struct RateLimit {
 }
 
 impl RateLimit {
-    /// No lease owes anything.
+    /// Returns a state in which no lease owes anything.
     pub(super) fn new(now: Instant) -> RateLimit {
         RateLimit {
             paid_at: HashMap::new(),
@@ -134,12 +134,12 @@ impl RateLimit {
 
     /// Returns when the full pass that devices wait for may run, or `None` if nothing waits for one.
     pub(super) fn full_pass_due(&self) -> Option<Instant> {
-        let is_wanted = self.is_full_pass_requested || !self.delayed.is_empty();
+        let is_wanted = self.is_full_pass_requested || self.has_delayed_devices();
         let allowed_at = self.full_passes_paid_at.checked_sub(FULL_PASS_CREDIT);
         is_wanted.then(|| allowed_at.unwrap_or(self.full_passes_paid_at))
     }
 
-    /// A full pass begins, for whatever reason, so no device waits any longer.
+    /// Lets no device wait any longer, because a full pass begins, for whatever reason.
     pub(super) fn clear_delayed_devices(&mut self) {
         self.delayed.clear();
         self.is_full_pass_requested = false;
@@ -153,7 +153,12 @@ impl RateLimit {
 
     /// Returns true for an entry on a device that waits for a full pass. The entry is not written before the device.
     pub(super) fn is_delayed(&self, key: &Key, value: &Value) -> bool {
-        !self.delayed.is_empty() && diff::device(key, value).is_some_and(|name| self.delayed.contains(&name))
+        self.has_delayed_devices() && diff::device(key, value).is_some_and(|name| self.delayed.contains(&name))
+    }
+
+    /// Returns true if devices wait for the next full pass.
+    pub(super) fn has_delayed_devices(&self) -> bool {
+        !self.delayed.is_empty()
     }
 
     /// Delays changes of devices, and new entries on delayed devices, until the next full pass. Returns the changes that are
@@ -163,9 +168,6 @@ impl RateLimit {
             Key::Link(name) => Some(*name),
             _ => None,
         }));
-        if self.delayed.is_empty() {
-            return changed;
-        }
         let now = |(key, before, after): Changed| match (before, after) {
             _ if matches!(key, Key::Link(_)) => None,
             (before, Some(after)) if self.is_delayed(&key, &after) => Some((key, Some(before?), None)),

@@ -26,7 +26,7 @@ const NODES_INTERVAL: Duration = Duration::from_secs(1);
 /// The traffic rules of the node.
 #[derive(Debug, Default)]
 pub(super) struct TrafficRules {
-    /// The node's end of the reconciler. `None`: the rules have no reconciler yet.
+    /// The node's end of the reconciler. `None` while the rules have no reconciler.
     pub(super) reconciler: Option<Handle>,
     /// What the wanted rules were last computed from, and when.
     computed: Option<(Inputs, Instant)>,
@@ -133,7 +133,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The reconciler sent a new state. subnet.env may wait for it.
+    /// Takes over a new state of the reconciler. subnet.env may wait for it.
     pub fn rules_changed(&mut self) {
         let Some(reconciler) = &mut self.rules.reconciler else { return };
         let state = reconciler.state.borrow_and_update().clone();

@@ -31,22 +31,22 @@ impl<K: Kernel> Node<K> {
         self.own_lease.tasks.acquire_after_resume(request);
     }
 
-    /// Something that is saved has changed. Before the first list there is nothing to save.
+    /// Takes notice that something that is saved has changed. Before the first list there is nothing to save.
     pub(super) fn save_later(&mut self) {
         if self.has_list() {
             self.context.saver.changed();
         }
     }
 
-    /// Something has changed that the next start must know even if it comes within seconds.
+    /// Takes notice of a change that the next start must know even if it comes within seconds.
     pub(super) fn save_now(&mut self) {
         if self.has_list() {
             self.context.saver.changed_now();
         }
     }
 
-    /// The store renewed our lease, which now lives for this time (`None`: it does not end). The end is saved only when it
-    /// has moved by a quarter of that time, because stores that are touched otherwise report a renewal, too.
+    /// Takes notice that the store renewed our lease, which now lives for this time, or does not end if there is `None`. The end
+    /// is saved only when it has moved by a quarter of that time, because stores that are touched otherwise report a renewal, too.
     pub(super) fn lease_renewed(&mut self, ttl: Option<Duration>) {
         let now = Instant::now();
         let must_save = match (self.own_lease.saved_end, ttl) {
@@ -96,6 +96,9 @@ impl<K: Kernel> Node<K> {
         }
         if self.store.error.is_none() && self.context.saver.is_old(now) {
             self.save_later();
+        }
+        if self.next_saving(now).is_none_or(|due| now < due) {
+            return;
         }
         let wall = wall_clock();
         let heard = wall.saturating_sub(now - self.store.last_answer).as_secs();

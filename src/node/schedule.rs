@@ -32,7 +32,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// An audit is due at once.
+    /// Returns a schedule in which an audit is due at once.
     pub(super) fn new(audit_interval: Duration, watchdog_interval: Option<Duration>, now: Instant) -> Schedule {
         let watchdog = watchdog_interval.map(|interval| (interval, now));
         Schedule { audit_interval, next_audit: now, early: None, recent: VecDeque::new(), paused_until: now, watchdog }
@@ -45,6 +45,11 @@ impl Schedule {
 
     pub(super) fn audit_due(&self, now: Instant) -> bool {
         self.next_audit <= now
+    }
+
+    /// Plans the next usual audit. An event that an earlier one was for is forgotten, because everything has been compared since.
+    pub(super) fn plan_audit(&mut self, now: Instant) {
+        (self.next_audit, self.early) = (now + self.audit_interval, None);
     }
 
     /// Lets the next audit come at this time at the latest. `event` is what it is for.
@@ -69,7 +74,7 @@ impl Schedule {
         due
     }
 
-    /// Everything was compared, which has taken the time since `started`.
+    /// Takes notice that everything was compared, which has taken the time since `started`.
     pub(super) fn full_pass_ended(&mut self, started: Instant) {
         let now = Instant::now();
         self.recent.retain(|at| now - *at < WINDOW);

@@ -60,8 +60,8 @@ impl<K: Kernel> Node<K> {
             peer_list: self.peers.list.clone(),
             peers: PeerCounts {
                 believed: self.plan.peers().len(),
-                pending: self.history.failure_counts.pending + pending_commands,
-                failed: self.history.failure_counts.failed + failed_commands,
+                pending: self.statistics.failure_counts.pending + pending_commands,
+                failed: self.statistics.failure_counts.failed + failed_commands,
                 held: self.peers.hold.len(),
                 set_aside: self.plan.set_aside_count(),
                 unreachable: self.unreachable_count(),
@@ -74,7 +74,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// What is wrong with this node itself, whatever the store and the peers do.
+    /// Returns what is wrong with this node itself, whatever the store and the peers do.
     fn faults(&self) -> Vec<Fault> {
         let uplink = self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}"));
         [
@@ -93,7 +93,7 @@ impl<K: Kernel> Node<K> {
         .collect()
     }
 
-    /// What is wrong although the node can be ready, the most urgent first.
+    /// Returns what is wrong although the node can be ready, the most urgent first.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut all: Vec<String> = self.uplink.link_problem.clone().into_iter().collect();
         all.extend(self.device_warnings());
@@ -133,24 +133,24 @@ impl<K: Kernel> Node<K> {
             store_silence: now - self.store.last_answer,
             store_error: self.store.error.clone(),
             peers: self.peer_rows(sessions),
-            last_pass: self.history.last_pass.clone(),
-            last_error: self.history.last_error.clone(),
+            last_pass: self.statistics.last_pass.clone(),
+            last_error: self.statistics.last_error.clone(),
             audit_interval: self.schedule.audit_interval,
-            full_passes: self.history.full_passes.clone(),
+            full_passes: self.statistics.full_passes.clone(),
             next_audit: self.schedule.next_audit.saturating_duration_since(now),
             rules: self.rules_status(),
             tunnel: self.tunnel_status(),
         }
     }
 
-    /// Why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
+    /// Returns why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
     /// need.
     pub(super) fn device_problem(&self) -> Option<String> {
         let mut pending = self.pending_of_own_device();
         pending.find(|(_, pending)| !pending.works).map(|(key, pending)| format!("{key}: {}", pending.reason))
     }
 
-    /// What the own device lacks although it carries packets. Nothing waits for it.
+    /// Returns what the own device lacks although it carries packets. Nothing waits for it.
     fn device_warnings(&self) -> impl Iterator<Item = String> {
         let lacking = self.pending_of_own_device().filter(|(_, pending)| pending.works);
         lacking.map(|(key, pending)| format!("{key}: {}; packets do not need it", pending.reason))
@@ -165,9 +165,9 @@ impl<K: Kernel> Node<K> {
 
     fn count_failures(&mut self) {
         let version = self.passer.pending().version();
-        if self.history.failure_counts.version != version {
+        if self.statistics.failure_counts.version != version {
             let PeerFailures { pending, failed } = self.peer_failures();
-            self.history.failure_counts = FailureCounts { version, pending: pending.len(), failed: failed.len() };
+            self.statistics.failure_counts = FailureCounts { version, pending: pending.len(), failed: failed.len() };
         }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct StoreState {
 }
 
 impl StoreState {
-    /// The store has just answered.
+    /// Returns the state of a store that has just answered.
     pub(super) fn new(now: Instant) -> StoreState {
         StoreState { last_answer: now, error: None, log_limit: Reminder::default() }
     }
@@ -51,7 +51,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// The store sent these events.
+    /// Handles events of the store.
     pub async fn store_changed(&mut self, events: Vec<Event>) {
         if events.is_empty() {
             return;

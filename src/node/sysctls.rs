@@ -30,7 +30,7 @@ pub(super) struct Sysctls {
 }
 
 impl Sysctls {
-    /// A check is due at once. The values that were changed are remembered in files beside subnet.env.
+    /// Returns a state in which a check is due at once. The values that were changed are remembered in files beside subnet.env.
     pub(super) fn new(options: &Options, now: Instant) -> Sysctls {
         let loosened = Loosened::beside(&options.subnet_file);
         let offload = ChecksumOffload::beside(&options.subnet_file, options.tx_checksum_off);

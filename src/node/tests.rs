@@ -161,7 +161,7 @@ fn machine(ip: &str) -> Machine {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: format!("{ip}/24").parse().unwrap(), scope: 0, flags: 0x80 }],
         routes: vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))],
-        way: None,
+        lookup: None,
     }
 }
 
@@ -236,8 +236,8 @@ impl TestNode {
         });
         let kernel = FakeKernel::new(machine("192.168.0.1"), PROTOCOL);
         let ((network, backend), there) = (acquire::parse(config).unwrap(), machine("192.168.0.1"));
-        let ground = acquire::ground(&there, &network, Subnets::default());
-        let picked = crate::uplink::pick(&options.uplink, &ground).unwrap();
+        let candidates = acquire::candidates(&there, &network, Subnets::default());
+        let picked = crate::uplink::pick(&options.uplink, &candidates).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
         let identities = match backend.kind() {
             "wireguard" => KeyPair::of(Secret::new([1; 32])).both(),

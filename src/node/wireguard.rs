@@ -71,7 +71,7 @@ impl<K: Kernel> Node<K> {
                 .into_iter()
                 .for_each(|report| self.record(report, "WireGuard peers are not as this agent wrote them")),
             // The next full pass meets the same error, and shows it as a problem of this node.
-            Err(error) => self.history.last_error = Some(Failure::now(format!("read WireGuard devices: {error}"))),
+            Err(error) => self.statistics.last_error = Some(Failure::now(format!("read WireGuard devices: {error}"))),
         }
     }
 

@@ -55,7 +55,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// The reason of the Event.
+    /// Returns the reason of the Event.
     fn reason(self) -> &'static str {
         match self {
             FaultKind::NoLease => "NoLease",

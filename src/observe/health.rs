@@ -157,7 +157,7 @@ async fn client(stream: TcpStream, address: IpAddr, pages: Pages) {
     }
 }
 
-/// Returns the answer for a path. `open`: the client understands OpenMetrics.
+/// Returns the answer for a path. `open` is true if the client understands OpenMetrics.
 fn answer(
     method: &Method,
     (path, open): (&str, bool),

@@ -214,7 +214,7 @@ pub struct PeerRow {
 }
 
 impl PeerRow {
-    /// A peer whose lease can be read.
+    /// Returns a peer whose lease can be read.
     pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> PeerRow {
         let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
         let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
@@ -223,25 +223,25 @@ impl PeerRow {
         PeerRow { id: lease.id.clone(), subnets: lease.subnets, peer }
     }
 
-    /// The same peer with this traffic over WireGuard devices.
+    /// Returns the same peer with this traffic over WireGuard devices.
     pub fn with_sessions(mut self, sessions: Vec<PeerSession>) -> PeerRow {
         self.peer.sessions = sessions;
         self
     }
 
-    /// The same peer. `not_encrypted`: packets to it go in clear text, although the backend of this node encrypts.
+    /// Returns the same peer. `not_encrypted` is true if packets to it go in clear text although the backend of this node encrypts.
     pub fn with_clear_text(mut self, not_encrypted: bool) -> PeerRow {
         self.peer.not_encrypted = not_encrypted;
         self
     }
 
-    /// The same peer with what probes found.
+    /// Returns the same peer with what probes found.
     pub fn with_probe(mut self, probe: Option<PeerProbe>) -> PeerRow {
         self.peer.probe = probe;
         self
     }
 
-    /// A record that cannot be read.
+    /// Returns a record that cannot be read.
     pub fn unreadable(id: &Id, reason: String) -> PeerRow {
         let (public, backend) = (String::new(), String::new());
         let (state, sessions) = (PeerState::SetAside, Vec::new());

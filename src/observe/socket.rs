@@ -32,7 +32,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum size of a request in bytes.
 const MAX_REQUEST: u64 = 4096;
 
-/// A request to the agent. It answers between two passes.
+/// A request to the agent. It answers between two passes. An error is a sentence, which goes over the socket as it is.
 #[derive(Debug)]
 pub enum Request {
     /// `weft status`.

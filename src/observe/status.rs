@@ -21,7 +21,7 @@ pub struct Status {
     pub problems: Vec<String>,
     /// The own subnets, such as `10.5.1.0/24,fd00::/64`. Empty before there is a lease.
     pub subnet: String,
-    /// Seconds until the lease ends unless it is renewed. `None`: it does not end.
+    /// Seconds until the lease ends unless it is renewed. `None` if it does not end.
     pub lease_ttl_s: Option<u64>,
     /// The addresses that the own lease names.
     pub public: Vec<String>,
@@ -34,7 +34,7 @@ pub struct Status {
     pub other_ways: Vec<String>,
     /// The MTU of subnet.env in bytes.
     pub mtu: u32,
-    /// The port of `--healthz-port`. `None`: it is off.
+    /// The port of `--healthz-port`. `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_port: Option<u16>,
     /// Name, addresses and MTU of the uplink.
@@ -64,7 +64,7 @@ pub struct Status {
     /// Traffic rules.
     #[serde(default)]
     pub rules: RuleStatus,
-    /// The tunnel through which the agent itself carries packets. `None`: the backend has none.
+    /// The tunnel through which the agent itself carries packets. `None` if the backend has none.
     #[serde(default)]
     pub tunnel: Option<TunnelStatus>,
 }
@@ -112,9 +112,9 @@ pub struct RuleStatus {
     pub writes: u64,
     /// How many of these writes restored rules that another program had changed.
     pub mended: u64,
-    /// What the tunnel guard does, or why it does nothing. `None`: it is off.
+    /// What the tunnel guard does, or why it does nothing. `None` if it is off.
     pub guard: Option<String>,
-    /// What the fence keeps this host from forwarding, or what the kernel refused of it. `None`: it is off.
+    /// What the fence keeps this host from forwarding, or what the kernel refused of it. `None` if it is off.
     #[serde(default)]
     pub fence: Option<String>,
 }
@@ -148,7 +148,7 @@ pub struct Peer {
 pub struct PeerProbe {
     /// The address that is asked.
     pub address: String,
-    /// The last round trip in microseconds. `None`: it never answered.
+    /// The last round trip in microseconds. `None` if it never answered.
     pub round_trip_us: Option<u64>,
     /// How many of the last requests were not answered.
     pub lost: u32,
@@ -168,7 +168,7 @@ pub struct PeerSession {
     pub device: String,
     /// Where the peer was heard last, or else where its lease says that it is.
     pub endpoint: Option<String>,
-    /// Seconds since the last handshake. `None`: never.
+    /// Seconds since the last handshake. `None` if there was none.
     pub handshake_s: Option<u64>,
     /// Received bytes.
     pub received: u64,
@@ -218,7 +218,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// An error that has just happened.
+    /// Returns an error that has just happened.
     pub fn now(text: String) -> Failure {
         Failure { at_ms: now_ms(), text }
     }

@@ -8,7 +8,7 @@ use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue};
 use weft_subnet::old_defects::{Defect, is_back};
 
-use crate::plan::{MOST_DEVICES, Plan};
+use crate::plan::{MAX_DEVICES, Plan};
 
 /// The devices that the last full pass found.
 #[derive(Debug, Default)]
@@ -58,14 +58,14 @@ impl Devices {
     }
 
     /// Returns new devices of peers for which there is no room: together with all devices that bear our mark, also those that are no
-    /// longer needed, there would be more than [`MOST_DEVICES`]. This node's own devices come first.
+    /// longer needed, there would be more than [`MAX_DEVICES`]. This node's own devices come first.
     pub fn crowded(&self, plan: &Plan, ops: &[Op]) -> BTreeSet<Name> {
         let new = ops.iter().filter_map(|op| match op {
             Op::Ensure(Key::Link(name), _) if !self.present.contains(name) => Some(*name),
             _ => None,
         });
         let (own, peers): (Vec<Name>, Vec<Name>) = new.partition(|name| plan.is_device_of_ours(&Key::Link(*name)));
-        let room = MOST_DEVICES.saturating_sub(self.marked.len() + own.len());
+        let room = MAX_DEVICES.saturating_sub(self.marked.len() + own.len());
         peers.into_iter().skip(room).collect()
     }
 

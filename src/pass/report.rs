@@ -80,7 +80,7 @@ pub(super) enum Before {
 }
 
 impl Before {
-    /// A value that this agent wrote earlier.
+    /// Returns a value that this agent wrote earlier.
     pub(super) fn written(value: Value) -> Before {
         Before::Observed(ObservedValue { value, protocol: PROTOCOL, mark: true })
     }

@@ -49,7 +49,7 @@ async fn the_number_of_devices_is_limited_while_removals_are_held() {
     for vni in 100..160 {
         plan.put(record(2, vni));
         passer.full(&plan, Cause::Lease).await.unwrap();
-        assert!(links(&kernel).len() <= MOST_DEVICES, "{:?}", links(&kernel));
+        assert!(links(&kernel).len() <= MAX_DEVICES, "{:?}", links(&kernel));
     }
     let waits = passer.pending().get(&Key::Link(name("flannel.159"))).unwrap();
     assert!(waits.retry && waits.reason.contains("18 devices"), "{waits:?}");
@@ -345,14 +345,14 @@ async fn devices_of_peers_leave_room_for_the_own_device() {
     passer.keep_all(true);
     // There is room for one device, and the plan needs two.
     let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
-    for n in 1..MOST_DEVICES {
+    for n in 1..MAX_DEVICES {
         let seen = ObservedValue { value: Value::link(link.clone()), protocol: PROTOCOL, mark: true };
         kernel.disturb(Key::Link(name(&format!("flannel.{}", 200 + n))), Some(seen), false);
     }
     plan.put(record(2, 7));
     passer.full(&plan, Cause::Start).await.unwrap();
     let there = links(&kernel);
-    assert!(there.contains(&"link flannel.1".to_owned()) && there.len() == MOST_DEVICES, "{there:?}");
+    assert!(there.contains(&"link flannel.1".to_owned()) && there.len() == MAX_DEVICES, "{there:?}");
 }
 
 /// The guard must not drop packets of a new peer, and no entry is removed before its replacement is written. This is true for changes of leases

@@ -12,7 +12,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id, Lease};
 
 use super::Plan;
-use super::beside::{Beside, EARLIER, NEXT, Which};
+use super::extra_backends::{EARLIER, ExtraBackend, NEXT, Which};
 use super::wide_routes::{self, WideRoutes};
 
 /// What one lease leads to, and by which backend it is reached.
@@ -34,7 +34,7 @@ impl Plan {
         }
         let mut found: Vec<(Which, Planned)> = Vec::new();
         let mut needed = Vec::new();
-        for which in self.besides.order() {
+        for which in self.extra_backends.order() {
             let Some((backend, host)) = self.backend_of(which) else { continue };
             if matches!(which, Which::Earlier(_)) && !self.may_send_by(backend.kind(), lease, follows) {
                 continue;
@@ -46,7 +46,7 @@ impl Plan {
                 && at == 0
                 && !follows
             {
-                needed.push(self.besides.earlier[number].number);
+                needed.push(self.extra_backends.earlier[number].number);
             }
         }
         let best = found.iter().position(|(_, planned)| planned.skipped.is_empty()).unwrap_or(0);
@@ -73,16 +73,16 @@ impl Plan {
         }
         wide_routes::insert(&mut planned.state, self.wide_routes().to_peer(which, lease));
         if let Which::Earlier(at) = which {
-            needed.push(self.besides.earlier[at].number);
+            needed.push(self.extra_backends.earlier[at].number);
         }
-        self.besides.need(&lease.id, needed);
+        self.extra_backends.need(&lease.id, needed);
         let kind = self.backend_of(which).map_or(self.backend.kind(), |(backend, _)| backend.kind());
         Some(Reached { planned, kind })
     }
 
     /// Returns the routes of all backends to all of Network, while there are several backends.
     fn wide_routes(&self) -> WideRoutes {
-        let devices = self.besides.order().into_iter().filter_map(|which| {
+        let devices = self.extra_backends.order().into_iter().filter_map(|which| {
             let (backend, host) = self.backend_of(which)?;
             Some((which, backend.device(host, &self.own)))
         });
@@ -92,31 +92,31 @@ impl Plan {
     /// Iterates over all backends with the facts of the host for each, and true for the next one, which our lease does not name yet.
     /// The backend of our lease comes first.
     pub(super) fn all_backends(&self) -> impl Iterator<Item = (&dyn Backend, &Host, bool)> {
-        let earlier = self.besides.earlier.iter().map(|beside| (&*beside.backend, &beside.host, false));
-        let next = self.besides.next.iter().map(|beside| (&*beside.backend, &beside.host, true));
+        let earlier = self.extra_backends.earlier.iter().map(|extra| (&*extra.backend, &extra.host, false));
+        let next = self.extra_backends.next.iter().map(|extra| (&*extra.backend, &extra.host, true));
         std::iter::once((&*self.backend, &self.host, false)).chain(earlier).chain(next)
     }
 
     fn backend_of(&self, which: Which) -> Option<(&dyn Backend, &Host)> {
-        let beside = match which {
+        let extra = match which {
             Which::Current => return Some((&*self.backend, &self.host)),
-            Which::Earlier(at) => self.besides.earlier.get(at),
-            Which::Next => self.besides.next.as_ref(),
+            Which::Earlier(at) => self.extra_backends.earlier.get(at),
+            Which::Next => self.extra_backends.next.as_ref(),
         };
-        beside.map(|beside| (&*beside.backend, &beside.host))
+        extra.map(|extra| (&*extra.backend, &extra.host))
     }
 
     /// Plans the devices of the next and the earlier backends.
-    pub(super) fn plan_devices_beside(&mut self) {
-        for (contributor, state) in self.besides.devices(&self.own) {
+    pub(super) fn plan_extra_devices(&mut self) {
+        for (contributor, state) in self.extra_backends.devices(&self.own) {
             let changed = self.index.set(&contributor, &Age::default(), state);
             self.update_devices(&changed);
         }
     }
 
-    /// Returns true while there is another backend beside that of our lease.
+    /// Returns true while there is another backend than that of our lease.
     pub fn is_changing(&self) -> bool {
-        !self.besides.is_empty()
+        !self.extra_backends.is_empty()
     }
 
     /// Returns true for an entry of a device that this node needs for its lease, or for the next or an earlier backend.
@@ -145,26 +145,26 @@ impl Plan {
 
     /// Returns the identities of an earlier backend that this one replaces, if there is one.
     pub fn earlier_identities(&self, backend: &dyn Backend) -> Option<Identities> {
-        let same = self.besides.earlier.iter().find(|beside| beside.is_replaced_by(backend));
-        same.map(|beside| beside.host.identities.clone())
+        let same = self.extra_backends.earlier.iter().find(|extra| extra.is_replaced_by(backend));
+        same.map(|extra| extra.host.identities.clone())
     }
 
-    /// Lets the devices of this backend stand beside those of our lease's backend. A full pass is necessary afterwards.
-    pub fn prepare(&mut self, next: Beside) {
-        self.besides.next = Some(next);
+    /// Plans the devices of this backend in addition to those of our lease's backend. A full pass is necessary afterwards.
+    pub fn prepare(&mut self, next: ExtraBackend) {
+        self.extra_backends.next = Some(next);
         self.plan_everything();
     }
 
     /// Gives the next backend up. A full pass is necessary afterwards.
     pub fn give_up_next(&mut self) {
-        if self.besides.next.take().is_some() {
+        if self.extra_backends.next.take().is_some() {
             self.plan_everything();
         }
     }
 
     /// Returns the type of the next backend, the keys of its devices, and why it cannot work on this host, if it cannot.
     pub fn next(&self) -> Option<(&'static str, Vec<Key>, Option<String>)> {
-        let next = self.besides.next.as_ref()?;
+        let next = self.extra_backends.next.as_ref()?;
         let problem = next.backend.advertise(&next.host).err().map(|skip| skip.to_string());
         let devices = next.backend.device(&next.host, &self.own).keys().copied().collect();
         Some((next.backend.kind(), devices, problem))
@@ -173,65 +173,65 @@ impl Plan {
     /// Makes the next backend that of our lease. The one before becomes an earlier one, and packets still go its way. Returns the text of
     /// net-conf that is in force now. A full pass is necessary afterwards.
     pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
-        let Beside { text, network, backend, host, .. } = self.besides.next.take()?;
+        let ExtraBackend { text, network, backend, host, .. } = self.extra_backends.next.take()?;
         self.begin_clear_text(&*backend);
-        self.besides.earlier.retain(|beside| !beside.is_replaced_by(&*backend));
+        self.extra_backends.earlier.retain(|extra| !extra.is_replaced_by(&*backend));
         let before = Host { identities: self.host.identities.clone(), ..host.clone() };
         let network = std::mem::replace(&mut self.network, network);
         let backend = std::mem::replace(&mut self.backend, backend);
         self.host = host;
-        self.add_earlier(Beside::new((text_before, network), backend, before));
-        self.besides.earlier.rotate_right(1);
-        self.besides.sends_earlier = true;
+        self.add_earlier(ExtraBackend::new((text_before, network), backend, before));
+        self.extra_backends.earlier.rotate_right(1);
+        self.extra_backends.sends_earlier = true;
         self.plan_everything();
         Some(text)
     }
 
     /// Adds backends that our lease had before the agent was started again. This must be called before the first [`Plan::put`].
-    pub fn with_earlier(mut self, earlier: Vec<Beside>) -> Plan {
-        earlier.into_iter().for_each(|beside| self.add_earlier(beside));
-        self.plan_devices_beside();
+    pub fn with_earlier(mut self, earlier: Vec<ExtraBackend>) -> Plan {
+        earlier.into_iter().for_each(|extra| self.add_earlier(extra));
+        self.plan_extra_devices();
         self
     }
 
-    fn add_earlier(&mut self, beside: Beside) {
-        self.besides.last_number += 1;
-        self.besides.earlier.push(Beside { number: self.besides.last_number, ..beside });
+    fn add_earlier(&mut self, extra: ExtraBackend) {
+        self.extra_backends.last_number += 1;
+        self.extra_backends.earlier.push(ExtraBackend { number: self.extra_backends.last_number, ..extra });
     }
 
     /// Returns true while packets go an earlier way to peers that know it.
     pub fn sends_earlier(&self) -> bool {
-        self.besides.sends_earlier
+        self.extra_backends.sends_earlier
     }
 
     /// Lets packets go the way of our lease's backend to peers that know it. A full pass is necessary afterwards.
     pub fn send_current(&mut self) {
-        self.besides.sends_earlier = false;
+        self.extra_backends.sends_earlier = false;
         self.plan_everything();
     }
 
     /// Returns the numbers of the earlier backends with the net-conf of each, the latest first.
     pub fn earlier(&self) -> impl Iterator<Item = (u64, &str)> {
-        self.besides.earlier.iter().map(|beside| (beside.number, beside.text.as_str()))
+        self.extra_backends.earlier.iter().map(|extra| (extra.number, extra.text.as_str()))
     }
 
     /// Returns the type of an earlier backend, how many peers need it, and the first of them by id, at most this many.
     pub fn users(&self, number: u64, most: usize) -> (&'static str, usize, Vec<&Lease>) {
-        let kind = self.besides.earlier.iter().find(|beside| beside.number == number);
-        let kind = kind.map_or("", |beside| beside.backend.kind());
-        let Some(users) = self.besides.users.get(&number) else { return (kind, 0, Vec::new()) };
+        let kind = self.extra_backends.earlier.iter().find(|extra| extra.number == number);
+        let kind = kind.map_or("", |extra| extra.backend.kind());
+        let Some(users) = self.extra_backends.users.get(&number) else { return (kind, 0, Vec::new()) };
         let first = users.iter().take(most).filter_map(|id| self.peers.get(id)).map(|lease| &**lease).collect();
         (kind, users.len(), first)
     }
 
     /// Returns true if a peer needs this earlier backend.
     pub fn is_earlier_used(&self, number: u64) -> bool {
-        self.besides.is_used(number)
+        self.extra_backends.is_used(number)
     }
 
     /// Removes an earlier backend. A full pass is necessary afterwards.
     pub fn drop_earlier(&mut self, number: u64) {
-        self.besides.earlier.retain(|beside| beside.number != number);
+        self.extra_backends.earlier.retain(|extra| extra.number != number);
         self.plan_everything();
     }
 

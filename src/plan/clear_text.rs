@@ -37,7 +37,7 @@ pub(super) struct ClearText {
 }
 
 impl ClearText {
-    /// These leases are reached in clear text, and our lease changes to a backend that encrypts.
+    /// Begins a change of our lease to a backend that encrypts. These leases are reached in clear text.
     fn begin(&mut self, reached: impl Iterator<Item = Id>) {
         self.before = reached.map(|id| (id, Progress::Waiting)).collect();
     }
@@ -46,13 +46,13 @@ impl ClearText {
         self.before = HashMap::new();
     }
 
-    /// The lease is not believed any more. If it comes back, it is a new lease.
+    /// Forgets a lease that is not believed any more. If it comes back, it is a new lease.
     pub(super) fn forget(&mut self, id: &Id) {
         self.before.remove(id);
         self.refused.remove(id);
     }
 
-    /// All leases will be planned again.
+    /// Forgets the refusals, because all leases will be planned again.
     pub(super) fn forget_refusals(&mut self) {
         self.refused.clear();
     }
@@ -65,7 +65,7 @@ impl ClearText {
         self.refused.remove(id);
     }
 
-    /// The lease names the backend of our lease.
+    /// Takes notice that the lease names the backend of our lease.
     pub(super) fn followed(&mut self, id: &Id) {
         if let Some(progress) = self.before.get_mut(id) {
             *progress = Progress::Followed;
@@ -96,7 +96,7 @@ impl Plan {
 
     /// Returns true if the backend of our lease encrypts, and peers may still be reached by an earlier one that does not.
     pub fn has_clear_text(&self) -> bool {
-        self.besides.earlier().any(|beside| refusal(&*self.backend, beside.kind()).is_some())
+        self.extra_backends.earlier().any(|extra| refusal(&*self.backend, extra.kind()).is_some())
     }
 
     /// Returns true if packets must not go by a backend of this type, because the backend of our lease encrypts.
@@ -106,12 +106,12 @@ impl Plan {
 
     /// Returns true if packets to this believed lease go out in clear text although the backend of our lease encrypts.
     pub fn is_in_clear_text(&self, id: &Id) -> bool {
-        self.backend.encrypts() && self.foreign.contains_key(id)
+        self.backend.encrypts() && self.other_types.get(id).is_some()
     }
 
     /// Returns how many leases [`Plan::is_in_clear_text`] is true for.
     pub fn clear_text_count(&self) -> usize {
-        if self.backend.encrypts() { self.foreign.len() } else { 0 }
+        if self.backend.encrypts() { self.other_types.len() } else { 0 }
     }
 
     /// Returns how many believed leases are not reached because that would be in clear text, and the first of them by id, at most this
@@ -136,12 +136,12 @@ impl Plan {
     /// Ends clear text: removes the earlier backends that do not encrypt. A full pass is necessary afterwards.
     pub fn end_clear_text(&mut self) {
         let ours = &*self.backend;
-        self.besides.retain_earlier(|beside| refusal(ours, beside.kind()).is_none());
+        self.extra_backends.retain_earlier(|extra| refusal(ours, extra.kind()).is_none());
         self.clear_text.end();
         self.plan_everything();
     }
 
-    /// Our lease is about to name `next` in place of the present backend. Remembers which peers are reached in clear text.
+    /// Remembers which peers are reached in clear text, because our lease is about to name `next` in place of the present backend.
     pub(super) fn begin_clear_text(&mut self, next: &dyn Backend) {
         if next.serves(self.backend.kind()) {
             // Only options change. What is allowed stays so.
@@ -152,7 +152,7 @@ impl Plan {
             return;
         }
         let is_reached = |id: &Id| {
-            let kind = self.foreign.get(id).copied().unwrap_or(self.backend.kind());
+            let kind = self.other_types.get(id).unwrap_or(self.backend.kind());
             let has_entries = || self.index.keys(id).iter().any(weft_backends::state::Key::reaches);
             !next.serves(kind) && (!self.skipped.contains_key(id) || has_entries())
         };

@@ -2,7 +2,6 @@
 //! The devices in the plan: how many there may be, and which names are taken by devices of other programs.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 use weft_backends::diff;
@@ -17,29 +16,17 @@ use super::Plan;
 
 /// Maximum number of devices in the plan. A lease of another VNI or backend type needs a device of its own, and whoever can write leases
 /// must not be able to fill the kernel with devices.
-pub const MOST_DEVICES: usize = 18;
+pub const MAX_DEVICES: usize = 18;
 
 /// Why entries of a lease are left out of the plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceProblem {
     /// Another program made a device of this name.
+    #[error("needs the device {0}, and there is one that was not made by this agent: it is not touched")]
     Foreign(Name),
     /// There are this many devices in the plan, and no more are allowed.
+    #[error("needs a device of its own, and there are {0} already")]
     NoRoom(usize),
-}
-
-impl fmt::Display for DeviceProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceProblem::Foreign(name) => write!(
-                f,
-                "needs the device {name}, and there is one that was not made by this agent: it is not touched"
-            ),
-            DeviceProblem::NoRoom(count) => {
-                write!(f, "needs a device of its own, and there are {count} already")
-            }
-        }
-    }
 }
 
 impl Plan {
@@ -58,7 +45,7 @@ impl Plan {
 
     /// Returns the secrets of this node's WireGuard devices, if one of its backends has any.
     pub fn secrets(&self) -> Option<DeviceSecrets> {
-        self.backend.secrets(&self.host).or_else(|| self.besides.secrets())
+        self.backend.secrets(&self.host).or_else(|| self.extra_backends.secrets())
     }
 
     /// Returns the entries of WireGuard devices.
@@ -144,7 +131,7 @@ impl Plan {
 
     /// Returns how many more devices the plan may have.
     fn room(&self) -> usize {
-        MOST_DEVICES.saturating_sub(self.devices.len())
+        MAX_DEVICES.saturating_sub(self.devices.len())
     }
 
     /// Plans leases that waited for room, until there is no more room for one of them. This is called when a device was removed from the

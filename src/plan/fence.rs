@@ -20,7 +20,7 @@ use super::Plan;
 use crate::options::Fences;
 
 /// Maximum number of leases with exceptions. Each of them costs at most two routes in the kernel.
-const MOST_EXCEPTIONS: usize = 4096;
+const MAX_EXCEPTIONS: usize = 4096;
 
 /// Contributor of the fence itself. No id of a store begins with a slash.
 const FENCE: &str = "/fence";
@@ -82,7 +82,7 @@ impl Fence {
             changed.push((rank.clone(), addresses.clone()));
             self.excepted.insert(rank, addresses);
         }
-        if self.excepted.len() > MOST_EXCEPTIONS
+        if self.excepted.len() > MAX_EXCEPTIONS
             && let Some((rank, addresses)) = self.excepted.pop_last()
         {
             self.waiting.insert(rank.clone(), addresses);
@@ -90,7 +90,7 @@ impl Fence {
             changed.push((rank, Vec::new()));
         }
         // Every waiting lease is younger than all leases with exceptions.
-        while self.excepted.len() < MOST_EXCEPTIONS
+        while self.excepted.len() < MAX_EXCEPTIONS
             && let Some((rank, addresses)) = self.waiting.pop_first()
         {
             self.excepted.insert(rank.clone(), addresses.clone());
@@ -127,7 +127,7 @@ impl Fence {
     pub(super) fn problem(&self) -> Option<String> {
         let ip = self.waiting.values().flatten().next()?;
         Some(format!(
-            "--fail-closed: {} nodes have addresses inside Network; pods reach only the {MOST_EXCEPTIONS} with the oldest leases, \
+            "--fail-closed: {} nodes have addresses inside Network; pods reach only the {MAX_EXCEPTIONS} with the oldest leases, \
              and not {ip}, unless a route leads there; give pods a Network of their own",
             self.ages.len()
         ))
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_oldest_leases_have_the_exceptions_in_every_order_of_arrival() {
-        let many = MOST_EXCEPTIONS as u32 + 100;
+        let many = MAX_EXCEPTIONS as u32 + 100;
         // The orders are ascending, descending and mixed.
         for order in [|n: u32, _| n, |n, many| many - 1 - n, |n: u32, many| n * 4099 % many] {
             let (mut fence, mut model) = (closed(), Model::default());
@@ -268,11 +268,11 @@ mod tests {
                 all.sort();
                 all
             };
-            assert_eq!(held(&model), (0..MOST_EXCEPTIONS as u32).map(ip).collect::<Vec<_>>());
+            assert_eq!(held(&model), (0..MAX_EXCEPTIONS as u32).map(ip).collect::<Vec<_>>());
             assert!(fence.problem().unwrap().starts_with("--fail-closed: 4196 nodes have addresses inside Network"));
             // If a lease goes, the next one gets its exceptions. A lease that changes keeps its own.
             model.set(&mut fence, 7, 7, false);
-            let next = MOST_EXCEPTIONS as u32;
+            let next = MAX_EXCEPTIONS as u32;
             let wanted: Vec<IpAddr> = (0..=next).filter(|n| *n != 7).map(ip).collect();
             assert_eq!(held(&model), wanted);
             model.set(&mut fence, 8, 8, true);

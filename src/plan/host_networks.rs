@@ -43,7 +43,7 @@ impl Plan {
         }
         let routes: Vec<IpNet> = self.host.routes.difference(&host.routes);
         self.host = host.clone();
-        self.besides.update_host(host);
+        self.extra_backends.update_host(host);
         let judged = self.peers.connect(host.connected.clone());
         let mut changed = self.apply_changes(judged);
         let concerned: BTreeSet<Id> =

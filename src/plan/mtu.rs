@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The MTU of pods, and subnet.env, which names it.
 
-use std::collections::BTreeSet;
-
 use weft_subnet::cidr::{Family, family};
 use weft_subnet::env::SubnetEnv;
 
@@ -12,11 +10,10 @@ impl Plan {
     /// Returns the smallest MTU of all families and backends in use, in bytes.
     pub fn mtu(&self) -> u32 {
         let families: Vec<Family> = self.own.subnets.iter().map(|net| family(&net)).collect();
-        let kinds: BTreeSet<&'static str> = self.foreign.values().copied().collect();
-        let others = kinds.into_iter().filter_map(|kind| self.others.made(kind));
+        let others = self.other_types.kinds().filter_map(|kind| self.other_backends.get(kind));
         let backends = std::iter::once(&*self.backend).chain(others).map(|backend| (backend, &self.host));
         backends
-            .chain(self.besides.used())
+            .chain(self.extra_backends.used())
             .flat_map(|(backend, host)| families.iter().map(|family| backend.mtu(host, *family)))
             .min()
             .unwrap_or(self.host.uplink.mtu)

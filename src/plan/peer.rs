@@ -18,8 +18,8 @@ use weft_subnet::text::Shown;
 use super::change::Reached;
 use super::{Plan, clear_text};
 
-/// So many leases that share a public address with another one are said in the log; status names them all.
-const SHARED_SAID: usize = 10;
+/// So many leases that share a public address with another one are logged. The status names them all.
+const MAX_SHARED_LOGGED: usize = 10;
 
 /// An identity that a lease claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// The identity that this entry is about, if it is about one.
+    /// Returns the identity that this entry contains, if it contains one.
     fn of(key: &Key, value: &Value) -> Option<Claimed> {
         Some(match (key, value) {
             (Key::Fdb(_, mac), Value::Fdb(to)) => {
@@ -49,14 +49,14 @@ impl Claimed {
 }
 
 impl Plan {
-    /// Believed leases that have no or not all entries, by id.
+    /// Returns the believed leases that have no entries or not all of them, in the order of their ids.
     pub fn skipped_leases(&self) -> impl Iterator<Item = &Lease> {
         let mut ids: Vec<&Id> = self.skipped.keys().collect();
         ids.sort_unstable();
         ids.into_iter().filter_map(|id| Some(&**self.peers.get(id)?))
     }
 
-    /// The identities that this lease claims and that another lease has, each with that lease.
+    /// Returns the identities that this lease claims and that belong to another lease, each with that lease.
     pub fn clashes(&self, lease: &Lease) -> Vec<(Claimed, &Lease)> {
         let ports = (TYPES.ports)(&lease.attrs);
         let public = |(ip, port): (IpAddr, Option<u16>)| {
@@ -75,19 +75,20 @@ impl Plan {
         self.index.keys(&lease.id).into_iter().filter_map(clash).collect()
     }
 
-    /// Plans one lease, and those whose forwarding entries come into force or lose it by that.
+    /// Plans one lease, and the other leases that get or lose an identity because of it.
     pub(super) fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
-        let before = self.forwarding(&lease.id);
+        let before = self.claimants(&lease.id);
         let mut changed = self.plan_alone(lease);
         changed.extend(self.replan_sharers(&lease.id, before));
         changed
     }
 
-    /// This lease wants nothing any more.
+    /// Removes all entries of a lease, and plans the other leases that get an identity because of it.
     pub(super) fn unplan_peer(&mut self, id: &Id, age: &Age) -> Vec<Changed> {
         self.peers_version += 1;
-        let before = self.forwarding(id);
+        let before = self.claimants(id);
         let mut changed = self.index.set(id, age, State::new());
+        self.update_devices(&changed);
         changed.extend(self.replan_sharers(id, before));
         changed
     }
@@ -99,9 +100,10 @@ impl Plan {
         }
         self.peers_version += 1;
         let (mut state, mut reasons, kind) = self.entries_of(lease);
-        for (dev, claimed, beaten) in self.lost(&state, lease) {
+        for (dev, claimed, beaten) in self.identities_of_others(&state, lease) {
             reasons.push(self.clash(&claimed, lease, beaten));
-            // Traffic for its subnet would go to the other node. The identity stays claimed: it counts when the other lease is gone.
+            // Traffic for its subnet would go to the other node. The claim to the identity stays, for the time when the other lease is
+            // gone.
             state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(dev));
         }
         if reasons.is_empty() {
@@ -109,14 +111,14 @@ impl Plan {
         } else {
             let reason = reasons.join("; ");
             if self.skipped.get(&lease.id) != Some(&reason) {
-                self.lines.log_set_aside(&lease.id, &reason);
+                self.lease_log.log_set_aside(&lease.id, &reason);
             }
             self.skipped.insert(lease.id.clone(), reason);
         }
         // A lease that lost its MAC to another one still claims the FDB entry, but no packet is sent to its subnet.
         let has_entries = state.keys().any(Key::reaches);
         // A peer of a tunnel has no entries. During a change, its packets may come by another device already.
-        let by_tunnel = !self.besides.is_empty() && reasons.is_empty() && self.tunnel_kind() == Some(kind);
+        let by_tunnel = !self.extra_backends.is_empty() && reasons.is_empty() && self.tunnel_kind() == Some(kind);
         let is_reached = has_entries || by_tunnel;
         match &mut self.guard {
             Some(guard) if !is_reached => guard.forget(&lease.id),
@@ -125,9 +127,9 @@ impl Plan {
         }
         // A lease that is not reached must not lower the MTU, nor loosen rp_filter.
         if kind != self.backend.kind() && is_reached {
-            self.foreign.insert(lease.id.clone(), kind);
+            self.other_types.insert(&lease.id, kind);
         } else {
-            self.foreign.remove(&lease.id);
+            self.other_types.remove(&lease.id);
         }
         let mut changed = self.index.set(&lease.id, &lease.age, state);
         self.update_devices(&changed);
@@ -137,9 +139,9 @@ impl Plan {
 
     /// Returns the entries for this lease, why it is not reached or not by every family, and the type of the backend that reaches it.
     fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>, &'static str) {
-        self.besides.forget(&lease.id);
+        self.extra_backends.forget(&lease.id);
         self.clear_text.allow(&lease.id);
-        let is_simple = self.besides.is_empty() && lease.attrs.other_ways.is_none();
+        let is_simple = self.extra_backends.is_empty() && lease.attrs.other_ways.is_none();
         let by_ways = if is_simple { None } else { self.plan_by_ways(lease) };
         let reached = match by_ways.map_or_else(|| self.plan_by_type(lease), Ok) {
             Ok(reached) => reached,
@@ -159,20 +161,24 @@ impl Plan {
             self.clear_text.refuse(&lease.id);
             return Err(reason.into());
         }
-        let backend = if self.backend.serves(kind) { &*self.backend } else { self.others.of(kind, &self.network)? };
+        let backend = match self.backend.serves(kind) {
+            true => &*self.backend,
+            false => self.other_backends.get_or_make(kind, &self.network)?,
+        };
         Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }
 
-    /// The identities of this lease that belong to another one, which claims them at another address.
-    fn lost(&self, state: &State, lease: &Lease) -> Vec<(Name, Claimed, Beaten<'_>)> {
+    /// Returns the identities that this lease claims and that belong to another one, which claims them at another address.
+    fn identities_of_others(&self, state: &State, lease: &Lease) -> Vec<(Name, Claimed, Beaten<'_>)> {
         let identities = state.iter().filter(|(key, _)| key.is_identity());
-        let lost = identities.filter_map(|(key, value)| {
+        let of_others = identities.filter_map(|(key, value)| {
             let beaten = self.index.beaten_by((key, value), &lease.id, &lease.age)?;
             Some((*key.device()?, Claimed::of(key, value)?, beaten))
         });
-        lost.collect()
+        of_others.collect()
     }
 
+    /// Returns the reason why a lease is not reached although it is believed: another lease has its identity.
     fn clash(&self, claimed: &Claimed, lease: &Lease, beaten: Beaten<'_>) -> String {
         let name = &claimed.name;
         let Beaten::By(winner) = beaten else {
@@ -188,43 +194,43 @@ impl Plan {
         format!("{name} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
     }
 
-    /// Who counts at the identities that this lease claims.
-    fn forwarding(&self, id: &Id) -> BTreeMap<Key, Vec<(Id, bool)>> {
+    /// Returns the first claimants of each identity that this lease claims, as [`Index::first`](weft_backends::index::Index::first) does.
+    fn claimants(&self, id: &Id) -> BTreeMap<Key, Vec<(Id, bool)>> {
         let keys = self.index.keys(id).into_iter().filter(Key::is_identity);
         keys.map(|key| (key, self.index.first(&key, None))).collect()
     }
 
-    /// A lease changed, and before that these counted at the forwarding entries that it claimed: other leases for which something is
-    /// different now are planned again. They are a handful at most ([`MOST_SHARERS`]), and as their claims to forwarding entries stay
-    /// what they are, nothing follows from that.
+    /// Plans again the other leases for which something is different after a change of this lease. `before` are the first claimants of its
+    /// identities before the change. There are at most [`MOST_SHARERS`] for an identity. Their own claims stay the same, so no further
+    /// lease follows from them.
     fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<(Id, bool)>>) -> Vec<Changed> {
-        let now = self.forwarding(id);
+        let now = self.claimants(id);
         for key in now.keys() {
-            // An entry that this lease did not claim before.
+            // The lease did not claim this identity before.
             before.entry(*key).or_insert_with(|| self.index.first(key, Some(id)));
         }
-        let mut turned: BTreeSet<Id> = BTreeSet::new();
+        let mut affected: BTreeSet<Id> = BTreeSet::new();
         for (key, was) in before {
             let now = now.get(&key).cloned().unwrap_or_else(|| self.index.first(&key, None));
-            // Those that lost name the first one, and its address, in their reason.
+            // The reason of a lease that does not have the identity names the first claimant and its address.
             let first = now.first().map(|(id, _)| id);
             let same_first = first == was.first().map(|(id, _)| id) && first != Some(id);
             let same = |one: &&(Id, bool)| same_first && was.contains(one) && now.contains(one);
-            turned.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|(id, _)| id.clone()));
+            affected.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|(id, _)| id.clone()));
         }
-        turned.remove(id);
-        let leases: Vec<Arc<Lease>> = turned.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
+        affected.remove(id);
+        let leases: Vec<Arc<Lease>> = affected.iter().filter_map(|id| self.peers.get(id).cloned()).collect();
         leases.iter().flat_map(|lease| self.plan_alone(lease)).collect()
     }
 
-    /// Says that a lease has the public address of another one, when that is new.
-    pub(super) fn say_shared(&mut self, before: Option<&Lease>, lease: &Lease) {
+    /// Logs that a lease has the public address of another one, when that is new.
+    pub(super) fn log_shared_address(&mut self, before: Option<&Lease>, lease: &Lease) {
         let public = |lease: &Lease| (lease.attrs.public_ip, lease.attrs.public_ipv6, (TYPES.ports)(&lease.attrs));
-        if self.shared_said >= SHARED_SAID || before.is_some_and(|before| public(before) == public(lease)) {
+        if self.shared_logged >= MAX_SHARED_LOGGED || before.is_some_and(|before| public(before) == public(lease)) {
             return;
         }
         if let Some(other) = self.peers.sharing(lease) {
-            self.shared_said += 1;
+            self.shared_logged += 1;
             let (one, other) = (Shown(&lease.id), Shown(&other.id));
             tracing::warn!(lease = %one, %other, "two leases publish one address: one of the nodes is not reached");
         }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where the peers are, for probes ([`crate::probe`]).
 
-use std::net::IpAddr;
-
 use weft_backends::backend::{Backend, EchoAddress};
+use weft_backends::family::public;
 use weft_backends::link::Outer;
 use weft_backends::state::{Key, Value};
 use weft_netlink::hash;
+use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 
 use super::Plan;
@@ -21,7 +21,7 @@ impl Plan {
         let place = self.peers.place(&lease.id)?;
         let (address, published) = match self.backend_of_peer(lease)?.echo_address(lease)? {
             EchoAddress::Published(address) => (address, None),
-            EchoAddress::Device(address) => (address, published(lease, self.own_family(lease))),
+            EchoAddress::Device(address) => (address, public(&lease.attrs, self.outer_family(lease))),
         };
         let identity = format!("{} {address} {published:?}", lease.id);
         let tag = hash::stable(identity.bytes()) as u32;
@@ -45,18 +45,16 @@ impl Plan {
 
     fn backend_of_peer(&self, lease: &Lease) -> Option<&dyn Backend> {
         match self.other_backend(&lease.id) {
-            Some(kind) => self.others.made(kind),
+            Some(kind) => self.other_backends.get(kind),
             None => Some(&*self.backend),
         }
     }
 
-    /// Returns true if packets to this peer's node use IPv4.
-    fn own_family(&self, lease: &Lease) -> bool {
-        self.host.uplink.v4.is_some() && lease.attrs.public_ip.is_some()
+    /// Returns the family of the packets to this peer's node.
+    fn outer_family(&self, lease: &Lease) -> Family {
+        match self.host.uplink.v4.is_some() && lease.attrs.public_ip.is_some() {
+            true => Family::V4,
+            false => Family::V6,
+        }
     }
-}
-
-fn published(lease: &Lease, v4: bool) -> Option<IpAddr> {
-    let attrs = &lease.attrs;
-    if v4 { attrs.public_ip.map(IpAddr::V4) } else { attrs.public_ipv6.map(IpAddr::V6) }
 }

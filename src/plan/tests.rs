@@ -61,7 +61,7 @@ fn links(changed: &[Changed]) -> Vec<String> {
 #[test]
 fn the_number_of_devices_is_limited_and_a_removed_device_makes_room() {
     let mut plan = plan();
-    let last = MOST_DEVICES as u8 + 1;
+    let last = MAX_DEVICES as u8 + 1;
     // There is the own device and one for each VNI of a peer.
     for third in 2..last {
         assert_eq!(links(&plan.put(record(third, 100 + u32::from(third)))), [format!("link flannel.{}", 100 + third)]);
@@ -72,7 +72,7 @@ fn the_number_of_devices_is_limited_and_a_removed_device_makes_room() {
     assert_eq!(plan.put(record(201, 1)).len(), 3, "a lease that uses a present device needs no room");
     let changed = plan.remove(&"10.5.2.0-24".into());
     assert_eq!(links(&changed), ["link flannel.102", "link flannel.77"]);
-    assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MOST_DEVICES));
+    assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MAX_DEVICES));
 }
 
 #[test]
@@ -105,11 +105,11 @@ fn leases_that_wait_for_room_cost_little_each_time_a_device_goes() {
     for number in 0..LEASES {
         plan.put(with_own_vni(number));
     }
-    assert_eq!((plan.devices().count(), plan.skipped_count()), (MOST_DEVICES, LEASES as usize + 1 - MOST_DEVICES));
+    assert_eq!((plan.devices().count(), plan.skipped_count()), (MAX_DEVICES, LEASES as usize + 1 - MAX_DEVICES));
     for number in 0..LEASES {
         plan.remove(&with_own_vni(number).id);
         let left = (LEASES - 1 - number) as usize;
-        assert_eq!(plan.devices().count(), MOST_DEVICES.min(left + 1), "the next lease gets the room");
+        assert_eq!(plan.devices().count(), MAX_DEVICES.min(left + 1), "the next lease gets the room");
     }
     let examined = plan.waiting.examined.get();
     assert!(examined < 50 * LEASES as usize, "{examined} leases were examined");

@@ -10,7 +10,7 @@ use weft_backends::state::{Key, Name, Route, State, Value};
 use weft_subnet::cidr::family;
 use weft_subnet::lease::Lease;
 
-use super::beside::Which;
+use super::extra_backends::Which;
 
 /// The routes to all of Network, each with its backend and its device. Most backends have none.
 pub(super) struct WideRoutes(Vec<(Which, IpNet, Name)>);

@@ -64,7 +64,7 @@ pub struct Examination {
 }
 
 impl Examination {
-    /// Begins after a packet of `mtu` bytes was lost. `has_tunnel`: the peer has a published address besides the one that is asked.
+    /// Begins after a packet of `mtu` bytes was lost. `has_tunnel` is true if the peer has a published address besides the one that is asked.
     pub fn new(mtu: u16, has_tunnel: bool) -> Examination {
         Examination { stage: Stage::Small(1), mtu, has_tunnel, heard: 0 }
     }
@@ -104,7 +104,7 @@ impl Examination {
         }
     }
 
-    /// The last packet was answered, or not. `heard`: requests of the peer itself arrived meanwhile.
+    /// Takes notice that the last packet was answered, or was not. `heard` is true if requests of the peer itself arrived meanwhile.
     pub fn answered(&mut self, is_answered: bool, heard: bool) -> Step {
         self.heard = if heard { HEARD } else { self.heard.saturating_sub(1) };
         let is_full = self.packet() == Packet::Full;

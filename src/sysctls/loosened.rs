@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use nix::net::if_::if_nametoindex;
 use weft_backends::state::Name;
 
+use super::set;
 use crate::files;
-use crate::kernel::sysctl::{self, Change, NeedsHelp};
+use crate::kernel::sysctl;
 
 /// The loose mode: a packet is accepted if its source is reachable over any interface (RFC 3704 section 2.4).
 const LOOSE: &str = "2";
@@ -69,7 +70,7 @@ impl Loosened {
             strict.iter().for_each(|name| self.remember(*name));
             self.save(&before);
         }
-        let mut problems: Vec<String> = strict.iter().filter_map(|name| set(*name, LOOSE, write)).collect();
+        let mut problems: Vec<String> = strict.iter().filter_map(|name| set(&path(*name), LOOSE, write)).collect();
         let before = self.found.clone();
         self.found.retain(|name, found| names.contains(name) || !restore(*name, found, write, &mut problems));
         self.save(&before);
@@ -106,7 +107,7 @@ impl Loosened {
         }
         self.read = true;
         let file = self.file.display();
-        let parsed = match fs::read(&self.file) {
+        let parsed = match files::read(&self.file) {
             Ok(text) => parse(&text, &boot()).ok_or_else(|| "it is damaged".to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
             Err(error) => Err(error.to_string()),
@@ -130,10 +131,7 @@ impl Loosened {
             return;
         }
         let done = if self.found.is_empty() {
-            fs::remove_file(&self.file).or_else(|error| match error.kind() {
-                io::ErrorKind::NotFound => Ok(()),
-                _ => Err(error),
-            })
+            files::remove(&self.file)
         } else {
             files::replace(&self.file, &text(&self.found, &boot()), 0o644)
         };
@@ -187,18 +185,6 @@ fn is_strict(name: Name) -> bool {
     own == STRICT || (all == STRICT && !own.is_empty() && own != LOOSE)
 }
 
-fn set(name: Name, value: &str, write: bool) -> Option<String> {
-    let path = path(name);
-    match sysctl::ensure(&path, value, write) {
-        Ok(Change::Changed) => {
-            tracing::info!(sysctl = sysctl::shown(&path), value, "sysctl written");
-            None
-        }
-        Ok(Change::Same) => None,
-        Err(NeedsHelp { name, cause, command }) => Some(format!("sysctl {name}: {cause}; run: {command}")),
-    }
-}
-
 /// Restores a filter. Returns true if that is done, or if it is not necessary, because the interface is another one or because another program
 /// has set a value since.
 fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -> bool {
@@ -206,7 +192,7 @@ fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -
     if !same || sysctl::read(path(name)).is_ok_and(|now| now != LOOSE) {
         return true;
     }
-    let problem = set(name, &found.value, write);
+    let problem = set(&path(name), &found.value, write);
     problems.extend(problem.clone());
     problem.is_none()
 }
@@ -214,6 +200,16 @@ fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::tests::with_fifo;
+
+    #[test]
+    fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut loosened = Loosened::beside(&dir.path().join("subnet.env"));
+        let file = loosened.file.clone();
+        let problems = with_fifo(&file, move || loosened.ensure(None, true));
+        assert!(problems[0].contains(".rp_filter: it is not a regular file"), "{problems:?}");
+    }
 
     #[test]
     fn the_file_is_valid_for_one_boot() {

@@ -10,7 +10,7 @@ use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
 use weft_subnet::old_defects::{Defect, is_back};
 
-use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, Way};
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, RouteLookup};
 
 /// ifa_flags of linux/if_addr.h.
 pub(super) const TEMPORARY: u32 = 0x01;
@@ -21,7 +21,7 @@ pub(super) const PERMANENT: u32 = 0x80;
 
 /// Links, addresses and routes among which an uplink is chosen.
 #[derive(Debug, Clone)]
-pub struct Ground<'a> {
+pub struct Candidates<'a> {
     machine: &'a Machine,
     /// Which of IPv4 and IPv6 are in use.
     pub(super) families: (bool, bool),
@@ -30,33 +30,33 @@ pub struct Ground<'a> {
     /// Indexes of the links that cannot be an uplink.
     inner: HashSet<u32>,
     /// What was in use before.
-    before: Before,
+    before: EarlierUse,
 }
 
-/// What was in use before a choice. It counts only if the machine still has it.
+/// What was in use before a choice, by an earlier run or by the running agent. It counts only if the machine still has it.
 #[derive(Debug, Clone, Default)]
-pub struct Before {
+pub struct EarlierUse {
     /// The flags that choose an interface are the same now as then. If they differ, the interface is chosen again, and only the addresses
     /// below count.
     pub same_flags: bool,
     /// The uplink that this node saved.
-    pub saved: Option<Used>,
+    pub saved: Option<UsedUplink>,
     /// The addresses that the own lease names, or that the running agent uses.
     pub published: Option<Public>,
 }
 
 /// An uplink that was in use.
 #[derive(Debug, Clone)]
-pub struct Used {
+pub struct UsedUplink {
     /// Its name, if it is known.
     pub name: Option<Name>,
     /// Its addresses.
     pub ips: Public,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> Candidates<'a> {
     /// Collects the candidates of this machine. `own` is the subnet of this node's pods, if it is known.
-    pub fn new(machine: &'a Machine, families: (bool, bool), own: Subnets) -> Ground<'a> {
+    pub fn new(machine: &'a Machine, families: (bool, bool), own: Subnets) -> Candidates<'a> {
         let ours = |addr: &AddrInfo| global(addr.net.addr()) && inside(&own, addr.net.addr());
         let others = |addr: &AddrInfo| global(addr.net.addr()) && !inside(&own, addr.net.addr());
         let mut inner: HashSet<u32> = machine.addrs.iter().filter(|addr| ours(addr)).map(|addr| addr.index).collect();
@@ -70,18 +70,18 @@ impl<'a> Ground<'a> {
         if is_back(Defect::OwnDeviceChosen) {
             inner.clear();
         }
-        Ground { machine, families, own, inner, before: Before::default() }
+        Candidates { machine, families, own, inner, before: EarlierUse::default() }
     }
 
     /// Adds the addresses that were in use so far. They are preferred to other addresses of the same kind.
     #[must_use]
-    pub fn preferring(self, published: Public) -> Ground<'a> {
-        self.after(Before { published: Some(published), ..Before::default() })
+    pub fn preferring(self, published: Public) -> Candidates<'a> {
+        self.after(EarlierUse { published: Some(published), ..EarlierUse::default() })
     }
 
     /// Adds everything that was in use so far.
     #[must_use]
-    pub fn after(mut self, before: Before) -> Ground<'a> {
+    pub fn after(mut self, before: EarlierUse) -> Candidates<'a> {
         self.before = before;
         self
     }
@@ -89,17 +89,17 @@ impl<'a> Ground<'a> {
     /// Returns the link that was in use, if the flags permit it, and it is up, has a carrier, and has an address that was in use. The one
     /// that this node saved comes first. Any other link with such an address counts only if it has a default route, because a VIP may
     /// have moved to a dummy device, and the address in a lease is only what the store says.
-    pub(super) fn before(&self) -> Option<&'a LinkInfo> {
-        let Before { same_flags: true, saved, published } = &self.before else { return None };
+    pub(super) fn link_in_use(&self) -> Option<&'a LinkInfo> {
+        let EarlierUse { same_flags: true, saved, published } = &self.before else { return None };
         let serves = |link: &&LinkInfo| self.serves(link);
         let named = saved.as_ref().and_then(|used| {
             let mut links = self.links().filter(serves);
             links.find(|link| Some(link.name) == used.name && self.has(link, used.ips))
         });
         let all = saved.iter().map(|used| used.ips).chain(*published);
-        let mut borne =
+        let mut with_address =
             all.filter_map(|ips| self.links().filter(serves).find(|l| self.has(l, ips) && self.leads_out(l)));
-        named.or_else(|| borne.next())
+        named.or_else(|| with_address.next())
     }
 
     /// Returns true if this link has one of these addresses.
@@ -110,8 +110,8 @@ impl<'a> Ground<'a> {
 
     /// Returns this address on this link, unless another machine has it, too.
     pub(super) fn find(&self, link: &LinkInfo, ip: IpAddr) -> Option<&'a AddrInfo> {
-        let mut there = self.addresses(link, of(ip)).filter(|addr| addr.flags & DAD_FAILED == 0);
-        there.find(|addr| addr.net.addr() == ip)
+        let mut unique = self.addresses(link, family_of(ip)).filter(|addr| addr.flags & DAD_FAILED == 0);
+        unique.find(|addr| addr.net.addr() == ip)
     }
 
     /// Returns true if this link is up and has an address in each family in use.
@@ -125,8 +125,8 @@ impl<'a> Ground<'a> {
     }
 
     /// Returns every address that an earlier run may have published, in the family by which a lease names its node: those of this link,
-    /// and those of each link that [`Ground::before`] would choose because of its address.
-    pub fn beside(&self, name: Name) -> Vec<Public> {
+    /// and those of each link that [`Candidates::link_in_use`] would choose because of its address.
+    pub fn possible_addresses(&self, name: Name) -> Vec<Public> {
         let other = |link: &LinkInfo| self.before.same_flags && self.serves(link) && self.leads_out(link);
         let links = self.links().filter(|link| link.name == name || other(link));
         let family = if self.families.0 { Family::V4 } else { Family::V6 };
@@ -140,9 +140,14 @@ impl<'a> Ground<'a> {
 
     /// Returns the candidates without this link.
     #[must_use]
-    pub(super) fn without(mut self, link: &LinkInfo) -> Ground<'a> {
+    pub(super) fn without(mut self, link: &LinkInfo) -> Candidates<'a> {
         self.inner.insert(link.index);
         self
+    }
+
+    /// Returns the families in use, each in its place.
+    pub(super) fn families_in_use(&self) -> [Option<Family>; 2] {
+        [self.families.0.then_some(Family::V4), self.families.1.then_some(Family::V6)]
     }
 
     /// Returns the links that can be uplinks, by index.
@@ -161,27 +166,27 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// Returns the kernel's way to the address of `--iface-can-reach`.
-    pub(super) fn way(&self) -> Option<Way> {
-        self.machine.way
+    /// Returns the kernel's route to the address of `--iface-can-reach`.
+    pub(super) fn lookup(&self) -> Option<RouteLookup> {
+        self.machine.lookup
     }
 
     /// Returns true if the kernel chose this address as the source of packets to the address of `--iface-can-reach`. A temporary one
     /// does not count, because it changes every few hours.
     fn is_source(&self, addr: &AddrInfo) -> bool {
-        let chosen = Way { index: addr.index, source: Some(addr.net.addr()) };
-        self.way() == Some(chosen) && !is_temporary(addr)
+        let chosen = RouteLookup { index: addr.index, source: Some(addr.net.addr()) };
+        self.lookup() == Some(chosen) && !is_temporary(addr)
     }
 
     /// Returns the link that has this address.
-    pub(super) fn bearing(&self, ip: IpAddr) -> Option<&'a LinkInfo> {
+    pub(super) fn link_with(&self, ip: IpAddr) -> Option<&'a LinkInfo> {
         let addr = self.machine.addrs.iter().find(|addr| addr.net.addr() == ip && !inside(&self.own, ip))?;
         self.links().find(|link| link.index == addr.index)
     }
 
     /// Returns the best address of a link. The order is: global before link-local, an address with a subnet before a single address, which
-    /// may be a VIP, an address in use before others, the source address that the kernel chose, a checked one before a tentative one, a permanent one before a dynamic one, and a
-    /// stable one before a temporary one. A deprecated address is never chosen.
+    /// may be a VIP, an address in use before others, the source address that the kernel chose, a checked one before a tentative one, a
+    /// permanent one before a dynamic one, and a stable one before a temporary one. A deprecated address is never chosen.
     pub(super) fn best(
         &self,
         link: &LinkInfo,
@@ -226,20 +231,20 @@ impl<'a> Ground<'a> {
     }
 
     /// Returns what a new choice would use instead of this single address, which is on the link.
-    pub(super) fn rather(&self, link: &LinkInfo, ip: IpAddr) -> Option<IpNet> {
+    pub(super) fn replacement(&self, link: &LinkInfo, ip: IpAddr) -> Option<IpNet> {
         let single = self.find(link, ip).is_some_and(|addr| kind(addr) == SINGLE);
-        let best = self.best(link, of(ip), |_| true).filter(|best| single && kind(best) == GOOD);
+        let best = self.best(link, family_of(ip), |_| true).filter(|best| single && kind(best) == GOOD);
         best.map(|addr| addr.net)
     }
 
     fn addresses(&self, link: &LinkInfo, family: Family) -> impl Iterator<Item = &'a AddrInfo> {
         let (index, own) = (link.index, self.own);
-        let usable = move |addr: &&AddrInfo| addr.index == index && of(addr.net.addr()) == family;
+        let usable = move |addr: &&AddrInfo| addr.index == index && family_of(addr.net.addr()) == family;
         self.machine.addrs.iter().filter(usable).filter(move |addr| !inside(&own, addr.net.addr()))
     }
 
-    /// Returns text such as `eth0 (10.0.0.1), eth1 (no address)`.
-    pub(super) fn there(&self) -> String {
+    /// Returns the links with their addresses as text for people, such as `eth0 (10.0.0.1), eth1 (no address)`.
+    pub(super) fn list(&self) -> String {
         let one = |link: &LinkInfo| {
             let ips = self.machine.addrs.iter().filter(|addr| addr.index == link.index);
             let ips: Vec<String> = ips.map(|addr| addr.net.addr().to_string()).collect();
@@ -270,7 +275,7 @@ fn is_temporary(addr: &AddrInfo) -> bool {
     addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_))
 }
 
-/// The devices of flannel's backends and the bridge of flannel's CNI plugin.
+/// Returns true for the devices of flannel's backends and the bridge of flannel's CNI plugin.
 fn of_pods(name: &str) -> bool {
     let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
     let vxlan = name.strip_prefix("flannel.").or_else(|| name.strip_prefix("flannel-v6."));
@@ -279,7 +284,7 @@ fn of_pods(name: &str) -> bool {
 }
 
 fn inside(own: &Subnets, ip: IpAddr) -> bool {
-    !is_back(Defect::OwnDeviceChosen) && own.iter().any(|net| family(&net) == of(ip) && net.contains(&ip))
+    !is_back(Defect::OwnDeviceChosen) && own.iter().any(|net| family(&net) == family_of(ip) && net.contains(&ip))
 }
 
 pub(super) fn global(ip: IpAddr) -> bool {
@@ -289,13 +294,6 @@ pub(super) fn global(ip: IpAddr) -> bool {
     }
 }
 
-pub(super) fn of(ip: IpAddr) -> Family {
+pub(super) fn family_of(ip: IpAddr) -> Family {
     if ip.is_ipv4() { Family::V4 } else { Family::V6 }
-}
-
-pub(super) fn word(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
-    }
 }

@@ -5,11 +5,11 @@ use weft_subnet::cidr::Subnets;
 
 use super::candidates::{DAD_FAILED, DEPRECATED, PERMANENT, TEMPORARY, TENTATIVE};
 use super::*;
-use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo, Way};
+use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo, RouteLookup};
 
 /// Chooses without a lease, among all links.
 fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
-    super::pick(choice, &Ground::new(machine, families, Subnets::default()))
+    super::pick(choice, &Candidates::new(machine, families, Subnets::default()))
 }
 
 fn name(text: &str) -> Name {
@@ -46,7 +46,7 @@ fn machine() -> Machine {
         route("10.9.9.0/24", 7, "eth1"),
         route("10.9.9.0/24", 9, "eth0"),
     ];
-    Machine { links, addrs, routes, way: None }
+    Machine { links, addrs, routes, lookup: None }
 }
 
 fn addr(index: u32, net: &str, flags: u32) -> AddrInfo {
@@ -85,7 +85,7 @@ fn explicit_choices_in_flannels_order() {
 /// Chooses by an address to reach, where the kernel names this way to it.
 fn reaching(ip: &str, way: Option<(u32, &str)>, change: impl FnOnce(&mut Machine)) -> Result<Picked, PickError> {
     let mut machine = machine();
-    machine.way = way.map(|(index, source)| Way { index, source: source.parse().ok() });
+    machine.lookup = way.map(|(index, source)| RouteLookup { index, source: source.parse().ok() });
     change(&mut machine);
     pick(&choice(&[], &[], ip), &machine, if ip.contains(':') { (false, true) } else { V4 })
 }
@@ -132,10 +132,10 @@ fn the_source_address_that_the_kernel_chose_is_published() {
     // An address that was in use stays in use.
     let mut machine = machine();
     readdress(&mut machine, both);
-    machine.way = Some(Way { index: 2, source: "10.0.0.7".parse().ok() });
+    machine.lookup = Some(RouteLookup { index: 2, source: "10.0.0.7".parse().ok() });
     let before = saved(Some("eth0"), "10.0.0.1");
-    let ground = Ground::new(&machine, V4, Subnets::default()).after(before);
-    let picked = super::pick(&choice(&[], &[], "192.0.2.9"), &ground).unwrap();
+    let candidates = Candidates::new(&machine, V4, Subnets::default()).after(before);
+    let picked = super::pick(&choice(&[], &[], "192.0.2.9"), &candidates).unwrap();
     assert_eq!(picked.uplink.v4, Some([10, 0, 0, 1].into()));
 }
 
@@ -223,7 +223,7 @@ fn after(choice: &UplinkChoice, families: (bool, bool), change: impl FnOnce(&mut
     change(&mut machine);
     let v6 = families.1.then(|| "fd00::1".parse().unwrap());
     let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 1].into()), v6 };
-    next(choice, &Ground::new(&machine, families, Subnets::default()), &now)
+    next(choice, &Candidates::new(&machine, families, Subnets::default()), &now)
 }
 
 /// Writes an outcome as text: `eth0 10.0.0.1` stays in use, and `eth1 192.168.1.1?` is used if the loss lasts.
@@ -312,11 +312,11 @@ fn a_single_address_in_use_stays_and_wins_no_choice() {
     };
     let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 100].into()), v6: None };
     let eth0 = choice(&["eth0"], &[], "");
-    let stays = |machine: &Machine| words(next(&eth0, &Ground::new(machine, V4, Subnets::default()), &now));
+    let stays = |machine: &Machine| words(next(&eth0, &Candidates::new(machine, V4, Subnets::default()), &now));
     let starts = |machine: &Machine, choice: &UplinkChoice| {
-        let saved = Some(Used { name: Some(name("eth0")), ips: (now.v4, None) });
-        let before = Before { same_flags: true, saved, published: Some((now.v4, None)) };
-        super::pick(choice, &Ground::new(machine, V4, Subnets::default()).after(before)).unwrap().uplink.v4.unwrap()
+        let saved = Some(UsedUplink { name: Some(name("eth0")), ips: (now.v4, None) });
+        let before = EarlierUse { same_flags: true, saved, published: Some((now.v4, None)) };
+        super::pick(choice, &Candidates::new(machine, V4, Subnets::default()).after(before)).unwrap().uplink.v4.unwrap()
     };
     let both = machine(&[("10.0.0.100/32", PERMANENT), ("10.0.0.1/24", PERMANENT)]);
     assert_eq!(stays(&both), "eth0 10.0.0.100", "in use");
@@ -342,7 +342,7 @@ fn a_single_address_beside_a_better_one_is_remarked_unless_flags_name_it() {
     readdress(&mut both, &[("10.0.0.100/32", PERMANENT), ("10.0.0.1/24", PERMANENT), ("fd00::64/128", PERMANENT)]);
     let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 100].into()), v6: "fd00::64".parse().ok() };
     let said = |choice: &UplinkChoice, machine: &Machine, now: &Uplink| {
-        remarks(choice, &Ground::new(machine, (true, true), Subnets::default()), now)
+        remarks(choice, &Candidates::new(machine, (true, true), Subnets::default()), now)
     };
     let [v4, v6] = said(&UplinkChoice::default(), &both, &now);
     assert_eq!(
@@ -363,25 +363,25 @@ fn a_single_address_beside_a_better_one_is_remarked_unless_flags_name_it() {
 }
 
 /// Chooses after eth0 was in use and eth1 got a better default route. `saved` is the uplink in the file.
-fn restarted(choice: &UplinkChoice, before: Before, change: impl FnOnce(&mut Machine)) -> String {
+fn restarted(choice: &UplinkChoice, before: EarlierUse, change: impl FnOnce(&mut Machine)) -> String {
     let mut machine = machine();
     change(&mut machine);
-    let picked = super::pick(choice, &Ground::new(&machine, V4, Subnets::default()).after(before));
+    let picked = super::pick(choice, &Candidates::new(&machine, V4, Subnets::default()).after(before));
     picked.map_or("-".to_owned(), |picked| format!("{} {}", picked.uplink.name, picked.uplink.v4.unwrap()))
 }
 
-fn saved(link: Option<&str>, ip: &str) -> Before {
-    let used = Used { name: link.map(name), ips: (ip.parse().ok(), None) };
-    Before { same_flags: true, saved: Some(used), published: None }
+fn saved(link: Option<&str>, ip: &str) -> EarlierUse {
+    let used = UsedUplink { name: link.map(name), ips: (ip.parse().ok(), None) };
+    EarlierUse { same_flags: true, saved: Some(used), published: None }
 }
 
 #[test]
 fn a_start_prefers_the_link_that_was_in_use() {
     let (none, eth0) = (UplinkChoice::default(), || saved(Some("eth0"), "10.0.0.1"));
     let (kept, chosen) = ("eth0 10.0.0.1", "eth1 192.168.1.1");
-    assert_eq!(restarted(&none, Before::default(), |_| {}), chosen, "a first start");
+    assert_eq!(restarted(&none, EarlierUse::default(), |_| {}), chosen, "a first start");
     assert_eq!(restarted(&none, eth0(), |_| {}), kept);
-    assert_eq!(restarted(&none, Before { same_flags: false, ..eth0() }, |_| {}), chosen, "other flags choose anew");
+    assert_eq!(restarted(&none, EarlierUse { same_flags: false, ..eth0() }, |_| {}), chosen, "other flags choose anew");
     // The link that was saved stays, even without a default route.
     assert_eq!(
         restarted(&none, eth0(), |machine| machine.routes.retain(|route| route.dev != Some(name("eth0")))),
@@ -402,7 +402,7 @@ fn a_start_prefers_the_link_that_was_in_use() {
 fn a_start_follows_an_address_to_another_link_only_where_a_default_route_leads_out() {
     let none = UplinkChoice::default();
     // The interface has another name after the boot, or an older weft did not save the name, or only the lease has the address.
-    let lease = Before { same_flags: true, saved: None, published: Some((Some([10, 0, 0, 1].into()), None)) };
+    let lease = EarlierUse { same_flags: true, saved: None, published: Some((Some([10, 0, 0, 1].into()), None)) };
     for before in [saved(Some("ens3"), "10.0.0.1"), saved(None, "10.0.0.1"), lease.clone()] {
         assert_eq!(restarted(&none, before.clone(), |_| {}), "eth0 10.0.0.1", "{before:?}");
         // A VIP that moved to a dummy device, or an address that somebody wrote into the lease, such as that of docker0, which many machines have.
@@ -415,10 +415,10 @@ fn a_start_follows_an_address_to_another_link_only_where_a_default_route_leads_o
     };
     assert_eq!(restarted(&none, lease, loopback), "eth1 192.168.1.1");
     // The file comes before the lease, and the lease before other addresses of the same link.
-    let both = Before { published: Some((Some([192, 168, 1, 1].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
+    let both = EarlierUse { published: Some((Some([192, 168, 1, 1].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
     assert_eq!(restarted(&none, both, |_| {}), "eth0 10.0.0.1");
     let two = |machine: &mut Machine| readdress(machine, &[("10.0.0.1/24", PERMANENT), ("10.0.0.7/24", 0)]);
-    let both = Before { published: Some((Some([10, 0, 0, 7].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
+    let both = EarlierUse { published: Some((Some([10, 0, 0, 7].into()), None)), ..saved(Some("eth0"), "10.0.0.1") };
     assert_eq!(restarted(&none, both, two), "eth0 10.0.0.7");
 }
 
@@ -453,7 +453,7 @@ fn flags_win_over_the_link_that_was_in_use() {
     // No route over it leads there.
     let no_default = |machine: &mut Machine| {
         machine.routes.retain(|route| route.dev != Some(name("eth0")) || route.net.prefix_len() != 0);
-        machine.way = Some(Way { index: 3, source: None });
+        machine.lookup = Some(RouteLookup { index: 3, source: None });
     };
     assert_eq!(restarted(&choice(&[], &[], "8.8.8.8"), before(), no_default), "eth1 192.168.1.1");
 }
@@ -462,9 +462,9 @@ fn flags_win_over_the_link_that_was_in_use() {
 fn with_two_families_the_link_in_use_must_have_both() {
     let before = || saved(Some("eth0"), "10.0.0.1");
     let picked = |machine: &Machine, before| {
-        super::pick(&UplinkChoice::default(), &Ground::new(machine, (true, true), Subnets::default()).after(before))
+        super::pick(&UplinkChoice::default(), &Candidates::new(machine, (true, true), Subnets::default()).after(before))
     };
-    assert!(matches!(picked(&machine(), Before::default()), Err(PickError::Split { .. })));
+    assert!(matches!(picked(&machine(), EarlierUse::default()), Err(PickError::Split { .. })));
     assert_eq!(picked(&machine(), before()).unwrap().uplink.name, name("eth0"));
     let mut only_v4 = machine();
     readdress(&mut only_v4, &[("10.0.0.1/24", PERMANENT)]);
@@ -500,7 +500,7 @@ fn an_ipv6_uplink_that_has_only_a_link_local_address() {
             machine.addrs.push(addr(3, "fd00:9::1/64", PERMANENT));
             machine.routes.push(route("::/0", 2048, "eth1"));
         }
-        next(&UplinkChoice::default(), &Ground::new(&machine, (false, true), Subnets::default()), now)
+        next(&UplinkChoice::default(), &Candidates::new(&machine, (false, true), Subnets::default()), now)
     };
     let (local, global) = (("fe80::1/64", PERMANENT), ("fd00::7/64", 0));
     let of = |picked: &Picked| format!("{} {}", picked.uplink.name, picked.uplink.v6.unwrap());
@@ -544,13 +544,13 @@ fn what_belongs_to_the_pods_is_no_uplink() {
             choice(&[], &[], "10.5.7.1"),
             UplinkChoice { public_ip: ip.parse().ok(), ..Default::default() },
         ] {
-            let got = super::pick(&choice, &Ground::new(&machine, V4, own));
+            let got = super::pick(&choice, &Candidates::new(&machine, V4, own));
             assert!(got.is_err(), "{device} {choice:?}: {got:?}");
         }
     }
     // An uplink may have an address of our subnet in addition to its own.
     let mut machine = machine();
     machine.addrs.insert(0, addr(2, "10.5.1.9/24", PERMANENT));
-    let ground = Ground::new(&machine, V4, Subnets { v4: "10.5.1.0/24".parse().ok(), v6: None });
-    assert_eq!(super::pick(&choice(&["eth0"], &[], ""), &ground).unwrap().uplink.v4, Some([10, 0, 0, 1].into()));
+    let candidates = Candidates::new(&machine, V4, Subnets { v4: "10.5.1.0/24".parse().ok(), v6: None });
+    assert_eq!(super::pick(&choice(&["eth0"], &[], ""), &candidates).unwrap().uplink.v4, Some([10, 0, 0, 1].into()));
 }

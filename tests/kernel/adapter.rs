@@ -319,8 +319,8 @@ fn the_way_to_an_address_is_the_kernels_answer() {
         let index = |dev: &str| json("ip", &format!("-j link show dev {dev}"))[0]["ifindex"].as_u64().unwrap();
         let (up0, up1) = (index("up0"), index("up1"));
         let mut way = |to: &str| {
-            let way = k.way(to.parse().unwrap()).unwrap()?;
-            Some((u64::from(way.index), way.source.unwrap().to_string()))
+            let found = k.look_up_route(to.parse().unwrap()).unwrap()?;
+            Some((u64::from(found.index), found.source.unwrap().to_string()))
         };
         let answer = |index, source: &str| Some((index, source.to_owned()));
         for (option, far, gateway, second, third, sources) in [

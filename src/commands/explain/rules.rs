@@ -53,7 +53,7 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
     steps
 }
 
-/// The hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
+/// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
 fn hook(way: &Way) -> Hook {
     match (&way.arrives, &way.hop.device) {
         (None, _) => Hook::Output,
@@ -62,7 +62,7 @@ fn hook(way: &Way) -> Hook {
     }
 }
 
-/// The chain of iptables for a hook.
+/// Returns the chain of iptables for a hook.
 fn builtin_chain(hook: Hook) -> &'static str {
     match hook {
         Hook::Prerouting => "PREROUTING",

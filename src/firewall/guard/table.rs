@@ -10,7 +10,6 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 use weft_backends::diff::Op;
 use weft_backends::state::{Guard, Key, ObservedValue, Value};
 use weft_netlink::socket::{Netlink, Refusal};
@@ -63,15 +62,15 @@ impl GuardTable {
         for family in FAMILIES {
             let Some((flags, _)) = table::head(netlink, family, &name)? else { continue };
             match table::elements(netlink, family, &name, PEERS) {
-                Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), seen(Value::Peer)))),
-                Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => {}
+                Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), Value::Peer.into()))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
             if table::has_chain(netlink, family, &name, CHAIN)? {
                 let value = chain(netlink, &table_of(&name, family, Guard::default()))?
                     .filter(|_| flags == 0)
                     .unwrap_or_default();
-                found.push((Key::Guard(family), seen(Value::Guard(value))));
+                found.push((Key::Guard(family), Value::Guard(value).into()));
             }
         }
         Ok(found)
@@ -159,7 +158,7 @@ pub struct GuardNotifications {
 }
 
 impl GuardNotifications {
-    /// Those for the agent whose devices have this alias.
+    /// Opens those for the agent whose devices have this alias.
     ///
     /// # Errors
     /// As [`Notifications::open`].
@@ -198,12 +197,7 @@ impl GuardNotifications {
     }
 }
 
-/// Returns what the kernel adapter reports of an entry of the guard.
-pub fn seen(value: Value) -> ObservedValue {
-    ObservedValue { value, protocol: 0, mark: false }
-}
-
-/// Returns the ports and protocols that the chain guards. `None`: the chain is not as we write it.
+/// Returns the ports and protocols that the chain guards, or `None` if the chain is not as we write it.
 fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Guard>> {
     let Some(chain) = table::chain(netlink, shape)? else { return Ok(None) };
     let is_port = |expr: &Expr| matches!(expr, Expr::Cmp { equal: true, data } if data.len() == 2);

@@ -51,7 +51,7 @@ impl HookedChains {
     }
 }
 
-/// Returns the text that brings the chains to these rules. `None`: they are there already. `random_fully`: the program knows
+/// Returns the text that brings the chains to these rules, or `None` if they are there already. `random_fully` is true if the program knows
 /// `--random-fully`.
 pub fn changes(saved: &Saved, chains: &HookedChains, rules: &FamilyRules, random_fully: bool) -> Option<String> {
     let wanted = [&rules.masquerade, &rules.forward];
@@ -62,7 +62,7 @@ pub fn changes(saved: &Saved, chains: &HookedChains, rules: &FamilyRules, random
     joined(parts)
 }
 
-/// Returns the text that removes the chains and every jump to them. `None`: there are none.
+/// Returns the text that removes the chains and every jump to them, or `None` if there are none.
 pub fn removal(saved: &Saved, chains: &HookedChains) -> Option<String> {
     joined(chains.both().into_iter().map(|hooked| removal_of(saved, hooked)))
 }
@@ -130,7 +130,7 @@ fn transaction(hooked: &HookedChain, text: &str) -> Option<String> {
     (!text.is_empty()).then(|| format!("*{}\n{text}COMMIT\n", hooked.table))
 }
 
-/// Every rule of the table that jumps to the chain: the chain that it is in, its index there, and its text.
+/// Returns every rule of the table that jumps to the chain: the chain that it is in, its index there, and its text.
 fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
     let mut jumps = Vec::new();
     for (name, chain) in table {

@@ -54,7 +54,7 @@ impl Saved {
         saved
     }
 
-    /// Returns the chains of a table; `None`: there is no such table.
+    /// Returns the chains of a table, or `None` if there is no such table.
     pub fn table(&self, name: &str) -> Option<&Table> {
         self.tables.get(name)
     }
@@ -71,7 +71,7 @@ impl Saved {
         policy == Some("DROP") || self.forward_ending() != Ending::Policy
     }
 
-    /// How FORWARD ends, whichever program wrote its rules.
+    /// Returns how FORWARD ends, whichever program wrote its rules.
     pub fn forward_ending(&self) -> Ending {
         let rules = self.forward().map(|chain| chain.rules.as_slice()).unwrap_or_default();
         Ending::of(&rules.iter().map(|rule| role(rule, "")).collect::<Vec<_>>())
@@ -103,7 +103,7 @@ pub fn target(spec: &str) -> Option<String> {
     words.get(at + 1).cloned()
 }
 
-/// Returns what a rule does, as far as it matters for where ours go. `ours`: the name of our chain.
+/// Returns what a rule does, as far as it matters for where ours go. `ours` is the name of our chain.
 pub fn role(spec: &str, ours: &str) -> Rule {
     match target(spec) {
         Some(target) if target == ours => Rule::Ours,

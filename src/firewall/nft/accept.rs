@@ -64,7 +64,7 @@ fn forms(exprs: &[Expr]) -> [Vec<Expr>; 2] {
     [plain, short]
 }
 
-/// How a chain with these rules ends. Rules with this comment are ours.
+/// Returns how a chain with these rules ends. Rules with this comment are ours.
 pub fn ending(rules: &[ReadRule], comment: &str) -> Ending {
     let role = |rule: &ReadRule| {
         let mut exprs = rule.exprs.iter().filter(|expr| **expr != Expr::Counter);

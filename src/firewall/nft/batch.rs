@@ -7,6 +7,11 @@ use std::net::IpAddr;
 
 use weft_subnet::cidr::Family;
 
+use super::attributes::{
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
+    HOOK_PRIORITY, POLICY_ACCEPT, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_POSITION, RULE_USERDATA, SET_FLAGS,
+    SET_ID, SET_KEY_LENGTH, SET_KEY_TYPE, SET_NAME, TABLE_FLAGS, TABLE_USERDATA,
+};
 use super::expr::{Expr, be32};
 use super::table::{Position, REQUEST, Set, Table, nfgen};
 use weft_netlink::nftables::{
@@ -37,7 +42,7 @@ pub struct NewRule<'a> {
     pub exprs: &'a [Expr],
     /// The comment by which its owner knows it again.
     pub comment: &'a str,
-    /// The handle of the rule before which it is inserted; `None`: it goes to the end.
+    /// The handle of the rule before which it is inserted. Without one it goes to the end.
     pub before: Option<u64>,
 }
 
@@ -56,7 +61,7 @@ impl<'a> Batch<'a> {
         self.message(DELTABLE, 0, family, |w| w.attr_str(TABLE_NAME, name));
     }
 
-    /// Replaces a table. `comment`: for people who list the tables.
+    /// Replaces a table. The comment is for people who list the tables.
     pub fn replace(&mut self, table: &Table, comment: &str) {
         self.delete(table.family, &table.name);
         self.add(table, comment);
@@ -68,8 +73,8 @@ impl<'a> Batch<'a> {
         self.message(NEWTABLE, CREATE, *family, |w| {
             w.attr_str(TABLE_NAME, name);
             // Without the flag a dormant table is in force again.
-            be32(w, 2, 0);
-            w.attr(6, &userdata(comment));
+            be32(w, TABLE_FLAGS, 0);
+            w.attr(TABLE_USERDATA, &userdata(comment));
         });
         for (id, set) in (1..).zip(sets) {
             self.set(table, set, id);
@@ -78,19 +83,19 @@ impl<'a> Batch<'a> {
             let Position { kind, hook, priority } = chain.position;
             self.message(NEWCHAIN, CREATE, *family, |w| {
                 w.attr_str(TABLE_NAME, name);
-                w.attr_str(3, chain.name);
-                w.nest(4, |w| {
-                    be32(w, 1, hook as u32);
-                    be32(w, 2, priority.cast_unsigned());
+                w.attr_str(CHAIN_NAME, chain.name);
+                w.nest(CHAIN_HOOK, |w| {
+                    be32(w, HOOK_NUMBER, hook as u32);
+                    be32(w, HOOK_PRIORITY, priority.cast_unsigned());
                 });
-                be32(w, 5, 1);
-                w.attr_str(7, kind);
+                be32(w, CHAIN_POLICY, POLICY_ACCEPT);
+                w.attr_str(CHAIN_TYPE, kind);
             });
             for rule in &chain.rules {
                 self.message(NEWRULE, CREATE | APPEND, *family, |w| {
                     w.attr_str(TABLE_NAME, name);
-                    w.attr_str(2, chain.name);
-                    w.nest(4, |w| rule.iter().for_each(|expr| expr.encode(w)));
+                    w.attr_str(RULE_CHAIN, chain.name);
+                    w.nest(RULE_EXPRESSIONS, |w| rule.iter().for_each(|expr| expr.encode(w)));
                 });
             }
         }
@@ -101,8 +106,8 @@ impl<'a> Batch<'a> {
         let (kind, len) = if table.family == Family::V4 { (7, 4) } else { (8, 16) };
         self.message(NEWSET, CREATE, table.family, |w| {
             w.attr_str(TABLE_NAME, &table.name);
-            w.attr_str(2, set.name);
-            for (attr, value) in [(3, 0), (4, kind), (5, len), (10, id)] {
+            w.attr_str(SET_NAME, set.name);
+            for (attr, value) in [(SET_FLAGS, 0), (SET_KEY_TYPE, kind), (SET_KEY_LENGTH, len), (SET_ID, id)] {
                 be32(w, attr, value);
             }
         });
@@ -129,10 +134,10 @@ impl<'a> Batch<'a> {
         for part in elements.chunks(ELEMENTS) {
             self.message(kind, flags, family, |w| {
                 w.attr_str(TABLE_NAME, table);
-                w.attr_str(2, set);
-                w.nest(3, |w| {
+                w.attr_str(ELEMENTS_SET, set);
+                w.nest(ELEMENTS_LIST, |w| {
                     for ip in part {
-                        w.nest(1, |w| w.nest(1, |w| w.attr_ip(DATA_VALUE, *ip)));
+                        w.nest(ELEMENT, |w| w.nest(ELEMENT_KEY, |w| w.attr_ip(DATA_VALUE, *ip)));
                     }
                 });
             });
@@ -144,12 +149,12 @@ impl<'a> Batch<'a> {
         let flags = if rule.before.is_some() { CREATE } else { CREATE | APPEND };
         self.message(NEWRULE, flags, family, |w| {
             w.attr_str(TABLE_NAME, table);
-            w.attr_str(2, chain);
-            w.nest(4, |w| rule.exprs.iter().for_each(|expr| expr.encode(w)));
+            w.attr_str(RULE_CHAIN, chain);
+            w.nest(RULE_EXPRESSIONS, |w| rule.exprs.iter().for_each(|expr| expr.encode(w)));
             if let Some(handle) = rule.before {
-                w.attr(6, &handle.to_be_bytes());
+                w.attr(RULE_POSITION, &handle.to_be_bytes());
             }
-            w.attr(7, &userdata(rule.comment));
+            w.attr(RULE_USERDATA, &userdata(rule.comment));
         });
     }
 
@@ -157,8 +162,8 @@ impl<'a> Batch<'a> {
     pub fn delete_rule(&mut self, family: Family, (table, chain): (&str, &str), handle: u64) {
         self.message(DELRULE, 0, family, |w| {
             w.attr_str(TABLE_NAME, table);
-            w.attr_str(2, chain);
-            w.attr(3, &handle.to_be_bytes());
+            w.attr_str(RULE_CHAIN, chain);
+            w.attr(RULE_HANDLE, &handle.to_be_bytes());
         });
     }
 
@@ -166,7 +171,7 @@ impl<'a> Batch<'a> {
     pub fn delete_chain(&mut self, family: Family, (table, chain): (&str, &str)) {
         self.message(DELCHAIN, 0, family, |w| {
             w.attr_str(TABLE_NAME, table);
-            w.attr_str(3, chain);
+            w.attr_str(CHAIN_NAME, chain);
         });
     }
 

@@ -15,7 +15,7 @@ pub fn open() -> io::Result<Netlink> {
     Netlink::open_on(NETLINK_NETFILTER)
 }
 
-/// The same, but a socket that is open already is used again: to close one costs the kernel 16 ms.
+/// Returns a socket that is open already, or opens it. To close one costs the kernel 16 ms.
 ///
 /// # Errors
 /// As [`open`].

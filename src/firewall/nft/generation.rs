@@ -17,7 +17,7 @@ const ID: u16 = 1;
 /// the socket of its owner, and it counts a transaction just before it takes effect.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Returns the current generation. `None`: the kernel does not say, and nothing can be cached.
+/// Returns the current generation. `None` if the kernel does not say, so that nothing can be cached.
 pub fn generation(netlink: &mut Netlink) -> Option<u32> {
     let data = netlink.request(|w| w.begin(GETGEN, REQUEST, &[0; NFGENMSG])).ok()?.ok()?;
     let m = messages(&data).find(|m| m.kind == NEWGEN)?;
@@ -41,7 +41,7 @@ impl<T> Cached<T> {
         (generation == Some(*then) && since.elapsed() < LONGEST).then_some(value)
     }
 
-    /// Keeps a value. `generation`: as it was before the value was read.
+    /// Keeps a value. `generation` is the one before the value was read.
     pub fn keep(&mut self, generation: Option<u32>, value: T) {
         self.0 = generation.map(|generation| (generation, Instant::now(), value));
     }

@@ -9,6 +9,11 @@ use nix::errno::Errno;
 use weft_backends::traffic_rules::{FamilyRules, Rule, Test};
 use weft_subnet::cidr::Family;
 
+use super::attributes::{
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
+    HOOK_PRIORITY, POLICY_ACCEPT, POLICY_DROP, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE_FLAGS,
+    TABLE_USE,
+};
 use super::expr::{self, Expr, NODES};
 use weft_netlink::nftables::{
     DATA_VALUE, DELSETELEM, GETCHAIN, GETRULE, GETSETELEM, GETTABLE, Hook, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM,
@@ -63,7 +68,7 @@ pub const INPUT: Position = Position { kind: "filter", hook: Hook::Input, priori
 pub struct Set {
     /// Its name.
     pub name: &'static str,
-    /// Its elements; `None`: they are written one by one elsewhere, and are not compared.
+    /// Its elements. `None` if they are written one by one elsewhere, and are not compared.
     pub elements: Option<BTreeSet<IpAddr>>,
 }
 
@@ -87,7 +92,7 @@ impl Table {
     }
 }
 
-/// Reads the table with this name, and the chains and sets that `shape` names. `None`: there is no such table, or it has another
+/// Reads the table with this name, and the chains and sets that `shape` names. Returns `None` if there is no such table, or if it has another
 /// number of chains and sets.
 ///
 /// # Errors
@@ -95,7 +100,7 @@ impl Table {
 pub fn read(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
     match read_present(netlink, shape) {
         // The table was removed while it was read.
-        Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         answer => answer,
     }
 }
@@ -127,7 +132,7 @@ fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table
     Ok(Some(found))
 }
 
-/// Returns the flags of a table, and the number of its chains and sets. `None`: there is no such table.
+/// Returns the flags of a table, and the number of its chains and sets. Returns `None` if there is no such table.
 ///
 /// # Errors
 /// The kernel has no nftables, or did not answer.
@@ -135,10 +140,10 @@ pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Opt
     let Some(data) = get(netlink, GETTABLE, family, |w| w.attr_str(TABLE_NAME, name))? else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWTABLE) else { return Ok(None) };
     let number = |kind: u16| attr_after(m.payload, NFGENMSG, kind).map_or(0, be32_of);
-    Ok(Some((number(2), number(3) as usize)))
+    Ok(Some((number(TABLE_FLAGS), number(TABLE_USE) as usize)))
 }
 
-/// Returns the rules of the first chain that `shape` names. `None`: there is no such chain, or it has another type, hook, priority or
+/// Returns the rules of the first chain that `shape` names, or `None` if there is no such chain, or if it has another type, hook, priority or
 /// policy.
 ///
 /// # Errors
@@ -152,20 +157,20 @@ pub fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Vec<Vec<
     Ok(Some(rules.into_iter().map(|rule| rule.exprs).collect()))
 }
 
-/// Whether a chain has its type, hook, priority and policy. `None`: there is no such chain.
+/// Returns true if a chain has its type, hook, priority and policy, and `None` if there is no such chain.
 fn is_in_position(netlink: &mut Netlink, table: &Table, chain: &Chain) -> io::Result<Option<bool>> {
-    let data = get(netlink, GETCHAIN, table.family, |w| {
-        w.attr_str(TABLE_NAME, &table.name);
-        w.attr_str(3, chain.name);
-    })?;
+    let data = get_chain(netlink, table.family, &table.name, chain.name)?;
     let Some(data) = data else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWCHAIN) else { return Ok(None) };
     let get = |kind: u16| attr_after(m.payload, NFGENMSG, kind);
-    let position = get(4).unwrap_or_default();
-    let (hook, priority) = (attr(position, 1).map(be32_of), attr(position, 2).map_or(0, be32_of).cast_signed());
-    let (policy, kind) = (get(5).map(be32_of), get(7).map_or("", text));
+    let position = get(CHAIN_HOOK).unwrap_or_default();
+    let (hook, priority) =
+        (attr(position, HOOK_NUMBER).map(be32_of), attr(position, HOOK_PRIORITY).map_or(0, be32_of).cast_signed());
+    let (policy, kind) = (get(CHAIN_POLICY).map(be32_of), get(CHAIN_TYPE).map_or("", text));
     let wanted = chain.position;
-    Ok(Some((kind, policy, hook, priority) == (wanted.kind, Some(1), Some(wanted.hook as u32), wanted.priority)))
+    Ok(Some(
+        (kind, policy, hook, priority) == (wanted.kind, Some(POLICY_ACCEPT), Some(wanted.hook as u32), wanted.priority),
+    ))
 }
 
 /// A rule that was read from the kernel.
@@ -179,7 +184,7 @@ pub struct ReadRule {
     pub handle: u64,
 }
 
-/// Returns the rules of a chain; `number`: the family as [`number`] gives it. The request names table and chain, so the rules of other
+/// Returns the rules of a chain. `number` is the family as [`number`] gives it. The request names table and chain, so the rules of other
 /// chains cost nothing.
 ///
 /// # Errors
@@ -188,15 +193,15 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
     let data = netlink.dump(GETRULE, |w, kind, flags| {
         w.begin(kind, flags, &[number, 0, 0, 0]);
         w.attr_str(TABLE_NAME, table);
-        w.attr_str(2, chain);
+        w.attr_str(RULE_CHAIN, chain);
     })?;
     let rule = |m: wire::Message<'_>| {
         let mut rule = ReadRule { exprs: Vec::new(), comment: String::new(), handle: 0 };
         for (kind, value) in attrs_after(m.payload, NFGENMSG) {
             match kind {
-                3 => rule.handle = handle_of(value),
-                4 => rule.exprs = Expr::list(value),
-                7 => rule.comment = comment_of(value),
+                RULE_HANDLE => rule.handle = handle_of(value),
+                RULE_EXPRESSIONS => rule.exprs = Expr::list(value),
+                RULE_USERDATA => rule.comment = comment_of(value),
                 _ => {}
             }
         }
@@ -205,29 +210,24 @@ pub fn rules_of(netlink: &mut Netlink, number: u8, table: &str, chain: &str) -> 
     Ok(messages(&data).filter(|m| m.kind == NEWRULE).map(rule).collect())
 }
 
-/// Whether there is such a chain, and its policy is drop.
+/// Returns true if there is such a chain, and its policy is drop.
 ///
 /// # Errors
 /// The chain could not be read.
 pub fn drops(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
-    let data = get(netlink, GETCHAIN, family, |w| {
-        w.attr_str(TABLE_NAME, table);
-        w.attr_str(3, chain);
-    })?;
-    let policy = |m: wire::Message<'_>| attr_after(m.payload, NFGENMSG, 5).is_some_and(|value| be32_of(value) == 0);
+    let data = get_chain(netlink, family, table, chain)?;
+    let policy = |m: wire::Message<'_>| {
+        attr_after(m.payload, NFGENMSG, CHAIN_POLICY).is_some_and(|value| be32_of(value) == POLICY_DROP)
+    };
     Ok(data.is_some_and(|data| messages(&data).filter(|m| m.kind == NEWCHAIN).any(policy)))
 }
 
-/// Whether there is such a chain.
+/// Returns true if there is such a chain.
 ///
 /// # Errors
 /// The chain could not be read.
 pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<bool> {
-    let data = get(netlink, GETCHAIN, family, |w| {
-        w.attr_str(TABLE_NAME, table);
-        w.attr_str(3, chain);
-    })?;
-    Ok(data.is_some())
+    Ok(get_chain(netlink, family, table, chain)?.is_some())
 }
 
 /// Returns the elements of a set of addresses.
@@ -238,7 +238,7 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
     let data = netlink.dump(GETSETELEM, |w, kind, flags| {
         w.begin(kind, flags, &nfgen(family));
         w.attr_str(TABLE_NAME, table);
-        w.attr_str(2, set);
+        w.attr_str(ELEMENTS_SET, set);
     })?;
     let elements = messages(&data).filter(|m| m.kind == NEWSETELEM);
     Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
@@ -246,19 +246,22 @@ pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -
 
 /// Returns the addresses in a message about elements.
 pub fn element_addresses(payload: &[u8]) -> Vec<IpAddr> {
-    let lists = attrs_after(payload, NFGENMSG).filter(|(kind, _)| *kind == 3);
-    lists.flat_map(|(_, list)| attrs(list)).filter_map(|(_, e)| wire::ip(attr(attr(e, 1)?, DATA_VALUE)?)).collect()
+    let lists = attrs_after(payload, NFGENMSG).filter(|(kind, _)| *kind == ELEMENTS_LIST);
+    lists
+        .flat_map(|(_, list)| attrs(list))
+        .filter_map(|(_, e)| wire::ip(attr(attr(e, ELEMENT_KEY)?, DATA_VALUE)?))
+        .collect()
 }
 
-/// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. `None`: the
-/// notification is about something else.
+/// Returns the elements of this set that a notification is about: true when they were added, false when they were removed. Returns
+/// `None` if the notification is about something else.
 pub fn notified_elements(message: &wire::Message<'_>, set: &str) -> Option<(bool, Vec<IpAddr>)> {
     let added = match message.kind {
         NEWSETELEM => true,
         DELSETELEM => false,
         _ => return None,
     };
-    let named = attr_after(message.payload, NFGENMSG, 2).is_some_and(|name| text(name) == set);
+    let named = attr_after(message.payload, NFGENMSG, ELEMENTS_SET).is_some_and(|name| text(name) == set);
     named.then(|| (added, element_addresses(message.payload)))
 }
 
@@ -267,7 +270,15 @@ pub fn is_new_set(message: &wire::Message<'_>) -> bool {
     message.kind == NEWSET
 }
 
-/// Asks for one object. `None`: there is none.
+/// Asks for one chain. Returns `None` if there is none.
+fn get_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str) -> io::Result<Option<Vec<u8>>> {
+    get(netlink, GETCHAIN, family, |w| {
+        w.attr_str(TABLE_NAME, table);
+        w.attr_str(CHAIN_NAME, chain);
+    })
+}
+
+/// Asks for one object. Returns `None` if there is none.
 fn get(
     netlink: &mut Netlink,
     kind: u16,
@@ -285,7 +296,7 @@ fn get(
     }
 }
 
-/// `struct nfgenmsg` of a family.
+/// Returns `struct nfgenmsg` of a family.
 pub(super) fn nfgen(family: Family) -> [u8; NFGENMSG] {
     [number(family), 0, 0, 0]
 }

@@ -51,7 +51,7 @@ fn read() -> io::Result<Vec<Table>> {
     read_by(&mut super::connection::open()?)
 }
 
-/// The same, by a socket that stays open.
+/// Reads the same, by a socket that stays open.
 ///
 /// # Errors
 /// As [`tables`].

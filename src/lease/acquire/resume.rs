@@ -13,19 +13,22 @@ use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
-use super::{ConfError, Kept, Leased, NetConf, StartContext, Started, found, ground, host_with, parse, with_chosen};
+use super::{
+    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, host_with, parse, read_subnet_file,
+    with_chosen,
+};
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, MachineError};
 use crate::log::chain;
 use crate::log::text::date;
 use crate::options::UplinkChoice;
 use crate::saved::SavedFile;
-use crate::uplink::{self, Before, PickError, Used};
+use crate::uplink::{self, EarlierUse, PickError, UsedUplink};
 
 /// For so many seconds after the last answer of the store, its leases are believed. This is the lifetime of a lease in etcd, after which
 /// a peer that was silent has lost its subnet. In Kubernetes no lease expires, but a Node that is gone for a day may be deleted, and
 /// another Node may get its pod CIDR.
-const MOST_AGE: u64 = 24 * 3600;
+const MAX_AGE: u64 = 24 * 3600;
 /// The largest expected difference between the clocks of one machine before and after a boot, in seconds. A lease counts as expired so
 /// much earlier.
 const SLACK: u64 = 60;
@@ -38,7 +41,7 @@ pub struct EarlierRun {
     /// Everything but the peers, after the file was searched.
     head: Option<Option<Head>>,
     /// Why it cannot be used, if that was logged.
-    said: Option<String>,
+    logged: Option<String>,
 }
 
 impl EarlierRun {
@@ -61,11 +64,11 @@ impl EarlierRun {
 
     /// Returns the uplink that this node had, for a choice with these flags. Its age does not matter, because it is used only if the
     /// machine still has it.
-    pub(super) fn uplink(&mut self, choice: &UplinkChoice) -> Before {
+    pub(super) fn uplink(&mut self, choice: &UplinkChoice) -> EarlierUse {
         match self.head() {
             Some(head) => before(head, choice),
             // Nobody knows with which flags the address in the lease was chosen. So the lease alone decides only a choice without flags.
-            None => Before { same_flags: uplink::flags(choice).is_empty(), ..Before::default() },
+            None => EarlierUse { same_flags: uplink::flags(choice).is_empty(), ..EarlierUse::default() },
         }
     }
 
@@ -104,7 +107,7 @@ impl EarlierRun {
         self.head.get_or_insert_with(read).as_ref()
     }
 
-    fn look(&mut self) -> Option<&Saved> {
+    fn read_saved(&mut self) -> Option<&Saved> {
         if let Some(saved_file) = self.saved_file.take() {
             match saved_file.read() {
                 Ok(saved) => self.saved = saved,
@@ -115,22 +118,22 @@ impl EarlierRun {
     }
 
     /// Logs the reason once, until it changes.
-    fn useless(&mut self, reason: String) {
-        if self.said.as_ref() != Some(&reason) {
+    fn log_unusable(&mut self, reason: String) {
+        if self.logged.as_ref() != Some(&reason) {
             tracing::info!("saved peers: {reason}: not used");
-            self.said = Some(reason);
+            self.logged = Some(reason);
         }
     }
 }
 
 /// Returns the saved uplink. A file of an older weft contains only its published addresses, which count as chosen without flags.
-fn before(head: &Head, choice: &UplinkChoice) -> Before {
+fn before(head: &Head, choice: &UplinkChoice) -> EarlierUse {
     let now = uplink::flags(choice);
     let (name, ips, flags) = match &head.uplink {
         Some(used) => (Name::new(&used.name), (used.v4, used.v6), used.flags.as_str()),
         None => (None, head.public, ""),
     };
-    Before { same_flags: now == flags, saved: Some(Used { name, ips }), published: None }
+    EarlierUse { same_flags: now == flags, saved: Some(UsedUplink { name, ips }), published: None }
 }
 
 /// Runs the command before the lease, if the backend of net-conf has one. `config` is net-conf, if it could be read.
@@ -138,21 +141,21 @@ fn before(head: &Head, choice: &UplinkChoice) -> Before {
 /// # Errors
 /// The command failed, or is not allowed.
 pub(super) async fn run_first_command<K: Kernel>(
-    place: &mut StartContext<'_, K>,
+    context: &mut StartContext<'_, K>,
     config: Option<&str>,
 ) -> Result<(), FirstError> {
-    let Some(saved) = place.memory.look() else { return Ok(()) };
+    let Some(saved) = context.memory.read_saved() else { return Ok(()) };
     let Ok((_, backend)) = parse(config.unwrap_or(&saved.head.config)) else { return Ok(()) };
-    place.first_command.run(&*backend).await
+    context.first_command.run(&*backend).await
 }
 
 /// Returns what to continue from with the saved lease and peers. `config` is net-conf, if it could be read.
-pub(super) fn from_saved<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>) -> Option<Started> {
-    let head = place.memory.look()?.head.clone();
-    match fit(place, config, head) {
-        Ok(started) => Some(Started { saved: place.memory.saved.take(), ..started }),
+pub(super) fn from_saved<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>) -> Option<Started> {
+    let head = context.memory.read_saved()?.head.clone();
+    match fit(context, config, head) {
+        Ok(started) => Some(Started { saved: context.memory.saved.take(), ..started }),
         Err(reason) => {
-            place.memory.useless(reason.to_string());
+            context.memory.log_unusable(reason.to_string());
             None
         }
     }
@@ -163,7 +166,7 @@ pub(super) fn from_saved<K: Kernel>(place: &mut StartContext<'_, K>, config: Opt
 enum Unusable {
     #[error("they were saved on {saved}, but the clock says {now}: their age cannot be known", saved = date(*saved), now = date(*now))]
     FromTheFuture { saved: u64, now: u64 },
-    #[error("the store was last heard on {}, more than {} h ago", date(*.0), MOST_AGE / 3600)]
+    #[error("the store was last heard on {}, more than {} h ago", date(*.0), MAX_AGE / 3600)]
     Old(u64),
     #[error("our lease of {own} ended on {}, and another node may have that subnet", date(*end))]
     Ended { own: Subnets, end: u64 },
@@ -189,7 +192,7 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
     if now + SLACK < head.saved {
         return Err(Unusable::FromTheFuture { saved: head.saved, now });
     }
-    if head.saved + MOST_AGE < now {
+    if head.saved + MAX_AGE < now {
         return Err(Unusable::Old(head.saved));
     }
     match head.expires {
@@ -201,9 +204,9 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
 }
 
 /// Returns what to continue from, without the peers, if the file describes this node as it is now.
-fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, Unusable> {
+fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, Unusable> {
     let now = wall_clock().as_secs();
-    fresh(&head, place.store.capabilities().expires, now)?;
+    fresh(&head, context.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
     let (network, backend) = parse(&config)?;
     let then = Network::parse(&head.config).map_err(ConfError::from)?;
@@ -211,20 +214,20 @@ fn fit<K: Kernel>(place: &mut StartContext<'_, K>, config: Option<&str>, head: H
         let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
         return Err(Unusable::AnotherNetwork { then, now });
     }
-    let choice = with_chosen(place.choice, head.chosen);
-    let machine = place.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
-    let ground = ground(&machine, &network, head.own.subnets).after(before(&head, &choice));
-    let picked = uplink::pick(&choice, &ground)?;
+    let choice = with_chosen(context.choice, head.chosen);
+    let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
+    let candidates = candidates(&machine, &network, head.own.subnets).after(before(&head, &choice));
+    let picked = uplink::pick(&choice, &candidates)?;
     if (picked.public_v4, picked.public_v6) != head.public {
         return Err(Unusable::OtherAddresses(picked.uplink.name));
     }
-    let (author, _) = found(place.subnet_file, &network);
+    let (author, _) = read_subnet_file(context.subnet_file, &network);
     let (own, chosen) = (head.own, head.chosen);
     let host = host_with(
         &picked,
         &machine,
         (&*backend, &network),
-        (Kept { secrets: &place.secrets, printed: place.first_command.printed() }, Some(&own)),
+        (Kept { secrets: &context.secrets, printed: context.first_command.printed() }, Some(&own)),
     )?;
     let leased = Leased { host, own, was: None, uplink: choice, chosen };
     Ok(Started::new((config, network, backend), author, leased))
@@ -322,7 +325,7 @@ mod tests {
             protocol: 2,
         };
         let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
-        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, way: None }
+        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, lookup: None }
     }
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {
@@ -330,7 +333,7 @@ mod tests {
         let (store, mut kernel) = (DirStore::new(dir.path().into(), TYPES), FakeKernel::new(machine(addrs), 90));
         let (choice, memory, secrets) = (UplinkChoice::default(), EarlierRun::default(), SecretFiles::default());
         let subnet_file = Path::new("/nonexistent/subnet.env");
-        let mut place = StartContext {
+        let mut context = StartContext {
             store: &store,
             kernel: &mut kernel,
             choice: &choice,
@@ -340,7 +343,7 @@ mod tests {
             secrets,
             first_command: FirstCommand::default(),
         };
-        fit(&mut place, config, head)
+        fit(&mut context, config, head)
     }
 
     #[test]

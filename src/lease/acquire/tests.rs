@@ -119,7 +119,7 @@ fn machine() -> Machine {
             route("0.0.0.0/0", 50, "vpn0", Reach::Gateway),
             route("192.168.0.0/24", 0, "eth0", Reach::Link(name("eth0"))),
         ],
-        way: None,
+        lookup: None,
     }
 }
 

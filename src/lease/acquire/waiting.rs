@@ -56,12 +56,12 @@ impl StartError {
         move |error| StartError::Store { what, error, config }
     }
 
-    /// True if the store refused the request, and will go on doing so until somebody changes something.
+    /// Returns true if the store refused the request, and will go on doing so until somebody changes something.
     fn is_refused(&self) -> bool {
         matches!(self, StartError::Store { error: Error::Refused { .. }, .. })
     }
 
-    /// True if the store cannot be reached. An unavailable store without a source answered itself: there is no pod CIDR yet, or there
+    /// Returns true if the store cannot be reached. An unavailable store without a source answered itself: there is no pod CIDR yet, or there
     /// are too many writers.
     pub(super) fn is_store_away(&self) -> bool {
         matches!(self, StartError::Store { error: Error::Unavailable { source: Some(_), .. }, .. })

@@ -16,7 +16,7 @@ use crate::node::change::Change;
 use crate::node::clear_text::ClearTextTime;
 use crate::observe::status::PeerState;
 use crate::options::{OnLostLease, RuleOptions};
-use crate::plan::Beside;
+use crate::plan::ExtraBackend;
 use crate::saved::{SavedFile, Saver};
 
 const WIREGUARD: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#;
@@ -209,7 +209,7 @@ impl TestNode {
             let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
             let identities = weft_backends::vxlan::VtepMac::both(mac, mac);
             let host = weft_backends::host::Host { identities, ..started.host.clone() };
-            started.earlier = vec![Beside::new((VXLAN.to_owned(), network), backend, host)];
+            started.earlier = vec![ExtraBackend::new((VXLAN.to_owned(), network), backend, host)];
             started.clear_text = Some(saved.clone());
         });
         test.node.context.options.change_grace = grace;

@@ -132,6 +132,24 @@ async fn a_full_pass_that_was_put_off_is_recorded_with_its_event() {
     .await;
 }
 
+/// Another full pass came meanwhile and has compared everything. A usual audit much later must not be recorded with that event.
+#[tokio::test]
+async fn the_event_of_a_pass_that_was_put_off_is_forgotten_after_another_full_pass() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        test.node.schedule.paused_until = tokio::time::Instant::now() + Duration::from_secs(60);
+        test.node.kernel_changed(vec![Notice::Links]).await;
+        test.node.full_pass(Cause::Lease).await;
+        records(&mut test, &mut seen);
+        test.kernel.disturb(key(), None, false);
+        test.node.schedule.next_audit = tokio::time::Instant::now();
+        test.node.tick().await;
+        let (cause, event, _) = only(&mut test, &mut seen);
+        assert_eq!((cause.as_str(), event.as_str()), ("audit", "the time of the audit came"));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_refused_entry_is_recorded_once_and_again_when_it_is_written() {
     local(async {

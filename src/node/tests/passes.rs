@@ -31,7 +31,7 @@ fn remove_silently(test: &TestNode) {
 }
 
 fn audits(test: &TestNode) -> u64 {
-    test.node.history.full_passes.get("audit").cloned().unwrap_or(0)
+    test.node.statistics.full_passes.get("audit").cloned().unwrap_or(0)
 }
 
 #[tokio::test]

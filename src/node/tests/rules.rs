@@ -217,7 +217,7 @@ async fn a_fence_that_the_kernel_refuses_is_a_problem_but_the_node_is_ready() {
         assert!(status.problems.iter().any(|problem| problem == text), "{:?}", status.problems);
         assert_eq!(status.rules.fence.as_deref(), Some(text));
         let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
-        assert_eq!((states, test.node.history.failure_counts.pending), (vec![PeerState::Programmed], 0));
+        assert_eq!((states, test.node.statistics.failure_counts.pending), (vec![PeerState::Programmed], 0));
     })
     .await;
 }
@@ -277,7 +277,7 @@ async fn a_guard_that_the_kernel_refuses_is_a_problem_of_no_peer() {
         let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
         assert_eq!(states, [PeerState::Programmed], "its routes are in the kernel");
         let version = test.node.passer.pending().version();
-        assert_eq!(test.node.history.failure_counts, FailureCounts { version, pending: 0, failed: 0 });
+        assert_eq!(test.node.statistics.failure_counts, FailureCounts { version, pending: 0, failed: 0 });
         test.kernel.fail(key, None);
         test.node.full_pass(Cause::Start).await;
         let status = test.node.status();

@@ -52,9 +52,9 @@ pub struct Recorder {
     written: Arc<Mutex<Written>>,
 }
 
-/// Returns the path of the file of an instance. Two agents of one machine have two files.
+/// Returns the path of the file of an instance.
 pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
-    state_dir.join(format!("history-{:016x}", instance::hash(subnet_file)))
+    instance::state_file(state_dir, "history", subnet_file)
 }
 
 /// Removes the file of an instance, if there is one.
@@ -62,10 +62,7 @@ pub fn file(state_dir: &Path, subnet_file: &Path) -> PathBuf {
 /// # Errors
 /// The file cannot be removed.
 pub fn remove(state_dir: &Path, subnet_file: &Path) -> io::Result<()> {
-    match std::fs::remove_file(file(state_dir, subnet_file)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    files::remove(&file(state_dir, subnet_file))
 }
 
 impl Recorder {

@@ -26,6 +26,8 @@ const MAX_SILENT: usize = 10;
 pub struct Cluster {
     /// The nodes, in the order of their subnets.
     pub nodes: Vec<ClusterNode>,
+    /// The place of each subnet in [`Cluster::nodes`]. Each answer is taken when it comes, so this is not made again for each of them.
+    places: HashMap<String, u32>,
 }
 
 /// A node of the mesh.
@@ -35,7 +37,7 @@ pub struct ClusterNode {
     pub subnet: String,
     /// The addresses that its lease names, separated by commas.
     pub public: String,
-    /// Why nothing is known from it. `None`: it has answered.
+    /// Why nothing is known from it. `None` if it has answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Its host name, as it says. Empty if it has not answered.
@@ -110,17 +112,19 @@ impl Cluster {
             error: Some("was not asked".to_owned()),
             ..ClusterNode::default()
         };
-        Cluster { nodes: known.into_iter().map(unanswered).collect() }
+        let nodes: Vec<ClusterNode> = known.into_iter().map(unanswered).collect();
+        let places = nodes.iter().map(|node| node.subnet.clone()).zip(0..).collect();
+        Cluster { nodes, places }
     }
 
-    /// Takes what the nodes answered, by subnet. A node whose answer cannot be used gets the reason.
+    /// Takes what the nodes answered, by subnet. A node whose answer cannot be used gets the reason. It is text, because it is shown and goes
+    /// into the answer as JSON.
     pub fn answered(&mut self, rows: Vec<(String, Result<Row, String>)>) {
-        let places: HashMap<String, u32> = self.nodes.iter().map(|node| node.subnet.clone()).zip(0..).collect();
         for (subnet, row) in rows {
-            let Some(place) = places.get(&subnet) else { continue };
+            let Some(place) = self.places.get(&subnet) else { continue };
             let Some(node) = self.nodes.get_mut(*place as usize) else { continue };
             match row {
-                Ok(row) if row.subnet == subnet => node.fill(row, *place, &places),
+                Ok(row) if row.subnet == subnet => node.fill(row, *place, &self.places),
                 Ok(row) => {
                     node.error = Some(format!("another node answers at this address: {}", Row::bounded(row).whose()))
                 }

@@ -38,7 +38,7 @@ const CLASSES: [(&str, &str, &str, &str); 9] = [
     ("u", "#b4bac2", "#555c66", "unknown"),
 ];
 
-/// Returns the number of the class of a way in [`CLASSES`]. `None`: nothing is known.
+/// Returns the number of the class of a way in [`CLASSES`], or `None` if nothing is known.
 pub fn class(way: Option<&ClusterWay>) -> usize {
     let Some(ClusterWay { state, loss, rtt_us, .. }) = way else { return 8 };
     match (state, loss, rtt_us) {

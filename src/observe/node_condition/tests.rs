@@ -162,7 +162,7 @@ async fn the_state_is_reported_again_after_the_lease_was_acquired_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_teller_reports_nothing() {
+async fn a_dropped_reporter_reports_nothing() {
     local(async {
         let (condition, received) = condition(0);
         condition.set(unwell("device"));

@@ -22,7 +22,7 @@ pub(super) fn prepare_wireguard(plan: &mut Plan, options: &str) {
     let backend = make(&network).unwrap();
     let identities = KeyPair::of(Secret::new([1; 32])).both();
     let host = Host { identities, ..plan.host().clone() };
-    plan.prepare(Beside::new((text, network), backend, host));
+    plan.prepare(ExtraBackend::new((text, network), backend, host));
 }
 
 /// The numbers of the subnets that have a route over flannel.1, which is longer than that of the WireGuard device.
@@ -145,7 +145,7 @@ fn other_options_of_the_backend_that_encrypts_allow_nothing_anew() {
 fn after_a_restart_only_the_saved_leases_are_reached_in_clear_text() {
     let network = Network::parse(VXLAN).unwrap();
     let Plan { host, .. } = plan();
-    let earlier = Beside::new((VXLAN.to_owned(), network.clone()), make(&network).unwrap(), host);
+    let earlier = ExtraBackend::new((VXLAN.to_owned(), network.clone()), make(&network).unwrap(), host);
     let mut plan =
         super::wireguard::wireguard("").with_earlier(vec![earlier]).with_clear_text([id(2), id(3)].into_iter());
     for third in 2..5 {

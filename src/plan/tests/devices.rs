@@ -11,7 +11,7 @@ fn of_two_earlier_backends_with_one_device_the_later_one_decides_how_it_is_made(
     let earlier = |mtu: u32| {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan","MTU":{mtu}}}}}"#);
         let network = Network::parse(&text).unwrap();
-        Beside::new((text, network.clone()), make(&network).unwrap(), plan().host)
+        ExtraBackend::new((text, network.clone()), make(&network).unwrap(), plan().host)
     };
     // The latest comes first.
     let plan = plan_of("host-gw").with_earlier(vec![earlier(1400), earlier(1300)]);

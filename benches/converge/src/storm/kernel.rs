@@ -10,7 +10,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use ipnet::{IpNet, Ipv4Net};
 use weft::kernel::fake::FakeKernel;
-use weft::kernel::{AddrInfo, Creator, Kernel, LinkInfo, Machine, Outcome, RouteInfo, Session, Way};
+use weft::kernel::{AddrInfo, Creator, Kernel, LinkInfo, Machine, Outcome, RouteInfo, RouteLookup, Session};
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::owner::PROTOCOL;
@@ -47,7 +47,7 @@ fn machine(number: usize) -> Result<Machine> {
         links: vec![link],
         addrs: vec![AddrInfo { index: 2, net: net.into(), scope: 0, flags: PERMANENT }],
         routes: vec![route(Ipv4Net::default(), Reach::Gateway), route(net.trunc(), Reach::Link(name))],
-        way: None,
+        lookup: None,
     })
 }
 
@@ -75,8 +75,8 @@ impl Kernel for CountingKernel {
         self.inside.machine()
     }
 
-    fn way(&mut self, to: IpAddr) -> io::Result<Option<Way>> {
-        self.inside.way(to)
+    fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {
+        self.inside.look_up_route(to)
     }
 
     fn observe(&mut self, devices: &[Name]) -> io::Result<Observed> {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A backend whose identity is a key pair in a file: the file is the truth, and the lease follows it.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use weft_backends::backend::Planned;
@@ -13,8 +16,7 @@ use weft_subnet::lease::Lease;
 
 use super::*;
 use crate::kernel::LinkInfo;
-
-const PRIVATE: &str = "the private key";
+use crate::lease::acquire::secret_files::{MAX_SIZE, SecretFiles};
 
 /// The public key of a private one, for these tests: its length.
 struct Key(Vec<u8>);
@@ -81,13 +83,13 @@ fn a_key_in_a_file_is_made_once_and_then_found_again() {
     let state = dir.path().join("made/by/us");
     let (machine, secrets) = (Machine::default(), SecretFiles::new(Some(&state)));
     assert_eq!(standing(&Keyed, &machine, &secrets), Ok([None, None]), "nothing shows which lease is ours");
-    let made = identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap();
+    let made = chosen(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap();
     let meta = fs::metadata(state.join("key")).unwrap();
     assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (32, 0o600));
     let key = fs::read(state.join("key")).unwrap();
     assert!(key.iter().any(|byte| *byte != 0), "random bytes");
     assert_eq!(standing(&Keyed, &machine, &secrets), Ok(made.public()));
-    assert_eq!(identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None), Ok(made.clone()));
+    assert_eq!(chosen(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None), Ok(made.clone()));
     assert_eq!(fs::read(state.join("key")).unwrap(), key);
     assert_eq!(Keyed.follow(&made, &Attrs::default()), made, "the lease follows the file");
     assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "nothing is left beside the file");
@@ -100,24 +102,13 @@ fn a_secret_that_cannot_be_read_is_an_error_and_not_a_new_secret() {
     fs::create_dir(dir.path().join("key")).unwrap();
     for error in [
         standing(&Keyed, &machine, &secrets).unwrap_err(),
-        identities(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap_err(),
+        chosen(&Keyed, &machine, Kept { secrets: &secrets, printed: None }, None).unwrap_err(),
     ] {
-        assert!(error.to_string().contains("directory"), "{error}");
+        assert_eq!(error.to_string(), "it is not a regular file: remove it");
     }
     fs::remove_dir(dir.path().join("key")).unwrap();
-    fs::write(dir.path().join("key"), vec![0; MOST_OF_A_SECRET as usize + 1]).unwrap();
+    fs::write(dir.path().join("key"), vec![0; MAX_SIZE as usize + 1]).unwrap();
     assert_eq!(standing(&Keyed, &machine, &secrets).unwrap_err().to_string(), "it is larger than any key");
-}
-
-#[test]
-fn a_secret_never_replaces_another_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let (file, secrets) = (dir.path().join("key"), SecretFiles::default());
-    secrets.create(&file, PRIVATE.as_bytes()).unwrap();
-    let error = secrets.create(&file, b"another").unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-    assert_eq!(secrets.read(&file).unwrap().as_deref(), Some(PRIVATE.as_bytes()));
-    assert_eq!(secrets.directory(), None);
 }
 
 /// A device of another agent belongs to that agent; one of flannel is adopted, but proves nothing.
@@ -139,29 +130,15 @@ fn a_device_counts_by_who_made_it() {
     {
         let [standing, _] = standing(&*vxlan, &machine(creator), &secrets).unwrap();
         assert_eq!(standing == ours, proves, "{creator:?}");
-        let [chosen, v6] =
-            identities(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, None).unwrap().public();
-        assert_eq!(chosen == ours, adopted, "{creator:?}");
-        assert!(chosen.is_some() && v6.is_some() && chosen != v6);
+        let [mac, v6] =
+            chosen(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, None).unwrap().public();
+        assert_eq!(mac == ours, adopted, "{creator:?}");
+        assert!(mac.is_some() && v6.is_some() && mac != v6);
         let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:09"}"#;
         let lease = Attrs { backend_type: "vxlan".into(), backend_data: Some(data.into()), ..Attrs::default() };
-        let [chosen, _] =
-            identities(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, Some(&lease))
-                .unwrap()
-                .public();
-        assert_eq!(chosen.unwrap().to_string(), "02:00:00:00:00:09", "peers know the MAC of the lease");
+        let [mac, _] = chosen(&*vxlan, &machine(creator), Kept { secrets: &secrets, printed: None }, Some(&lease))
+            .unwrap()
+            .public();
+        assert_eq!(mac.unwrap().to_string(), "02:00:00:00:00:09", "peers know the MAC of the lease");
     }
-}
-
-/// Two agents of one host share the state directory, and have two keys.
-#[test]
-fn the_key_of_wireguard_has_flannels_place_and_one_that_outlives_a_boot() {
-    let key = Path::new("/run/flannel/wgkey");
-    let files = |state: Option<&Path>, subnet_file: &str| {
-        SecretFiles::new(state).with_wireguard_keys(key, Path::new(subnet_file)).wireguard_key_files()
-    };
-    let usual = files(Some(Path::new("/state")), "/run/flannel/subnet.env");
-    assert_eq!(usual, [key, Path::new("/state/weft.wireguard.key")]);
-    assert_ne!(files(Some(Path::new("/state")), "/run/other/subnet.env")[1], usual[1]);
-    assert_eq!(files(None, "/run/flannel/subnet.env"), [key]);
 }

@@ -15,14 +15,14 @@ pub struct AgentProcess {
     pub pid: u32,
     /// The command line, as in /proc: each word ends with a zero byte.
     pub cmdline: Vec<u8>,
-    /// The environment, as in /proc; empty where it cannot be read.
+    /// The environment, as in /proc. Empty if it cannot be read.
     pub environ: Vec<u8>,
-    /// Its working directory; empty where it cannot be read.
+    /// Its working directory. Empty if it cannot be read.
     pub dir: PathBuf,
 }
 
 impl AgentProcess {
-    /// True for flannel's own program, and for weft under its name.
+    /// Returns true for flannel's own program, and for weft under its name.
     pub fn is_flanneld(&self) -> bool {
         self.command.starts_with("flanneld")
     }
@@ -34,7 +34,7 @@ impl fmt::Display for AgentProcess {
     }
 }
 
-/// All agents in our network namespace, except this process. This reads /proc and blocks.
+/// Returns all agents in our network namespace, except this process. This reads /proc and blocks.
 ///
 /// # Errors
 /// /proc cannot be read.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The backends that stand beside that of our lease while net-conf changes the backend (docs/adr/020-live-change.md).
+//! The backends in addition to that of our lease while net-conf changes the backend (docs/adr/020-live-change.md).
 //!
 //! The next backend has its devices before our lease names it. The earlier ones keep theirs while a peer may use them. Our lease names the
 //! earlier ones as other ways to reach us.
@@ -19,8 +19,8 @@ pub(super) const NEXT: &str = "/next";
 /// Contributor of the devices of earlier backends.
 pub(super) const EARLIER: &str = "/earlier";
 
-/// A backend beside that of our lease.
-pub struct Beside {
+/// A backend in addition to that of our lease.
+pub struct ExtraBackend {
     /// The net-conf that names it.
     pub(super) text: String,
     pub(super) network: Network,
@@ -31,10 +31,10 @@ pub struct Beside {
     pub(super) number: u64,
 }
 
-impl Beside {
+impl ExtraBackend {
     /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
-    pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> Beside {
-        Beside { text, network, backend, host, number: 0 }
+    pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> ExtraBackend {
+        ExtraBackend { text, network, backend, host, number: 0 }
     }
 
     /// Returns the type of its backend.
@@ -47,19 +47,19 @@ impl Beside {
         self.host = Host { identities, ..host.clone() };
     }
 
-    /// Returns true if the other backend reaches every node that this one reaches, so that this one is not needed beside it. Their
+    /// Returns true if the other backend reaches every node that this one reaches, so that this one is not needed any more. Their
     /// options may differ, for example in the MTU.
     pub(super) fn is_replaced_by(&self, other: &dyn Backend) -> bool {
         self.backend.advertise(&self.host).is_ok_and(|attrs| other.understands(&attrs))
     }
 }
 
-/// All backends beside that of our lease.
+/// All backends in addition to that of our lease.
 #[derive(Default)]
-pub(super) struct Besides {
-    pub(super) next: Option<Beside>,
+pub(super) struct ExtraBackends {
+    pub(super) next: Option<ExtraBackend>,
     /// The latest comes first.
-    pub(super) earlier: Vec<Beside>,
+    pub(super) earlier: Vec<ExtraBackend>,
     /// Peers have not had the time yet to learn of the way that our lease names, so packets to them still go an earlier way.
     pub(super) sends_earlier: bool,
     /// The earlier backends that each lease needs, by number.
@@ -77,13 +77,13 @@ pub(super) enum Which {
     Next,
 }
 
-impl Besides {
-    /// Returns true if there is no backend beside that of our lease.
+impl ExtraBackends {
+    /// Returns true if there is only the backend of our lease.
     pub(super) fn is_empty(&self) -> bool {
         self.next.is_none() && self.earlier.is_empty()
     }
 
-    /// A lease needs these earlier backends.
+    /// Notes which earlier backends a lease needs.
     pub(super) fn need(&mut self, id: &Id, mut numbers: Vec<u64>) {
         self.forget(id);
         numbers.sort_unstable();
@@ -96,7 +96,7 @@ impl Besides {
         }
     }
 
-    /// A lease needs no earlier backend.
+    /// Notes that a lease needs no earlier backend.
     pub(super) fn forget(&mut self, id: &Id) {
         for number in self.needs.remove(id).unwrap_or_default() {
             if let Some(users) = self.users.get_mut(&number) {
@@ -114,46 +114,46 @@ impl Besides {
         self.users.get(&number).is_some_and(|users| !users.is_empty())
     }
 
-    pub(super) fn earlier(&self) -> impl Iterator<Item = &Beside> {
+    pub(super) fn earlier(&self) -> impl Iterator<Item = &ExtraBackend> {
         self.earlier.iter()
     }
 
-    pub(super) fn retain_earlier(&mut self, keep: impl FnMut(&Beside) -> bool) {
+    pub(super) fn retain_earlier(&mut self, keep: impl FnMut(&ExtraBackend) -> bool) {
         self.earlier.retain(keep);
     }
 
     pub(super) fn update_host(&mut self, host: &Host) {
-        self.earlier.iter_mut().chain(&mut self.next).for_each(|beside| beside.update_host(host));
+        self.earlier.iter_mut().chain(&mut self.next).for_each(|extra| extra.update_host(host));
     }
 
     /// Iterates over the earlier backends that a lease needs.
     pub(super) fn used(&self) -> impl Iterator<Item = (&dyn Backend, &Host)> {
-        self.earlier.iter().filter(|beside| self.is_used(beside.number)).map(|beside| (&*beside.backend, &beside.host))
+        self.earlier.iter().filter(|extra| self.is_used(extra.number)).map(|extra| (&*extra.backend, &extra.host))
     }
 
     /// Returns the first backend that makes no routes, if one does not.
     pub(super) fn without_routes(&self) -> Option<&dyn Backend> {
-        let all = self.earlier.iter().chain(&self.next).map(|beside| &*beside.backend);
+        let all = self.earlier.iter().chain(&self.next).map(|extra| &*extra.backend);
         all.into_iter().find(|backend| !backend.makes_routes())
     }
 
     /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the latest.
     pub(super) fn secrets(&self) -> Option<DeviceSecrets> {
-        self.next.iter().chain(&self.earlier).find_map(|beside| beside.backend.secrets(&beside.host))
+        self.next.iter().chain(&self.earlier).find_map(|extra| extra.backend.secrets(&extra.host))
     }
 
     /// Returns what our lease would say for each of the earlier backends that can work on this host.
     pub(super) fn ways(&self, host: &Host) -> Vec<Attrs> {
-        let way = |beside: &Beside| {
-            let host = Host { identities: beside.host.identities.clone(), ..host.clone() };
-            beside.backend.advertise(&host).ok()
+        let way = |extra: &ExtraBackend| {
+            let host = Host { identities: extra.host.identities.clone(), ..host.clone() };
+            extra.backend.advertise(&host).ok()
         };
         self.earlier.iter().filter_map(way).collect()
     }
 
     /// Returns the contributors of devices with their entries.
     pub(super) fn devices(&self, own: &Lease) -> [(Id, State); 2] {
-        let devices = |beside: &Beside| beside.backend.device(&beside.host, own);
+        let devices = |extra: &ExtraBackend| extra.backend.device(&extra.host, own);
         let mut earlier = State::new();
         for (key, value) in self.earlier.iter().flat_map(devices) {
             // The latest of several backends with one device counts.
@@ -164,7 +164,7 @@ impl Besides {
         [(NEXT.into(), self.next.as_ref().map(devices).unwrap_or_default()), (EARLIER.into(), earlier)]
     }
 
-    /// The backends in the order in which they are preferred.
+    /// Returns the backends in the order in which they are preferred.
     pub(super) fn order(&self) -> Vec<Which> {
         let mut order: Vec<Which> = (0..self.earlier.len()).map(Which::Earlier).collect();
         order.insert(if self.sends_earlier { order.len() } else { 0 }, Which::Current);

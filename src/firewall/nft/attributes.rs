@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The attributes of tables, chains, rules and sets in messages of nftables (linux/netfilter/nf_tables.h). The one that names the table
+//! is the same for all of them: [`weft_netlink::nftables::TABLE_NAME`].
+
+pub const TABLE_FLAGS: u16 = 2;
+/// Number of chains and sets of the table.
+pub const TABLE_USE: u16 = 3;
+pub const TABLE_USERDATA: u16 = 6;
+
+pub const CHAIN_NAME: u16 = 3;
+pub const CHAIN_HOOK: u16 = 4;
+pub const CHAIN_POLICY: u16 = 5;
+pub const CHAIN_TYPE: u16 = 7;
+/// Inside [`CHAIN_HOOK`].
+pub const HOOK_NUMBER: u16 = 1;
+/// Inside [`CHAIN_HOOK`].
+pub const HOOK_PRIORITY: u16 = 2;
+/// The policy NF_DROP.
+pub const POLICY_DROP: u32 = 0;
+/// The policy NF_ACCEPT.
+pub const POLICY_ACCEPT: u32 = 1;
+
+pub const RULE_CHAIN: u16 = 2;
+pub const RULE_HANDLE: u16 = 3;
+pub const RULE_EXPRESSIONS: u16 = 4;
+/// The handle of the rule before which the rule is inserted.
+pub const RULE_POSITION: u16 = 6;
+pub const RULE_USERDATA: u16 = 7;
+
+pub const SET_NAME: u16 = 2;
+pub const SET_FLAGS: u16 = 3;
+pub const SET_KEY_TYPE: u16 = 4;
+pub const SET_KEY_LENGTH: u16 = 5;
+/// Identifies a new set within its transaction.
+pub const SET_ID: u16 = 10;
+
+/// The name of the set, in a message about its elements.
+pub const ELEMENTS_SET: u16 = 2;
+pub const ELEMENTS_LIST: u16 = 3;
+/// One element, inside [`ELEMENTS_LIST`].
+pub const ELEMENT: u16 = 1;
+/// Inside [`ELEMENT`].
+pub const ELEMENT_KEY: u16 = 1;
