@@ -260,7 +260,7 @@ SOAK ?= test-all
 soak: prepare-test static test-build ## run `make test-all` RUNS=10 times in a row while LOAD=4 other processes keep the machine busy
 	@tools/soak $(RUNS) $(LOAD) env STEP_FACTOR=4 $(MAKE) --no-print-directory -j1 $(SOAK)
 
-# FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
+# FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about 50 minutes, with FLANNELD an hour and a half; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
 BENCH_ARGS ?=
 bench: prepare-bench static static-bare ## measure speed and memory, beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold"
 	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
