@@ -87,7 +87,7 @@ pub enum Task {
     /// `weft lab`.
     Lab(weft_lab::LabArgs),
     /// `weft doctor pods`: the files that it reads, and whether it removes what is certainly left behind.
-    DoctorPods(weft_doctor::Sources, bool),
+    DoctorPods(weft_doctor::pods::Sources, bool),
     /// `weft doctor`.
     Doctor(Box<doctor::DoctorTask>),
     /// `weft doctor list`.
