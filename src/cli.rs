@@ -159,6 +159,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the per-node agent (also when called by the name flanneld).
+    #[command(args_override_self = true)]
     Agent(Box<AgentFlags>),
     /// Show the state of an agent of this machine.
     Status(questions::StatusFlags),
