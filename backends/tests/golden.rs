@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases in, plan out: every `golden/*.json` against the `.plan` beside it. `UPDATE_GOLDEN=1` writes the plans anew.
+//! Makes a plan from the leases of each `golden/*.json`, and compares it with the `.plan` beside it. `UPDATE_GOLDEN=1` writes the plans anew.
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
@@ -102,14 +102,14 @@ fn variables(all: Vec<Variable>) -> String {
     all.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
 }
 
-/// What the agent itself runs for this backend.
+/// Describes what the agent itself runs for this backend: a tunnel or commands.
 fn run_by_the_agent(backend: &dyn Backend, host: &Host, own: &Lease) -> String {
     let tunnel = backend.tunnel(host, own).map(|tunnel| format!("tunnel {tunnel}\n"));
     let commands = backend.commands().map(|_| format!("own {}\n", variables(backend.own_variables(own))));
     tunnel.into_iter().chain(commands).collect()
 }
 
-/// The plan of one case, as text.
+/// Returns the plan of one case as text.
 fn render(case: &Case) -> String {
     let (network, host) = (network(case), host(case));
     let mut text = String::new();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Laws of the pure core: idempotent, converging, order-free, own-only, add then remove = nothing.
+//! The laws of plan and difference, checked with random input: a second pass writes nothing, the order of leases does not matter, only our own
+//! entries are removed, and a lease that is added and removed leaves nothing behind.
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
@@ -91,7 +92,7 @@ fn observed() -> impl Strategy<Value = Observed> {
     })
 }
 
-/// A kernel of a few lines: a link that is re-created or removed takes along what is on it.
+/// Applies operations to a simple model of the kernel. When a link is re-created or removed, everything on it is removed, too.
 fn apply(kernel: &mut Observed, ops: &[Op]) {
     for op in ops {
         match op.clone() {
@@ -124,7 +125,7 @@ fn us() -> Ownership {
     }
 }
 
-/// Contributions: id, age, state. Ids are unique; ages may tie.
+/// Generates contributions: id, age and state. Ids are unique, and several leases may have the same age.
 fn leases() -> impl Strategy<Value = BTreeMap<String, (u64, State)>> {
     btree_map(prop_oneof!["[a-h]", Just(OWN.to_owned())], (0..4u64, state(6)), 0..8)
 }
@@ -192,13 +193,13 @@ proptest! {
             .filter_map(|key| change(key, desired.get(&key).cloned(), kernel.get(&key).cloned(), true))
             .map(|op| op.to_string())
             .collect();
-        // The whole leaves out what a re-created link takes along.
+        // The complete difference leaves out the entries that vanish with a re-created link.
         prop_assert!(whole.is_subset(&single));
         let extra = single.difference(&whole).all(|op| op.starts_with("remove ") && whole.iter().any(|op| op.starts_with("recreate ")));
         prop_assert!(extra);
     }
 
-    /// Who is beaten at a key is who is not in force there, and it is the same before and after it is put.
+    /// A contribution is beaten exactly if it does not count, and the answer is the same before and after it is added.
     #[test]
     fn who_is_beaten_wants_what_does_not_count(leases in leases(), oldest_wins in any::<bool>()) {
         let index = filled(&leases, oldest_wins);

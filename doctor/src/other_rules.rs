@@ -140,10 +140,11 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Resul
 /// Returns what a program prints.
 fn run(program: &str, args: &[&str]) -> Result<String, RulesError> {
     let program_name = || program.to_owned();
-    let output = Command::new(program).args(args).stdin(Stdio::null()).output().map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => RulesError::NotInstalled(program_name()),
-        _ => RulesError::Start { program: program_name(), source },
-    })?;
+    let output =
+        Command::new(program).args(args).stdin(Stdio::null()).output().map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => RulesError::NotInstalled(program_name()),
+            _ => RulesError::Start { program: program_name(), source },
+        })?;
     if !output.status.success() {
         let first_line = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
         return Err(RulesError::Failed { program: program_name(), status: output.status, first_line });
