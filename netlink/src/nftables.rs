@@ -46,6 +46,18 @@ pub const GETGEN: u16 = SUBSYSTEM | 16;
 pub const NFGENMSG: usize = 4;
 /// The attribute that names the table, the same in every kind of message.
 pub const TABLE_NAME: u16 = 1;
+/// NFTA_CHAIN_NAME.
+pub const CHAIN_NAME: u16 = 3;
+/// NFTA_CHAIN_HOOK, which contains the two attributes that follow.
+pub const CHAIN_HOOK: u16 = 4;
+/// NFTA_HOOK_HOOKNUM.
+pub const HOOK_NUMBER: u16 = 1;
+/// NFTA_HOOK_PRIORITY.
+pub const HOOK_PRIORITY: u16 = 2;
+/// NFTA_CHAIN_POLICY.
+pub const CHAIN_POLICY: u16 = 5;
+/// NFTA_CHAIN_TYPE.
+pub const CHAIN_TYPE: u16 = 7;
 /// NFTA_DATA_VALUE.
 pub const DATA_VALUE: u16 = 1;
 /// NFTA_DATA_VERDICT.
@@ -112,16 +124,16 @@ pub fn base_chains(netlink: &mut Netlink, hook: Hook) -> io::Result<Vec<BaseChai
             _ => return None,
         };
         let get = |kind: u16| attr_after(payload, NFGENMSG, kind);
-        let position = get(4)?;
+        let position = get(CHAIN_HOOK)?;
         let of_hook = |kind: u16| attr(position, kind).map(be32_of);
-        (of_hook(1)? == hook as u32).then(|| BaseChain {
+        (of_hook(HOOK_NUMBER)? == hook as u32).then(|| BaseChain {
             family,
             number,
             table: get(TABLE_NAME).map(text).unwrap_or_default().to_owned(),
-            name: get(3).map(text).unwrap_or_default().to_owned(),
-            is_nat: get(7).map(text) == Some("nat"),
-            priority: of_hook(2).unwrap_or(0).cast_signed(),
-            drops: get(5).is_some_and(|policy| be32_of(policy) == 0),
+            name: get(CHAIN_NAME).map(text).unwrap_or_default().to_owned(),
+            is_nat: get(CHAIN_TYPE).map(text) == Some("nat"),
+            priority: of_hook(HOOK_PRIORITY).unwrap_or(0).cast_signed(),
+            drops: get(CHAIN_POLICY).is_some_and(|policy| be32_of(policy) == 0),
         })
     };
     let chains = messages(&data).filter(|message| message.kind == NEWCHAIN);
