@@ -128,7 +128,10 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Resul
             let packet = Packet { from, to, proto: None, port: None };
             let tested =
                 Tested { packet: &packet, input: Some(BRIDGE), output: Some(link.as_str()), may_have_mark: false };
-            if let Some((Fate::SourceTranslated, rule)) = nft::follow(&mut netlink, chain, tested)?.fate {
+            let outcome = nft::follow(&mut netlink, chain, tested)?;
+            // The packet may never come to a rule behind one that is not evaluated.
+            let is_certain = outcome.not_evaluated.is_none_or(|(fate, _)| fate == Fate::SourceTranslated);
+            if let Some((Fate::SourceTranslated, rule)) = outcome.fate.filter(|_| is_certain) {
                 found.push(NftRule { chain: chain.path(), rule });
             }
         }
